@@ -1,0 +1,1 @@
+"""DOES: one function a round trip; the only package that imports redis."""

@@ -1,0 +1,142 @@
+"""Settings: every number that a user can turn, why it is what it is, and what it must satisfy.
+
+Each can be given to ``App(...)`` by name or by an environment variable
+``STREAMWORKER_<NAME>``; an argument wins over the environment.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from streamworker.errors import ConfigurationError
+
+ENV_PREFIX = "STREAMWORKER_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of one application; checked when they are made.
+
+    Raises
+    ------
+    ConfigurationError
+        Naming the setting and the inequality that does not hold.
+    """
+
+    # -- connection --------------------------------------------------------------------------
+    redis_url: str = field(default="redis://localhost:6379/0", repr=False)
+    """Where Redis is. ``redis://``, ``rediss://`` (TLS) or ``unix://``. Never logged."""
+    call_timeout_ms: int = 2_500
+    """Deadline of one call to Redis. Below ``session_timeout_ms / 3``, so that a worker can
+    miss one call and still renew in time."""
+
+    # -- liveness ----------------------------------------------------------------------------
+    heartbeat_interval_ms: int = 1_000
+    """One command a worker and group at this pace."""
+    dead_after_ms: int = 2_000
+    """A silent member whose connection is gone is removed after this long. At least two
+    heartbeats: one may be late."""
+    session_timeout_ms: int = 10_000
+    """A silent member is removed after this long where the server does not tell whether its
+    connection lives (CLIENT LIST forbidden, or a server that restarted)."""
+    slow_after_ms: int = 30_000
+    """A silent member whose connection lives is slow, not dead: removed only after this long."""
+
+    # -- handover ----------------------------------------------------------------------------
+    grace_period_ms: int = 8_000
+    """How long a revoked partition may take to finish the batch in hand before its handler is
+    cancelled."""
+    drain_deadline_ms: int = 12_000
+    """How long the next owner waits, by the server's clock, for one that does not release.
+    Longer than the grace period, so that a healthy owner is never overtaken."""
+    acquire_retry_ms: int = 200
+    """Pause before a lock that was held is tried again without having been told."""
+    shutdown_timeout_ms: int = 30_000
+    """A worker that was told to stop ends by now, whatever its handlers do; then with a
+    non-zero exit code. Longer than the grace period."""
+
+    # -- data --------------------------------------------------------------------------------
+    prefetch_bytes: int = 32 * 1024 * 1024
+    """Bytes that one processor may hold fetched but not committed, over all its partitions."""
+    fetch_count: int = 1_000
+    """Entries that one read may bring for one partition."""
+    fetch_block_ms: int = 2_000
+    """How long a read waits at the server for new entries before it asks again."""
+    entry_bytes_max: int = 1024 * 1024
+    """The largest record that ``send`` takes. Redis holds it in memory, and so do workers."""
+    partition_entries_max: int = 1_000_000
+    """Entries in one partition at which ``send`` waits or raises ``StreamFull``; nothing
+    unread is ever dropped."""
+    acked_entries_max: int = 100_000
+    """Entries in one acked log at which commits wait for its readers."""
+    trim_interval_ms: int = 2_000
+    """How often an owner drops what every group and every reader is past."""
+
+    # -- handlers ----------------------------------------------------------------------------
+    max_processing_time_ms: int = 300_000
+    """A handler that makes no progress for this long raises an alarm; it loses nothing by it."""
+    handler_threads: int = 16
+    """Threads for ``def`` processors of one worker process."""
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, int) and value <= 0:
+                raise ConfigurationError(
+                    f"Setting {spec.name} is {value}.", remedy="It must be greater than 0."
+                )
+        self._require("dead_after_ms", ">=", 2, "heartbeat_interval_ms")
+        self._require("session_timeout_ms", ">=", 3, "heartbeat_interval_ms")
+        self._require("session_timeout_ms", ">=", 3, "call_timeout_ms")
+        self._require("slow_after_ms", ">=", 1, "session_timeout_ms")
+        self._require("session_timeout_ms", ">=", 1, "dead_after_ms")
+        self._require("drain_deadline_ms", ">=", 1, "grace_period_ms")
+        self._require("shutdown_timeout_ms", ">=", 1, "grace_period_ms")
+        self._require("prefetch_bytes", ">=", 2, "entry_bytes_max")
+
+    def _require(self, name: str, relation: str, factor: int, other: str) -> None:
+        """Check ``name >= factor * other``; the reason stands at the setting itself."""
+        mine, theirs = getattr(self, name), getattr(self, other)
+        if mine < factor * theirs:
+            times = f"{factor} x " if factor > 1 else ""
+            raise ConfigurationError(
+                f"Setting {name} is {mine}, and must be {relation} {times}{other} ({theirs}).",
+                remedy=f"Raise {name} to {factor * theirs} or more, or lower {other}.",
+            )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Self:
+        """Make settings from ``STREAMWORKER_*`` variables; arguments that are not None win.
+
+        Raises
+        ------
+        ConfigurationError
+            For a variable that is not of its setting's type.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for spec in fields(cls):
+            text = environ.get(ENV_PREFIX + spec.name.upper())
+            if given.get(spec.name) is not None:
+                values[spec.name] = given[spec.name]
+            elif text is not None:
+                values[spec.name] = _read(spec.name, text, spec.default)
+        unknown = sorted(set(given) - {spec.name for spec in fields(cls)})
+        if unknown:
+            raise ConfigurationError(
+                f"There is no setting {unknown[0]!r}.",
+                remedy="docs/settings.md lists them.",
+            )
+        return cls(**values)
+
+
+def _read(name: str, text: str, default: object) -> object:
+    if not isinstance(default, int):
+        return text
+    try:
+        return int(text.replace("_", ""))
+    except ValueError:
+        raise ConfigurationError(
+            f"{ENV_PREFIX}{name.upper()} is {text!r}.", remedy="It must be a whole number."
+        ) from None
