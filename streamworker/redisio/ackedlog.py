@@ -1,0 +1,391 @@
+"""The entries of an acked log: one Arrow record batch each, checked before it is believed.
+
+An acked log is a Redis stream in which a worker leaves the result of each batch it finished.
+The id of an entry is ``<rows in the log so far>-0``: the entry with id ``R-0`` and ``n`` rows
+holds rows ``(R - n, R]``, so lag, limits and gaps are arithmetic on ids. Its fields:
+
+    ======  =============================================================================
+    rows    rows in this entry
+    first   id of the first source entry behind it
+    last    id of the last source entry behind it: the checkpoint after this commit
+    prev    the checkpoint before this commit: the chain that a reader can verify
+    schema  fingerprint of the Arrow schema, which is stored once (352 bytes an entry saved)
+    epoch   epoch of the lock under which it was committed
+    owner   the worker that committed it
+    at      time of the commit, ms by the server's clock
+    crc     CRC-32 of ``batch``, decimal
+    codec   how ``batch`` is compressed: ``none``, ``lz4`` or ``zstd``
+    size    bytes of ``batch`` before compression
+    batch   the Arrow IPC message of the record batch, without its schema
+    ======  =============================================================================
+
+Bytes from a server are not trusted. pyarrow crashes the process on a few flipped bytes in an
+IPC message (1 to 4 were enough in an experiment), so the CRC comes first, then a cap on the
+size before anything is inflated, and a full validation before anybody touches the values.
+IPC's own buffer compression is refused: it would inflate past the cap (30,000 : 1 was seen).
+
+Pure functions, no I/O. Spark's executors import this module: it needs the standard library,
+pyarrow, and the two smallest modules of this package.
+"""
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from streamworker.core.entries import ZERO, EntryId
+from streamworker.errors import DataLoss, RecordError
+
+Codec = Literal["none", "lz4", "zstd"]
+CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")
+
+COMPRESS_ABOVE_BYTES = 4096
+"""``auto`` leaves smaller batches alone: below this, zstd costs more time than it saves bytes."""
+
+RAW_BYTES_MAX = 256 * 1024 * 1024
+"""No entry may inflate to more than this. A commit is bounded by the worker's batch (32 MiB of
+entries by default), so an honest entry stays well below."""
+
+_CONTINUATION = 0xFFFFFFFF
+_RECORD_BATCH = 3
+"""``MessageHeader.RecordBatch`` in Arrow's Message.fbs."""
+_SLOT_HEADER_TYPE, _SLOT_HEADER, _SLOT_COMPRESSION = 1, 2, 3
+"""Places of the fields in the tables ``Message`` and ``RecordBatch`` of Message.fbs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AckedBatch:
+    """What a worker adds to an acked log in one commit; the script adds the rest."""
+
+    rows: int
+    first: EntryId
+    """The first source entry behind these rows."""
+    schema: str
+    """Fingerprint of the schema; see :func:`schema_fingerprint`."""
+    crc: int
+    codec: Codec
+    size: int
+    """Bytes before compression."""
+    data: bytes
+
+    def fields(self) -> dict[bytes, bytes]:
+        """Return the fields of the entry that the worker decides, as Redis stores them."""
+        return {
+            b"rows": b"%d" % self.rows,
+            b"first": str(self.first).encode(),
+            b"schema": self.schema.encode(),
+            b"crc": b"%d" % self.crc,
+            b"codec": self.codec.encode(),
+            b"size": b"%d" % self.size,
+            b"batch": self.data,
+        }
+
+
+# -- schemas ---------------------------------------------------------------------------------
+
+
+def serialize_schema(schema: pa.Schema) -> bytes:
+    """Return a schema as bytes, without its metadata; stored once a schema in Redis.
+
+    Raises
+    ------
+    RecordError
+        For extension and dictionary types, which a reader could not decode on its own.
+    """
+    _refuse_foreign_types(schema, RecordError)
+    plain = pa.schema([field.remove_metadata() for field in schema])
+    return bytes(plain.serialize().to_pybytes())
+
+
+def deserialize_schema(data: bytes, fingerprint: str | None = None) -> pa.Schema:
+    """Read a schema that :func:`serialize_schema` wrote.
+
+    Parameters
+    ----------
+    data
+        The stored bytes.
+    fingerprint
+        The name under which it was stored; the bytes must match it.
+
+    Raises
+    ------
+    DataLoss
+        If the bytes are no schema, or not the one of that name.
+    """
+    if fingerprint is not None and _fingerprint(data) != fingerprint:
+        raise DataLoss(
+            f"The stored schema {fingerprint} was changed: its bytes have fingerprint {_fingerprint(data)}.",
+            remedy=_REPAIR,
+        )
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(data))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataLoss(
+            f"The stored schema {fingerprint or ''} cannot be read: {error}", remedy=_REPAIR
+        ) from None
+    _refuse_foreign_types(schema, DataLoss)
+    return schema
+
+
+def schema_fingerprint(schema: pa.Schema) -> str:
+    """Return 16 hexadecimal digits that name a schema.
+
+    They are a hash of the bytes that are stored, so that a reader with another version of
+    pyarrow verifies them without having to serialise the schema itself.
+    """
+    return _fingerprint(serialize_schema(schema))
+
+
+def _fingerprint(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _refuse_foreign_types(schema: pa.Schema, error: type[RecordError] | type[DataLoss]) -> None:
+    for field in schema:
+        for kind in _types_within(field.type):
+            if isinstance(kind, (pa.BaseExtensionType, pa.DictionaryType)):
+                raise error(
+                    f"Column {field.name!r} has the type {kind}, which an acked log cannot hold.",
+                    remedy="Extension and dictionary types need more than the schema to be read; "
+                    "cast the column to a plain type.",
+                )
+
+
+def _types_within(kind: pa.DataType) -> list[pa.DataType]:
+    found = [kind]
+    if not isinstance(kind, (pa.BaseExtensionType, pa.DictionaryType)):
+        for place in range(kind.num_fields):
+            found += _types_within(kind.field(place).type)
+    return found
+
+
+# -- encoding --------------------------------------------------------------------------------
+
+
+def encode_batch(
+    batch: pa.RecordBatch, codec: Codec | Literal["auto"] = "auto", *, first: EntryId = ZERO
+) -> tuple[str, AckedBatch]:
+    """Turn a record batch into what a commit carries.
+
+    Parameters
+    ----------
+    batch
+        At least one row. Metadata of its schema is dropped.
+    codec
+        ``auto`` takes zstd above 4 KB and nothing below, or where zstd gains nothing.
+    first
+        Id of the first source entry behind the rows.
+
+    Returns
+    -------
+    tuple[str, AckedBatch]
+        The schema's fingerprint, under which the schema must be stored before the commit, and
+        the batch.
+
+    Raises
+    ------
+    RecordError
+        For a batch without rows, or with extension or dictionary types.
+
+    Examples
+    --------
+    >>> fingerprint, acked = encode_batch(pa.record_batch({"n": [1, 2, 3]}))
+    >>> acked.rows, acked.codec
+    (3, 'none')
+    """
+    if batch.num_rows == 0:
+        raise RecordError(
+            "A record batch without rows cannot be an entry of an acked log.",
+            remedy="Commit without a batch instead.",
+        )
+    fingerprint = schema_fingerprint(batch.schema)
+    raw = batch.serialize()
+    chosen: Codec = codec if codec != "auto" else ("zstd" if raw.size > COMPRESS_ABOVE_BYTES else "none")
+    data = _compress(raw, chosen)
+    if codec == "auto" and len(data) >= raw.size:
+        chosen, data = "none", bytes(raw.to_pybytes())
+    acked = AckedBatch(
+        rows=batch.num_rows,
+        first=first,
+        schema=fingerprint,
+        crc=zlib.crc32(data),
+        codec=chosen,
+        size=raw.size,
+        data=data,
+    )
+    return fingerprint, acked
+
+
+def _compress(raw: pa.Buffer, codec: Codec) -> bytes:
+    if codec == "none":
+        return bytes(raw.to_pybytes())
+    return bytes(pa.Codec(codec).compress(raw, asbytes=True))
+
+
+# -- decoding --------------------------------------------------------------------------------
+
+_REPAIR = (
+    "Somebody else wrote to the acked log or its schemas, or the server lost data. Restore them "
+    "from a backup, or start the reader anew behind this entry."
+)
+
+
+def decode_entry(
+    id: EntryId,
+    fields: Mapping[bytes, bytes],
+    schemas: Mapping[str, pa.Schema],
+    max_raw_bytes: int = RAW_BYTES_MAX,
+) -> pa.RecordBatch:
+    """Read the record batch of an entry, having checked everything that can be checked.
+
+    Parameters
+    ----------
+    id
+        The entry's id, for messages.
+    fields
+        The entry's fields.
+    schemas
+        The known schemas by fingerprint; look with :func:`schema_of` first whether one has to
+        be fetched.
+    max_raw_bytes
+        An entry that declares more is refused before it is inflated.
+
+    Raises
+    ------
+    DataLoss
+        Naming the entry and what is wrong with it.
+    """
+    rows = _number(id, fields, b"rows")
+    size = _number(id, fields, b"size")
+    data = _field(id, fields, b"batch")
+    if zlib.crc32(data) != _number(id, fields, b"crc"):
+        raise _damaged(id, "its batch does not match its CRC")
+    fingerprint = schema_of(id, fields)
+    schema = schemas.get(fingerprint)
+    if schema is None:
+        raise _damaged(id, f"its schema {fingerprint} is not among the stored schemas")
+    if size > max_raw_bytes:
+        raise _damaged(id, f"it declares {size} bytes, and at most {max_raw_bytes} are allowed")
+    try:
+        raw = _decompress(id, data, _field(id, fields, b"codec"), size)
+        message = _checked_message(id, raw)
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
+        raise _damaged(id, f"its batch cannot be read: {str(error).rstrip('.')}") from None
+    if batch.num_rows != rows:
+        raise _damaged(id, f"it declares {rows} rows and holds {batch.num_rows}")
+    return batch
+
+
+def schema_of(id: EntryId, fields: Mapping[bytes, bytes]) -> str:
+    """Return the fingerprint of an entry's schema.
+
+    Raises
+    ------
+    DataLoss
+        If the entry has none.
+    """
+    return _field(id, fields, b"schema").decode("ascii", "replace")
+
+
+def entry_rows(id: EntryId, fields: Mapping[bytes, bytes]) -> int:
+    """Return how many rows an entry says it holds, without reading its batch.
+
+    Raises
+    ------
+    DataLoss
+        If the number is missing, or greater than the rows of the log up to this entry.
+    """
+    rows = _number(id, fields, b"rows")
+    if not 0 < rows <= id.ms:
+        raise _damaged(id, f"it declares {rows} rows, and the log holds {id.ms} up to it")
+    return rows
+
+
+def slice_rows(batch: pa.RecordBatch, entry_end_row: int, start_row: int, end_row: int) -> pa.RecordBatch:
+    """Cut an entry's batch to the rows ``(start_row, end_row]`` of the log; copies nothing.
+
+    Parameters
+    ----------
+    batch
+        The whole batch of the entry.
+    entry_end_row
+        Rows of the log up to and with this entry: the number in its id.
+    start_row, end_row
+        The range wanted, in rows of the log; may reach beyond the entry on either side.
+
+    Examples
+    --------
+    An entry ``12-0`` of 5 rows holds rows (7, 12]; a reader wants (10, 20]:
+
+    >>> slice_rows(pa.record_batch({"n": [8, 9, 10, 11, 12]}), 12, 10, 20).to_pydict()
+    {'n': [11, 12]}
+    """
+    entry_start_row = entry_end_row - batch.num_rows
+    begin = max(start_row, entry_start_row)
+    end = min(end_row, entry_end_row)
+    return batch.slice(begin - entry_start_row, max(0, end - begin))
+
+
+def _decompress(id: EntryId, data: bytes, codec: bytes, size: int) -> pa.Buffer:
+    if codec == b"none":
+        if len(data) != size:
+            raise _damaged(id, f"it declares {size} bytes and holds {len(data)}")
+        return pa.py_buffer(data)
+    if codec not in (b"lz4", b"zstd"):
+        raise _damaged(id, f"its codec {codec!r} is unknown")
+    return pa.Codec(codec.decode()).decompress(pa.py_buffer(data), decompressed_size=size)
+
+
+def _checked_message(id: EntryId, raw: pa.Buffer) -> pa.Message:
+    """Return the IPC message in ``raw``: a record batch, uncompressed, of exactly its size."""
+    message = pa.ipc.read_message(raw)
+    metadata = bytes(message.metadata.to_pybytes())
+    continuation, metadata_bytes = struct.unpack_from("<Ii", memoryview(raw), 0)
+    if continuation != _CONTINUATION or 8 + metadata_bytes + message.body.size != raw.size:
+        # lz4 fills a buffer that is too large with whatever was there, so the sum is checked.
+        raise _damaged(id, f"it declares {raw.size} bytes, which is not the size of its batch")
+    root = struct.unpack_from("<I", metadata, 0)[0]
+    kind = _slot(metadata, root, _SLOT_HEADER_TYPE)
+    header = _slot(metadata, root, _SLOT_HEADER)
+    if kind is None or header is None or metadata[kind] != _RECORD_BATCH:
+        raise _damaged(id, "its batch is another kind of Arrow message")
+    table = header + struct.unpack_from("<I", metadata, header)[0]
+    if _slot(metadata, table, _SLOT_COMPRESSION) is not None:
+        raise _damaged(id, "its batch is compressed inside, which is not accepted")
+    return message
+
+
+def _slot(buffer: bytes, table: int, slot: int) -> int | None:
+    """Return where a field of a flatbuffers table lies, or None if it was left out."""
+    vtable = table - struct.unpack_from("<i", buffer, table)[0]
+    if vtable < 0:
+        raise ValueError("a table points outside its message")
+    place = 4 + 2 * slot
+    if place + 2 > struct.unpack_from("<H", buffer, vtable)[0]:
+        return None
+    offset: int = struct.unpack_from("<H", buffer, vtable + place)[0]
+    return table + offset if offset else None
+
+
+def _field(id: EntryId, fields: Mapping[bytes, bytes], name: bytes) -> bytes:
+    value = fields.get(name)
+    if value is None:
+        raise _damaged(id, f"it has no field {name.decode()!r}")
+    return value
+
+
+def _number(id: EntryId, fields: Mapping[bytes, bytes], name: bytes) -> int:
+    text = _field(id, fields, name)
+    if not text.isdigit() or len(text) > 19:
+        raise _damaged(id, f"its field {name.decode()!r} is {text[:40]!r} and not a whole number")
+    return int(text)
+
+
+def _damaged(id: EntryId, what: str) -> DataLoss:
+    return DataLoss(f"Entry {id} of the acked log is damaged: {what}.", remedy=_REPAIR)
