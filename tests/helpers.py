@@ -1,0 +1,149 @@
+"""What many tests need: waiting on a condition, and real worker processes."""
+
+import asyncio
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+T = TypeVar("T")
+
+POLL_S = 0.02
+
+
+def wait_for(predicate: Callable[[], T], description: str, timeout_s: float = 10.0) -> T:
+    """Wait until ``predicate()`` is true and return what it returned.
+
+    Raises
+    ------
+    AssertionError
+        Naming ``description`` when it took longer than ``timeout_s``.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (value := predicate()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"Waited {timeout_s} s in vain until {description}; last: {value!r}")
+        time.sleep(POLL_S)
+    return value
+
+
+async def wait_for_async(
+    predicate: Callable[[], T | Awaitable[T]], description: str, timeout_s: float = 10.0
+) -> T:
+    """Do as :func:`wait_for` does, on the event loop; ``predicate`` may be async."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = predicate()
+        value: T = await answer if inspect.isawaitable(answer) else answer
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"Waited {timeout_s} s in vain until {description}; last: {value!r}")
+        await asyncio.sleep(POLL_S)
+
+
+def process_is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody reaps yet (a zombie) has."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+class WorkerProcess:
+    """A real ``streamworker`` process whose output goes to a file.
+
+    Parameters
+    ----------
+    arguments
+        What follows ``python -m streamworker``.
+    cwd
+        Where it runs; apps are imported from here.
+    log_path
+        Where its stdout and stderr go.
+    environ
+        Variables added to this process's environment.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], *, cwd: Path, log_path: Path, environ: Mapping[str, str]
+    ) -> None:
+        self.log_path = log_path
+        with log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "streamworker", *arguments],
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+        return self.process.poll() is None
+
+    def log(self) -> str:
+        """Return what it has printed so far."""
+        return self.log_path.read_text("utf-8", "replace")
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def terminate(self) -> None:
+        """Ask it to drain and leave (SIGTERM)."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL) and wait until it is gone."""
+        self.process.kill()
+        self.process.wait()
+
+    def pause(self) -> None:
+        """Stop it where it stands (SIGSTOP)."""
+        self.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        self.send_signal(signal.SIGCONT)
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        """Wait until it has ended and return its exit code.
+
+        Raises
+        ------
+        AssertionError
+            With its log, when it does not end in time.
+        """
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"It did not end in {timeout_s} s. Its log:\n{self.log()}") from None
+
+    def end(self) -> None:
+        """End it and all its children, whatever their state; for teardown."""
+        try:
+            family = [*psutil.Process(self.pid).children(recursive=True), psutil.Process(self.pid)]
+        except psutil.NoSuchProcess:
+            family = []
+        for member in family:
+            try:
+                member.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait()
