@@ -1,0 +1,332 @@
+"""The whole border between the core and the world: what comes in, and what goes out.
+
+An **event** is something that happened; the runtime or the simulator brings it to
+``handle(event, now_ms)``. An **effect** is something to be done; ``handle`` returns a list of
+them, to be started in that order. An effect that asks Redis for something names the event that
+carries its answer. Every such effect gets exactly one answer, and ``CallFailed`` stands for
+"no answer", after which nobody knows whether it was done.
+
+Records never cross this border. A worker may handle a million of them between two events.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from streamworker.core.control import ControlMessage, GroupChanged
+from streamworker.core.locks import Acquired, AcquireReply
+from streamworker.core.membership import Membership
+
+# -- events: in ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The worker was told to take part in the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The worker was told to finish: drain, release, leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The time that ``next_deadline_ms`` named has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRead:
+    """Answer to ``ReadDocument``."""
+
+    document: bytes | None
+    server_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentChanged:
+    """Answer to ``ChangeDocument``: done."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRefused:
+    """Answer to ``ChangeDocument``: somebody else was first, and this is what they wrote."""
+
+    document: bytes | None
+    server_ms: int
+
+
+class Call(Enum):
+    """Which call got no answer."""
+
+    DOCUMENT = "document"
+    PROBE = "probe"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """No answer to ``ReadDocument``, ``ChangeDocument`` or ``ProbePeers``."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class ControlReceived:
+    """Messages from the control stream, oldest first."""
+
+    messages: tuple[ControlMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a member wrote at its last heartbeat."""
+
+    server_ms: int
+    connection: int
+    """Its heartbeat connection's client id at the server."""
+    run_id: str
+    """The server's run id when it connected: client ids start anew with the server."""
+    load: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatDone:
+    """Our heartbeat was taken, or refused because we are no member any more (``lost``)."""
+
+    member: str
+    """Which of our memberships it was for; one that we gave up is ignored."""
+    lost: bool
+    generation: int
+    """Of the document; 0 where there is none."""
+    sent_ms: int
+    """By our clock, before it was sent."""
+    run_id: str
+    beats: Mapping[str, Beat]
+
+
+@dataclass(frozen=True, slots=True)
+class PeersProbed:
+    """Answer to ``ProbePeers``."""
+
+    connected: frozenset[int] | None
+    """Client ids that the server still has; None where it does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocksAnswered:
+    """Answer to ``AcquireLocks``; a partition that is missing got no answer."""
+
+    owner: str
+    asked: tuple[int, ...]
+    replies: Mapping[int, AcquireReply]
+
+
+@dataclass(frozen=True, slots=True)
+class LocksReleased:
+    """Answer to ``ReleaseLocks``; a partition that is missing got no answer."""
+
+    owner: str
+    asked: tuple[int, ...]
+    released: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStopped:
+    """A runner ended: it drained, or it was cancelled."""
+
+    partition: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerFenced:
+    """A runner ended: a commit was refused, since the lock is not ours any more."""
+
+    partition: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerHalted:
+    """A runner stopped handling records; it keeps its partition until it is drained."""
+
+    partition: int
+    epoch: int
+    reason: str
+
+
+Event = (
+    Started
+    | StopRequested
+    | DeadlinePassed
+    | DocumentRead
+    | DocumentChanged
+    | ChangeRefused
+    | CallFailed
+    | ControlReceived
+    | HeartbeatDone
+    | PeersProbed
+    | LocksAnswered
+    | LocksReleased
+    | RunnerStopped
+    | RunnerFenced
+    | RunnerHalted
+)
+
+# -- effects: out ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDocument:
+    """Read the membership document. Answer: ``DocumentRead`` or ``CallFailed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeDocument:
+    """Write a membership document if the generation is still ``expected``.
+
+    Answer: ``DocumentChanged``, ``ChangeRefused`` or ``CallFailed``.
+    """
+
+    expected: int
+    """0: only if there is none."""
+    membership: Membership
+    message: GroupChanged
+    """Its generation is filled in by the script."""
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartHeartbeat:
+    """From now on send heartbeats for this member, in place of any other of ours."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopHeartbeat:
+    """Send no more heartbeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePeers:
+    """Ask the server which of these connections it still has. Answer: ``PeersProbed``."""
+
+    connections: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireLocks:
+    """Ask for the locks of some partitions. Answer: ``LocksAnswered``."""
+
+    partitions: tuple[int, ...]
+    owner: str
+    generation: int
+    live: tuple[str, ...]
+    """All members at that generation: a lock of anybody else is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLocks:
+    """Give locks back. Answer: ``LocksReleased``."""
+
+    owner: str
+    epochs: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PostControl:
+    """Post to the control stream. No answer; a lost message costs one pause."""
+
+    message: ControlMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StartRunner:
+    """Handle the records of a partition from its checkpoint on."""
+
+    partition: int
+    owner: str
+    lock: Acquired
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRunner:
+    """Finish the batch in hand, commit it and stop. Event: ``RunnerStopped``."""
+
+    partition: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRunner:
+    """Stop at once; what is not committed is not. Event: ``RunnerStopped``."""
+
+    partition: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropRunner:
+    """Stop at once, and send no event: the membership it belonged to is lost."""
+
+    partition: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkLock:
+    """Show a partition's state in its lock, for those who look. No answer."""
+
+    partition: int
+    owner: str
+    epoch: int
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseBatches:
+    """Start no batch: our heartbeats do not get through, and peers may think us dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeBatches:
+    """Batches may start again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the log. The core knows reasons that nobody else can know."""
+
+    event: str
+    fields: Mapping[str, str | int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """This worker has left the group and owns nothing. The last effect there is."""
+
+
+Effect = (
+    ReadDocument
+    | ChangeDocument
+    | StartHeartbeat
+    | StopHeartbeat
+    | ProbePeers
+    | AcquireLocks
+    | ReleaseLocks
+    | PostControl
+    | StartRunner
+    | DrainRunner
+    | CancelRunner
+    | DropRunner
+    | MarkLock
+    | PauseBatches
+    | ResumeBatches
+    | Note
+    | Finished
+)

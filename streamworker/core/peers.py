@@ -1,0 +1,106 @@
+"""Which members are dead, and which are only slow.
+
+A member that stopped sending heartbeats may have been killed, or may be on a machine so busy
+that its heartbeats are late. To remove the first is right; to remove the second makes
+everything worse, since its load goes to others who then get slow as well (the warning at the
+head of the lease-grab race, seeds/000). The two look the same from outside but for one thing:
+a dead process has no connection. So each heartbeat carries the client id of its connection,
+and a silent member is judged by whether the server still has that connection:
+
+=====================================  ==========================================
+its connection                         it is removed after
+=====================================  ==========================================
+is gone                                ``dead_after_ms``
+is there                               ``slow_after_ms``
+cannot be asked for, or was made to    ``session_timeout_ms``
+the server before its last restart
+=====================================  ==========================================
+
+Silence is measured by our own heartbeats: a peer has been silent for the time in which ours
+got through and its did not change. Our own sleep is thereby not held against others: a worker
+that wakes after a minute adds at most two heartbeats of silence to anybody.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from streamworker.core.events import Beat
+
+RANKS_MAX = 8
+"""Beyond this rank peers no longer wait longer for each other."""
+
+
+@dataclass(slots=True)
+class _Silence:
+    beat: Beat | None
+    silent_ms: int = 0
+
+
+class PeerWatch:
+    """Counts the silence of each peer, and says whom to probe and whom to remove.
+
+    Parameters
+    ----------
+    interval_ms
+        Pace of the heartbeats.
+    dead_after_ms, session_timeout_ms, slow_after_ms
+        See the module; ascending.
+    """
+
+    def __init__(
+        self, *, interval_ms: int, dead_after_ms: int, session_timeout_ms: int, slow_after_ms: int
+    ) -> None:
+        self._interval_ms = interval_ms
+        self._dead_after_ms = dead_after_ms
+        self._session_timeout_ms = session_timeout_ms
+        self._slow_after_ms = slow_after_ms
+        self._peers: dict[str, _Silence] = {}
+        self._run_id = ""
+        self._rank = 0
+        self._last_ms: int | None = None
+
+    def observe(
+        self, me: str, members: Sequence[str], beats: Mapping[str, Beat], run_id: str, now_ms: int
+    ) -> tuple[int, ...]:
+        """Take the answer of one of our heartbeats; return the connections to ask about."""
+        passed_ms = 0 if self._last_ms is None else min(now_ms - self._last_ms, 2 * self._interval_ms)
+        self._last_ms = now_ms
+        self._run_id = run_id
+        peers: dict[str, _Silence] = {}
+        for member in members:
+            if member == me:
+                continue
+            beat = beats.get(member)
+            known = self._peers.get(member)
+            if known is None or known.beat != beat:
+                peers[member] = _Silence(beat)
+            else:
+                peers[member] = _Silence(beat, known.silent_ms + passed_ms)
+        self._peers = peers
+        # The first live member in join order removes the dead at once, and each later one waits a
+        # little longer, so that one change is made and not one a member.
+        before = members[: members.index(me)] if me in members else members
+        self._rank = sum(1 for member in before if not self._is_suspect(peers[member]))
+        return tuple(s.beat.connection for s in peers.values() if s.beat is not None and self._is_suspect(s))
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Return the members that have missed their heartbeats, in join order."""
+        return tuple(member for member, silence in self._peers.items() if self._is_suspect(silence))
+
+    def judge(self, connected: frozenset[int] | None) -> tuple[str, ...]:
+        """Return the members to remove, given which connections the server still has."""
+        patience_ms = min(self._rank, RANKS_MAX) * self._interval_ms // 2
+        return tuple(
+            member
+            for member, silence in self._peers.items()
+            if silence.silent_ms >= self._limit_ms(silence.beat, connected) + patience_ms
+        )
+
+    def _is_suspect(self, silence: _Silence) -> bool:
+        return silence.silent_ms >= self._dead_after_ms
+
+    def _limit_ms(self, beat: Beat | None, connected: frozenset[int] | None) -> int:
+        if connected is None or beat is None or beat.run_id != self._run_id:
+            return self._session_timeout_ms
+        return self._slow_after_ms if beat.connection in connected else self._dead_after_ms

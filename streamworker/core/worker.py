@@ -1,0 +1,413 @@
+"""One worker's part in one group: events in, effects out.
+
+``WorkerCore`` joins, keeps its membership, takes over and hands over partitions, notices dead
+peers, and leaves. It is the protocol of docs/protocol.md as code, and knows nothing of Redis,
+tasks or clocks: the runtime drives it on real ones, the simulator on virtual ones.
+
+Two conversations run beside each other, and each has a module of its own:
+
+- about the **document** (this file): at most one call is under way; what we want of the document
+  is derived anew from what it says each time it was read, so a conflict or a lost answer needs
+  no special case;
+- about the **locks** (``ownership``): what the document assigns to us against what we hold.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from streamworker.core.assignment import moves
+from streamworker.core.control import GroupChanged, PartitionsReleased
+from streamworker.core.events import (
+    Call,
+    CallFailed,
+    ChangeDocument,
+    ChangeRefused,
+    ControlReceived,
+    DeadlinePassed,
+    DocumentChanged,
+    DocumentRead,
+    Effect,
+    Event,
+    Finished,
+    HeartbeatDone,
+    LocksAnswered,
+    LocksReleased,
+    Note,
+    PauseBatches,
+    PeersProbed,
+    ProbePeers,
+    ReadDocument,
+    ResumeBatches,
+    RunnerFenced,
+    RunnerHalted,
+    RunnerStopped,
+    Started,
+    StartHeartbeat,
+    StopHeartbeat,
+    StopRequested,
+)
+from streamworker.core.membership import Member, Membership
+from streamworker.core.ownership import Ownership
+from streamworker.core.peers import PeerWatch
+from streamworker.errors import ConfigurationError, CoordinationError, InternalError
+
+CONFLICT_PAUSE_MS = 20
+"""Longest pause after the first lost compare-and-set; doubled with each further one. A change is
+one round trip (about 1 ms), so that 20 ms hold the first tries of some ten members."""
+CONFLICT_PAUSE_MAX_MS = 1_000
+"""A herd of hundreds is spread over a second, which is one heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a worker is to people."""
+
+    name: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The time spans of the protocol; see ``Settings`` for why they are what they are."""
+
+    heartbeat_interval_ms: int = 1_000
+    dead_after_ms: int = 2_000
+    session_timeout_ms: int = 10_000
+    slow_after_ms: int = 30_000
+    grace_period_ms: int = 8_000
+    acquire_retry_ms: int = 200
+
+
+class Phase(Enum):
+    """Where a worker is in its membership."""
+
+    NEW = "new"
+    JOINING = "joining"
+    MEMBER = "member"
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
+class WorkerCore:
+    """The membership protocol for one worker in one group.
+
+    Parameters
+    ----------
+    identity
+        The worker's name, host and process id.
+    partitions
+        Number of partitions of the stream.
+    strategy
+        Name of the assignment.
+    timing
+        Time spans.
+    nonce
+        Returns a text that is new each time; part of the member's id.
+    jitter
+        Returns a number from 0 up to its argument.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        partitions: int,
+        strategy: str,
+        timing: Timing,
+        nonce: Callable[[], str],
+        jitter: Callable[[int], int],
+    ) -> None:
+        self._identity = identity
+        self._timing = timing
+        self._nonce = nonce
+        self._jitter = jitter
+        self._phase = Phase.NEW
+        self._former: tuple[str, ...] = ()
+        self._membership = Membership.empty(partitions, strategy)
+        self._server_ms = 0
+        self._calling = False
+        self._proposed: Membership | None = None
+        self._must_read = False
+        self._pause_until_ms: int | None = None
+        self._conflicts = 0
+        self._beat_ok_ms: int | None = None
+        self._is_paused = False
+        self._probing = False
+        self._dead: frozenset[str] = frozenset()
+        self._renew_identity()
+
+    @property
+    def member(self) -> str:
+        """Return our member id; a new one after each time the group removed us."""
+        return self._ownership.owner
+
+    @property
+    def membership(self) -> Membership:
+        """Return the newest version of the group that we know."""
+        return self._membership
+
+    @property
+    def phase(self) -> Phase:
+        """Return where we are in our membership."""
+        return self._phase
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take one event; return what is to be done, in this order.
+
+        Parameters
+        ----------
+        event
+            What happened.
+        now_ms
+            Our monotonic clock. Never goes back.
+
+        Raises
+        ------
+        ConfigurationError
+            If the group runs with another number of partitions.
+        """
+        if self._phase is Phase.GONE:
+            return []
+        effects = self._dispatch(event, now_ms)
+        effects += self._guard(now_ms)
+        effects += self._ownership.advance(now_ms)
+        if self._ownership.view_is_stale:
+            self._ownership.view_is_stale = False
+            self._must_read = True
+        effects += self._converse(now_ms)
+        return effects
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when to bring ``DeadlinePassed`` if nothing else happens before."""
+        if self._phase is Phase.GONE:
+            return None
+        times = [self._ownership.next_deadline_ms()]
+        if not self._calling:
+            times.append(self._pause_until_ms)
+        if not self._is_paused and self._beat_ok_ms is not None:
+            times.append(self._beat_ok_ms + self._timing.dead_after_ms)
+        return min((at for at in times if at is not None), default=None)
+
+    def _dispatch(self, event: Event, now_ms: int) -> list[Effect]:
+        match event:
+            case Started():
+                self._phase = Phase.JOINING
+                self._must_read = True
+            case StopRequested():
+                return self._stop(now_ms)
+            case DeadlinePassed():
+                pass
+            case DocumentRead(document, server_ms):
+                self._calling = False
+                self._server_ms = server_ms
+                return self._read(document, now_ms)
+            case ChangeRefused(document, server_ms):
+                self._calling = False
+                self._server_ms = server_ms
+                self._pause_after_conflict(now_ms)
+                return self._read(document, now_ms)
+            case DocumentChanged(generation):
+                return self._changed(generation, now_ms)
+            case CallFailed(call):
+                self._call_failed(call, now_ms)
+            case ControlReceived():
+                self._control(event, now_ms)
+            case HeartbeatDone():
+                return self._heartbeat(event, now_ms)
+            case PeersProbed(connected):
+                self._probing = False
+                self._dead = frozenset(self._peers.judge(connected))
+            case LocksAnswered():
+                return self._ownership.answered(event, now_ms)
+            case LocksReleased():
+                return self._ownership.released(event, now_ms)
+            case RunnerStopped(partition, epoch):
+                self._ownership.stopped(partition, epoch, now_ms)
+            case RunnerFenced(partition, epoch):
+                return self._ownership.fenced(partition, epoch, now_ms)
+            case RunnerHalted(partition, epoch, reason):
+                return self._ownership.halted(partition, epoch, reason)
+        return []
+
+    # -- the document --------------------------------------------------------------------------
+
+    def _converse(self, now_ms: int) -> list[Effect]:
+        """Start the next call about the document, if one is needed and none is under way."""
+        if self._calling or (self._pause_until_ms is not None and now_ms < self._pause_until_ms):
+            return []
+        self._pause_until_ms = None
+        if self._must_read:
+            self._must_read = False
+            self._calling = True
+            return [ReadDocument()]
+        if self._phase is Phase.LEAVING and self._membership.get(self.member) is None:
+            self._phase = Phase.GONE
+            return [StopHeartbeat(), Finished()]
+        return self._propose()
+
+    def _propose(self) -> list[Effect]:
+        """Ask for the change that the newest document lacks, if any."""
+        now, me = self._membership, self._membership.get(self.member)
+        member, cause = self._identity.name, ""
+        if self._phase is Phase.JOINING and me is None:
+            cause = "join"
+            joining = Member(
+                self.member, member, self._identity.host, self._identity.pid, joined_ms=self._server_ms
+            )
+            after = now.without(self._former).with_member(joining)
+        elif self._phase is Phase.LEAVING and me is not None and me.state == "active":
+            cause, after = "leave", now.with_leaving(self.member)
+        elif self._phase is Phase.LEAVING and me is not None and self._ownership.is_idle:
+            cause, after = "left", now.without([self.member])
+        elif self._phase is Phase.MEMBER and (dead := self._dead & set(now.ids)):
+            cause, after = "death", now.without(dead)
+            member = " ".join(each.name for each in now.members if each.id in dead)
+        if not cause:
+            return []
+        self._proposed, self._calling = after, True
+        message = GroupChanged(0, cause, member, moves(now.owners, after.owners))
+        added = tuple(each for each in after.ids if each not in now.ids)
+        removed = tuple(each for each in now.ids if each not in after.ids)
+        return [ChangeDocument(now.generation, after, message, added, removed)]
+
+    def _changed(self, generation: int, now_ms: int) -> list[Effect]:
+        if self._proposed is None:
+            raise InternalError("A membership change was answered that was not asked for.")
+        after, self._proposed = replace(self._proposed, generation=generation), None
+        self._calling, self._conflicts = False, 0
+        return self._adopt(after, now_ms)
+
+    def _call_failed(self, call: Call, now_ms: int) -> None:
+        """Nobody knows whether the call was done; reading the document tells."""
+        if call is Call.PROBE:
+            self._probing = False
+            return
+        self._calling, self._proposed = False, None
+        self._must_read = True
+        self._pause_until_ms = now_ms + self._timing.acquire_retry_ms + self._jitter(100)
+
+    def _pause_after_conflict(self, now_ms: int) -> None:
+        self._proposed = None
+        longest_ms = min(CONFLICT_PAUSE_MS * 2**self._conflicts, CONFLICT_PAUSE_MAX_MS)
+        self._conflicts += 1
+        self._pause_until_ms = now_ms + self._jitter(longest_ms)
+
+    def _read(self, document: bytes | None, now_ms: int) -> list[Effect]:
+        ours = self._membership
+        if document is None:
+            return self._adopt(Membership.empty(ours.partitions, ours.strategy), now_ms)
+        try:
+            read = Membership.parse(document)
+        except CoordinationError as error:
+            # We go on with what we own: the locks say whether it is ours, not the document.
+            self._must_read = True
+            self._pause_until_ms = now_ms + self._timing.heartbeat_interval_ms
+            return [Note("membership_unreadable", {"reason": str(error)})]
+        if read.partitions != ours.partitions:
+            raise ConfigurationError(
+                f"The group works on {read.partitions} partitions, and this worker was started with "
+                f"{ours.partitions}.",
+                remedy="Use the same number of partitions in all workers.",
+            )
+        return self._adopt(read, now_ms)
+
+    def _adopt(self, membership: Membership, now_ms: int) -> list[Effect]:
+        """Act on the newest version, whatever lies between it and the last one that we knew."""
+        self._membership = membership
+        me = membership.get(self.member)
+        if me is None:
+            return self._rejoin() if self._phase is Phase.MEMBER else []
+        effects: list[Effect] = []
+        if self._phase is Phase.JOINING:
+            self._phase = Phase.MEMBER
+        if self._beat_ok_ms is None:
+            self._beat_ok_ms = now_ms
+            effects += [
+                StartHeartbeat(self.member),
+                Note("joined", {"member": self.member, "generation": membership.generation}),
+            ]
+        desired = frozenset[int]() if self._phase is Phase.LEAVING else membership.owned_by(self.member)
+        return effects + self._ownership.assign(desired, membership.generation, membership.ids, now_ms)
+
+    def _rejoin(self) -> list[Effect]:
+        """The group removed us: give up everything and join again under a new name."""
+        lost = self.member
+        effects = self._ownership.drop()
+        self._former = (*self._former[-3:], lost)
+        self._renew_identity()
+        if self._phase is Phase.MEMBER:
+            self._phase = Phase.JOINING
+        self._must_read = True
+        if self._is_paused:
+            self._is_paused = False
+            effects.append(ResumeBatches())
+        return [*effects, StopHeartbeat(), Note("membership_lost", {"member": lost})]
+
+    def _renew_identity(self) -> None:
+        timing = self._timing
+        self._ownership = Ownership(
+            f"{self._identity.name}.{self._nonce()}",
+            grace_period_ms=timing.grace_period_ms,
+            retry_ms=timing.acquire_retry_ms,
+            jitter=self._jitter,
+        )
+        self._peers = PeerWatch(
+            interval_ms=timing.heartbeat_interval_ms,
+            dead_after_ms=timing.dead_after_ms,
+            session_timeout_ms=timing.session_timeout_ms,
+            slow_after_ms=timing.slow_after_ms,
+        )
+        self._beat_ok_ms = None
+        self._dead = frozenset()
+
+    def _stop(self, now_ms: int) -> list[Effect]:
+        if self._phase in (Phase.NEW, Phase.LEAVING):
+            self._phase = Phase.LEAVING
+            return []
+        self._phase = Phase.LEAVING
+        # Draining starts before the document says so: it can only take longer the other way round.
+        known = self._membership
+        return self._ownership.assign(frozenset(), known.generation, known.ids, now_ms)
+
+    # -- hints and heartbeats ------------------------------------------------------------------
+
+    def _control(self, event: ControlReceived, now_ms: int) -> None:
+        for message in event.messages:
+            if isinstance(message, GroupChanged):
+                self._must_read |= message.generation > self._membership.generation
+            elif isinstance(message, PartitionsReleased):
+                self._ownership.told(message.partitions, now_ms)
+
+    def _heartbeat(self, event: HeartbeatDone, now_ms: int) -> list[Effect]:
+        if event.member != self.member or self._beat_ok_ms is None:
+            return []
+        if event.lost:
+            return self._rejoin()
+        self._beat_ok_ms = event.sent_ms
+        if event.generation != self._membership.generation:
+            self._must_read = True
+        effects: list[Effect] = []
+        if self._is_paused and now_ms - event.sent_ms < self._timing.dead_after_ms:
+            self._is_paused = False
+            effects.append(ResumeBatches())
+        ask = self._peers.observe(self.member, self._membership.ids, event.beats, event.run_id, now_ms)
+        self._dead = frozenset(self._dead & set(self._peers.suspects))
+        if self._peers.suspects and not self._probing:
+            self._probing = True
+            effects.append(ProbePeers(ask))
+        return effects
+
+    def _guard(self, now_ms: int) -> list[Effect]:
+        """Start no batch when peers may have reason to think us dead.
+
+        Counted from when the last good heartbeat was sent, which is before the server took it,
+        so that we stop before any peer that counts from then can have removed us.
+        """
+        if self._is_paused or self._beat_ok_ms is None:
+            return []
+        if now_ms - self._beat_ok_ms < self._timing.dead_after_ms:
+            return []
+        self._is_paused = True
+        return [PauseBatches(), Note("heartbeats_late", {"member": self.member})]
