@@ -1,0 +1,233 @@
+"""The loop around the live view: terminal, keys and the clock.
+
+It reads, and never writes: one ``take_snapshot`` a second of the processor on the screen. Redis
+may go away and come back: the last picture stays, under a banner that says how old it is.
+
+:class:`Viewer` holds all state and touches nothing; :func:`watch` is what connects it to a
+terminal.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import anyio
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.errors import StreamworkerError
+from streamworker.tui import model, view
+
+SNAPSHOT_EVERY_S = 1.0
+FRAME_EVERY_S = 0.25
+"""Pace of the banner's age, and how long a key or a new size may wait."""
+RATE_WINDOW = 6
+"""Snapshots between which rates are taken: five seconds smooth out single batches."""
+
+_KEYS = {
+    b"q": "quit",
+    b"Q": "quit",
+    b"\x03": "quit",
+    b"p": "pause",
+    b"P": "pause",
+    b" ": "pause",
+    b"\t": "next",
+    b"\x1b[C": "next",
+    b"\x1bOC": "next",
+    b"\x1b[B": "next",
+    b"\x1bOB": "next",
+    b"\x1b[Z": "previous",
+    b"\x1b[D": "previous",
+    b"\x1bOD": "previous",
+    b"\x1b[A": "previous",
+    b"\x1bOA": "previous",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One processor's group, by its names."""
+
+    app: str
+    stream: str
+    processor: str
+
+
+Take = Callable[[Target], Awaitable[GroupSnapshot]]
+"""Takes a snapshot; raises a StreamworkerError when it cannot."""
+
+
+class Viewer:
+    """What is on the screen, and what a key changes.
+
+    Parameters
+    ----------
+    targets
+        The processors to switch between; at least one.
+    """
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self.targets = tuple(targets)
+        self.selected = 0
+        self.paused = False
+        self.done = False
+        self._taken: dict[Target, deque[GroupSnapshot]] = {
+            target: deque(maxlen=RATE_WINDOW) for target in self.targets
+        }
+        self._taken_at_ms: dict[Target, int] = {}
+        self._letters: dict[Target, dict[str, str]] = {}
+        self._problem: str | None = None
+
+    @property
+    def target(self) -> Target:
+        """The processor on the screen."""
+        return self.targets[self.selected]
+
+    def press(self, action: str) -> None:
+        """Do what a key stands for: ``quit``, ``pause``, ``next`` or ``previous``."""
+        if action == "quit":
+            self.done = True
+        elif action == "pause":
+            self.paused = not self.paused
+        else:
+            step = 1 if action == "next" else -1
+            self.selected = (self.selected + step) % len(self.targets)
+
+    def arrived(self, target: Target, snapshot: GroupSnapshot, now_ms: int) -> None:
+        """Keep a snapshot; Redis answers."""
+        history = self._taken[target]
+        if history and snapshot.taken_ms - history[-1].taken_ms > 1000 * RATE_WINDOW * SNAPSHOT_EVERY_S:
+            # After a pause or an outage a rate over all that time would say nothing about now.
+            history.clear()
+        history.append(snapshot)
+        self._taken_at_ms[target] = now_ms
+        self._problem = None
+
+    def failed(self, error: StreamworkerError) -> None:
+        """Remember why there is no newer snapshot."""
+        self._problem = error.message
+
+    def frame(self, width: int, height: int, now_ms: int) -> RenderableType:
+        """Return the picture; ``now_ms`` is the viewer's own clock, as in :meth:`arrived`."""
+        tabs = view.Tabs(tuple(target.processor for target in self.targets), self.selected, self.paused)
+        history = self._taken[self.target]
+        if not history:
+            target = self.target
+            text = self._problem or f"Waiting for {target.app} {target.stream} → {target.processor} ..."
+            return view.waiting(text, width, height, tabs)
+        age_ms = now_ms - self._taken_at_ms[self.target]
+        rows = model.rows(
+            history[0] if len(history) > 1 else None,
+            history[-1],
+            letters=self._letters.get(self.target),
+            connection=model.Connection(self._problem is None, age_ms, self._problem or ""),
+        )
+        self._letters[self.target] = dict(rows.letters)
+        return view.render(rows, width, height, tabs)
+
+
+async def watch(
+    targets: Sequence[Target],
+    take: Take,
+    *,
+    console: Console | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Show the live view until ``q`` is pressed or ``stopped()`` says so.
+
+    Errors of Redis end nothing: they are shown, and the next second is tried again. Whatever
+    ends the view, the terminal is given back as it was.
+    """
+    viewer = Viewer(targets)
+    console = console or Console()
+    with (
+        _raw_keys() as keyboard,
+        Live(console=console, screen=True, auto_refresh=False, transient=True) as live,
+    ):
+        async with anyio.create_task_group() as group:
+            pressed = _Bell()
+            group.start_soon(_snapshots, viewer, take, pressed)
+            if keyboard is not None:
+                group.start_soon(_keys, viewer, keyboard, pressed)
+            while not viewer.done and not stopped():
+                size = console.size
+                live.update(viewer.frame(size.width, size.height, _now_ms()), refresh=True)
+                await pressed.wait(FRAME_EVERY_S)
+            group.cancel_scope.cancel()
+
+
+async def frame_once(target: Target, take: Take, *, console: Console) -> None:
+    """Print one frame, with rates, and return: the view where there is no terminal to live on."""
+    viewer = Viewer([target])
+    viewer.arrived(target, await take(target), _now_ms())
+    await anyio.sleep(SNAPSHOT_EVERY_S)
+    viewer.arrived(target, await take(target), _now_ms())
+    console.print(viewer.frame(max(80, console.width), max(24, console.height), _now_ms()))
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class _Bell:
+    """Wakes all who wait, each time it rings."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+        self._event = anyio.Event()
+
+    async def wait(self, at_most_s: float) -> None:
+        with anyio.move_on_after(at_most_s):
+            await self._event.wait()
+
+
+async def _snapshots(viewer: Viewer, take: Take, pressed: _Bell) -> None:
+    while True:
+        target = viewer.target
+        due = time.monotonic() + SNAPSHOT_EVERY_S
+        if not viewer.paused:
+            try:
+                viewer.arrived(target, await take(target), _now_ms())
+            except StreamworkerError as error:
+                viewer.failed(error)
+        # A switch to another processor does not wait for the second to be over.
+        while viewer.target == target and (left := due - time.monotonic()) > 0:
+            await pressed.wait(left)
+
+
+async def _keys(viewer: Viewer, keyboard: int, pressed: _Bell) -> None:
+    while True:
+        await anyio.wait_readable(keyboard)
+        typed = os.read(keyboard, 32)
+        if not typed:
+            return
+        action = _KEYS.get(typed) or _KEYS.get(typed[:1])
+        if action is not None:
+            viewer.press(action)
+            pressed.ring()
+
+
+@contextmanager
+def _raw_keys() -> Iterator[int | None]:
+    """Let single keys be read from the terminal; yields its descriptor, or None without one."""
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield None
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield descriptor
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,0 +1,78 @@
+"""Numbers and times as short text, the same way in every table and in the live view."""
+
+_UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def compact(number: float | None) -> str:
+    """Write a number in at most four characters; a dash where there is none.
+
+    Examples
+    --------
+    >>> [compact(n) for n in (None, 0, 7, 999, 1_200, 33_677, 999_999, 4_200_000)]
+    ['-', '0', '7', '999', '1.2k', '34k', '1.0M', '4.2M']
+    """
+    if number is None:
+        return "-"
+    if 0 < number < 0.5:
+        return "<1"
+    if round(number) < 1000:
+        return str(round(number))
+    for size, unit in _UNITS:
+        # 999,600 rounds to 1000k, which is five characters: it belongs to the next unit.
+        if number >= size * 0.9995:
+            scaled = number / size
+            return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"
+    return str(round(number))
+
+
+def tight(number: float | None) -> str:
+    """Write a number in at most three characters, for narrow columns.
+
+    Examples
+    --------
+    >>> [tight(n) for n in (None, 999, 1_200, 99_400, 99_600, 449_000, 4_200_000, 42_000_000)]
+    ['-', '999', '1k', '99k', '.1M', '.4M', '4M', '42M']
+    """
+    text = compact(number)
+    if len(text) <= 3 or number is None:
+        return text
+    for size, unit in _UNITS:
+        if number >= size * 99.5 / 1000:
+            scaled = number / size
+            return f"{scaled:.0f}{unit}" if scaled >= 0.95 else f".{max(1, round(scaled * 10))}{unit}"
+    return text
+
+
+def per_second(rate: float | None) -> str:
+    """Write a rate, such as ``1.2k/s``."""
+    return f"{compact(rate)}/s"
+
+
+def duration(ms: int | None) -> str:
+    """Write a span of time with the precision that matters at its size.
+
+    Examples
+    --------
+    >>> [duration(ms) for ms in (None, 38, 1_250, 61_000, 7_260_000, 200_000_000)]
+    ['-', '38 ms', '1.2 s', '1 m 01 s', '2 h 01 m', '2 d 07 h']
+    """
+    if ms is None:
+        return "-"
+    if ms < 1_000:
+        return f"{ms} ms"
+    if ms < 60_000:
+        return f"{ms // 100 / 10:.1f} s"
+    seconds = ms // 1_000
+    if seconds < 3_600:
+        return f"{seconds // 60} m {seconds % 60:02d} s"
+    if seconds < 86_400:
+        return f"{seconds // 3_600} h {seconds % 3_600 // 60:02d} m"
+    return f"{seconds // 86_400} d {seconds % 86_400 // 3_600:02d} h"
+
+
+def bar(value: float | None, largest: float) -> str:
+    """Return one character whose height shows ``value`` among values up to ``largest``."""
+    if not value or largest <= 0:
+        return _BARS[0]
+    return _BARS[max(1, min(8, round(8 * value / largest)))]

@@ -1,0 +1,285 @@
+"""The matrix of workers and partitions, in the most telling form that fits.
+
+Pure. Sixteen partitions and four workers fit a small terminal with every figure; a thousand
+partitions do not. So there is a list of shapes, from the most telling to the most condensed,
+and the first one that fits is drawn:
+
+1. a row for each worker, a column of figures for each partition,
+2. a row for each worker, one to three characters a partition, lag and rate as bars,
+3. one row of owners, with figures or bars,
+4. one character a partition, and last one character for several partitions.
+
+A worker's letter and a mark for the state carry the meaning; colour only repeats it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from streamworker.tui.figures import bar, compact, tight
+from streamworker.tui.model import Model, PartitionCell, WorkerRow
+
+LABEL = 12
+"""Columns for a worker's letter and name."""
+PALETTE = (
+    "#5fafff",
+    "#ffaf5f",
+    "#87d787",
+    "#d787d7",
+    "#d7d75f",
+    "#5fd7d7",
+    "#ff87af",
+    "#afafff",
+    "#d7af87",
+    "#87afaf",
+)
+DRAINING, ACQUIRING, HALTED, UNOWNED, OTHER = "◐", "○", "✖", "-", "·"
+MARKS = {"draining": DRAINING, "acquiring": ACQUIRING, "halted": HALTED, "unowned": UNOWNED}
+_WORST_FIRST = ("halted", "unowned", "acquiring", "draining", "running")
+
+
+def colour(hue: int) -> str:
+    """Return a worker's colour."""
+    return PALETTE[hue % len(PALETTE)]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One way to draw the matrix."""
+
+    cell: int
+    """Columns a cell takes."""
+    by_worker: bool
+    """A row for each worker, else one row of owners."""
+    below: int
+    """Rows under the owners: 3 with figures (lag, rate, epoch), 2 with bars, 1 with lag only."""
+    group: int = 1
+    """Partitions that one cell stands for."""
+    ruler: bool = True
+    """A row of partition numbers above; else the label names the first partition."""
+
+    def per_band(self, width: int) -> int:
+        """Cells in one band."""
+        return max(0, (width - LABEL) // self.cell)
+
+    def lines(self, partitions: int, workers: int, width: int) -> int:
+        """Lines that the matrix takes; a number beyond any terminal if it cannot be drawn."""
+        cells = -(-partitions // self.group)
+        per_band = self.per_band(width)
+        if per_band < 1 or (self.figures and self.cell <= len(str(partitions - 1))):
+            return 10**9
+        bands = -(-cells // per_band)
+        between = bands - 1 if self.ruler else 0
+        return bands * (self.ruler + (workers if self.by_worker else 1) + self.below) + between
+
+    @property
+    def figures(self) -> bool:
+        """Whether lag, rate and epoch are written as numbers."""
+        return self.below == 3
+
+
+def shapes(partitions: int) -> Iterator[Shape]:
+    """Yield the shapes, the most telling one first."""
+    for cell in (6, 5, 4):
+        yield Shape(cell, by_worker=True, below=3)
+    for cell in (3, 2, 1):
+        yield Shape(cell, by_worker=True, below=2)
+    for cell in (6, 5, 4):
+        yield Shape(cell, by_worker=False, below=3)
+    yield Shape(1, by_worker=False, below=2)
+    yield Shape(1, by_worker=False, below=1, ruler=False)
+    group = 1
+    while group <= 2 * partitions:
+        yield Shape(1, by_worker=False, below=0, group=group, ruler=False)
+        group *= 2
+
+
+def choose(partitions: int, workers: int, width: int, lines: int) -> Shape:
+    """Return the first shape that fits ``width`` x ``lines``.
+
+    A shape that fits in one band is preferred to one of its kind that must be wrapped.
+    """
+    candidates = list(shapes(partitions))
+    for kind in (True, False):
+        same = [shape for shape in candidates if shape.by_worker is kind]
+        fitting = [shape for shape in same if shape.lines(partitions, workers, width) <= lines]
+        whole = [shape for shape in fitting if -(-partitions // shape.group) <= shape.per_band(width)]
+        # Narrow columns of figures that need no wrapping, before wide ones that do; then bars.
+        figures = [shape for shape in whole if shape.figures] or [s for s in fitting if s.figures][-1:]
+        ruled = [shape for shape in whole if shape.ruler]
+        for shape in (*figures, *ruled, *fitting):
+            return shape
+    return candidates[-1]
+
+
+def owners(model: Model) -> tuple[WorkerRow, ...]:
+    """Return the workers that need a row: all but those that stand by and are to get nothing."""
+    wanted = {cell.wanted for cell in model.cells} | {cell.owner for cell in model.cells}
+    return tuple(w for w in model.workers if w.state != "standby" or w.letter in wanted)
+
+
+def _orphan(cell: PartitionCell) -> bool:
+    """Whether no row of a worker shows this partition."""
+    return cell.owner in ("", "?") and cell.wanted in ("", "?")
+
+
+def draw(model: Model, width: int, lines: int) -> list[Text]:
+    """Draw the matrix in at most ``lines`` lines of at most ``width`` columns."""
+    workers = owners(model)
+    nobody = any(_orphan(cell) for cell in model.cells)
+    shape = choose(len(model.cells), len(workers) + nobody, width, lines)
+    hues = {worker.letter: worker.hue for worker in model.workers}
+    if not shape.ruler:
+        return [*_map(model.cells, shape, width, hues), *_behind(model, width)][:lines]
+    drawn: list[Text] = []
+    step = shape.per_band(width)
+    for start in range(0, len(model.cells), step):
+        band = model.cells[start : start + step]
+        if drawn:
+            drawn.append(Text())
+        drawn.append(_ruler(band, shape))
+        if shape.by_worker:
+            drawn.extend(_worker_line(worker, band, shape) for worker in workers)
+            if nobody:
+                drawn.append(_nobody_line(band, shape))
+        else:
+            drawn.append(_owner_line(band, shape, hues))
+        drawn.extend(_below(band, model.cells, shape))
+    if not shape.figures:
+        drawn.extend(_behind(model, width))
+    return drawn[:lines]
+
+
+def _behind(model: Model, width: int) -> list[Text]:
+    """Name the partitions that are furthest behind, which bars show as a height only."""
+    behind = sorted((cell for cell in model.cells if cell.lag), key=lambda cell: -cell.lag)
+    line = _label("most behind")
+    for cell in behind:
+        item = f"{cell.partition}: {compact(cell.lag)}  "
+        if len(line) + len(item) > width:
+            break
+        line.append(item)
+    return [line] if behind else []
+
+
+def _label(text: str, style: str = "dim") -> Text:
+    return Text(f"{text[: LABEL - 1]:<{LABEL}}", style=style)
+
+
+def _ruler(band: Sequence[PartitionCell], shape: Shape) -> Text:
+    line = _label("partition")
+    numbers = ""
+    for index, cell in enumerate(band):
+        text = str(cell.partition)
+        if shape.cell > len(str(band[-1].partition)):
+            numbers += f"{text:>{shape.cell - 1}} "
+        elif cell.partition % 8 == 0 and len(numbers) <= index * shape.cell:
+            # Columns too narrow for their numbers: name every eighth.
+            numbers += " " * (index * shape.cell - len(numbers)) + text + " "
+    return line.append(numbers[: shape.cell * len(band)], style="dim")
+
+
+def _worker_line(worker: WorkerRow, band: Sequence[PartitionCell], shape: Shape) -> Text:
+    own = colour(worker.hue)
+    line = Text(worker.letter, style=f"bold {own}")
+    line.append(f" {worker.name[: LABEL - 3]:<{LABEL - 2}}", style="red" if worker.state == "silent" else "")
+    for cell in band:
+        if cell.owner == worker.letter:
+            _mark(line, cell, worker.letter, own, shape)
+        elif cell.wanted == worker.letter:
+            line.append(f"{ACQUIRING:>{max(1, shape.cell - 1)}}".ljust(shape.cell), style=f"bold {own}")
+        else:
+            line.append(f"{OTHER:>{max(1, shape.cell - 1)}}".ljust(shape.cell), style="dim")
+    return line
+
+
+def _nobody_line(band: Sequence[PartitionCell], shape: Shape) -> Text:
+    line = _label("  nobody")
+    for cell in band:
+        text = OTHER if not _orphan(cell) else cell.owner or UNOWNED
+        style = "dim" if text == OTHER else "bold yellow"
+        line.append(f"{text:>{max(1, shape.cell - 1)}}".ljust(shape.cell), style=style)
+    return line
+
+
+def _mark(line: Text, cell: PartitionCell, letter: str, own: str, shape: Shape) -> None:
+    """Append the owner's cell: its letter on its colour, and a mark where it does not just run."""
+    mark = MARKS.get(cell.state, "")
+    style = f"bold #101010 on {own}"
+    if cell.state == "halted":
+        style = "bold white on red"
+    if shape.cell == 1:
+        line.append(mark or letter, style=style)
+        return
+    gap = 1 if shape.cell > 2 else 0
+    line.append(f"{letter + mark:>{shape.cell - gap}}", style=style)
+    line.append(" " * gap)
+
+
+def _owner_line(band: Sequence[PartitionCell], shape: Shape, hues: dict[str, int]) -> Text:
+    line = _label("owner")
+    for cell in band:
+        _mark(line, cell, cell.owner or UNOWNED, _own(cell.owner, hues), shape)
+    return line
+
+
+def _own(letter: str, hues: dict[str, int]) -> str:
+    return colour(hues[letter]) if letter in hues else "yellow"
+
+
+def _below(band: Sequence[PartitionCell], every: Sequence[PartitionCell], shape: Shape) -> list[Text]:
+    lag, rate = _label("lag"), _label("rate /s")
+    lags = max((cell.lag for cell in every), default=0)
+    rates = max((cell.per_s or 0 for cell in every), default=0)
+    write = compact if shape.cell > 4 else tight
+    for cell in band:
+        if shape.figures:
+            lag.append(f"{write(cell.lag):>{shape.cell - 1}} ", style=_lag_style(cell, lags))
+            rate.append(f"{write(cell.per_s):>{shape.cell - 1}} ")
+        else:
+            lag.append(f"{bar(cell.lag, lags):<{shape.cell}}", style=_lag_style(cell, lags))
+            rate.append(f"{bar(cell.per_s, rates):<{shape.cell}}", style="green")
+    if not shape.figures:
+        return [lag, rate][: shape.below]
+    room = shape.cell - 1
+    # Epochs start at a clock's reading, so that they never repeat: only the end of one moves.
+    epoch = _label("epoch …" if any(cell.epoch >= 10**room for cell in band) else "epoch")
+    for cell in band:
+        epoch.append(f"{str(cell.epoch)[-room:]:>{room}} ", style="dim")
+    return [lag, rate, epoch]
+
+
+def _lag_style(cell: PartitionCell, largest: int) -> str:
+    if cell.state == "halted":
+        return "bold red"
+    if cell.lag == 0:
+        return "dim"
+    return "bold yellow" if cell.lag == largest and cell.lag > 0 else ""
+
+
+def _map(cells: Sequence[PartitionCell], shape: Shape, width: int, hues: dict[str, int]) -> list[Text]:
+    """Draw one character a partition, or for several, with the first one's number before each line."""
+    # A power of two is easier to count along than whatever the width happens to hold.
+    step = shape.per_band(width)
+    fitting = [size for size in (512, 256, 128, 64, 32, 16) if size <= step]
+    if fitting and len(_lines(cells, shape, fitting[0])) <= len(_lines(cells, shape, step)):
+        step = fitting[0]
+    largest = max((cell.lag for cell in cells), default=0)
+    drawn: list[Text] = []
+    for groups in _lines(cells, shape, step):
+        line = Text(f"{groups[0][0].partition:>{LABEL - 2}}  ", style="dim")
+        lag = _label("       lag")
+        for group in groups:
+            worst = min(group, key=lambda cell: _WORST_FIRST.index(cell.state))
+            letters = {cell.owner for cell in group}
+            letter = worst.owner if len(letters) == 1 else "+"
+            _mark(line, worst, letter or UNOWNED, _own(letter, hues), shape)
+            lag.append(bar(max(cell.lag for cell in group), largest), style=_lag_style(worst, largest))
+        drawn.extend([line, lag] if shape.below else [line])
+    return drawn
+
+
+def _lines(cells: Sequence[PartitionCell], shape: Shape, step: int) -> list[list[Sequence[PartitionCell]]]:
+    groups = [cells[at : at + shape.group] for at in range(0, len(cells), shape.group)]
+    return [groups[at : at + step] for at in range(0, len(groups), step)]

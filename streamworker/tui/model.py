@@ -1,0 +1,269 @@
+"""What the live view shows, worked out from two snapshots of a group.
+
+Pure: no terminal, clock or connection. A rate needs two looks at the same counter, so
+:func:`rows` takes an earlier snapshot as well as the current one; everything else comes from
+the current one. Times are differences of the Redis server's clock, in milliseconds.
+
+A worker gets a letter, which stays its own for as long as it is a member: pass the letters of
+the last model on to the next.
+"""
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from streamworker.core.snapshot import (
+    GroupSnapshot,
+    MemberState,
+    MemberView,
+    PartitionState,
+    PartitionView,
+    ReaderView,
+)
+
+LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
+"""In the order in which workers get them; a worker beyond them is shown as ``SURPLUS``."""
+SURPLUS = "#"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Whether the data on the screen is what Redis says now."""
+
+    connected: bool = True
+    data_age_ms: int = 0
+    """Time since the snapshot was taken, by the viewer's own clock."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One member, with the sums over the partitions that it holds."""
+
+    letter: str
+    hue: int
+    """Index of its colour; the view takes it modulo its palette."""
+    name: str
+    host: str
+    pid: int
+    state: MemberState
+    beat_age_ms: int | None
+    owned: int
+    lag: int
+    per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCell:
+    """One partition: who holds it, who should, and how far it is."""
+
+    partition: int
+    owner: str
+    """Letter of the worker that holds the lock; empty for none."""
+    wanted: str
+    """Letter of the worker that the assignment names; empty for none."""
+    state: PartitionState
+    reason: str
+    epoch: int
+    lag: int
+    per_s: float | None
+    """Entries committed a second; None until there are two snapshots to compare."""
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceRow:
+    """One change of the membership."""
+
+    generation: int
+    cause: str
+    member: str
+    ago_ms: int
+    moved: int
+    ms: int | None
+    """Until all that moved ran again; None while it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderRow:
+    """One Spark query that reads the acked log."""
+
+    name: str
+    rows: int
+    lag_rows: int
+    per_s: float | None
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """All that one frame shows."""
+
+    app: str
+    stream: str
+    processor: str
+    generation: int
+    workers: tuple[WorkerRow, ...]
+    """Every member, in the order of letters' first use: by the time of joining."""
+    cells: tuple[PartitionCell, ...]
+    rebalances: tuple[RebalanceRow, ...]
+    """Newest first."""
+    readers: tuple[ReaderRow, ...]
+    lag: int
+    committed_per_s: float | None
+    arrived_per_s: float | None
+    dead: int
+    connection: Connection
+    letters: Mapping[str, str] = field(default_factory=dict)
+    """Member id to letter: give it to the next call of :func:`rows`."""
+
+    @property
+    def standbys(self) -> tuple[WorkerRow, ...]:
+        """Workers that live without a partition and take over when another one goes."""
+        return tuple(worker for worker in self.workers if worker.state == "standby")
+
+    @property
+    def halted(self) -> tuple[PartitionCell, ...]:
+        """Partitions that stopped at a record which their processor could not take."""
+        return tuple(cell for cell in self.cells if cell.state == "halted")
+
+
+def rows(
+    previous: GroupSnapshot | None,
+    current: GroupSnapshot,
+    *,
+    letters: Mapping[str, str] | None = None,
+    connection: Connection | None = None,
+) -> Model:
+    """Work out one frame.
+
+    Parameters
+    ----------
+    previous
+        An earlier snapshot of the same group, for the rates; a few seconds old gives rates that
+        do not flicker. None where there is none yet.
+    current
+        What is shown.
+    letters
+        ``Model.letters`` of the last frame, so that a worker keeps its letter.
+    connection
+        Whether ``current`` is still true.
+    """
+    if previous is not None and previous.taken_ms >= current.taken_ms:
+        previous = None
+    elapsed_s = (current.taken_ms - previous.taken_ms) / 1000 if previous else 0.0
+    members = sorted(current.members, key=lambda member: (member.joined_ms, member.id))
+    named = _letters(members, letters or {})
+    before = {view.partition: view for view in previous.partitions} if previous else {}
+    cells = tuple(
+        _cell(view, before.get(view.partition), elapsed_s, named)
+        for view in sorted(current.partitions, key=lambda view: view.partition)
+    )
+    readers_before = {view.name: view for view in previous.readers} if previous else {}
+    return Model(
+        app=current.app,
+        stream=current.stream,
+        processor=current.processor,
+        generation=current.generation,
+        workers=tuple(_worker(member, named, cells) for member in members),
+        cells=cells,
+        rebalances=_rebalances(current),
+        readers=tuple(
+            _reader(view, readers_before.get(view.name), elapsed_s, current.taken_ms)
+            for view in sorted(current.readers, key=lambda view: view.name)
+        ),
+        lag=current.lag,
+        committed_per_s=_total([cell.per_s for cell in cells]),
+        arrived_per_s=_arrived(before, current, elapsed_s),
+        dead=sum(cell.dead for cell in cells),
+        connection=connection or Connection(),
+        letters=named,
+    )
+
+
+def _letters(members: list[MemberView], known: Mapping[str, str]) -> dict[str, str]:
+    """Keep the letters that members have; give new members the first free one."""
+    kept = {member.id: known[member.id] for member in members if member.id in known}
+    free = iter([letter for letter in LETTERS if letter not in kept.values()])
+    return {member.id: kept.get(member.id) or next(free, SURPLUS) for member in members}
+
+
+def _rate(before: int | None, now: int, elapsed_s: float) -> float | None:
+    # A counter that went down belongs to another life of the same key: no rate, not a negative one.
+    if before is None or elapsed_s <= 0 or now < before:
+        return None
+    return (now - before) / elapsed_s
+
+
+def _total(rates: list[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None
+
+
+def _arrived(before: Mapping[int, PartitionView], current: GroupSnapshot, elapsed_s: float) -> float | None:
+    """Entries a second that were sent: what is committed plus what waits can only grow by sending."""
+    rates = []
+    for view in current.partitions:
+        old = before.get(view.partition)
+        rates.append(_rate(old.entries + old.lag if old else None, view.entries + view.lag, elapsed_s))
+    return _total(rates)
+
+
+def _cell(
+    view: PartitionView, before: PartitionView | None, elapsed_s: float, letters: Mapping[str, str]
+) -> PartitionCell:
+    return PartitionCell(
+        partition=view.partition,
+        # An owner that is no member any more still holds the lock until the next one takes it.
+        owner=letters.get(view.owner, "?") if view.owner else "",
+        wanted=letters.get(view.assigned, "?") if view.assigned else "",
+        state=view.state,
+        reason=view.reason,
+        epoch=view.epoch,
+        lag=view.lag,
+        per_s=_rate(before.entries if before else None, view.entries, elapsed_s),
+        dead=view.dead,
+    )
+
+
+def _worker(member: MemberView, letters: Mapping[str, str], cells: tuple[PartitionCell, ...]) -> WorkerRow:
+    letter = letters[member.id]
+    held = set(member.partitions)
+    mine = [cell for cell in cells if cell.partition in held]
+    return WorkerRow(
+        letter=letter,
+        hue=LETTERS.find(letter) if letter != SURPLUS else len(LETTERS),
+        name=member.name,
+        host=member.host,
+        pid=member.pid,
+        state=member.state,
+        beat_age_ms=member.beat_age_ms,
+        owned=len(held),
+        lag=sum(cell.lag for cell in mine),
+        per_s=_total([cell.per_s for cell in mine]),
+    )
+
+
+def _rebalances(current: GroupSnapshot) -> tuple[RebalanceRow, ...]:
+    return tuple(
+        RebalanceRow(
+            generation=change.generation,
+            cause=change.cause,
+            member=change.member,
+            ago_ms=max(0, current.taken_ms - change.at_ms),
+            moved=len(change.moved),
+            ms=change.ms,
+        )
+        for change in sorted(current.rebalances, key=lambda change: change.generation, reverse=True)
+    )
+
+
+def _reader(view: ReaderView, before: ReaderView | None, elapsed_s: float, now_ms: int) -> ReaderRow:
+    position = sum(view.positions.values())
+    return ReaderRow(
+        name=view.name,
+        rows=position,
+        lag_rows=view.lag_rows,
+        per_s=_rate(sum(before.positions.values()) if before else None, position, elapsed_s),
+        age_ms=max(0, now_ms - view.updated_ms),
+    )

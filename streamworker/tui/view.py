@@ -1,0 +1,208 @@
+"""How a frame looks: from a model and a size to something rich can print.
+
+Pure. The frame never is larger than the size it is given; where there is little room the
+matrix goes first, then the newest rebalances and the members, then the readers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from streamworker.tui import matrix
+from streamworker.tui.figures import compact, duration, per_second
+from streamworker.tui.model import Model, WorkerRow
+
+WIDE = 118
+"""From this width on members, rebalances and readers stand side by side."""
+_LOWER_MIN = 5
+"""Lines of a lower panel, with its frame, below which it says nothing."""
+_BORDER = "grey42"
+
+
+@dataclass(frozen=True, slots=True)
+class Tabs:
+    """The processors that one can switch between."""
+
+    names: Sequence[str] = ()
+    selected: int = 0
+    paused: bool = False
+
+
+def render(model: Model, width: int, height: int, tabs: Tabs | None = None) -> RenderableType:
+    """Draw one frame of exactly ``width`` x ``height`` characters.
+
+    Parameters
+    ----------
+    model
+        From :func:`streamworker.tui.model.rows`.
+    width, height
+        The size of the terminal; 80 x 24 and more show everything.
+    tabs
+        The processors of the app, where there are several.
+    """
+    tabs = tabs or Tabs((model.processor,))
+    parts: list[RenderableType] = [_header(model, width), *_notices(model, width)]
+    if len(tabs.names) > 1:
+        parts.insert(0, _tab_line(tabs, width))
+    room = height - len(parts) - 1
+    readers = 0 if width >= WIDE or not model.readers else min(len(model.readers), 3 if room >= 20 else 1) + 2
+    drawn = matrix.draw(model, width - 4, max(1, room - readers - _LOWER_MIN - 2))
+    parts.append(_box(f"workers and {len(model.cells)} partitions", drawn, width, len(drawn) + 2))
+    rest = room - readers - len(drawn) - 2
+    if rest >= 3:
+        parts.append(_lower(model, width, rest))
+    if readers:
+        parts.append(_box("spark readers", _readers(model, width - 4, readers - 2), width, readers))
+    parts.append(_footer(tabs, width))
+    return Group(*parts)
+
+
+def waiting(text: str, width: int, height: int, tabs: Tabs | None = None) -> RenderableType:
+    """Draw the frame that stands until the first snapshot is there."""
+    lines = [Text(line, style="yellow") for line in text.splitlines()]
+    return Group(_box("streamworker", lines, width, height - 1), _footer(tabs or Tabs(), width))
+
+
+def _header(model: Model, width: int) -> Text:
+    line = Text(f" {model.app}", style="bold").append(f"  {model.stream} → ", style="not bold")
+    line.append(model.processor)
+    active = len(model.workers) - len(model.standbys)
+    line.append(f"   {active} worker{'s' if active != 1 else ''}")
+    if model.standbys:
+        line.append(f" + {len(model.standbys)} standby")
+    line.append("   lag ").append(compact(model.lag), style="bold")
+    line.append("   in ").append(per_second(model.arrived_per_s))
+    line.append("   out ").append(per_second(model.committed_per_s))
+    if model.dead:
+        line.append("   dead ").append(compact(model.dead), style="bold red")
+    if width >= WIDE:
+        line.append(f"   generation {model.generation}", style="dim")
+    return _fit(line, width)
+
+
+def _tab_line(tabs: Tabs, width: int) -> Text:
+    line = Text(" ")
+    for index, name in enumerate(tabs.names):
+        line.append(f" {name} ", style="reverse bold" if index == tabs.selected else "dim").append(" ")
+    return _fit(line, width)
+
+
+def _notices(model: Model, width: int) -> list[Text]:
+    """Return the lines that must not be overlooked."""
+    notices = []
+    if not model.connection.connected:
+        age = duration(model.connection.data_age_ms)
+        text = f" Redis does not answer. What you see is {age} old. {model.connection.problem}"
+        notices.append(_fit(Text(text, style="bold white on red"), width, fill=True))
+    if model.halted:
+        first = model.halted[0]
+        numbers = ", ".join(str(cell.partition) for cell in model.halted[:8])
+        text = f" halted: partition {numbers}{' …' if len(model.halted) > 8 else ''}: {first.reason}"
+        notices.append(_fit(Text(text, style="bold red"), width))
+    return notices
+
+
+def _footer(tabs: Tabs, width: int) -> Text:
+    line = Text(" q", style="bold").append(" quit", style="not bold dim")
+    if tabs.paused:
+        line.append("  PAUSED", style="yellow")
+    if len(tabs.names) > 1:
+        line.append("  ←/→", style="bold").append(" processor", style="dim")
+    line.append("  p", style="bold").append(" go on" if tabs.paused else " pause", style="dim")
+    line.append(f"   A running  A{matrix.DRAINING} draining  {matrix.ACQUIRING} acquiring", style="dim")
+    line.append(f"  A{matrix.HALTED} halted  {matrix.UNOWNED} unowned", style="dim")
+    return _fit(line, width)
+
+
+def _lower(model: Model, width: int, height: int) -> RenderableType:
+    """Return members and rebalances beside each other, and the readers too where there is room."""
+    wide = width >= WIDE
+    size = width // 3 if wide else width // 2
+    second = size if wide else width - size
+    row = [
+        _box("members", _members(model, size - 4, height - 2), size, height),
+        _box("rebalances", _rebalances(model, height - 2), second, height),
+    ]
+    if wide:
+        third = width - 2 * size
+        row.append(_box("spark readers", _readers(model, third - 4, height - 2), third, height))
+    grid = Table.grid()
+    for panel in row:
+        grid.add_column(width=panel.width, no_wrap=True)
+    grid.add_row(*row)
+    return grid
+
+
+def _members(model: Model, width: int, lines: int) -> list[Text]:
+    if not model.workers:
+        return [Text("no worker runs", style="dim")]
+    name = max(6, width - 29)
+    heading = Text(f"  {'':<{name}} {'owns':>4} {'rate':>6} {'beat':>6} state", style="dim")
+    lines -= 1
+    shown = model.workers if len(model.workers) <= lines else model.workers[: max(0, lines - 1)]
+    drawn = [heading, *[_member(worker, name) for worker in shown]]
+    hidden = model.workers[len(shown) :]
+    if hidden:
+        standby = sum(1 for worker in hidden if worker.state == "standby")
+        drawn.append(Text(f"  and {len(hidden)} more, {standby} standby", style="dim"))
+    return drawn
+
+
+def _member(worker: WorkerRow, name: int) -> Text:
+    styles = {"silent": "bold red", "leaving": "yellow", "standby": "dim"}
+    line = Text(worker.letter, style=f"bold {matrix.colour(worker.hue)}")
+    line.append(f" {worker.name[:name]:<{name}}", style="not bold default")
+    line.append(f" {worker.owned:>4}", style="not bold default" if worker.owned else "dim")
+    line.append(f" {per_second(worker.per_s):>6}", style="not bold default")
+    line.append(f" {duration(worker.beat_age_ms):>6}", style="red" if worker.state == "silent" else "dim")
+    return line.append(f" {worker.state}", style=styles.get(worker.state, "green"))
+
+
+def _rebalances(model: Model, lines: int) -> list[Text]:
+    if not model.rebalances:
+        return [Text("none yet", style="dim")]
+    drawn = [Text(f"{'ago':>8} {'cause':<6}{'member':<9}{'moved':>5} took", style="dim")]
+    for change in model.rebalances[: lines - 1]:
+        line = Text(f"{duration(change.ago_ms):>8} ", style="dim")
+        line.append(f"{change.cause:<6}", style="red" if change.cause == "death" else "bold default")
+        line.append(f"{change.member[:8]:<9}{change.moved:>5} ", style="default")
+        if change.ms is None:
+            line.append("moving", style="bold yellow")
+        else:
+            line.append(duration(change.ms), style="default")
+        drawn.append(line)
+    return drawn
+
+
+def _readers(model: Model, width: int, lines: int) -> list[Text]:
+    if not model.readers:
+        return [Text("no Spark query reads this processor", style="dim")]
+    name = max(8, width - 34)
+    # Where not all fit, the one that is furthest behind is the one to see.
+    order = sorted(model.readers, key=lambda reader: (-reader.lag_rows, reader.name))[:lines]
+    drawn = []
+    for reader in sorted(order, key=lambda reader: reader.name):
+        line = Text(f"{reader.name[:name]:<{name}}")
+        line.append(f" {compact(reader.rows):>4} rows")
+        line.append(f"  lag {compact(reader.lag_rows):>4}", style="bold" if reader.lag_rows else "dim")
+        line.append(f" {per_second(reader.per_s):>6}")
+        line.append(f" {duration(reader.age_ms):>6}", style="dim")
+        drawn.append(line)
+    return drawn
+
+
+def _box(title: str, lines: Sequence[Text], width: int, height: int) -> Panel:
+    fitted = [_fit(line, width - 4) for line in lines[: max(0, height - 2)]]
+    return Panel(
+        Group(*fitted), title=title, title_align="left", border_style=_BORDER, width=width, height=height
+    )
+
+
+def _fit(line: Text, width: int, *, fill: bool = False) -> Text:
+    line.truncate(width, overflow="ellipsis", pad=fill)
+    line.no_wrap = True
+    return line

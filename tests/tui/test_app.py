@@ -1,0 +1,113 @@
+"""The loop around the live view: keys, pauses, outages."""
+
+import io
+from collections.abc import Callable
+
+import anyio
+import pytest
+from rich.console import Console
+
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.errors import BackendUnavailable
+from streamworker.tui import app
+from tests.tui.groups import group
+
+TARGETS = (app.Target("shop", "orders", "audit"), app.Target("shop", "orders", "price"))
+
+
+def text_of(viewer: app.Viewer, now_ms: int = 0) -> str:
+    """Render what the viewer shows."""
+    console = Console(width=80, height=24, color_system=None, file=io.StringIO(), force_terminal=True)
+    with console.capture() as captured:
+        console.print(viewer.frame(80, 24, now_ms), end="")
+    return captured.get()
+
+
+def test_before_the_first_snapshot_it_says_what_it_waits_for() -> None:
+    """Not an empty screen."""
+    assert "Waiting for shop orders → audit" in text_of(app.Viewer(TARGETS))
+
+
+def test_an_outage_leaves_the_last_picture_under_a_banner_until_redis_is_back() -> None:
+    """The age counts from the last answer; the next answer takes the banner away."""
+    viewer = app.Viewer(TARGETS)
+    viewer.arrived(TARGETS[0], group(partitions=4, workers=2), now_ms=1_000)
+    viewer.failed(BackendUnavailable("No answer from redis at host:6379.", remedy="Is it up?"))
+    shown = text_of(viewer, now_ms=8_500)
+    assert "7.5 s old" in shown
+    assert "A w1" in shown
+    viewer.arrived(TARGETS[0], group(partitions=4, workers=2, at_ms=109_000), now_ms=9_000)
+    assert "does not answer" not in text_of(viewer, now_ms=9_000)
+
+
+def test_redis_that_never_answered_is_named_at_once() -> None:
+    """The first screen says why it is empty."""
+    viewer = app.Viewer(TARGETS)
+    viewer.failed(BackendUnavailable("No answer from redis at host:6379."))
+    assert "host:6379" in text_of(viewer)
+
+
+def test_keys_switch_the_processor_round_and_round() -> None:
+    """Past the last one comes the first."""
+    viewer = app.Viewer(TARGETS)
+    viewer.press("next")
+    assert viewer.target.processor == "price"
+    viewer.press("next")
+    assert viewer.target.processor == "audit"
+    viewer.press("previous")
+    assert viewer.target.processor == "price"
+
+
+def test_rates_start_again_after_an_outage() -> None:
+    """An average over the outage would be shown as if it were the rate of now."""
+    viewer = app.Viewer(TARGETS)
+    viewer.arrived(TARGETS[0], group(partitions=1, workers=1, at_ms=1_000), 0)
+    viewer.arrived(TARGETS[0], group(partitions=1, workers=1, at_ms=61_000, committed=60_000), 60_000)
+    assert "1.0k/s" not in text_of(viewer)
+
+
+@pytest.mark.anyio
+async def test_the_view_keeps_asking_while_redis_is_away() -> None:
+    """Errors end nothing: the view is still there when Redis comes back."""
+    taken: list[str] = []
+
+    async def take(target: app.Target) -> GroupSnapshot:
+        taken.append(target.processor)
+        if len(taken) == 1:
+            raise BackendUnavailable("No answer.")
+        return group(partitions=4, workers=2, at_ms=1_000 * len(taken))
+
+    output = io.StringIO()
+    console = Console(width=80, height=24, file=output, force_terminal=True, color_system=None)
+    with anyio.fail_after(20):
+        await app.watch(TARGETS, take, console=console, stopped=_after(lambda: len(taken) >= 3))
+    assert "No answer." in output.getvalue()
+    assert "A w1" in output.getvalue()
+
+
+@pytest.mark.anyio
+async def test_a_single_frame_for_a_pipe_has_rates() -> None:
+    """Without a terminal there is one frame, and it is taken from two snapshots."""
+    count = 0
+
+    async def take(target: app.Target) -> GroupSnapshot:
+        nonlocal count
+        count += 1
+        return group(partitions=4, workers=2, at_ms=1_000 * count, committed=100 * count)
+
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    with console.capture() as captured:
+        await app.frame_once(TARGETS[0], take, console=console)
+    assert "out 400/s" in captured.get()
+
+
+def _after(condition: Callable[[], bool]) -> Callable[[], bool]:
+    """Stop one frame after the condition holds, so that the frame shows it."""
+    frames = 0
+
+    def stopped() -> bool:
+        nonlocal frames
+        frames += condition()
+        return frames > 1
+
+    return stopped

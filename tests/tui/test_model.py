@@ -1,0 +1,128 @@
+"""What the live view works out from snapshots."""
+
+from dataclasses import replace
+
+from streamworker.core.snapshot import GroupSnapshot, MemberView, PartitionView, ReaderView, Rebalance
+from streamworker.tui import model
+from tests.tui.groups import group
+
+
+def test_a_rate_is_what_was_committed_between_two_snapshots() -> None:
+    """Five hundred entries in two seconds are 250 a second, for the partition and its worker."""
+    before = group(partitions=4, workers=2, at_ms=10_000)
+    after = group(partitions=4, workers=2, at_ms=12_000, committed=500)
+    rows = model.rows(before, after)
+    assert [cell.per_s for cell in rows.cells] == [250.0] * 4
+    assert rows.workers[0].per_s == 500.0
+    assert rows.committed_per_s == 1000.0
+
+
+def test_one_snapshot_gives_no_rate_rather_than_a_wrong_one() -> None:
+    """Until there are two looks at a counter, its rate is unknown."""
+    rows = model.rows(None, group(partitions=2, workers=1))
+    assert rows.committed_per_s is None
+    assert all(cell.per_s is None for cell in rows.cells)
+
+
+def test_a_counter_that_started_again_gives_no_negative_rate() -> None:
+    """After FLUSHALL the counters are smaller than before."""
+    before = group(partitions=2, workers=1, at_ms=10_000, committed=9_000)
+    rows = model.rows(before, group(partitions=2, workers=1, at_ms=12_000))
+    assert rows.committed_per_s is None
+
+
+def test_arrivals_count_what_waits_as_well_as_what_is_done() -> None:
+    """Sent entries are either committed or lag."""
+    before = group(partitions=1, workers=1, at_ms=10_000, lag=100)
+    after = group(partitions=1, workers=1, at_ms=11_000, lag=300, committed=50)
+    assert model.rows(before, after).arrived_per_s == 250.0
+
+
+def test_a_worker_keeps_its_letter_when_an_older_one_leaves() -> None:
+    """Colours and letters that jump from row to row could not be followed by eye."""
+    three = model.rows(None, group(partitions=6, workers=3))
+    assert [worker.letter for worker in three.workers] == ["A", "B", "C"]
+    snapshot = group(partitions=6, workers=3)
+    without_first = replace(snapshot, members=snapshot.members[1:])
+    rows = model.rows(None, without_first, letters=three.letters)
+    assert [worker.letter for worker in rows.workers] == ["B", "C"]
+
+
+def test_a_new_worker_gets_the_first_free_letter() -> None:
+    """The letter of a worker that has gone is given away again."""
+    rows = model.rows(None, group(partitions=6, workers=3), letters={"w2": "A", "w3": "C"})
+    assert {worker.name: worker.letter for worker in rows.workers} == {"w1": "B", "w2": "A", "w3": "C"}
+
+
+def test_more_workers_than_letters_are_still_shown() -> None:
+    """The seventieth worker has no letter of its own, but a row."""
+    rows = model.rows(None, group(partitions=128, workers=70))
+    assert len(rows.workers) == 70
+    assert rows.workers[-1].letter == model.SURPLUS
+
+
+def test_a_handover_names_both_the_owner_and_the_next_one() -> None:
+    """While a partition drains, it is held by one worker and assigned to another."""
+    snapshot = group(partitions=2, workers=2)
+    moving = replace(snapshot.partitions[0], assigned="w2", state="draining")
+    rows = model.rows(None, replace(snapshot, partitions=(moving, snapshot.partitions[1])))
+    assert (rows.cells[0].owner, rows.cells[0].wanted, rows.cells[0].state) == ("A", "B", "draining")
+
+
+def test_an_owner_that_is_no_member_any_more_is_shown_as_unknown() -> None:
+    """The lock of a dead worker stands until its successor takes it."""
+    snapshot = group(partitions=1, workers=1)
+    orphan = replace(snapshot.partitions[0], owner="w9", assigned=None)
+    assert model.rows(None, replace(snapshot, partitions=(orphan,))).cells[0].owner == "?"
+
+
+def test_rebalances_are_newest_first_and_say_how_long_ago() -> None:
+    """The last change is the one to look at."""
+    snapshot = replace(
+        group(partitions=1, workers=1, at_ms=60_000),
+        rebalances=(
+            Rebalance(1, "join", "w1", 10_000, (0,), 12),
+            Rebalance(2, "death", "w2", 55_000, (), None),
+        ),
+    )
+    rows = model.rows(None, snapshot)
+    assert [(r.generation, r.ago_ms, r.ms) for r in rows.rebalances] == [(2, 5_000, None), (1, 50_000, 12)]
+
+
+def test_a_spark_reader_has_a_position_a_lag_and_a_rate_in_rows() -> None:
+    """Positions are summed over the partitions."""
+    before = replace(
+        group(partitions=2, workers=1, at_ms=1_000), readers=(ReaderView("lake", {0: 5, 1: 5}, 9, 900),)
+    )
+    after = replace(
+        group(partitions=2, workers=1, at_ms=3_000), readers=(ReaderView("lake", {0: 25, 1: 5}, 4, 2_500),)
+    )
+    reader = model.rows(before, after).readers[0]
+    assert (reader.rows, reader.lag_rows, reader.per_s, reader.age_ms) == (30, 4, 10.0, 500)
+
+
+def test_standbys_and_halted_partitions_are_named() -> None:
+    """What needs an eye is found without searching the matrix."""
+    snapshot = group(partitions=2, workers=2, standbys=1)
+    halted = replace(snapshot.partitions[1], state="halted", reason="ValueError: no")
+    rows = model.rows(None, replace(snapshot, partitions=(snapshot.partitions[0], halted)))
+    assert [worker.name for worker in rows.standbys] == ["w3"]
+    assert [(cell.partition, cell.reason) for cell in rows.halted] == [(1, "ValueError: no")]
+
+
+def test_a_group_without_members_has_rows_too() -> None:
+    """A processor that nobody runs still has a backlog to show."""
+    snapshot = group(partitions=3, workers=0, lag=7)
+    rows = model.rows(None, snapshot)
+    assert rows.workers == ()
+    assert rows.lag == 21
+
+
+def test_the_views_are_the_core_snapshot_types() -> None:
+    """The recording format is the snapshot itself, so it can be read back without loss."""
+    import msgspec
+
+    snapshot = group(partitions=2, workers=1)
+    assert isinstance(snapshot.members[0], MemberView)
+    assert isinstance(snapshot.partitions[0], PartitionView)
+    assert msgspec.json.decode(msgspec.json.encode(snapshot), type=GroupSnapshot) == snapshot

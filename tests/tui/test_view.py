@@ -1,0 +1,127 @@
+"""How the live view looks, at sizes from a small terminal to a wall."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.tui import matrix, model, view
+from tests.tui.groups import group
+
+
+def frame(
+    snapshot: GroupSnapshot,
+    width: int = 80,
+    height: int = 24,
+    *,
+    connection: model.Connection | None = None,
+    tabs: view.Tabs | None = None,
+) -> list[str]:
+    """Render without colour, as a terminal without colour or a colour-blind reader sees it."""
+    console = Console(width=width, height=height, color_system=None, file=io.StringIO(), force_terminal=True)
+    rows = model.rows(None, snapshot, connection=connection)
+    with console.capture() as captured:
+        console.print(view.render(rows, width, height, tabs), end="")
+    return captured.get().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (132, 43), (220, 60), (60, 16)])
+@pytest.mark.parametrize("partitions", [1, 16, 64, 1024])
+@pytest.mark.parametrize("workers", [0, 3, 24])
+def test_a_frame_fills_the_terminal_exactly(size: tuple[int, int], partitions: int, workers: int) -> None:
+    """A frame that is a line too high would scroll; one that is too wide would wrap."""
+    width, height = size
+    lines = frame(group(partitions=partitions, workers=workers, lag=12_345), width, height)
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
+
+
+def test_sixteen_partitions_on_a_small_terminal_show_every_figure() -> None:
+    """At 80 x 24: a row for each worker, and lag, rate and epoch for each partition."""
+    text = "\n".join(frame(group(partitions=16, workers=4, standbys=2, lag=321)))
+    assert "D w4" in text
+    assert "4 workers + 2 standby" in text
+    for part in ("lag         321", "rate /s", "epoch …", "standby", "beat", "lake"):
+        assert part in text
+
+
+def test_sixty_four_partitions_keep_a_row_for_each_worker() -> None:
+    """One character a partition, and bars for lag and rate."""
+    text = "\n".join(frame(group(partitions=64, workers=4, lag=5)))
+    assert "A" * 16 + matrix.OTHER * 48 in text
+    assert "█" * 64 in text
+    assert "most behind" in text
+
+
+def test_a_thousand_partitions_are_condensed_and_the_worst_state_wins() -> None:
+    """Where one character stands for several partitions, a halted one must not disappear."""
+    snapshot = group(partitions=1024, workers=4)
+    views = list(snapshot.partitions)
+    views[700] = replace(views[700], state="halted", reason="boom")
+    text = "\n".join(frame(replace(snapshot, partitions=tuple(views))))
+    assert matrix.HALTED in text.split("members")[0]
+    assert "halted: partition 700: boom" in text
+
+
+def test_states_can_be_told_apart_without_colour() -> None:
+    """Letters and marks carry the meaning; the frame is rendered without any colour here."""
+    snapshot = group(partitions=4, workers=2)
+    first, second, third, fourth = snapshot.partitions
+    snapshot = replace(
+        snapshot,
+        partitions=(
+            replace(first, state="draining", assigned="w2"),
+            replace(second, state="halted", reason="ValueError: x"),
+            replace(third, state="acquiring", owner=None),
+            replace(fourth, state="unowned", owner=None, assigned=None),
+        ),
+    )
+    text = "\n".join(frame(snapshot))
+    first_row = next(line for line in text.split("\n") if "A w1" in line)
+    second_row = next(line for line in text.split("\n") if "B w2" in line)
+    assert "A" + matrix.DRAINING in first_row
+    assert "A" + matrix.HALTED in first_row
+    assert second_row.count(matrix.ACQUIRING) == 2
+    assert "nobody" in text
+
+
+def test_more_members_than_lines_are_counted_not_dropped_in_silence() -> None:
+    """Twenty-four workers do not fit beside the matrix of a small terminal."""
+    text = "\n".join(frame(group(partitions=16, workers=16, standbys=8)))
+    assert "more, 8 standby" in text
+    assert "16 workers + 8 standby" in text
+
+
+def test_a_lost_connection_is_shown_with_the_age_of_the_data() -> None:
+    """The last picture stays, and says that it is the last."""
+    lost = model.Connection(connected=False, data_age_ms=12_300, problem="redis at host:6379: refused")
+    lines = frame(group(partitions=16, workers=2), width=110, connection=lost)
+    assert "Redis does not answer. What you see is 12.3 s old. redis at host:6379: refused" in lines[1]
+    assert len(lines) == 24
+
+
+def test_several_processors_have_a_line_of_tabs() -> None:
+    """The keys to switch are only named where there is something to switch to."""
+    several = frame(group(partitions=4, workers=1), tabs=view.Tabs(("audit", "price"), 1, True))
+    assert "audit" in several[0]
+    assert "←/→" in several[-1]
+    assert "PAUSED" in several[-1]
+    assert "←/→" not in frame(group(partitions=4, workers=1))[-1]
+
+
+def test_a_group_that_nobody_runs_says_so() -> None:
+    """An empty table would leave it open whether something is broken."""
+    text = "\n".join(frame(group(partitions=4, workers=0, lag=9)))
+    assert "no worker runs" in text
+
+
+@pytest.mark.parametrize("partitions", [1, 7, 16, 64, 256, 1024, 4096])
+@pytest.mark.parametrize("lines", [4, 10, 30])
+def test_there_is_a_shape_for_every_number_of_partitions(partitions: int, lines: int) -> None:
+    """The matrix never takes more lines than it is given, and never gives up."""
+    rows = model.rows(None, group(partitions=partitions, workers=5))
+    drawn = matrix.draw(rows, 76, lines)
+    assert 1 <= len(drawn) <= lines
+    assert all(line.cell_len <= 76 for line in drawn)
