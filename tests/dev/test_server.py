@@ -52,8 +52,7 @@ def test_it_refuses_writes_instead_of_evicting() -> None:
     with EmbeddedServer(maxmemory="4mb") as server:
         client = redis.Redis.from_url(server.url)
         with pytest.raises(redis.OutOfMemoryError):
-            for number in range(100):
-                client.set(f"key-{number}", b"x" * 100_000)
+            _write_until_refused(client)
 
         assert client.get("key-0") == b"x" * 100_000
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
@@ -167,7 +166,7 @@ def test_a_config_value_cannot_add_a_line_of_config(tmp_path: Path) -> None:
     with EmbeddedServer(data_dir=directory, maxmemory="64mb") as server:
         client = redis.Redis.from_url(server.url)
         assert client.config_get("maxmemory") == {"maxmemory": str(64 * 1024 * 1024)}
-        assert os.path.samefile(client.config_get("dir")["dir"], directory)
+        assert Path(client.config_get("dir")["dir"]).samefile(directory)
 
 
 def test_without_any_server_the_message_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +204,11 @@ def test_a_binary_that_will_not_do_is_refused_by_name(tmp_path: Path, says: str,
     binary.chmod(0o755)
     with pytest.raises(ConfigurationError, match=complaint):
         server_version(find_server(binary))
+
+
+def _write_until_refused(client: redis.Redis) -> None:
+    for number in range(100):
+        client.set(f"key-{number}", b"x" * 100_000)
 
 
 def _group_is_gone(group: int) -> bool:

