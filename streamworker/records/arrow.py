@@ -1,0 +1,339 @@
+"""The Arrow form of a record type: its schema, its batches, and what may change in it.
+
+A record type's hints are compiled once into a tree of columns (:mod:`.columns`). The types
+chosen are those that Spark maps to its own without a cast: ``string``, ``timestamp[us, UTC]``,
+list items called ``element``.
+
+    ====================================  ================================================
+    bool, int, float, str, bytes          bool, int64, float64, string, binary
+    datetime                              timestamp[us, UTC]; the value must have a zone
+    Annotated[datetime, Meta(tz=False)]   timestamp[us]; the value must have none
+    date, timedelta                       date32, duration[us]
+    Decimal                               decimal128(38, 18), or as ``Precision`` says
+    UUID                                  string
+    Enum, Literal                         string or int64, by its values
+    T | None, NotRequired[T]              T, nullable; everything else is not null
+    list, tuple[T, ...], set, frozenset   list of T
+    dict[K, T]                            map
+    a record type                         struct
+    ====================================  ================================================
+"""
+
+import collections.abc
+import datetime as dt
+import decimal
+import enum
+import numbers
+import typing
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from streamworker.errors import ConfigurationError, RecordError
+from streamworker.records.columns import Column, Leaf, ListColumn, MapColumn, Member, Misfit, StructColumn
+from streamworker.records.types import Hint, Kind, Precision, fields_of, hints_of, kind_of, read_hint
+
+_LISTS = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    collections.abc.Sequence,
+    collections.abc.MutableSequence,
+    collections.abc.Set,
+    collections.abc.MutableSet,
+    collections.abc.Collection,
+    collections.abc.Iterable,
+)
+_MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+
+_POSSIBLE = (
+    "Use bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID, an Enum, "
+    "or lists, dicts and records of these."
+)
+_INSTEAD: dict[Any, str] = {
+    Any: "Name the field's type.",
+    object: "Name the field's type.",
+    dt.time: "Use a str, or a datetime.",
+    complex: "Use two float fields.",
+    list: "Say what it holds, such as list[str].",
+    tuple: "Say what it holds, such as tuple[str, ...].",
+    set: "Say what it holds, such as set[str].",
+    frozenset: "Say what it holds, such as frozenset[str].",
+    dict: "Say what it holds, such as dict[str, int].",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in a record type a hint stands, for messages."""
+
+    record: str
+    path: str
+    inside: tuple[type, ...]
+    """Record types around it: one of them again would never end."""
+
+    def within(self, suffix: str) -> "_Place":
+        return _Place(self.record, self.path + suffix, self.inside)
+
+    def refuse(self, what: str, remedy: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"Field {self.path.lstrip('.')!r} of {self.record} {what}, which has no form in Arrow.",
+            remedy=remedy,
+        )
+
+
+def columns_of(python_type: type, kind: Kind) -> StructColumn:
+    """Compile a record type.
+
+    Raises
+    ------
+    ConfigurationError
+        For a field whose type has no Arrow form; names record, field and type, and says what
+        to use instead.
+    """
+    return _struct_column(python_type, kind, False, _Place(python_type.__name__, "", ()))
+
+
+def to_arrow(columns: StructColumn, records: Sequence[Any]) -> pa.RecordBatch:
+    """Build a record batch from records.
+
+    Raises
+    ------
+    RecordError
+        For a value that does not fit: names the field and the record's place in the list.
+    """
+    values = records if isinstance(records, list) else list(records)
+    try:
+        columns.check_records(values)
+        return pa.RecordBatch.from_arrays(columns.arrays(values), schema=columns.schema)
+    except Misfit as misfit:
+        field = misfit.path.lstrip(".")
+        subject = f"field {field!r} of {columns.name}" if field else "it"
+        raise RecordError(
+            f"Record {misfit.index} (counted from 0, of {len(values)}): {subject} {misfit.what}.",
+            remedy="Change the value, or the type of the field.",
+        ) from None
+
+
+# -- from hints to columns -------------------------------------------------------------------
+
+
+def _struct_column(python_type: type, kind: Kind, nullable: bool, place: _Place) -> StructColumn:
+    if python_type in place.inside:
+        raise place.refuse(
+            f"holds {python_type.__name__} within {python_type.__name__}",
+            "Arrow has no recursive types: use a list of ids, or a str with JSON in it.",
+        )
+    hints = hints_of(python_type, kind)
+    members = []
+    for field in fields_of(python_type, kind):
+        hint = read_hint(hints[field.name])
+        may_be_absent = kind is Kind.TYPED_DICT and not field.required
+        inner = _Place(place.record, f"{place.path}.{field.name}", (*place.inside, python_type))
+        column = _column(hint, hint.nullable or may_be_absent, inner)
+        members.append(Member(field.name, column, _fetcher(field.name, kind, may_be_absent)))
+    accepts = dict if kind is Kind.TYPED_DICT else python_type
+    return StructColumn(python_type.__name__, members, nullable, accepts)
+
+
+def _fetcher(name: str, kind: Kind, may_be_absent: bool) -> Callable[[list[Any]], list[Any]]:
+    if may_be_absent:
+        return lambda records: [record.get(name) for record in records]
+    one = itemgetter(name) if kind is Kind.TYPED_DICT else attrgetter(name)
+    return lambda records: list(map(one, records))
+
+
+def _column(hint: Hint, nullable: bool, place: _Place) -> Column:
+    base = hint.base
+    origin = typing.get_origin(base)
+    if origin is typing.Union:
+        raise place.refuse(
+            f"is one of several types ({_name(base)})",
+            "Use one type, or a str with JSON in it.",
+        )
+    if origin is typing.Literal:
+        return _literal_column(typing.get_args(base), nullable, place)
+    if origin in _LISTS:
+        return ListColumn(_inner(_item_of(base, place), place.within("[]")), nullable)
+    if origin in _MAPS:
+        key, value = typing.get_args(base)
+        key_column = _inner(key, place.within(" (key)"))
+        if key_column.nullable or not isinstance(key_column, Leaf):
+            raise place.refuse(f"has keys of type {_name(key)}", "Use str or int as the type of its keys.")
+        return MapColumn(key_column, _inner(value, place.within("{}")), nullable)
+    kind = kind_of(base)
+    if kind is not None:
+        return _struct_column(base, kind, nullable, place)
+    if isinstance(base, type) and issubclass(base, enum.Enum):
+        return _enum_column(base, nullable, place)
+    column = _scalar_column(base, hint.annotations, nullable)
+    if column is None:
+        remedy = _INSTEAD.get(base, _POSSIBLE)
+        raise place.refuse(f"is {_name(base)}", remedy)
+    return column
+
+
+def _inner(hint: Any, place: _Place) -> Column:
+    inner = read_hint(hint)
+    return _column(inner, inner.nullable, place)
+
+
+def _item_of(base: Any, place: _Place) -> Any:
+    items = typing.get_args(base)
+    if typing.get_origin(base) is tuple:
+        items = tuple(item for item in items if item is not Ellipsis)
+    if not items or any(item != items[0] for item in items):
+        raise place.refuse(
+            f"is {_name(base)}", "Use tuple[T, ...] of one type, or a record for fields of several."
+        )
+    return items[0]
+
+
+def _literal_column(values: tuple[Any, ...], nullable: bool, place: _Place) -> Column:
+    plain = [value for value in values if value is not None]
+    arrow_type, accepts, never = _type_of_values(plain, place)
+    allowed = frozenset(plain)
+
+    def first_other(column: list[Any]) -> int | None:
+        if allowed.issuperset(column):
+            return None
+        others = (i for i, value in enumerate(column) if value is not None and value not in allowed)
+        return next(others, None)
+
+    wanted = f"it must be one of {', '.join(map(repr, plain))}"
+    return Leaf(
+        arrow_type, nullable or len(plain) < len(values), accepts, never, check=first_other, wanted=wanted
+    )
+
+
+def _enum_column(base: type[enum.Enum], nullable: bool, place: _Place) -> Column:
+    arrow_type, _, _ = _type_of_values([member.value for member in base], place)
+    return Leaf(arrow_type, nullable, (base,), prepare=attrgetter("_value_"))
+
+
+def _type_of_values(
+    values: list[Any], place: _Place
+) -> tuple[pa.DataType, tuple[type, ...], tuple[type, ...]]:
+    if values and all(isinstance(value, str) for value in values):
+        return pa.string(), (str,), ()
+    if values and all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        return pa.int64(), (int,), (bool,)
+    raise place.refuse("has values of several types", "Use values that are all str or all int.")
+
+
+def _scalar_column(base: Any, annotations: tuple[Any, ...], nullable: bool) -> Column | None:
+    if base is dt.datetime or getattr(base, "__name__", "") in ("AwareDatetime", "NaiveDatetime"):
+        return _datetime_column(base, annotations, nullable)
+    if base is decimal.Decimal:
+        precision = next((a for a in annotations if isinstance(a, Precision)), Precision(38, 18))
+        arrow_type = pa.decimal128(precision.digits, precision.scale)
+        return Leaf(arrow_type, nullable, (decimal.Decimal, int), (bool,))
+    if base is bool:
+        return Leaf(pa.bool_(), nullable, (bool,))
+    if base is int:
+        return Leaf(pa.int64(), nullable, (int, numbers.Integral), (bool,))
+    if base is float:
+        return Leaf(pa.float64(), nullable, (float, int, numbers.Real), (bool,))
+    if base is str:
+        return Leaf(pa.string(), nullable, (str,))
+    if base in (bytes, bytearray, memoryview):
+        return Leaf(pa.binary(), nullable, (bytes, bytearray, memoryview))
+    if base is dt.date:
+        return Leaf(pa.date32(), nullable, (dt.date,), (dt.datetime,))
+    if base is dt.timedelta:
+        return Leaf(pa.duration("us"), nullable, (dt.timedelta,))
+    if base is uuid.UUID:
+        return Leaf(pa.string(), nullable, (uuid.UUID,), prepare=str)
+    return None
+
+
+def _datetime_column(base: Any, annotations: tuple[Any, ...], nullable: bool) -> Column:
+    naive = base is not dt.datetime and base.__name__ == "NaiveDatetime"
+    naive = naive or any(isinstance(a, msgspec.Meta) and a.tz is False for a in annotations)
+    if naive:
+        return Leaf(
+            pa.timestamp("us"),
+            nullable,
+            (dt.datetime,),
+            check=_first_aware,
+            wanted="the field is declared without a time zone",
+        )
+    return Leaf(
+        pa.timestamp("us", tz="UTC"),
+        nullable,
+        (dt.datetime,),
+        check=_first_naive,
+        wanted="a datetime needs a time zone, such as datetime.now(UTC)",
+    )
+
+
+def _first_naive(column: list[Any]) -> int | None:
+    if not [value for value in column if value is not None and value.tzinfo is None]:
+        return None
+    return next(i for i, value in enumerate(column) if value is not None and value.tzinfo is None)
+
+
+def _first_aware(column: list[Any]) -> int | None:
+    return next((i for i, value in enumerate(column) if value is not None and value.tzinfo is not None), None)
+
+
+def _name(hint: Any) -> str:
+    if isinstance(hint, type) and typing.get_origin(hint) is None:
+        return hint.__name__
+    return str(hint).replace("typing.", "")
+
+
+# -- change ----------------------------------------------------------------------------------
+
+
+def schema_changes(old: pa.Schema, new: pa.Schema) -> list[str]:
+    """Say what readers of ``old`` cannot follow in ``new``; an empty list means nothing.
+
+    A new nullable field is fine, and so is a field that no longer allows null: rows of both
+    kinds fit one table. A field that is gone, has another type, is new and not null, or now
+    allows null where the table does not, is a change that needs a new log.
+
+    Examples
+    --------
+    >>> schema_changes(pa.schema({"n": pa.int64()}), pa.schema({"n": pa.string()}))
+    ["field 'n' was int64 and is string"]
+    """
+    return _member_changes("", list(old), list(new))
+
+
+def _member_changes(prefix: str, old: list[pa.Field], new: list[pa.Field]) -> list[str]:
+    before = {field.name: field for field in old}
+    after = {field.name: field for field in new}
+    changes = []
+    for name, field in before.items():
+        path = f"{prefix}{name}"
+        if name not in after:
+            changes.append(f"field {path!r} was removed")
+        else:
+            changes += _field_changes(path, field, after[name])
+    for name, field in after.items():
+        if name not in before and not field.nullable:
+            changes.append(f"field {prefix + name!r} is new and not nullable")
+    return changes
+
+
+def _field_changes(path: str, old: pa.Field, new: pa.Field) -> list[str]:
+    changes = []
+    if new.nullable and not old.nullable:
+        changes.append(f"field {path!r} was not nullable and is")
+    if pa.types.is_struct(old.type) and pa.types.is_struct(new.type):
+        return changes + _member_changes(f"{path}.", list(old.type), list(new.type))
+    if pa.types.is_list(old.type) and pa.types.is_list(new.type):
+        return changes + _field_changes(f"{path}[]", old.type.value_field, new.type.value_field)
+    if pa.types.is_map(old.type) and pa.types.is_map(new.type):
+        changes += _field_changes(f"{path} (key)", old.type.key_field, new.type.key_field)
+        return changes + _field_changes(f"{path}{{}}", old.type.item_field, new.type.item_field)
+    if old.type != new.type:
+        changes.append(f"field {path!r} was {old.type} and is {new.type}")
+    return changes

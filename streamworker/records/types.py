@@ -1,0 +1,265 @@
+"""What a record type is made of: its kind, its fields, and what a type hint means.
+
+Nothing is imported for the sake of a look: pydantic and attrs are optional, and a class can
+only be one of theirs if the program has imported them already.
+"""
+
+import dataclasses
+import enum
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from streamworker.errors import ConfigurationError
+
+
+class Kind(enum.Enum):
+    """The ways to declare a record that are understood."""
+
+    STRUCT = "msgspec.Struct"
+    DATACLASS = "dataclass"
+    ATTRS = "attrs class"
+    TYPED_DICT = "TypedDict"
+    NAMED_TUPLE = "NamedTuple"
+    PYDANTIC = "pydantic model"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a record type."""
+
+    name: str
+    """As Python code and Spark columns have it."""
+    wire_name: str
+    """As payloads have it: the same unless renamed (msgspec) or aliased (pydantic)."""
+    default: Any
+    """The default, ``msgspec.NODEFAULT`` without one, ``UNKNOWN_DEFAULT`` if it is computed."""
+
+    @property
+    def required(self) -> bool:
+        """Whether a record cannot be made without it."""
+        return self.default is msgspec.NODEFAULT
+
+
+UNKNOWN_DEFAULT = object()
+"""Stands for what a default factory would make, or for a key that may be left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Digits of a ``Decimal`` column, where ``decimal128(38, 18)`` is not what you want.
+
+    Parameters
+    ----------
+    digits
+        All digits, 1 to 38.
+    scale
+        Digits after the point, 0 to ``digits``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the numbers are out of range.
+
+    Examples
+    --------
+    >>> from decimal import Decimal
+    >>> from typing import Annotated
+    >>> class Price(msgspec.Struct):
+    ...     amount: Annotated[Decimal, Precision(10, 2)]
+    """
+
+    digits: int
+    scale: int
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.digits <= 38 and 0 <= self.scale <= self.digits):
+            raise ConfigurationError(
+                f"Precision({self.digits}, {self.scale}) is not possible.",
+                remedy="Digits are 1 to 38, and the scale is 0 to that many.",
+            )
+
+
+def kind_of(candidate: object) -> Kind | None:
+    """Return how a class declares records, or None if it does not."""
+    if not isinstance(candidate, type):
+        return Kind.TYPED_DICT if _is_typed_dict(candidate) else None
+    if issubclass(candidate, msgspec.Struct):
+        return Kind.STRUCT
+    pydantic = sys.modules.get("pydantic")
+    base = getattr(pydantic, "BaseModel", None)
+    if base is not None and issubclass(candidate, base):
+        return Kind.PYDANTIC
+    if _is_typed_dict(candidate):
+        return Kind.TYPED_DICT
+    if issubclass(candidate, tuple) and hasattr(candidate, "_fields"):
+        return Kind.NAMED_TUPLE
+    if dataclasses.is_dataclass(candidate):
+        return Kind.DATACLASS
+    if hasattr(candidate, "__attrs_attrs__"):
+        return Kind.ATTRS
+    return None
+
+
+def _is_typed_dict(candidate: object) -> bool:
+    # typing_extensions has a TypedDict of its own, which typing.is_typeddict does not know.
+    return type(candidate).__name__ == "_TypedDictMeta"
+
+
+def fields_of(python_type: type, kind: Kind) -> tuple[Field, ...]:
+    """Return the fields of a record type in order."""
+    declared: Any = python_type
+    match kind:
+        case Kind.STRUCT:
+            return _struct_fields(declared)
+        case Kind.DATACLASS:
+            return tuple(
+                _field(f.name, f.name, f.default, f.default_factory, dataclasses.MISSING)
+                for f in dataclasses.fields(declared)
+            )
+        case Kind.ATTRS:
+            nothing = sys.modules["attr"].NOTHING
+            return tuple(
+                _field(a.name, a.name, a.default, nothing, nothing) for a in declared.__attrs_attrs__
+            )
+        case Kind.NAMED_TUPLE:
+            defaults = declared._field_defaults
+            return tuple(
+                Field(name, name, defaults.get(name, msgspec.NODEFAULT)) for name in declared._fields
+            )
+        case Kind.PYDANTIC:
+            return tuple(
+                Field(name, info.alias or name, _pydantic_default(info))
+                for name, info in declared.model_fields.items()
+            )
+        case Kind.TYPED_DICT:
+            optional = _optional_keys(declared)
+            return tuple(
+                Field(name, name, UNKNOWN_DEFAULT if name in optional else msgspec.NODEFAULT)
+                for name in declared.__annotations__
+            )
+
+
+def _struct_fields(declared: Any) -> tuple[Field, ...]:
+    names, wire_names = declared.__struct_fields__, declared.__struct_encode_fields__
+    defaults = declared.__struct_defaults__
+    padding = (msgspec.NODEFAULT,) * (len(names) - len(defaults))
+    return tuple(
+        Field(name, wire_name, default if _is_plain(default) else UNKNOWN_DEFAULT)
+        for name, wire_name, default in zip(names, wire_names, padding + defaults, strict=True)
+    )
+
+
+def _is_plain(default: object) -> bool:
+    return default is msgspec.NODEFAULT or type(default).__module__ != "msgspec._core"
+
+
+def _field(name: str, wire_name: str, default: Any, factory: Any, missing: object) -> Field:
+    if factory is not missing:
+        return Field(name, wire_name, UNKNOWN_DEFAULT)
+    return Field(name, wire_name, msgspec.NODEFAULT if default is missing else default)
+
+
+def _pydantic_default(info: Any) -> Any:
+    if info.is_required():
+        return msgspec.NODEFAULT
+    return UNKNOWN_DEFAULT if info.default_factory is not None else info.default
+
+
+def _optional_keys(declared: Any) -> frozenset[str]:
+    """Return the keys of a TypedDict that may be left out.
+
+    Under ``from __future__ import annotations`` the class itself does not know which keys are
+    ``NotRequired``; the resolved hints do.
+    """
+    try:
+        hints = typing.get_type_hints(declared, include_extras=True)
+    except NameError:
+        return frozenset(declared.__optional_keys__)
+    marked = {name for name, hint in hints.items() if read_hint(hint).may_be_absent}
+    required = {name for name, hint in hints.items() if typing.get_origin(hint) is typing.Required}
+    return frozenset((marked | declared.__optional_keys__) - required)
+
+
+def hints_of(python_type: type, kind: Kind) -> Mapping[str, Any]:
+    """Return the type hints of a record type's fields, resolved and with their annotations.
+
+    Raises
+    ------
+    ConfigurationError
+        For a hint that names something which does not exist (yet).
+    """
+    declared: Any = python_type
+    if kind is Kind.PYDANTIC:
+        declared.model_rebuild()
+        return {
+            name: typing.Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
+            for name, info in declared.model_fields.items()
+        }
+    try:
+        hints = typing.get_type_hints(declared, include_extras=True)
+    except NameError as error:
+        raise ConfigurationError(
+            f"A type hint of {declared.__qualname__} cannot be resolved: {error}.",
+            remedy="Define the types of its fields at module level, before they are used.",
+        ) from None
+    return {field.name: hints.get(field.name, Any) for field in fields_of(python_type, kind)}
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A type hint without its wrapping."""
+
+    base: Any
+    """The type itself; still a union where there are several."""
+    nullable: bool
+    """None, UNSET or leaving it out is allowed."""
+    may_be_absent: bool
+    """Marked ``NotRequired``."""
+    annotations: tuple[Any, ...]
+    """What ``Annotated`` adds, outermost first."""
+
+
+def read_hint(hint: Any) -> Hint:
+    """Take Optional, Annotated, NotRequired, NewType and type aliases off a hint."""
+    nullable = absent = False
+    annotations: tuple[Any, ...] = ()
+    while True:
+        origin = typing.get_origin(hint)
+        if origin is typing.Annotated:
+            annotations += tuple(hint.__metadata__)
+            hint = hint.__origin__
+        elif origin is typing.NotRequired:
+            nullable = absent = True
+            hint = typing.get_args(hint)[0]
+        elif origin in (typing.Required, typing.Final) or getattr(origin, "_name", None) == "ReadOnly":
+            hint = typing.get_args(hint)[0]
+        elif isinstance(hint, typing.NewType):
+            hint = hint.__supertype__
+        elif type(hint).__name__ == "TypeAliasType":
+            hint = hint.__value__
+        elif origin in (typing.Union, types.UnionType):
+            members = typing.get_args(hint)
+            kept = tuple(m for m in members if m not in (types.NoneType, msgspec.UnsetType))
+            nullable = nullable or len(kept) < len(members)
+            if len(kept) != 1:
+                return Hint(typing.Union[kept] if kept else None, nullable, absent, annotations)  # noqa: UP007
+            hint = kept[0]
+        else:
+            return Hint(hint, nullable, absent, annotations)
+
+
+def is_composite(base: Any) -> bool:
+    """Return whether a type holds other values: a collection, a mapping or a record."""
+    origin = typing.get_origin(base) or base
+    if kind_of(origin) is not None:
+        return True
+    containers = (list, tuple, set, frozenset, dict)
+    if isinstance(origin, type):
+        return issubclass(origin, containers) or origin.__module__ == "collections.abc"
+    return False
