@@ -1,0 +1,117 @@
+"""What a pipeline must be, checked where it is declared. Imports no pyspark.
+
+Everything here would otherwise be found out when Spark has started, ten seconds later, and
+in Spark's words.
+"""
+
+import re
+from pathlib import PurePosixPath
+
+from streamworker.errors import ConfigurationError
+from streamworker.processors import PipelineSpec
+
+FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text"})
+"""Formats that Spark writes as files in a directory: append only, unless we swap directories."""
+PATHLESS_FORMATS = frozenset({"console", "noop", "memory"})
+
+_INTERVAL = re.compile(r"(\d+) *(millisecond|second|minute|hour|day)s?")
+AVAILABLE_NOW = ("available now", "once")
+
+CONTROL_FOLDER = ".streamworker"
+"""Beside a result: checkpoint directories and versions. A dot keeps it out of listings, and
+out of what pyarrow, DuckDB and Spark read as data."""
+
+
+def check_pipeline(spec: PipelineSpec) -> None:
+    """Check a pipeline's arguments against each other.
+
+    Raises
+    ------
+    ConfigurationError
+        Naming the pipeline and what to write instead.
+    """
+    if not spec.processor.forward:
+        raise _wrong(
+            spec,
+            f"reads processor {spec.processor.name!r}, which forwards nothing.",
+            "Let the processor return its records, or declare it with forward=True.",
+        )
+    if spec.mode not in ("append", "complete", "update"):
+        raise _wrong(spec, f"has mode={spec.mode!r}.", "Use append, complete or update.")
+    trigger_of(spec)
+    if spec.format in FILE_FORMATS:
+        _check_files(spec)
+    elif spec.format not in PATHLESS_FORMATS and spec.path is not None and not spec.path:
+        raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
+
+
+def _check_files(spec: PipelineSpec) -> None:
+    if spec.mode == "update":
+        raise _wrong(
+            spec,
+            f"has mode='update' and format={spec.format!r}, and files cannot be updated in place.",
+            "Use mode='complete', which writes the whole result anew, or return a stream writer "
+            "with foreachBatch or a table format such as delta.",
+        )
+    if spec.mode == "complete" and spec.path is not None and not is_local(spec.path):
+        raise _wrong(
+            spec,
+            f"has mode='complete' and path={spec.path!r}, where a whole result cannot be swapped at once.",
+            "Use a path on a local disk, or return a stream writer for a table format such as delta.",
+        )
+    if spec.path is not None and not local(spec.path).strip("/. "):
+        raise _wrong(spec, f"has path={spec.path!r}.", "Name a directory that belongs to the result alone.")
+
+
+def trigger_of(spec: PipelineSpec) -> dict[str, str | bool]:
+    """Return the arguments of Spark's ``trigger(...)``.
+
+    Raises
+    ------
+    ConfigurationError
+        For a trigger that is neither a time nor ``available now``.
+    """
+    text = spec.trigger.strip().lower()
+    if text in AVAILABLE_NOW:
+        return {"availableNow": True}
+    if _INTERVAL.fullmatch(text):
+        return {"processingTime": text}
+    raise _wrong(
+        spec, f"has trigger={spec.trigger!r}.", 'Use a time such as "10 seconds", or "available now".'
+    )
+
+
+def checkpoint_of(spec: PipelineSpec, app: str) -> str:
+    """Return the checkpoint directory of a pipeline: the one given, or one beside its path."""
+    if spec.checkpoint is not None:
+        return spec.checkpoint
+    if spec.path is None:
+        return f"{CONTROL_FOLDER}/{app}/{spec.name}/checkpoint"
+    return f"{beside(spec.path)}/{spec.name}/checkpoint"
+
+
+def beside(path: str) -> str:
+    """Return the folder for what belongs to a result but is not in it.
+
+    >>> beside("lake/revenue")
+    'lake/.streamworker/revenue'
+    >>> beside("s3a://bucket/lake/revenue/")
+    's3a://bucket/lake/.streamworker/revenue'
+    """
+    scheme, mark, rest = path.rpartition("://")
+    place = PurePosixPath(rest)
+    return f"{scheme}{mark}{place.parent / CONTROL_FOLDER / place.name}"
+
+
+def is_local(path: str) -> bool:
+    """Return whether a path is on this machine's file system."""
+    return path.startswith("file:/") or "://" not in path
+
+
+def local(path: str) -> str:
+    """Return a local path without its ``file:`` prefix."""
+    return re.sub(r"^file:(//)?", "", path)
+
+
+def _wrong(spec: PipelineSpec, what: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"Pipeline {spec.name!r} {what}", remedy=remedy)

@@ -1,0 +1,231 @@
+"""Named connections: how Spark's processes reach Redis without Spark knowing the URL.
+
+A query says ``connection="prod"``. Each process that talks to Redis (the driver's planner,
+every executor) looks the name up where it runs:
+
+1. the environment variable ``STREAMWORKER_CONNECTION_PROD``;
+2. a file named by ``STREAMWORKER_CONNECTIONS``: TOML, ``prod = "rediss://..."``, readable by
+   its owner only (mode 0600), read again whenever it changes;
+3. for ``default`` only, ``STREAMWORKER_REDIS_URL``.
+
+So a URL with its password is in no option, plan, checkpoint, event log or message. Messages
+name the connection and the host.
+
+Blocking calls with a deadline each; every call here is a read or may be repeated, so a call
+that failed for want of an answer is tried again, with jitter, for as long as the query's
+``retryTimeout`` says: Spark never retries a planner call by itself.
+"""
+
+import os
+import random
+import re
+import stat
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
+from redis.retry import Retry
+
+from streamworker.errors import (
+    AuthenticationFailed,
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    ConfigurationError,
+)
+
+DEFAULT_NAME = "default"
+URL_VARIABLE = "STREAMWORKER_REDIS_URL"
+FILE_VARIABLE = "STREAMWORKER_CONNECTIONS"
+NAMED_VARIABLE = "STREAMWORKER_CONNECTION_"
+
+CALL_TIMEOUT_S = 5.0
+"""No answer for this long ends a call. A range of 4 MB takes some ten milliseconds."""
+CONNECT_TIMEOUT_S = 2.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+"""Pauses between attempts double from the first to the longest, each shortened at random by
+up to a half, so that the tasks of a query do not come back all at once."""
+
+_clients: dict[tuple[int, str], redis.Redis] = {}
+"""By process and URL. Spark forks its Python workers and uses them again for later tasks, so
+that a connection is made once a worker; a forked one must not share its parent's."""
+
+
+def variable_for(name: str) -> str:
+    """Return the environment variable that holds the URL of a named connection.
+
+    >>> variable_for("eu-prod")
+    'STREAMWORKER_CONNECTION_EU_PROD'
+    """
+    return NAMED_VARIABLE + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
+
+
+def resolve(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return the URL behind a name, from this process's environment.
+
+    Raises
+    ------
+    ConfigurationError
+        If the name is not defined here, or its file is open to others. Never shows a URL.
+    """
+    environ = os.environ if environ is None else environ
+    url = environ.get(variable_for(name)) or _from_file(name, environ)
+    if url is None and name == DEFAULT_NAME:
+        url = environ.get(URL_VARIABLE)
+    if url:
+        return url
+    places = f'{variable_for(name)}, or {FILE_VARIABLE} to a file with a line {name} = "redis://..."'
+    if name == DEFAULT_NAME:
+        places = f"{URL_VARIABLE}, {places}"
+    raise ConfigurationError(
+        f"Connection {name!r} is not known to this Spark process.",
+        remedy=f"Set {places}, where the driver and the executors start.",
+    )
+
+
+def _from_file(name: str, environ: Mapping[str, str]) -> str | None:
+    path = environ.get(FILE_VARIABLE)
+    if not path:
+        return None
+    try:
+        mode = Path(path).stat().st_mode
+        text = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The connections file {path} cannot be read: {error.strerror}.",
+            remedy=f"Correct {FILE_VARIABLE}.",
+        ) from None
+    if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
+        raise ConfigurationError(
+            f"The connections file {path} may be read by others, and holds passwords.",
+            remedy=f"Run: chmod 600 {path}",
+        )
+    try:
+        url = tomllib.loads(text).get(name)
+    except tomllib.TOMLDecodeError:
+        # The decoder's message may quote the line, and the line may hold a password.
+        raise ConfigurationError(
+            f"The connections file {path} is not TOML.", remedy='Each line is: name = "redis://..."'
+        ) from None
+    if url is not None and not isinstance(url, str):
+        raise ConfigurationError(
+            f"Connection {name!r} in {path} is not text.", remedy='Write it as: name = "redis://..."'
+        )
+    return url
+
+
+def address(url: str) -> str:
+    """Return host and port (or socket path) of a URL, without user and password."""
+    try:
+        parts = urlsplit(url)
+        return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+    except ValueError:
+        return "an address that cannot be read"
+
+
+class Connection:
+    """Redis, by the name of a connection; safe to make anywhere, connects when it is used.
+
+    Parameters
+    ----------
+    name
+        Name of the connection; see the module's text.
+    retry_timeout_ms
+        How long Redis may be away before a call gives up.
+    rng
+        Source of jitter.
+    """
+
+    def __init__(self, name: str, retry_timeout_ms: int, rng: random.Random | None = None) -> None:
+        self.name = name
+        self.retry_timeout_ms = retry_timeout_ms
+        self._rng = rng or random.Random()
+
+    def call(self, function: Callable[[redis.Redis], Any], *, retry: bool = True) -> Any:
+        """Run a function on a client, again and again while Redis does not answer.
+
+        The function must be one that may run twice.
+
+        Raises
+        ------
+        BackendUnavailable
+            If there was no answer within ``retry_timeout_ms``.
+        AuthenticationFailed, BackendRefused
+            If the answer was no; at once.
+        ConfigurationError
+            If the name is not known in this process.
+        """
+        give_up_at = time.monotonic() + self.retry_timeout_ms / 1000
+        pause = FIRST_PAUSE_S
+        while True:
+            url = resolve(self.name)
+            try:
+                return function(self._client(url))
+            except redis.RedisError as error:
+                # Once an answer is missing, the next one on that connection may be its answer.
+                _clients.pop((os.getpid(), url), None)
+                refusal = self._explain(url, error)
+                if not isinstance(refusal, BackendUnavailable):
+                    raise refusal from None
+                left = give_up_at - time.monotonic()
+                if not retry or left <= 0:
+                    raise refusal from None
+            time.sleep(min(left, pause * (1 - self._rng.random() / 2)))
+            pause = min(pause * 2, LONGEST_PAUSE_S)
+
+    def _client(self, url: str) -> redis.Redis:
+        key = (os.getpid(), url)
+        if key not in _clients:
+            _clients[key] = _open(self.name, url)
+        return _clients[key]
+
+    def _explain(self, url: str, error: redis.RedisError) -> BackendError:
+        where = f"Redis at {address(url)} (connection {self.name!r})"
+        if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
+            return AuthenticationFailed(
+                f"{where} did not accept the user or password.",
+                remedy="Correct the URL behind the connection's name.",
+            )
+        if isinstance(error, _UNANSWERED):
+            return BackendUnavailable(
+                f"{where} gave no answer for {self.retry_timeout_ms / 1000:g} s: {error}",
+                remedy="Is it running, and can this machine reach it? The query can be started again from "
+                "its checkpoint; option retryTimeout sets how long it waits.",
+            )
+        return BackendRefused(f"{where} refused: {error}", remedy="Check the server and the user's rights.")
+
+
+_UNANSWERED = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.BusyLoadingError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.TryAgainError,
+)
+"""What passes by itself: nobody there, no answer, loading its data, failing over."""
+
+
+def _open(name: str, url: str) -> redis.Redis:
+    try:
+        return redis.Redis.from_url(
+            url,
+            socket_timeout=CALL_TIMEOUT_S,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
+            protocol=2,
+            client_name="streamworker-spark",
+        )
+    except ValueError:
+        # urllib's message quotes the part it did not understand, which may be the password.
+        raise ConfigurationError(
+            f"The URL of connection {name!r} cannot be read.",
+            remedy="It is redis://user:password@host:port/db, rediss:// or unix:///path; "
+            "characters such as / # @ in the password are percent-encoded.",
+        ) from None

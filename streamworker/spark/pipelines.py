@@ -1,0 +1,390 @@
+"""Running an app's pipelines: one Spark query each, restarted, watched and stopped in order.
+
+A pipeline is a plain function from a DataFrame of forwarded rows to a DataFrame, which is
+written for it, or to a stream writer, which is started for it. The checkpoint directory, the
+trigger and the query's name are ours in both cases.
+"""
+
+import difflib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streamworker.errors import ConfigurationError, InternalError
+from streamworker.processors import PipelineSpec
+from streamworker.spark.checks import (
+    FILE_FORMATS,
+    PATHLESS_FORMATS,
+    beside,
+    check_pipeline,
+    checkpoint_of,
+    is_local,
+    local,
+    trigger_of,
+)
+from streamworker.spark.failures import Failure, read_failure
+from streamworker.spark.options import is_source_option
+from streamworker.spark.progress import PipelineProgress, from_event
+from streamworker.spark.session import Session, open_session
+from streamworker.spark.sink import WholeResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""How often queries are looked at; also how late a stop is noticed."""
+GRACE_S = 30.0
+"""How long a stop waits for the micro-batch under way. One that is interrupted is run again
+by the next start, so this saves work, not rows."""
+RESTARTS_MAX = 5
+"""Failures in a row, without a finished micro-batch between them, before it is given up."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+
+OnProgress = Callable[[PipelineProgress], None]
+
+
+class AppLike(Protocol):
+    """The part of an ``App`` that is needed here."""
+
+    @property
+    def name(self) -> str:
+        """Name of the app."""
+
+    @property
+    def pipelines(self) -> Mapping[str, PipelineSpec]:
+        """Its pipelines by name."""
+
+    @property
+    def settings(self) -> Any:
+        """Its settings, for the Redis URL."""
+
+
+def run_pipelines(
+    app_or_specs: AppLike | Iterable[PipelineSpec],
+    *,
+    pipeline: str | None = None,
+    master: str | None = None,
+    remote: str | None = None,
+    once: bool = False,
+    stop: threading.Event | None = None,
+    on_progress: OnProgress | None = None,
+    session: Session | None = None,
+) -> int:
+    """Run pipelines until they are done, fail, or are told to stop.
+
+    Every query continues from its checkpoint directory, so running this again after a crash,
+    a kill or a stop neither loses nor repeats rows in Spark's own sinks.
+
+    Parameters
+    ----------
+    app_or_specs
+        An app, or the pipelines themselves.
+    pipeline
+        Only the one of this name.
+    master, remote
+        Where Spark runs; see :func:`streamworker.spark.session.open_session`.
+    once
+        Read what is there and end, whatever the triggers say.
+    stop
+        Set it to stop: micro-batches under way are given 30 s to finish.
+    on_progress
+        Called from this thread after each micro-batch and change of state.
+    session
+        A session to use instead of an own one; it is left running.
+
+    Returns
+    -------
+    int
+        0 when all was done or stopped, 1 when a pipeline failed for good; then the others
+        were stopped too.
+
+    Raises
+    ------
+    ConfigurationError
+        If a pipeline cannot be run as it is declared.
+    JavaMissing
+        If Spark needs a Java and none fits.
+    """
+    specs, redis_url = _selected(app_or_specs, pipeline)
+    for spec in specs:
+        check_pipeline(spec)
+    own = session is None
+    found = session or open_session(
+        specs[0].processor.stream.app, master=master, remote=remote, redis_url=redis_url
+    )
+    try:
+        runs = [_Run(spec, found, once=once, tell=on_progress) for spec in specs]
+        return _watch(runs, stop or threading.Event())
+    finally:
+        if own:
+            found.stop()
+
+
+def _selected(
+    app_or_specs: AppLike | Iterable[PipelineSpec], name: str | None
+) -> tuple[list[PipelineSpec], str | None]:
+    if isinstance(app_or_specs, Iterable):
+        specs, redis_url, owner = list(app_or_specs), None, "the list"
+    else:
+        specs, redis_url = list(app_or_specs.pipelines.values()), str(app_or_specs.settings.redis_url)
+        owner = f"app {app_or_specs.name!r}"
+    if not specs:
+        raise ConfigurationError(
+            f"There is no pipeline in {owner}.", remedy="Declare one with @app.pipeline(processor)."
+        )
+    if name is None:
+        return specs, redis_url
+    chosen = [spec for spec in specs if spec.name == name]
+    if not chosen:
+        names = [spec.name for spec in specs]
+        close = difflib.get_close_matches(name, names, n=1)
+        raise ConfigurationError(
+            f"There is no pipeline {name!r} in {owner}.",
+            remedy=f"Did you mean {close[0]!r}?" if close else f"It has: {', '.join(names)}.",
+        )
+    return chosen, redis_url
+
+
+def _watch(runs: "list[_Run]", stop: threading.Event) -> int:
+    failed = False
+    try:
+        for run in runs:
+            run.start()
+        while not (failed or stop.is_set()) and any(run.active for run in runs):
+            stop.wait(POLL_S)
+            for run in runs:
+                run.look()
+            failed = any(run.failure is not None for run in runs)
+    finally:
+        # Also on Ctrl-C and on an error: a query that is not stopped keeps the JVM busy.
+        deadline = time.monotonic() + GRACE_S
+        for run in runs:
+            run.stop(deadline)
+    return 1 if failed else 0
+
+
+@dataclass
+class _Run:
+    """One pipeline and its query."""
+
+    spec: PipelineSpec
+    session: Session
+    once: bool
+    tell: OnProgress | None
+    failure: Failure | None = None
+    active: bool = True
+    _query: "StreamingQuery | None" = None
+    _last: PipelineProgress | None = None
+    _seen: tuple[int, str] = (-1, "")
+    _failures: int = 0
+    _start_at: float = 0.0
+    _rng: random.Random = field(default_factory=random.Random)
+
+    def start(self) -> None:
+        """Build the query and start it.
+
+        Raises
+        ------
+        ConfigurationError
+            If the pipeline's function does not fit its declaration.
+        """
+        self._query = start_query(self.spec, self.session, once=self.once)
+        log.info("pipeline %s runs", self.spec.name)
+
+    def look(self) -> None:
+        """Pass on progress, and deal with a query that has ended."""
+        if not self.active:
+            return
+        if self._query is None:
+            if time.monotonic() >= self._start_at:
+                self.start()
+            return
+        ended = not self._query.isActive
+        self._pass_on(self._query)
+        if not ended:
+            return
+        error = self._query.exception()
+        self._query = None
+        if error is None:
+            self.active = False
+            self._say("done")
+        else:
+            self._fail(read_failure(str(error)))
+
+    def stop(self, deadline: float) -> None:
+        """Let the micro-batch under way finish until ``deadline``, then stop the query."""
+        query, self._query = self._query, None
+        if query is None:
+            self.active = False
+            return
+        while time.monotonic() < deadline and query.status["isTriggerActive"]:
+            time.sleep(0.05)
+        self._pass_on(query)
+        query.stop()
+        self.active = False
+        self._say("stopped")
+
+    def _pass_on(self, query: "StreamingQuery") -> None:
+        for event in query.recentProgress:
+            key = (int(event["batchId"]), str(event["timestamp"]))
+            if key > self._seen:
+                self._seen = key
+                self._failures = 0
+                self._last = from_event(self.spec.name, event)
+                if self.tell is not None:
+                    self.tell(self._last)
+
+    def _fail(self, failure: Failure) -> None:
+        waits = failure.nothing_there_yet and not self.once
+        if not waits:
+            self._failures += 1
+        if (failure.final and not waits) or self._failures > RESTARTS_MAX:
+            self.failure, self.active = failure, False
+            log.error("pipeline %s failed: %s", self.spec.name, failure.message)
+            self._say("failed", failure.message)
+            return
+        pause = min(FIRST_PAUSE_S * 2 ** max(self._failures - 1, 0), LONGEST_PAUSE_S)
+        pause *= 1 - self._rng.random() / 2
+        self._start_at = time.monotonic() + pause
+        self._seen = (-1, "")
+        log.warning(
+            "pipeline %s starts again from its checkpoint in %.1f s: %s",
+            self.spec.name, pause, failure.message,
+        )  # fmt: skip
+        self._say("waiting" if waits else "restarting", failure.message)
+
+    def _say(self, state: str, error: str = "") -> None:
+        last = self._last
+        if self.tell is None:
+            return
+        self.tell(
+            PipelineProgress(
+                pipeline=self.spec.name,
+                state=state,
+                batch=last.batch if last else -1,
+                rows=0,
+                rows_per_s=0.0,
+                positions=last.positions if last else {},
+                lag_rows=last.lag_rows if last else {},
+                seconds=0.0,
+                error=error,
+            )
+        )
+
+
+# -- building a query ------------------------------------------------------------------------
+
+
+def start_query(spec: PipelineSpec, session: Session, *, once: bool = False) -> "StreamingQuery":
+    """Start the query of a pipeline from its checkpoint directory, and return it.
+
+    Raises
+    ------
+    ConfigurationError
+        If the function returns something else, or Spark refuses the query.
+    """
+    from pyspark.errors import AnalysisException
+
+    result = spec.function(source_rows(spec, session))
+    trigger = {"availableNow": True} if once else trigger_of(spec)
+    checkpoint = _absolute(checkpoint_of(spec, spec.processor.stream.app))
+    # Spark cannot append an aggregate without a watermark. All that a pipeline can mean by it
+    # is the whole result, so that is tried next.
+    modes = ["append", "complete"] if spec.mode == "append" else [spec.mode]
+    for mode in modes:
+        writer = _writer_of(spec, result, mode, checkpoint)
+        writer = writer.queryName(spec.name).option("checkpointLocation", checkpoint)
+        try:
+            query: StreamingQuery = writer.trigger(**trigger).start()
+        except AnalysisException as error:
+            if result is not writer and mode != modes[-1] and "OUTPUT_MODE" in (error.getCondition() or ""):
+                continue
+            raise ConfigurationError(
+                f"Spark refuses pipeline {spec.name!r}: {str(error).splitlines()[0]}",
+                remedy="Another mode may fit: append, complete, or update with a writer of your own.",
+            ) from None
+        if mode != modes[0]:
+            log.info("pipeline %s has no watermark: its whole result is written each time", spec.name)
+        return query
+    raise InternalError(f"Pipeline {spec.name!r} was tried in no mode.")
+
+
+def source_rows(spec: PipelineSpec, session: Session) -> "DataFrame":
+    """Return the streaming DataFrame of the rows that a pipeline reads.
+
+    Its type comes from the processor, so that a pipeline can start before the first row.
+    """
+    from streamworker.spark.schema import spark_schema
+    from streamworker.spark.source import FORMAT
+
+    source = {name: value for name, value in spec.options.items() if is_source_option(name)}
+    given = {name.lower(): value for name, value in source.items()}
+    stream = spec.processor.stream
+    options = {"app": stream.app, "stream": stream.name, "processor": spec.processor.name}
+    if "reader" not in given:
+        options["reader"] = spec.name
+    if session.parallelism and not {"minpartitions", "maxpartitions"} & set(given):
+        options["maxPartitions"] = str(session.parallelism)
+    record = spec.processor.output or stream.record
+    declared = spark_schema(
+        record.arrow_schema(), include_metadata=given.get("includemetadata", "").lower() == "true"
+    )
+    reader = session.spark.readStream.format(FORMAT).schema(declared)
+    return reader.options(**options, **source).load()
+
+
+def _writer_of(spec: PipelineSpec, result: Any, mode: str, checkpoint: str) -> Any:
+    if hasattr(result, "foreachBatch") and hasattr(result, "start"):
+        return result
+    if not hasattr(result, "writeStream"):
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} returned {type(result).__name__}.",
+            remedy="Its function returns a DataFrame, or the stream writer of one (df.writeStream...).",
+        )
+    _check_frame(spec, result)
+    return _writer(spec, result, mode, checkpoint)
+
+
+def _check_frame(spec: PipelineSpec, frame: Any) -> None:
+    if not frame.isStreaming:
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} returned a DataFrame that does not come from its argument.",
+            remedy="Derive the result from the DataFrame that the function is given.",
+        )
+    if spec.path is None and spec.format not in PATHLESS_FORMATS:
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} has no path for its result.",
+            remedy='Give it one: @app.pipeline(..., path="lake/..."), or return a stream writer.',
+        )
+
+
+def _writer(spec: PipelineSpec, frame: Any, mode: str, checkpoint: str) -> Any:
+    options = {name: value for name, value in spec.options.items() if not is_source_option(name)}
+    partition_by = [name.strip() for name in options.pop("partitionBy", "").split(",") if name.strip()]
+    if mode == "complete" and spec.format in FILE_FORMATS:
+        if not (spec.path and is_local(spec.path) and is_local(checkpoint)):
+            raise ConfigurationError(
+                f"Pipeline {spec.name!r} writes its whole result each time, and {spec.path!r} or its "
+                "checkpoint is not on a local disk.",
+                remedy="Use local paths, or return a stream writer for a table format such as delta.",
+            )
+        path = _absolute(spec.path)
+        whole = WholeResult(path, f"{beside(path)}/{spec.name}", checkpoint, spec.format, options)
+        whole.check()
+        return frame.writeStream.outputMode("complete").foreachBatch(whole)
+    writer = frame.writeStream.outputMode(mode).format(spec.format).options(**options)
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
+    return writer.option("path", _absolute(spec.path)) if spec.path else writer
+
+
+def _absolute(path: str) -> str:
+    return str(Path(local(path)).absolute()) if is_local(path) else path

@@ -1,0 +1,184 @@
+"""Arrow and Spark: the schema that a query declares, and making every batch fit it.
+
+Spark checks the first batch of a task against the declared schema and none after it: a later
+one that differs ends in an error without a hint. So every batch is cast here. Every declared
+column is nullable, since an older entry may lack it: that is how a processor's type grows.
+"""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from streamworker.errors import ConfigurationError, RecordError
+from streamworker.spark.logs import LogEntry
+
+BATCH_ROWS = 10_000
+"""Small batches are joined up to about here: the cost of handing one to the JVM is fixed."""
+
+METADATA = (
+    StructField("_partition", IntegerType()),
+    StructField("_offset", LongType()),
+    StructField("_acked_at", TimestampType()),
+    StructField("_entry_id", StringType()),
+    StructField("_epoch", LongType()),
+)
+"""Columns that ``includeMetadata`` adds: the partition; the row's number in its log, from 1;
+when it was committed, by the server's clock; the last source entry of its batch; the epoch."""
+
+METADATA_NAMES = tuple(field.name for field in METADATA)
+
+
+def spark_schema(arrow: pa.Schema, *, include_metadata: bool = False) -> StructType:
+    """Return the schema that a query declares for forwarded rows.
+
+    Raises
+    ------
+    ConfigurationError
+        For a column that Spark has no type for, or one named like a metadata column.
+    """
+    try:
+        declared = from_arrow_schema(pa.schema([_plain(field) for field in arrow]))
+    except Exception as error:  # noqa: BLE001, pyspark raises several kinds
+        raise ConfigurationError(
+            f"Spark has no type for a forwarded column: {error}",
+            remedy="Forward another type, such as text or a number.",
+        ) from None
+    fields = [StructField(field.name, _nullable(field.dataType)) for field in declared]
+    if include_metadata:
+        taken = sorted(set(METADATA_NAMES) & {field.name for field in fields})
+        if taken:
+            raise ConfigurationError(
+                f"The forwarded rows have a column {taken[0]!r}, which includeMetadata adds.",
+                remedy="Rename the field, or leave includeMetadata out.",
+            )
+        fields += METADATA
+    return StructType(fields)
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """Return a field in the types that Spark has: it knows no unsigned integers."""
+    wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+    kind = pa.decimal128(20, 0) if field.type == pa.uint64() else wider.get(field.type, field.type)
+    return pa.field(field.name, kind)
+
+
+def _nullable(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, _nullable(f.dataType)) for f in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+    return kind
+
+
+def arrow_target(declared: StructType) -> pa.Schema:
+    """Return the Arrow schema in which Spark wants a declared schema's batches."""
+    return to_arrow_schema(declared, timezone="UTC")
+
+
+class Conformer:
+    """Makes the rows of log entries fit one declared schema.
+
+    Columns that an entry lacks are null; columns that were not declared are left out.
+    """
+
+    def __init__(self, target: pa.Schema, *, include_metadata: bool) -> None:
+        self._target = target
+        self._include_metadata = include_metadata
+
+    def conform(self, entry: LogEntry) -> pa.RecordBatch:
+        """Return an entry's rows in the declared schema.
+
+        Raises
+        ------
+        RecordError
+            Naming the column whose values do not fit.
+        """
+        rows = entry.batch.num_rows
+        found = {name: entry.batch.column(i) for i, name in enumerate(entry.batch.schema.names)}
+        if self._include_metadata:
+            found |= _metadata(entry)
+        columns = [
+            self._cast(found[field.name], field, entry) if field.name in found else pa.nulls(rows, field.type)
+            for field in self._target
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._target)
+
+    def _cast(self, column: pa.Array, field: pa.Field, entry: LogEntry) -> pa.Array:
+        if column.type == field.type:
+            return column
+        try:
+            return _cast(column, field.type)
+        except pa.ArrowException as error:
+            raise RecordError(
+                f"Column {field.name!r} is {column.type} in rows up to {entry.end} of partition "
+                f"{entry.partition}, and does not fit the query's {field.type}: {error}",
+                remedy="Start the query again, so that it takes up the processor's new type; if the older "
+                "rows do not fit it either, give the field a new name.",
+            ) from None
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast, filling what a nested struct lacks with nulls, which Arrow's own cast refuses."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
+        have = {column.type.field(i).name: i for i in range(column.type.num_fields)}
+        children = [
+            _cast(column.field(have[f.name]), f.type) if f.name in have else pa.nulls(len(column), f.type)
+            for f in kind
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+    if pa.types.is_list(kind) and pa.types.is_list(column.type) and column.offset == 0:
+        values = _cast(column.values, kind.value_type)
+        return pa.ListArray.from_arrays(column.offsets, values, type=kind, mask=column.is_null())
+    return pc.cast(column, kind)
+
+
+def _metadata(entry: LogEntry) -> dict[str, pa.Array]:
+    rows = entry.batch.num_rows
+
+    def repeat(value: object, kind: pa.DataType) -> pa.Array:
+        return pa.repeat(pa.scalar(value, kind), rows)
+
+    return {
+        "_partition": repeat(entry.partition, pa.int32()),
+        "_offset": pa.array(range(entry.start + 1, entry.end + 1), pa.int64()),
+        "_acked_at": repeat(entry.at_ms * 1000, pa.int64()).cast(pa.timestamp("us", "UTC")),
+        "_entry_id": repeat(entry.last, pa.string()),
+        "_epoch": repeat(entry.epoch, pa.int64()),
+    }
+
+
+class Coalescer:
+    """Joins small batches into ones of about ``BATCH_ROWS`` rows; order is kept."""
+
+    def __init__(self, rows: int = BATCH_ROWS) -> None:
+        self._rows = rows
+        self._waiting: list[pa.RecordBatch] = []
+        self._count = 0
+
+    def add(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Take a batch, and return what is ready."""
+        if batch.num_rows:
+            self._waiting.append(batch)
+            self._count += batch.num_rows
+        return self.flush() if self._count >= self._rows else []
+
+    def flush(self) -> list[pa.RecordBatch]:
+        """Return all that waits."""
+        waiting, self._waiting, self._count = self._waiting, [], 0
+        if len(waiting) < 2:
+            return waiting
+        batches: list[pa.RecordBatch] = pa.Table.from_batches(waiting).combine_chunks().to_batches()
+        return batches

@@ -1,0 +1,278 @@
+"""``format("streamworker")``: the acked logs as a batch and a streaming source of Spark.
+
+Exactly once in Spark's sinks rests on three things. The rows of a log never change, and an
+offset names them exactly, so a micro-batch that is run again reads the same rows. A position
+is told to Redis only when Spark has it in its commit log, so trimming keeps what a restart
+needs. And a log that is not the one that was read (deleted, made again, rolled back by a
+restore) is noticed, and never read past in silence.
+
+Spark calls ``commit(end)`` for a batch only when it plans the next one, and so never for its
+last. But the ``start`` of ``latestOffset(start, limit)`` is always a committed offset. So the
+position is told from both.
+
+Examples
+--------
+>>> rows = (                                                        # doctest: +SKIP
+...     spark.readStream.format("streamworker")
+...     .option("app", "shop").option("stream", "orders").option("processor", "price")
+...     .load()
+... )
+"""
+
+# Spark gives the methods their names.
+# ruff: noqa: N802
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from streamworker.errors import BackendError, ConfigurationError
+from streamworker.spark import offsets
+from streamworker.spark.logs import AckedLogs, lose
+from streamworker.spark.offsets import START, Position, Slice
+from streamworker.spark.options import Offsets, SourceOptions, Where, parse_options
+from streamworker.spark.schema import METADATA_NAMES, Coalescer, Conformer, arrow_target, spark_schema
+
+log = logging.getLogger(__name__)
+
+FORMAT = "streamworker"
+
+REGISTER_INTERVAL_MS = 5_000
+"""A position that does not move is still told this often, so that a live reader can be told
+from one that is gone."""
+
+
+@dataclass
+class Task(InputPartition):
+    """What one Spark task reads. Not a partition of the stream, but parts of some of them."""
+
+    parts: tuple[Slice, ...]
+
+
+class StreamworkerDataSource(DataSource):
+    """The rows that a processor forwarded; docs/spark.md lists the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``format(...)``."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Return the type of the rows as the processor forwards them now.
+
+        Raises
+        ------
+        ConfigurationError
+            For a wrong option, or a processor that has not forwarded anything yet.
+        """
+        options = parse_options(self.options)
+        return spark_schema(AckedLogs(options).schema(), include_metadata=options.include_metadata)
+
+    def reader(self, schema: StructType) -> "LogBatchReader":
+        """Return the reader behind ``spark.read``."""
+        return LogBatchReader(parse_options(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> "LogStreamReader":
+        """Return the reader behind ``spark.readStream``."""
+        return LogStreamReader(parse_options(self.options, streaming=True), schema)
+
+
+def read_rows(options: SourceOptions, target: pa.Schema, task: Task) -> Iterator[pa.RecordBatch]:
+    """Yield a task's rows in the declared schema; runs on the executors."""
+    logs = AckedLogs(options)
+    conformer = Conformer(target, include_metadata=options.include_metadata)
+    coalescer = Coalescer()
+    for part in task.parts:
+        for entry in logs.read(part):
+            yield from coalescer.add(conformer.conform(entry))
+    yield from coalescer.flush()
+
+
+def plan_tasks(options: SourceOptions, parts: list[Slice]) -> Sequence[Task]:
+    """Split and pack slices into the tasks that the options ask for."""
+    cut = offsets.split(parts, options.min_partitions)
+    return [Task(packed) for packed in offsets.pack(cut, options.max_partitions)]
+
+
+def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int, Position]:
+    """Turn ``startingOffsets`` or ``endingOffsets`` into positions.
+
+    Raises
+    ------
+    ConfigurationError
+        For a row that the log does not have yet, or a partition that is not there.
+    DataLoss
+        For a row that was trimmed, unless the query said ``failOnDataLoss=false``.
+    """
+    tails = logs.tails()
+    unknown = sorted(set(wanted.each) - set(tails))
+    if unknown:
+        raise ConfigurationError(
+            f"Offsets are given for partition {unknown[0]}, and the stream has {len(tails)} partitions.",
+            remedy=f"They are numbered 0 to {len(tails) - 1}.",
+        )
+    firsts = logs.first_positions(tails)
+    return {p: _place(options, p, wanted.of(p), firsts[p], tail) for p, tail in tails.items()}
+
+
+def _place(options: SourceOptions, p: int, where: Where, first: Position, tail: Position) -> Position:
+    if where == "earliest":
+        return first
+    if where == "latest":
+        where = tail.rows
+    if where == tail.rows:
+        return tail if tail.rows else START
+    if where > tail.rows:
+        raise ConfigurationError(
+            f"Offset {where} is given for partition {p}, whose acked log has {tail.rows} rows.",
+            remedy="Use latest, or -1 for this partition.",
+        )
+    if where < first.rows:
+        lose(
+            f"Offset {where} is given for partition {p}, whose rows up to {first.rows} were trimmed.",
+            fail=options.fail_on_data_loss,
+        )
+        return first
+    return Position(where, tail.log)
+
+
+class LogBatchReader(DataSourceReader):
+    """Reads the logs once, from ``startingOffsets`` to ``endingOffsets``."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._target = arrow_target(schema)
+
+    def partitions(self) -> Sequence[Task]:
+        """Return the tasks; the end is fixed now, so rows that come later are left out."""
+        logs = AckedLogs(self._options)
+        start = locate(self._options, logs, self._options.starting_offsets)
+        end = locate(self._options, logs, self._options.ending_offsets)
+        return plan_tasks(self._options, offsets.slices(start, end)) or [Task(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task."""
+        return read_rows(self._options, self._target, cast(Task, partition))
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the logs as they grow.
+
+    One lives in the planner process as long as its query; ``read`` runs elsewhere, on copies.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._target = arrow_target(schema)
+        self._logs = AckedLogs(options)
+        self._tails: dict[int, Position] = {}
+        self._target_offset: dict[int, Position] | None = None
+        self._registered: dict[str, Any] | None = None
+        self._registered_ms = 0
+
+    # -- planning ----------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a new query begins, and hold trimming there."""
+        start = locate(self._options, self._logs, self._options.starting_offsets)
+        _, now_ms = self._logs.tails_and_time()
+        self._register(start, now_ms, must=True)
+        # What was trimmed in between is not there any more; from here on nothing is.
+        again = locate(self._options, self._logs, self._options.starting_offsets)
+        return offsets.to_json({p: again[p] if again[p].rows > at.rows else at for p, at in start.items()})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return ``maxRowsPerTrigger``."""
+        limit = self._options.max_rows_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of a query that reads what is there and stops."""
+        self._target_offset = self._logs.tails()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next micro-batch ends, at most ``limit`` rows behind ``start``.
+
+        Raises
+        ------
+        DataLoss
+            If a log is not the one that was read up to ``start``, or is shorter, unless the
+            query said ``failOnDataLoss=false``.
+        """
+        position = offsets.from_json(start)
+        tails, now_ms = self._logs.tails_and_time()
+        self._tails = tails
+        self._report(position, tails)
+        self._register(position, now_ms, must=self._registered is None)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
+        return start if end == position else offsets.to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the ends of the logs, so that progress events show the lag in rows."""
+        return offsets.to_json(self._tails) if self._tails else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
+        """Return the tasks of a micro-batch.
+
+        Also called after a restart for the batch that was under way, without
+        ``latestOffset``: so the logs are looked at here again.
+        """
+        since, until = offsets.from_json(start), offsets.from_json(end)
+        parts = offsets.slices(since, until)
+        if not parts:
+            return []
+        self._report(until, self._logs.tails())
+        return plan_tasks(self._options, parts)
+
+    def _report(self, position: offsets.Offset, tails: offsets.Offset) -> None:
+        for p, loss in offsets.find_losses(position, tails).items():
+            lose(
+                f"The acked log of partition {p} of {self._options.app}.{self._options.stream} "
+                f"({self._options.processor}) was read up to row {position[p].rows}, and {loss.value}.",
+                fail=self._options.fail_on_data_loss,
+            )
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task; may run more than once for it."""
+        return read_rows(self._options, self._target, cast(Task, partition))
+
+    # -- positions ---------------------------------------------------------------------------
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tell Redis that nothing up to ``end`` is needed again; a failure only delays it."""
+        try:
+            _, now_ms = self._logs.tails_and_time()
+            self._register(offsets.from_json(end), now_ms, must=False)
+        except BackendError as error:
+            log.warning("The reader's position was not told to Redis: %s", error)
+
+    def _register(self, position: offsets.Offset, now_ms: int, *, must: bool) -> None:
+        document = offsets.to_json(position)
+        fresh = now_ms - self._registered_ms < REGISTER_INTERVAL_MS
+        if document == self._registered and fresh:
+            return
+        try:
+            self._logs.register(position, now_ms, retry=must)
+        except BackendError as error:
+            if must:
+                raise
+            log.warning("The reader's position was not told to Redis: %s", error)
+            return
+        self._registered, self._registered_ms = document, now_ms
+
+
+__all__ = ["FORMAT", "METADATA_NAMES", "LogBatchReader", "LogStreamReader", "StreamworkerDataSource"]

@@ -1,0 +1,69 @@
+"""Spark for its tests: one session for the whole run, on a real server."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from streamworker.spark.connection import FILE_VARIABLE
+from streamworker.spark.session import Session, open_session
+from tests.spark.acked import AckedLog
+
+Connect = Callable[[str, str], None]
+
+
+@pytest.fixture(scope="session")
+def connections_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The file in which Spark's processes look connections up; read anew by each call."""
+    path = tmp_path_factory.mktemp("connections") / "connections.toml"
+    path.touch(mode=0o600)
+    before = os.environ.get(FILE_VARIABLE)
+    os.environ[FILE_VARIABLE] = str(path)
+    yield path
+    if before is None:
+        del os.environ[FILE_VARIABLE]
+    else:
+        os.environ[FILE_VARIABLE] = before
+
+
+@pytest.fixture
+def connect(connections_file: Path) -> Connect:
+    """Give a Redis URL a name that Spark knows."""
+    connections_file.write_text("")
+
+    def add(name: str, url: str) -> None:
+        with connections_file.open("a") as file:
+            file.write(f'{name} = "{url}"\n')
+
+    return add
+
+
+@pytest.fixture(scope="session")
+def spark_session(
+    connections_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Session]:
+    """The session that all Spark tests share; a start takes some six seconds."""
+    folder = tmp_path_factory.mktemp("spark")
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": str(folder),
+        "spark.eventLog.compress": "false",
+    }
+    with open_session("tests", master="local[2]", log_path=folder / "jvm.log", conf=conf) as session:
+        yield session
+
+
+@pytest.fixture
+def spark(spark_session: Session) -> SparkSession:
+    """The Spark session itself."""
+    return spark_session.spark
+
+
+@pytest.fixture
+def acked(redis_url: str, connect: Connect) -> AckedLog:
+    """The acked logs of processor ``price`` on stream ``orders`` of app ``shop``, two partitions."""
+    connect("default", redis_url)
+    return AckedLog(redis_url, partitions=2)
