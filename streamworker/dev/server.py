@@ -5,12 +5,10 @@ a random password, never evicts, and ends with the process that started it, even
 process is killed with SIGKILL. It is not meant for production: there, run a server of your own.
 """
 
-import contextlib
 import os
 import re
 import secrets
 import shutil
-import signal
 import socket
 import string
 import subprocess
@@ -23,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from streamworker.dev.children import Child
 from streamworker.errors import BackendUnavailable, ConfigurationError
 
 INSTALL_REMEDY = "Run: pip install 'streamworker[dev]'"
@@ -33,19 +32,9 @@ SOCKET_PATH_BYTES_MAX = 103
 START_TIMEOUT_MS = 15_000
 """An empty server answers in about 100 ms; one that loads a large append-only file takes longer."""
 
-STOP_TIMEOUT_MS = 10_000
+STOP_TIMEOUT_S = 10.0
 PORT_TRIES = 5
 _PLAIN_BYTES = frozenset((string.ascii_letters + string.digits + "/-_.,:+=@%").encode())
-
-_END_WITH_US = '(read -r _ <&1; kill -TERM 0) & exec "$@" >&2'
-"""Shell words that run the server beside a watcher that reads from a pipe whose other end only
-we hold. The kernel closes it when we end, however we end, and the watcher then ends the server.
-
-Chosen over PR_SET_PDEATHSIG, which is Linux only, fires already when the *thread* that started
-the server ends, and needs code between fork and exec. ``kill 0`` signals the process group that
-watcher and server share: unlike a process id, it cannot belong to a stranger by then. The pipe
-comes in as descriptor 1, since stdin carries the config and dash cannot name descriptors > 9.
-"""
 
 
 class ServerVersion(NamedTuple):
@@ -165,8 +154,7 @@ class EmbeddedServer:
         self._port = port
         self._password = secrets.token_hex(24)
         self._run_dir: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lifeline: int | None = None
+        self._process: Child | None = None
         self._remove_run_dir: Callable[[], object] = _nothing
 
     # -- what a caller needs to know -----------------------------------------------------------
@@ -194,7 +182,7 @@ class EmbeddedServer:
     @property
     def running(self) -> bool:
         """Whether the server process is there."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.running
 
     @property
     def log_path(self) -> Path:
@@ -210,11 +198,7 @@ class EmbeddedServer:
 
     def log_tail(self, lines: int = 20) -> str:
         """Return the last lines of the server's log."""
-        try:
-            text = self.log_path.read_text("utf-8", "replace")
-        except OSError:
-            return ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "" if self._process is None else self._process.log_tail(lines)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -229,6 +213,7 @@ class EmbeddedServer:
         if self.running:
             return self
         self._make_run_dir()
+        self.kill()  # clears up behind a server that ended by itself
         picks_port = self._given_port == 0 and self._process is None
         for tries_left in reversed(range(PORT_TRIES if picks_port else 1)):
             if picks_port:
@@ -240,7 +225,7 @@ class EmbeddedServer:
             except BackendUnavailable:
                 # Another program may take a free port between our look and the server's bind.
                 taken = "Address already in use" in self.log_tail()
-                self._end(signal.SIGKILL)
+                self.kill()
                 if not (taken and tries_left):
                     self.stop()
                     raise
@@ -248,21 +233,22 @@ class EmbeddedServer:
 
     def stop(self) -> None:
         """End the server, saving what it keeps, and remove its temporary files."""
-        self._end(signal.SIGTERM)
+        self._end()
         self._process = None
         self._remove_run_dir()
         self._run_dir = None
 
     def kill(self) -> None:
         """End the server with SIGKILL, as a crash would; :meth:`start` brings it back."""
-        self._end(signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
 
     def restart(self) -> None:
         """Stop and start again at the same address with the same password.
 
         Data survives only with ``appendonly``.
         """
-        self._end(signal.SIGTERM)
+        self._end()
         self.start()
 
     def __enter__(self) -> Self:
@@ -318,26 +304,13 @@ class EmbeddedServer:
         ]
         return "\n".join(lines) + "\n"
 
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.stop(STOP_TIMEOUT_S)
+
     def _spawn(self) -> None:
-        """Start the process; its config goes in on stdin, so that the password is in no file."""
-        watched, self._lifeline = os.pipe()
-        log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _END_WITH_US, "sh", str(self._binary), "-"],
-                stdin=subprocess.PIPE,
-                stdout=watched,
-                stderr=log,
-                umask=0o077,
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
-            os.close(watched)
-        if self._process.stdin is not None:
-            # A server that ended at once says why in its log, which _wait_until_ready shows.
-            with contextlib.suppress(BrokenPipeError), self._process.stdin as config:
-                config.write(self._config().encode())
+        # The config goes in on stdin, so that the password is in no file and no command line.
+        self._process = Child([str(self._binary), "-"], log_path=self.log_path, stdin=self._config().encode())
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_MS / 1000
@@ -369,19 +342,6 @@ class EmbeddedServer:
             except OSError:
                 return False
         return answer == b"+OK\r\n+PONG\r\n"
-
-    def _end(self, with_signal: signal.Signals) -> None:
-        if self._process is not None and self.running:
-            self._process.send_signal(with_signal)
-            try:
-                self._process.wait(STOP_TIMEOUT_MS / 1000)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        # Last, so that the watcher finds nobody but itself in its group.
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
 
 
 def _nothing() -> None:

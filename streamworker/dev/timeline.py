@@ -1,0 +1,128 @@
+"""Who owned which partition when: samples in, a picture out. Pure.
+
+One row a partition, one column a span of time. A letter is the worker that held the lock for
+most of the span, ``.`` means nobody, and a lower-case letter that the worker was draining.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.text import Text
+
+from streamworker.core.snapshot import GroupSnapshot
+
+STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
+NOBODY = "."
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to the group, for the line above the picture."""
+
+    at_ms: int
+    mark: str
+    """One character."""
+    text: str
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Samples of a group, taken now and then.
+
+    Parameters
+    ----------
+    partitions
+        How many rows the picture has.
+    """
+
+    partitions: int
+    _samples: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    _letters: dict[str, str] = field(default_factory=dict)
+    moments: list[Moment] = field(default_factory=list)
+
+    def sample(self, at_ms: int, snapshot: GroupSnapshot) -> None:
+        """Take down who holds what; ``at_ms`` since the start of the picture."""
+        names = {member.id: member.name for member in snapshot.members}
+        cells = [NOBODY] * self.partitions
+        for view in snapshot.partitions:
+            if view.owner is None:
+                continue
+            # A member that was removed still holds its locks until others take them.
+            letter = self._letter(names.get(view.owner, view.owner))
+            cells[view.partition] = letter.lower() if view.state == "draining" else letter
+        self._samples.append((at_ms, tuple(cells)))
+
+    def mark(self, at_ms: int, mark: str, text: str) -> None:
+        """Note what happened, in one character and in words."""
+        self.moments.append(Moment(at_ms, mark, text))
+
+    def render(self, width: int) -> list[Text]:
+        """Draw it in lines of at most ``width`` columns."""
+        if not self._samples:
+            return []
+        span_ms = max(self._samples[-1][0], 1)
+        columns = max(10, width - 5)
+        rows = _columns(self._samples, span_ms, columns, self.partitions)
+        lines = [Text("     " + _marks(self.moments, span_ms, columns), style="bold")]
+        for partition, row in enumerate(rows):
+            line = Text(f"{partition:>4} ", style="dim")
+            for cell in row:
+                line.append(cell, style=self._style(cell))
+            lines.append(line)
+        lines.append(_axis(span_ms, columns))
+        legend = Text("     ")
+        for name, letter in self._letters.items():
+            legend.append(f"{letter} ", style=self._style(letter)).append(f"{name}   ")
+        lines.append(legend.append(f"{NOBODY} nobody   lower case: draining"))
+        return lines
+
+    def _letter(self, owner: str) -> str:
+        # Names are short ("w1"), ids are not: an id of a member that is gone begins with its name.
+        for name, letter in self._letters.items():
+            if owner.startswith(name):
+                return letter
+        letter = chr(ord("A") + len(self._letters) % 26)
+        self._letters[owner] = letter
+        return letter
+
+    def _style(self, cell: str) -> str:
+        if cell == NOBODY:
+            return "dim"
+        return STYLES[(ord(cell.upper()) - ord("A")) % len(STYLES)]
+
+
+def _columns(
+    samples: Sequence[tuple[int, tuple[str, ...]]], span_ms: int, columns: int, partitions: int
+) -> list[str]:
+    """Reduce samples to one cell a column: what was seen most often in its span of time."""
+    seen: list[list[Counter[str]]] = [[Counter() for _ in range(columns)] for _ in range(partitions)]
+    for at_ms, cells in samples:
+        column = min(columns - 1, at_ms * columns // span_ms)
+        for partition, cell in enumerate(cells):
+            seen[partition][column][cell] += 1
+    rows = []
+    for counts in seen:
+        row, last = [], NOBODY
+        for count in counts:
+            # A column without a sample of its own goes on with the one before.
+            last = count.most_common(1)[0][0] if count else last
+            row.append(last)
+        rows.append("".join(row))
+    return rows
+
+
+def _marks(moments: Sequence[Moment], span_ms: int, columns: int) -> str:
+    line = [" "] * columns
+    for moment in moments:
+        line[max(0, min(columns - 1, moment.at_ms * columns // span_ms))] = moment.mark
+    return "".join(line)
+
+
+def _axis(span_ms: int, columns: int) -> Text:
+    """Write seconds below the picture, about every fifteen columns."""
+    line = [" "] * (columns + 6)
+    for column in range(0, columns, 15):
+        label = f"{column * span_ms / columns / 1000:.0f} s"
+        line[column : column + len(label)] = label
+    return Text("     " + "".join(line).rstrip(), style="dim")

@@ -1,0 +1,159 @@
+"""Whether the tables that Spark wrote are exactly right. Pure: tables in, figures out.
+
+Everything is compared with the data set itself. A row counts as found only if all of its
+values are those of a flight that was sent, so a changed value shows as a lost row.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamworker.core.snapshot import Rebalance
+from streamworker.dev.flights import DELAY_COLUMNS, KEY, expected_delays
+
+REBALANCES_EXPECTED: Mapping[str, int] = {"join": 3, "death": 1, "leave": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the demo found; :attr:`holds` if everything is as promised."""
+
+    sent: int
+    expected: int
+    """Flights in the data set."""
+    spark_rows: int
+    lost: int
+    """Flights that were sent and are in no row, or in none that is equal to them."""
+    duplicates: int
+    """Rows beyond the first for one flight."""
+    out_of_order: int
+    """Rows that stand, in their partition, after a later flight of the same aircraft; and rows
+    of an aircraft outside its first partition."""
+    aggregate_equal: bool
+    rebalances: tuple[Rebalance, ...]
+    seconds: float
+
+    @property
+    def missing_rebalances(self) -> dict[str, int]:
+        """How many finished rebalances of each cause are still wanting."""
+        seen = Counter(one.cause for one in self.rebalances if one.ms is not None)
+        return {cause: n - seen[cause] for cause, n in REBALANCES_EXPECTED.items() if seen[cause] < n}
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is lost, doubled or out of order, and all happened that had to."""
+        return (
+            self.sent == self.expected == self.spark_rows
+            and (self.lost, self.duplicates, self.out_of_order) == (0, 0, 0)
+            and self.aggregate_equal
+            and not self.missing_rebalances
+            and all(one.ms is not None for one in self.rebalances)
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """Return the figures as ``--json`` prints them."""
+        return {
+            "sent": self.sent,
+            "spark_rows": self.spark_rows,
+            "lost": self.lost,
+            "duplicates": self.duplicates,
+            "out_of_order": self.out_of_order,
+            "aggregate_equal": self.aggregate_equal,
+            "rebalances": [
+                {
+                    "cause": one.cause,
+                    "member": one.member,
+                    "generation": one.generation,
+                    "moved": list(one.moved),
+                    "ms": one.ms,
+                }
+                for one in self.rebalances
+            ],
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def judge(
+    *,
+    flights: pa.Table,
+    sent: int,
+    legs: pa.Table,
+    delays: pa.Table,
+    rebalances: Sequence[Rebalance],
+    seconds: float,
+) -> Verdict:
+    """Compare what Spark wrote with the data set.
+
+    Parameters
+    ----------
+    flights
+        The data set in the order in which it was sent.
+    sent
+        How many records the producer was told to be in Redis.
+    legs, delays
+        The two tables, their rows in any order.
+    """
+    ranked = flights.append_column("rank", pa.array(range(flights.num_rows), pa.int64()))
+    whole = [name for name in flights.column_names if name in legs.column_names]
+    matched = _match(legs, ranked, whole)
+    found = pc.count_distinct(matched["rank"]).as_py()
+    doubled = legs.num_rows - legs.group_by(list(KEY)).aggregate([]).num_rows
+    return Verdict(
+        sent=sent,
+        expected=flights.num_rows,
+        spark_rows=legs.num_rows,
+        lost=flights.num_rows - found,
+        duplicates=doubled,
+        out_of_order=_out_of_order(matched),
+        aggregate_equal=_same_rows(delays, expected_delays(flights)),
+        rebalances=tuple(rebalances),
+        seconds=seconds,
+    )
+
+
+def _match(legs: pa.Table, ranked: pa.Table, whole: list[str]) -> pa.Table:
+    """Give each leg the rank of the flight that it equals in every column; drop what equals none."""
+    theirs = ranked.rename_columns([f"sent_{name}" for name in ranked.column_names])
+    joined = legs.join(theirs, keys=list(KEY), right_keys=[f"sent_{name}" for name in KEY], join_type="inner")
+    equal = pa.scalar(value=True)
+    for name in whole:
+        if name not in KEY:
+            equal = pc.and_(equal, _same_values(joined[name], joined[f"sent_{name}"]))
+    kept = joined.filter(equal)
+    return pa.table(
+        {name: kept[name] for name in ("partition", "position", "tailnum")} | {"rank": kept["sent_rank"]}
+    )
+
+
+def _same_values(mine: pa.ChunkedArray, theirs: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Compare two columns; null equals null."""
+    both_null = pc.and_(pc.is_null(mine), pc.is_null(theirs))
+    return pc.or_(both_null, pc.fill_null(pc.equal(mine, theirs), fill_value=False))
+
+
+def _out_of_order(matched: pa.Table) -> int:
+    ordered = matched.sort_by([("partition", "ascending"), ("position", "ascending")])
+    latest: dict[str, tuple[int, int]] = {}
+    wrong = 0
+    columns = (ordered[name].to_pylist() for name in ("tailnum", "partition", "rank"))
+    for tailnum, partition, rank in zip(*columns, strict=True):
+        if tailnum is None:
+            continue
+        before = latest.get(tailnum)
+        if before is not None and (before[0] != partition or before[1] > rank):
+            wrong += 1
+        else:
+            latest[tailnum] = (partition, rank)
+    return wrong
+
+
+def _same_rows(mine: pa.Table, theirs: pa.Table) -> bool:
+    """Whether two aggregates hold the same rows, in any order."""
+    if set(mine.column_names) != set(DELAY_COLUMNS) or mine.num_rows != theirs.num_rows:
+        return False
+    by_key = [("carrier", "ascending"), ("day", "ascending")]
+    ordered = mine.select(list(DELAY_COLUMNS)).cast(theirs.schema).sort_by(by_key)
+    return bool(ordered.combine_chunks().equals(theirs.sort_by(by_key).combine_chunks()))
