@@ -1,0 +1,346 @@
+"""What comes out of an acked log is what went in, or an error that names the entry."""
+
+import dataclasses
+import subprocess
+import sys
+import zlib
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamworker.core.entries import EntryId
+from streamworker.errors import DataLoss, RecordError
+from streamworker.redisio.ackedlog import (
+    CODECS,
+    AckedBatch,
+    Codec,
+    decode_entry,
+    deserialize_schema,
+    encode_batch,
+    entry_rows,
+    schema_fingerprint,
+    schema_of,
+    serialize_schema,
+    slice_rows,
+)
+
+SCHEMA = pa.schema(
+    [
+        pa.field("n", pa.int64(), nullable=False),
+        pa.field("text", pa.string()),
+        pa.field("list", pa.list_(pa.field("element", pa.float64()))),
+        pa.field("at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+SCHEMAS = {schema_fingerprint(SCHEMA): SCHEMA}
+UUIDS = pa.ListArray.from_arrays([0, 1], pa.array([b"0" * 16], pa.binary(16)).cast(pa.uuid()))
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "n": st.integers(-(2**63), 2**63 - 1),
+            "text": st.none() | st.text(st.characters(exclude_categories=["Cs"])),
+            "list": st.none() | st.lists(st.floats(allow_nan=False)),
+            "at": st.none() | st.integers(-(2**50), 2**50),
+        }
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Make a batch of the test schema."""
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def many(count: int) -> pa.RecordBatch:
+    """Make a batch that compresses well."""
+    return batch_of([{"n": n, "text": f"row {n}", "list": [1.0], "at": n} for n in range(count)])
+
+
+def entry(acked: AckedBatch, **changes: bytes) -> dict[bytes, bytes]:
+    """Return the entry's fields, some of them replaced."""
+    return acked.fields() | {name.encode(): value for name, value in changes.items()}
+
+
+@given(ROWS, st.sampled_from(["auto", *CODECS]))
+def test_a_batch_comes_back_as_it_was_written(rows: list[dict[str, Any]], codec: Any) -> None:
+    """Every codec gives back the same rows under the same schema."""
+    batch = batch_of(rows)
+    fingerprint, acked = encode_batch(batch, codec, first=EntryId(5, 1))
+    fields = acked.fields()
+    decoded = decode_entry(EntryId(len(rows), 0), fields, SCHEMAS)
+    assert decoded.equals(batch)
+    assert decoded.schema.equals(SCHEMA)
+    assert schema_of(EntryId(1, 0), fields) == fingerprint
+    assert fields[b"first"] == b"5-1"
+
+
+@given(ROWS, st.integers(0, 40), st.integers(0, 40))
+def test_a_slice_of_a_batch_carries_only_its_own_rows(rows: list[Any], one: int, other: int) -> None:
+    """A batch that was cut from a larger one comes back as the cut."""
+    begin, end = sorted((one % len(rows), other % (len(rows) + 1)))
+    if begin == end:
+        end += 1
+    part = batch_of(rows).slice(begin, end - begin)
+    _, acked = encode_batch(part)
+    assert decode_entry(EntryId(100, 0), acked.fields(), SCHEMAS).to_pylist() == part.to_pylist()
+
+
+def test_small_batches_are_stored_as_they_are_and_large_ones_compressed() -> None:
+    """Below 4 KB compression costs time and gains nothing."""
+    _, small = encode_batch(many(3))
+    _, large = encode_batch(many(1000))
+    assert small.codec == "none"
+    assert large.codec == "zstd"
+    assert len(large.data) < large.size / 2
+
+
+def test_an_empty_batch_is_refused() -> None:
+    """An entry without rows would have the id of the one before it."""
+    with pytest.raises(RecordError, match="without rows"):
+        encode_batch(many(1).slice(0, 0))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pa.array(["a", "a"]).dictionary_encode(), UUIDS],
+)
+def test_types_that_need_more_than_the_schema_are_refused(column: pa.Array) -> None:
+    """Dictionaries and extension types are errors when written, at any depth."""
+    with pytest.raises(RecordError, match="'c'"):
+        encode_batch(pa.record_batch({"c": column}))
+
+
+# -- damage ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=300)
+@given(st.data(), st.sampled_from(CODECS), st.integers(1, 200))
+def test_any_flipped_bit_of_a_batch_is_noticed(data: st.DataObject, codec: Codec, count: int) -> None:
+    """One changed bit anywhere in the payload is an error, never other rows and never a crash."""
+    _, acked = encode_batch(many(count), codec)
+    place = data.draw(st.integers(0, len(acked.data) * 8 - 1))
+    changed = bytearray(acked.data)
+    changed[place // 8] ^= 1 << place % 8
+    with pytest.raises(DataLoss, match=r"Entry 900-0 .*CRC"):
+        decode_entry(EntryId(900, 0), entry(acked, batch=bytes(changed)), SCHEMAS)
+
+
+@pytest.mark.parametrize("name", ["rows", "size", "batch", "crc", "schema", "codec"])
+def test_a_missing_field_is_named(name: str) -> None:
+    """An entry that lacks a field says which."""
+    _, acked = encode_batch(many(3))
+    fields = entry(acked)
+    del fields[name.encode()]
+    with pytest.raises(DataLoss, match=f"Entry 3-0 .*{name!r}"):
+        decode_entry(EntryId(3, 0), fields, SCHEMAS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"rows": b"4"}, "declares 4 rows and holds 3"),
+        ({"rows": b"-3"}, "'rows' is b'-3'"),
+        ({"rows": b"9" * 5000}, "'rows'"),
+        ({"crc": b"1"}, "CRC"),
+        ({"codec": b"gzip"}, "codec b'gzip' is unknown"),
+        ({"codec": b"zstd"}, "cannot be read"),
+        ({"schema": b"0123456789abcdef"}, "schema 0123456789abcdef"),
+        ({"schema": b"\xff\xfe"}, "schema"),
+        ({"size": b"300000000"}, "declares 300000000 bytes, and at most 268435456"),
+        ({"size": b"8"}, "declares 8 bytes and holds"),
+    ],
+)
+def test_an_entry_that_lies_is_refused(changes: dict[str, bytes], what: str) -> None:
+    """Each wrong field is an error that names the entry, what is wrong, and the remedy."""
+    _, acked = encode_batch(many(3), "none")
+    with pytest.raises(DataLoss) as caught:
+        decode_entry(EntryId(3, 0), entry(acked, **changes), SCHEMAS)
+    assert what in caught.value.message
+    assert "Entry 3-0" in caught.value.message
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("lie", [-64, -8, -1, 1, 8, 64])
+def test_a_declared_size_must_be_the_real_one(codec: Codec, lie: int) -> None:
+    """A size that is off by a little is noticed for every codec."""
+    _, acked = encode_batch(many(500), codec)
+    wrong = dataclasses.replace(acked, size=acked.size + lie)
+    with pytest.raises(DataLoss, match="Entry 500-0"):
+        decode_entry(EntryId(500, 0), wrong.fields(), SCHEMAS)
+
+
+def with_payload(data: bytes, rows: int, codec: Codec = "none", size: int | None = None) -> AckedBatch:
+    """Forge an entry around any payload, with the right CRC."""
+    return AckedBatch(
+        rows=rows,
+        first=EntryId(0, 0),
+        schema=next(iter(SCHEMAS)),
+        crc=zlib.crc32(data),
+        codec=codec,
+        size=len(data) if size is None else size,
+        data=data,
+    )
+
+
+def messages(batch: pa.RecordBatch, compression: str | None) -> list[bytes]:
+    """Return the IPC messages of a stream with one batch: schema, then batch."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    return [
+        bytes(message.serialize().to_pybytes())
+        for message in pa.ipc.MessageReader.open_stream(sink.getvalue())
+    ]
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compression_inside_arrow_is_refused(compression: str) -> None:
+    """A few bytes that Arrow would inflate past every cap are refused before it does."""
+    zeros = pa.record_batch({"n": pa.array([0] * 1_000_000, pa.int64())})
+    bomb = messages(zeros, compression)[1]
+    assert len(bomb) < 100_000
+    with pytest.raises(DataLoss, match="compressed inside"):
+        decode_entry(EntryId(1_000_000, 0), with_payload(bomb, 1_000_000).fields(), SCHEMAS)
+
+
+def test_a_payload_that_inflates_past_its_cap_is_refused() -> None:
+    """The cap holds before anything is inflated, whatever the entry declares."""
+    packed = bytes(pa.Codec("zstd").compress(bytes(10_000_000), asbytes=True))
+    for size in (10_000_000, 1000):
+        with pytest.raises(DataLoss):
+            decode_entry(EntryId(1, 0), with_payload(packed, 1, "zstd", size).fields(), SCHEMAS, 5_000_000)
+
+
+def test_another_arrow_message_is_refused() -> None:
+    """A schema in the place of a batch is no batch."""
+    schema_message = messages(many(1), None)[0]
+    with pytest.raises(DataLoss, match="another kind"):
+        decode_entry(EntryId(1, 0), with_payload(schema_message, 1).fields(), SCHEMAS)
+
+
+def test_a_batch_of_another_schema_is_refused() -> None:
+    """A batch with fewer columns than its schema says is noticed."""
+    other = pa.record_batch({"n": pa.array([1], pa.int64())})
+    data = bytes(other.serialize().to_pybytes())
+    with pytest.raises(DataLoss, match="cannot be read"):
+        decode_entry(EntryId(1, 0), with_payload(data, 1).fields(), SCHEMAS)
+
+
+FORGER = """
+import random, sys, zlib
+import pyarrow as pa
+from streamworker.core.entries import EntryId
+from streamworker.errors import DataLoss
+from streamworker.redisio.ackedlog import decode_entry, encode_batch, schema_fingerprint
+
+dice = random.Random(7)
+batch = pa.record_batch({
+    "n": pa.array(range(50), pa.int64()),
+    "text": [f"row {n}" for n in range(50)],
+    "list": [[float(n)] * (n % 3) for n in range(50)],
+})
+_, acked = encode_batch(batch, "none")
+schemas = {schema_fingerprint(batch.schema): batch.schema}
+refused = 0
+for _ in range(20_000):
+    data = bytearray(acked.data)
+    for _ in range(dice.randint(1, 4)):
+        data[dice.randrange(len(data))] = dice.randrange(256)
+    fields = acked.fields() | {b"batch": bytes(data), b"crc": b"%d" % zlib.crc32(data)}
+    try:
+        decode_entry(EntryId(50, 0), fields, schemas).to_pylist()
+    except DataLoss:
+        refused += 1
+print(refused)
+"""
+
+
+def test_a_forged_checksum_does_not_crash_the_reader() -> None:
+    """20,000 damaged batches with a matching CRC: refused or read, but the process lives."""
+    done = subprocess.run([sys.executable, "-c", FORGER], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
+
+
+# -- schemas ---------------------------------------------------------------------------------
+
+
+def test_a_schema_comes_back_without_its_metadata() -> None:
+    """Metadata of the schema and its fields neither travels nor changes the fingerprint."""
+    noisy = pa.schema([f.with_metadata({"a": "b"}) for f in SCHEMA], metadata={"pandas": "{}"})
+    data = serialize_schema(noisy)
+    assert deserialize_schema(data, schema_fingerprint(SCHEMA)).equals(SCHEMA, check_metadata=True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pa.schema([*SCHEMA, pa.field("more", pa.int64())]),
+        pa.schema(list(reversed(list(SCHEMA)))),
+        SCHEMA.set(0, pa.field("n", pa.int64(), nullable=True)),
+        SCHEMA.set(0, pa.field("n", pa.int32(), nullable=False)),
+    ],
+)
+def test_another_schema_has_another_fingerprint(other: pa.Schema) -> None:
+    """Order, type, null and name of a field are all part of it."""
+    assert schema_fingerprint(other) != schema_fingerprint(SCHEMA)
+
+
+@given(st.data())
+def test_a_changed_schema_is_noticed(data: st.DataObject) -> None:
+    """A stored schema is verified against its name before it is read."""
+    stored = bytearray(serialize_schema(SCHEMA))
+    stored[data.draw(st.integers(0, len(stored) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(DataLoss, match="was changed"):
+        deserialize_schema(bytes(stored), schema_fingerprint(SCHEMA))
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", bytes(100)])
+def test_bytes_that_are_no_schema_are_refused(data: bytes) -> None:
+    """What is not a schema is a data loss, with pyarrow's reason."""
+    with pytest.raises(DataLoss, match="cannot be read"):
+        deserialize_schema(data)
+
+
+# -- rows ------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 20), min_size=1), st.integers(0, 300), st.integers(0, 300))
+def test_slices_of_all_entries_are_the_range_that_was_asked_for(
+    sizes: list[int], one: int, other: int
+) -> None:
+    """Cutting each entry of a log to (start, end] gives exactly those rows, each once."""
+    start, end = sorted((one, other))
+    got: list[int] = []
+    total = 0
+    for size in sizes:
+        batch = pa.record_batch({"row": list(range(total + 1, total + size + 1))})
+        total += size
+        got += slice_rows(batch, total, start, end)["row"].to_pylist()
+    assert got == list(range(start + 1, min(end, total) + 1))
+
+
+def test_the_number_of_rows_is_checked_against_the_id() -> None:
+    """An entry cannot hold more rows than the log has up to it, or none."""
+    _, acked = encode_batch(many(3))
+    assert entry_rows(EntryId(10, 0), acked.fields()) == 3
+    for end, rows in ((2, b"3"), (10, b"0")):
+        with pytest.raises(DataLoss, match=f"Entry {end}-0 .*declares"):
+            entry_rows(EntryId(end, 0), entry(acked, rows=rows))
+
+
+def test_the_module_needs_neither_redis_nor_msgspec() -> None:
+    """Spark's executors import it; it must stay light."""
+    code = (
+        "import sys, streamworker.redisio.ackedlog;"
+        "print(sorted({'redis', 'msgspec', 'pyspark', 'anyio', 'typer', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
