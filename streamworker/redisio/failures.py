@@ -1,0 +1,96 @@
+"""What can go wrong between here and Redis, said in this project's errors.
+
+redis-py's exceptions end here. The distinction that callers need is whether the server said no
+(:class:`BackendRefused`: nothing was done) or whether nobody knows (:class:`BackendUnavailable`:
+do it again if it may be done twice). Texts name the address, never a user or password.
+"""
+
+from redis.exceptions import (
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    AuthorizationError,
+    BusyLoadingError,
+    RedisError,
+    ResponseError,
+)
+
+from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
+
+SERVER_TEXT_MAX = 300
+
+_REFUSALS = {
+    "OOM": "Redis is out of memory: raise maxmemory, or let groups and readers catch up so that "
+    "streams can be trimmed.",
+    "READONLY": "It is a replica: connect to the primary.",
+    "MISCONF": "Redis cannot write to its disk, and takes no writes until it can.",
+    "NOREPLICAS": "Too few replicas are connected for min-replicas-to-write.",
+    "NOPERM": "Give this user the right; docs/operations.md lists those that are needed.",
+    "WRONGTYPE": "Another program wrote to this key. Look at it with TYPE.",
+    "MOVED": "This is a node of a Redis Cluster, which this release does not support.",
+    "ASK": "This is a node of a Redis Cluster, which this release does not support.",
+    "CROSSSLOT": "This is a node of a Redis Cluster, which this release does not support.",
+}
+"""Answers that mean no: what to do about them."""
+
+_PASSING = {
+    "LOADING": "Redis is loading its data and will answer in a while.",
+    "BUSY": "Redis is busy with a script of somebody's.",
+    "UNBLOCKED": "Redis ended a blocked read, as it does when a primary becomes a replica.",
+    "MASTERDOWN": "The replica has lost its primary.",
+    "CLUSTERDOWN": "The cluster is not available.",
+    "TRYAGAIN": "The cluster is moving its slots.",
+}
+"""Answers that pass by themselves."""
+
+_UNKNOWN_OUTCOME = "Is it running, and can this machine reach it?"
+_MAX_CLIENTS = "max number of clients reached"
+
+
+def no_answer(address: str, timeout_ms: float) -> BackendUnavailable:
+    """Return the error for a call whose deadline passed."""
+    return BackendUnavailable(
+        f"Redis at {address} gave no answer within {timeout_ms:.0f} ms.",
+        remedy="It may or may not have done what it was asked. " + _UNKNOWN_OUTCOME,
+    )
+
+
+def translate(error: BaseException, address: str) -> BackendError:
+    """Return the error of ours for one of redis-py's, or for one of the socket's."""
+    error = _innermost(error)
+    code = getattr(error, "status_code", None) or ""
+    text = str(error).strip()[:SERVER_TEXT_MAX]
+    if not code and isinstance(error, ResponseError):
+        # redis-py knows some codes only: for others the code is the first word of the text.
+        code, _, rest = text.partition(" ")
+        text = rest if code.isupper() and code != "ERR" else text
+    said = f"{code} {text}".strip() if code.isupper() and code not in text else text
+
+    refused_who = AuthenticationError | AuthenticationWrongNumberOfArgsError | AuthorizationError
+    if code in {"NOAUTH", "WRONGPASS"} or isinstance(error, refused_who):
+        return AuthenticationFailed(
+            f"Redis at {address} did not accept the user or password.",
+            remedy="Correct them in redis_url or STREAMWORKER_REDIS_URL; characters such as / # @ in a "
+            "password are percent-encoded.",
+        )
+    if code in _PASSING or isinstance(error, BusyLoadingError):
+        remedy = _PASSING.get(code, _PASSING["LOADING"])
+        return BackendUnavailable(f"Redis at {address} cannot answer now: {said}.", remedy=remedy)
+    if isinstance(error, ResponseError):
+        return BackendRefused(f"Redis at {address} refused: {said}.", remedy=_REFUSALS.get(code, ""))
+    if _MAX_CLIENTS in text:
+        return BackendUnavailable(
+            f"Redis at {address} has no room for another connection.",
+            remedy="Raise its maxclients, or run fewer workers.",
+        )
+    # redis-py's text repeats the address; the operating system's reason is all that is new in it.
+    reason = error.__context__.strerror if isinstance(error.__context__, OSError) else None
+    return BackendUnavailable(
+        f"Redis at {address} cannot be reached: {(reason or text).rstrip('.')}.", remedy=_UNKNOWN_OUTCOME
+    )
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return the error that redis-py put into another one while it connected to a unix socket."""
+    while error.args and isinstance(error.args[0], RedisError):
+        error = error.args[0]
+    return error

@@ -1,0 +1,247 @@
+"""Every key that streamworker uses in Redis, and nothing else builds one.
+
+What stands in ``{}`` is a hash tag: all keys of one partition lie on one node of a Cluster, and
+so do all keys of one group, so that each script touches one node. Names may hold no brace,
+colon, blank or pattern character, since those would move the tag, run two names together, or
+widen an ACL pattern.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streamworker.errors import ConfigurationError
+
+NAME_CHARACTERS_MAX = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_FIRST = re.compile(r"[A-Za-z0-9]")
+_LATER = re.compile(r"[A-Za-z0-9_.-]")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return a name that may become part of a key.
+
+    Parameters
+    ----------
+    kind
+        What it is the name of, for the message: ``"app"``, ``"stream"``, ``"processor"``.
+    name
+        1 to 64 ASCII letters, digits, ``_``, ``.`` and ``-``, the first a letter or digit.
+
+    Raises
+    ------
+    ConfigurationError
+        Naming the first character that is wrong.
+
+    Examples
+    --------
+    >>> check_name("app", "shop")
+    'shop'
+    """
+    if _NAME.fullmatch(name):
+        return name
+    remedy = (
+        f"Use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' and '-'; the first a letter or a digit."
+    )
+    if not name:
+        raise ConfigurationError(f"The {kind} name is empty.", remedy=remedy)
+    for place, character in enumerate(name):
+        if not (_LATER if place else _FIRST).fullmatch(character):
+            raise ConfigurationError(
+                f"The {kind} name {name[:80]!r} has {character!r} as character {place + 1}.", remedy=remedy
+            )
+    raise ConfigurationError(f"The {kind} name {name[:80]!r} has {len(name)} characters.", remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKeys:
+    """Keys of one stream, for all of its partitions.
+
+    Examples
+    --------
+    >>> StreamKeys("shop", "orders").events(3)
+    'sw:{shop.orders.3}:events'
+    """
+
+    app: str
+    stream: str
+
+    def __post_init__(self) -> None:
+        check_name("app", self.app)
+        check_name("stream", self.stream)
+
+    @property
+    def meta(self) -> str:
+        """How the stream is declared."""
+        return f"sw:{{{self.app}.{self.stream}}}:stream"
+
+    def events(self, partition: int) -> str:
+        """Entries of one partition."""
+        return f"{self._tag(partition)}:events"
+
+    def producer(self, partition: int, producer: str) -> str:
+        """Last send of one producer to one partition."""
+        return f"{self._tag(partition)}:producer:{producer}"
+
+    def _tag(self, partition: int) -> str:
+        return f"sw:{{{self.app}.{self.stream}.{partition}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKeys:
+    """Keys of one group: of a processor on a stream.
+
+    Examples
+    --------
+    >>> keys = GroupKeys("shop", "orders", "price")
+    >>> keys.lock(3), keys.members
+    ('sw:{shop.orders.3}:lock:price', 'sw:{shop.orders:price}:members')
+    """
+
+    app: str
+    stream: str
+    group: str
+
+    def __post_init__(self) -> None:
+        check_name("app", self.app)
+        check_name("stream", self.stream)
+        check_name("processor", self.group)
+
+    def events(self, partition: int) -> str:
+        """Entries of one partition; shared with all groups of the stream."""
+        return f"{self._partition_tag(partition)}:events"
+
+    def lock(self, partition: int) -> str:
+        """Owner, epoch and checkpoint of one partition."""
+        return f"{self._partition_tag(partition)}:lock:{self.group}"
+
+    def acked(self, partition: int) -> str:
+        """Acked log of one partition."""
+        return f"{self._partition_tag(partition)}:acked:{self.group}"
+
+    def dead(self, partition: int) -> str:
+        """Dead letters of one partition."""
+        return f"{self._partition_tag(partition)}:dead:{self.group}"
+
+    def state(self, partition: int) -> str:
+        """Keyed state of one partition."""
+        return f"{self._partition_tag(partition)}:state:{self.group}"
+
+    @property
+    def members(self) -> str:
+        """The membership document."""
+        return f"{self._group_tag}:members"
+
+    @property
+    def control(self) -> str:
+        """Control messages."""
+        return f"{self._group_tag}:control"
+
+    @property
+    def beats(self) -> str:
+        """Last heartbeats."""
+        return f"{self._group_tag}:beats"
+
+    @property
+    def readers(self) -> str:
+        """Positions of the acked logs' readers."""
+        return f"{self._group_tag}:readers"
+
+    @property
+    def schemas(self) -> str:
+        """Arrow schemas of the acked logs."""
+        return f"{self._group_tag}:schemas"
+
+    def _partition_tag(self, partition: int) -> str:
+        return f"sw:{{{self.app}.{self.stream}.{partition}}}"
+
+    @property
+    def _group_tag(self) -> str:
+        return f"sw:{{{self.app}.{self.stream}:{self.group}}}"
+
+
+class KeyRow(NamedTuple):
+    """One kind of key, for people."""
+
+    key: str
+    type: str
+    holds: str
+    example: str
+
+
+KEY_TABLE: tuple[KeyRow, ...] = (
+    KeyRow(
+        "sw:{app.stream}:stream",
+        "hash",
+        "How the stream is declared: app, stream, partitions, codec, created_at (ms).",
+        "sw:{shop.orders}:stream",
+    ),
+    KeyRow(
+        "sw:{app.stream.P}:events",
+        "stream",
+        "Entries of partition P: field `v` is the payload and `h.<name>` are headers; or plain fields.",
+        "sw:{shop.orders.3}:events",
+    ),
+    KeyRow(
+        "sw:{app.stream.P}:producer:ID",
+        "string, expires after an hour",
+        "Number and last entry id of the producer's last send, so that a repeated send writes nothing.",
+        "sw:{shop.orders.3}:producer:4f1c2a",
+    ),
+    KeyRow(
+        "sw:{app.stream.P}:lock:GROUP",
+        "hash",
+        "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; and wanted, "
+        "wanted_since, wanted_at while somebody waits for it. Never expires.",
+        "sw:{shop.orders.3}:lock:price",
+    ),
+    KeyRow(
+        "sw:{app.stream.P}:acked:GROUP",
+        "stream",
+        "The acked log: one Arrow record batch an entry, whose id is the rows of the log up to it.",
+        "sw:{shop.orders.3}:acked:price",
+    ),
+    KeyRow(
+        "sw:{app.stream.P}:dead:GROUP",
+        "stream",
+        "Dead letters: id, error, attempts, at (ms), by, and the entry's own fields as `f.<name>`.",
+        "sw:{shop.orders.3}:dead:price",
+    ),
+    KeyRow(
+        "sw:{app.stream.P}:state:GROUP",
+        "hash",
+        "Keyed state that the processor saved with its commits.",
+        "sw:{shop.orders.3}:state:price",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:members",
+        "string",
+        "The membership document, JSON: generation, members, owners of the partitions.",
+        "sw:{shop.orders:price}:members",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:control",
+        "stream",
+        "Control messages, about the last 10,000; also the record of rebalances.",
+        "sw:{shop.orders:price}:control",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:beats",
+        "hash",
+        "Member id to its last heartbeat: server ms, client id, run id of the server, load.",
+        "sw:{shop.orders:price}:beats",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:readers",
+        "hash",
+        "Name of a reader of the acked logs to its positions, JSON; they guard trimming.",
+        "sw:{shop.orders:price}:readers",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:schemas",
+        "hash",
+        "Fingerprint to Arrow schema of the acked logs; `current` names the newest.",
+        "sw:{shop.orders:price}:schemas",
+    ),
+)
+"""What docs/redis-keys.md is made from."""

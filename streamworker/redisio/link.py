@@ -1,0 +1,329 @@
+"""One connection to Redis, and the few of them that a program shares.
+
+redis-py brings the socket, TLS, the handshake and the parser; nothing else of it is used. Its
+own client retries every command as if each could be done twice, waits 59 s for a server that
+hangs, and loses cancellations on Python 3.11 where it has a socket timeout. Here a connection
+has no timeout of its own: whoever calls sets one deadline around the whole round trip, and a
+round trip that does not end, for whatever reason, closes its connection, so that a late reply
+can never be taken for the reply to something else.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+from hiredis import pack_command
+from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+from redis.maint_notifications import MaintNotificationsConfig
+
+from streamworker.errors import BackendError, ConfigurationError
+from streamworker.redisio.failures import no_answer, translate
+
+CONNECT_TIMEOUT_S = 2.0
+_URL_REMEDY = (
+    "It is redis://user:password@host:port/db, rediss:// for TLS, or unix:///path?db=0&password=...; "
+    "characters such as / # @ in a password are percent-encoded."
+)
+_URL_OPTIONS = frozenset({"db", "username", "password", "socket_keepalive"})
+
+Argument = str | bytes | int
+Reply = Any
+
+
+class Target:
+    """Where Redis is and how to get in: a URL, read and checked without connecting.
+
+    Parameters
+    ----------
+    url
+        ``redis://``, ``rediss://`` or ``unix://``. Options for TLS begin with ``ssl_``.
+    name
+        Shown in ``CLIENT LIST``.
+
+    Raises
+    ------
+    ConfigurationError
+        For a URL that cannot be read, or with an option that is not ours to pass on. The text
+        holds no part of the URL but the option's name.
+    """
+
+    def __init__(self, url: str, name: str) -> None:
+        try:
+            given = dict(parse_url(url))
+            query = parse_qs(urlsplit(url).query)
+        except ValueError:
+            # urllib quotes the part that it did not understand, which may be the password.
+            raise ConfigurationError("The URL of Redis cannot be read.", remedy=_URL_REMEDY) from None
+        for option in query:
+            if option not in _URL_OPTIONS and not option.startswith("ssl_"):
+                raise ConfigurationError(
+                    f"The URL of Redis has the option {option!r}, which streamworker does not take.",
+                    remedy="Leave it out; timeouts and connections are settings, see docs/settings.md.",
+                )
+        self._make = cast(Callable[..., AbstractConnection], given.pop("connection_class", Connection))
+        self._options: dict[str, Any] = {
+            **given,
+            "client_name": _safe_client_name(name),
+            "socket_timeout": None,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "retry": Retry(NoBackoff(), 0),
+            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+            "protocol": 2,
+        }
+        self.address = str(given.get("path") or f"{given.get('host', 'localhost')}:{given.get('port', 6379)}")
+        """Host and port, or path of the socket; for messages."""
+        try:
+            self.connection()
+        except (TypeError, ValueError, RedisError):
+            raise ConfigurationError(
+                "An ssl_ option in the URL of Redis is unknown or has a wrong value.", remedy=_URL_REMEDY
+            ) from None
+
+    def connection(self) -> AbstractConnection:
+        """Return a new connection that is not connected yet."""
+        return self._make(**self._options)
+
+
+def _safe_client_name(name: str) -> str:
+    """Return the name with what CLIENT SETNAME does not take replaced."""
+    return "".join(c if "!" <= c <= "~" else "-" for c in name)
+
+
+class Link:
+    """One connection, used by one caller at a time; connects when it is used.
+
+    Errors of the network raise :class:`BackendError` and close it; error replies are returned.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._connection = target.connection()
+        self.loaded: set[str] = set()
+        """SHAs of the scripts that were sent on this connection since it was made."""
+        self.client_id: int | None = None
+        """Its number at the server, if that was asked for."""
+        self.run_id: str | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a socket; the server may have closed its end."""
+        return bool(self._connection.is_connected)
+
+    async def ready(self) -> None:
+        """Connect, unless it is connected to a server that is still there.
+
+        Raises
+        ------
+        BackendError
+            If it cannot connect, or is not let in.
+        """
+        try:
+            if self.connected:
+                # Anything there to read means that the server closed it, or said something that
+                # nobody asked for: either way it is not to be used.
+                if not await self._connection.can_read():
+                    return
+                await self._connection.disconnect(nowait=True)
+            self.loaded.clear()
+            self.client_id = self.run_id = None
+            await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
+        except (RedisError, OSError) as error:
+            raise translate(error, self._target.address) from None
+
+    async def roundtrip(self, packed: bytes, replies: int) -> list[Reply]:
+        """Send packed commands and return as many replies; error replies are among them."""
+        connection = self._connection
+        answers: list[Reply] = []
+        try:
+            await connection.send_packed_command(packed, check_health=False)
+            for _ in range(replies):
+                try:
+                    answers.append(await connection.read_response())
+                except ResponseError as error:
+                    answers.append(error)
+        except (RedisError, OSError) as error:
+            await self.close()
+            raise translate(error, self._target.address) from None
+        except BaseException:
+            await self.close()
+            raise
+        return answers
+
+    async def close(self) -> None:
+        """Close the socket without waiting for the other end."""
+        await self._connection.disconnect(nowait=True)
+
+
+class Node:
+    """One server and the connections to it, the last one used first.
+
+    Parameters
+    ----------
+    target
+        The server.
+    connections
+        The most connections at a time; further calls wait for one, within their deadline.
+    """
+
+    def __init__(self, target: Target, connections: int) -> None:
+        self.target = target
+        self._idle: list[Link] = []
+        self._free = asyncio.Semaphore(connections)
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """Host and port, or path; for messages."""
+        return self.target.address
+
+    async def call(self, packed: bytes, replies: int, timeout_ms: float) -> list[Reply]:
+        """Make one round trip; see :meth:`Link.roundtrip`.
+
+        Raises
+        ------
+        BackendError
+            If there was no answer in time, or no connection.
+        """
+        return await self._with_link(_Roundtrip(packed, replies), timeout_ms)
+
+    async def call_scripts(self, calls: Sequence[tuple[str, str, bytes]], timeout_ms: float) -> list[Reply]:
+        """Run scripts in one round trip: of each, its SHA, its text and its packed EVALSHA.
+
+        A script is loaded ahead of its first use on a connection. If the server forgot it
+        meanwhile, what it did not run is sent again with its text.
+        """
+        return await self._with_link(_ScriptCalls(calls), timeout_ms)
+
+    async def identity(self, timeout_ms: float) -> tuple[int, str]:
+        """Return client id and run id of the connection that the next call will use.
+
+        That holds where calls come one after another. Both are asked for once a connection;
+        0 and '' where the server does not tell.
+        """
+        client_id, run_id = await self._with_link(_Identity(), timeout_ms)
+        return client_id, run_id
+
+    async def _with_link(self, use: "_Use", timeout_ms: float) -> list[Reply]:
+        if self._closed:
+            raise ConfigurationError("This connection to Redis was closed.", remedy="Open another one.")
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000), self._free:
+                link = self._idle.pop() if self._idle else Link(self.target)
+                await link.ready()
+                answers = await use.on(link)
+                self._idle.append(link)
+                link = None
+        except TimeoutError:
+            raise no_answer(self.address, timeout_ms) from None
+        finally:
+            if link is not None:
+                await link.close()
+        await self._close_idle_if_closed()
+        return answers
+
+    async def _close_idle_if_closed(self) -> None:
+        while self._closed and self._idle:
+            await self._idle.pop().close()
+
+    async def aclose(self) -> None:
+        """Close all connections; one in use is closed when its call ends."""
+        self._closed = True
+        await self._close_idle_if_closed()
+
+
+class _Roundtrip:
+    """Commands, each with one reply."""
+
+    def __init__(self, packed: bytes, replies: int) -> None:
+        self._packed = packed
+        self._replies = replies
+
+    async def on(self, link: Link) -> list[Reply]:
+        return await link.roundtrip(self._packed, self._replies)
+
+
+class _ScriptCalls:
+    """Scripts, each with one reply."""
+
+    def __init__(self, calls: Sequence[tuple[str, str, bytes]]) -> None:
+        self._calls = calls
+
+    async def on(self, link: Link) -> list[Reply]:
+        calls = self._calls
+        new = {sha: text for sha, text, _ in calls if sha not in link.loaded}
+        answers = await self._send(link, new, calls)
+        missing = [i for i, answer in enumerate(answers) if _is_noscript(answer)]
+        if missing:
+            # SCRIPT FLUSH, or another server behind the same address.
+            again = [calls[i] for i in missing]
+            texts = {sha: text for sha, text, _ in again}
+            for i, answer in zip(missing, await self._send(link, texts, again), strict=True):
+                answers[i] = answer
+        return answers
+
+    @staticmethod
+    async def _send(link: Link, load: dict[str, str], calls: Sequence[tuple[str, str, bytes]]) -> list[Reply]:
+        parts = [pack(("SCRIPT", "LOAD", text)) for text in load.values()]
+        parts += [packed for _, _, packed in calls]
+        answers = await link.roundtrip(b"".join(parts), len(parts))
+        failed = next((answer for answer in answers[: len(load)] if isinstance(answer, Exception)), None)
+        if failed is None:
+            link.loaded.update(load)
+            return answers[len(load) :]
+        # Why it could not be loaded says more than that it is not there.
+        return [failed if _is_noscript(answer) else answer for answer in answers[len(load) :]]
+
+
+class _Identity:
+    """The connection's client id and the server's run id."""
+
+    async def on(self, link: Link) -> list[Reply]:
+        if link.client_id is None or link.run_id is None:
+            number, info = await link.roundtrip(pack(("CLIENT", "ID")) + pack(("INFO", "server")), 2)
+            link.client_id = number if isinstance(number, int) else 0
+            link.run_id = _run_id(info)
+        return [link.client_id, link.run_id]
+
+
+_Use = _Roundtrip | _ScriptCalls | _Identity
+
+
+def pack(arguments: Sequence[Argument]) -> bytes:
+    """Return a command in Redis' protocol."""
+    # Its stub says that a command has one word.
+    return cast(bytes, pack_command(tuple(arguments)))  # type: ignore[arg-type]
+
+
+def pack_all(commands: Sequence[Sequence[Argument]]) -> bytes:
+    """Return some commands, one behind the other."""
+    return b"".join([pack(command) for command in commands])
+
+
+def answer_of(reply: Reply, address: str) -> Reply:
+    """Return a reply, or raise it if it is an error reply."""
+    if isinstance(reply, Exception):
+        raise translate(reply, address)
+    return reply
+
+
+def answers_of(replies: Sequence[Reply], address: str) -> list[Reply | BackendError]:
+    """Return replies with the errors among them as ours."""
+    return [translate(reply, address) if isinstance(reply, Exception) else reply for reply in replies]
+
+
+def _is_noscript(answer: Reply) -> bool:
+    return isinstance(answer, ResponseError) and getattr(answer, "status_code", None) == "NOSCRIPT"
+
+
+def _run_id(info: Reply) -> str:
+    if not isinstance(info, bytes):
+        return ""
+    for line in info.split(b"\r\n"):
+        if line.startswith(b"run_id:"):
+            return line[7:].decode()
+    return ""

@@ -1,0 +1,238 @@
+"""Locks of partitions: acquire, release, mark, look. See ``core.locks`` for what they mean."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamworker.core.entries import EntryId
+from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
+from streamworker.errors import BackendError
+from streamworker.redisio.client import Backend, ScriptCall
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, checked
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """A partition's lock as it stands."""
+
+    owner: str
+    """Empty if nobody has it."""
+    epoch: int
+    generation: int
+    checkpoint: EntryId
+    entries: int
+    """Source entries that the group has committed."""
+    rows: int
+    """Rows that the acked log has ever held."""
+    log: str
+    """Identity of the acked log."""
+    since_ms: int
+    """When it was acquired, by the server's clock."""
+    state: str
+    """``running``, ``draining``, ``halted``, or empty without an owner."""
+    reason: str
+
+
+async def acquire_many(
+    backend: Backend,
+    keys: GroupKeys,
+    partitions: Sequence[int],
+    *,
+    owner: str,
+    generation: int,
+    live: Sequence[str],
+    drain_deadline_ms: int,
+) -> dict[int, AcquireReply]:
+    """Ask for the locks of some partitions, in one round trip. May be repeated.
+
+    Parameters
+    ----------
+    owner
+        The member's id, with a nonce of its own for each joining.
+    generation
+        Of the membership that assigns the partitions to it.
+    live
+        Ids of all members of that generation: a lock of anybody else is free.
+    drain_deadline_ms
+        How long a live owner that does not release is waited for.
+
+    Returns
+    -------
+    dict
+        An answer for each partition. One that Redis refused is missing.
+
+    Raises
+    ------
+    BackendError
+        Without any answer; the first refusal, if all were refused.
+    """
+    calls: list[ScriptCall] = [
+        (
+            (keys.lock(p), keys.events(p), keys.acked(p)),
+            (owner, generation, drain_deadline_ms, keys.group, new_nonce(), *live),
+        )
+        for p in partitions
+    ]
+    replies = await backend.run_many(ACQUIRE, calls)
+    return {p: _acquire_reply(reply) for p, reply in _answered(partitions, replies)}
+
+
+def _acquire_reply(reply: Any) -> AcquireReply:
+    match reply:
+        case [b"OK", epoch, checkpoint, entries, rows, log]:
+            return Acquired(int(epoch), EntryId.parse(checkpoint), int(entries), int(rows), log.decode())
+        case [b"HELD", owner, waited_ms]:
+            return Held(owner.decode(), int(waited_ms))
+        case _:
+            return Stale(int(reply[1]))
+
+
+async def release_many(
+    backend: Backend, keys: GroupKeys, epochs: Mapping[int, int], owner: str
+) -> dict[int, bool]:
+    """Give locks back, in one round trip. May be repeated.
+
+    Parameters
+    ----------
+    epochs
+        Partition to the epoch at which it was acquired.
+
+    Returns
+    -------
+    dict
+        Whether each partition is released; False where somebody else has it by now. One that
+        Redis refused is missing.
+
+    Raises
+    ------
+    BackendError
+        As :func:`acquire_many`.
+    """
+    partitions = list(epochs)
+    replies = await backend.run_many(RELEASE, [((keys.lock(p),), (owner, epochs[p])) for p in partitions])
+    return {p: reply[0] == b"OK" for p, reply in _answered(partitions, replies)}
+
+
+async def mark_many(
+    backend: Backend, keys: GroupKeys, owner: str, marks: Sequence[tuple[int, int, str, str]]
+) -> None:
+    """Say what the owner does with its partitions, for people who look.
+
+    Parameters
+    ----------
+    marks
+        Partition, epoch, state (``running``, ``draining`` or ``halted``) and reason. One whose
+        lock is somebody else's by now changes nothing.
+
+    Raises
+    ------
+    BackendError
+        As :func:`acquire_many`.
+    """
+    calls = [((keys.lock(p),), (owner, epoch, state, reason)) for p, epoch, state, reason in marks]
+    _answered([p for p, *_ in marks], await backend.run_many(MARK, calls))
+
+
+async def read_lock(backend: Backend, keys: GroupKeys, partition: int) -> LockView | None:
+    """Look at a lock; None if the group was never registered there.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if the key is no hash.
+    """
+    return lock_view(await backend.execute("HGETALL", keys.lock(partition)))
+
+
+def lock_view(flat: Sequence[bytes]) -> LockView | None:
+    """Read the reply to ``HGETALL`` of a lock."""
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    if b"checkpoint" not in fields:
+        return None
+
+    def text(name: bytes) -> str:
+        return fields.get(name, b"").decode("utf-8", "replace")
+
+    def number(name: bytes) -> int:
+        value = fields.get(name, b"")
+        return int(value) if value.isdigit() else 0
+
+    return LockView(
+        owner=text(b"owner"),
+        epoch=number(b"epoch"),
+        generation=number(b"generation"),
+        checkpoint=EntryId.parse(fields[b"checkpoint"]),
+        entries=number(b"entries"),
+        rows=number(b"rows"),
+        log=text(b"log"),
+        since_ms=number(b"since"),
+        state=text(b"state"),
+        reason=text(b"reason"),
+    )
+
+
+async def move_checkpoint(
+    backend: Backend, keys: GroupKeys, partition: int, to: EntryId, *, entries: int, owner: str = ""
+) -> EntryId | Held | None:
+    """Move a group's checkpoint by hand, while nobody works on the partition.
+
+    The epoch is raised, so that an owner which was thought dead commits nothing any more.
+
+    Parameters
+    ----------
+    entries
+        Source entries up to ``to``; :func:`streams.entries_up_to` counts them.
+    owner
+        A dead owner whose name may still be in the lock.
+
+    Returns
+    -------
+    EntryId | Held | None
+        The checkpoint before; ``Held`` if somebody has the lock, and nothing was moved; None if
+        the group was never registered there.
+
+    Raises
+    ------
+    BackendError
+        Without an answer: it may have been done, and may be repeated.
+    """
+    reply = checked(
+        await backend.run(
+            MOVE_CHECKPOINT,
+            (keys.lock(partition), keys.events(partition)),
+            (keys.group, str(to), entries, owner),
+        )
+    )
+    match reply:
+        case [b"OK", before]:
+            return EntryId.parse(before)
+        case [b"HELD", holder]:
+            return Held(holder.decode(), 0)
+        case _:
+            return None
+
+
+def new_nonce() -> str:
+    """Return a few random letters that make a name unique."""
+    return secrets.token_hex(6)
+
+
+def _answered(partitions: Sequence[int], replies: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Return the answers; raise the first refusal if there is nothing else.
+
+    One partition whose key was broken by another program must not stop all others.
+    """
+    answers: list[tuple[int, Any]] = []
+    refusal: BackendError | None = None
+    for partition, reply in zip(partitions, replies, strict=True):
+        try:
+            if isinstance(reply, BackendError):
+                raise reply
+            answers.append((partition, checked(reply)))
+        except BackendError as error:
+            refusal = refusal or error
+    if refusal is not None and not answers:
+        raise refusal
+    return answers

@@ -1,0 +1,51 @@
+-- uses: types ids trim
+-- Appends entries of one producer to a partition, all or none. A send that is repeated because
+-- its answer was lost carries the same number and writes nothing. A producer sends one after
+-- the other, so a lower number is one that was answered long ago.
+--
+-- KEYS  1 events (stream)  2 producer (string)
+-- ARGV  1 number of this send  2 entries that the partition may hold; 0 for no limit
+--       3 number of entries  4 'v': a payload for each; 'f': for each the number of its fields
+--       and values, and these  5... the entries
+-- reply [OK | DUP, id of the last entry, length] | [FULL, '', length] | [BADTYPE, key]
+local REMEMBER_MS = 3600000
+local TRIM_MAX = 10000
+
+local wrong = wrong_type({'stream', 'string'})
+if wrong then return {'BADTYPE', wrong} end
+local events, count, limit = KEYS[1], tonumber(ARGV[3]), tonumber(ARGV[2])
+local length = redis.call('XLEN', events)
+
+local known = redis.call('GET', KEYS[2])
+if known then
+  local number, last = string.match(known, '^(%d+):(.*)$')
+  if number and tonumber(number) >= tonumber(ARGV[1]) then return {'DUP', last, length} end
+end
+
+if limit > 0 and length + count > limit then
+  trim_events(events, TRIM_MAX)
+  length = redis.call('XLEN', events)
+  if length > 0 and length + count > limit then
+    -- '~' leaves a node that is partly needed; what can still go is less than a node.
+    local keep = keep_from(events)
+    if keep then
+      redis.call('XTRIM', events, 'MINID', keep)
+      length = redis.call('XLEN', events)
+    end
+  end
+  if length + count > limit then return {'FULL', '', length} end
+end
+
+local last
+if ARGV[4] == 'v' then
+  for i = 5, 4 + count do last = redis.call('XADD', events, '*', 'v', ARGV[i]) end
+else
+  local at = 5
+  for _ = 1, count do
+    local n = tonumber(ARGV[at])
+    last = redis.call('XADD', events, '*', unpack(ARGV, at + 1, at + n))
+    at = at + 1 + n
+  end
+end
+redis.call('SET', KEYS[2], ARGV[1] .. ':' .. last, 'PX', REMEMBER_MS)
+return {'OK', last, length + count}

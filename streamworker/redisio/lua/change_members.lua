@@ -1,0 +1,42 @@
+-- uses: types
+-- Writes a membership document if the generation is still the one that was read, and posts what
+-- changed to the control stream in the same step. The first generation is the server's time, so
+-- that a group which was deleted never repeats one.
+--
+-- KEYS  1 members (string)  2 control (stream)  3 beats (hash)
+-- ARGV  1 generation that was read; '' if there was no document
+--       2 new document, JSON without its generation: '{' and at least one field
+--       3 number of fields and values of the message, without its generation, then these
+--       then  n, n x member id: members that were removed
+--             n, n x (member id, 'client id|run id|load'): members that were added
+-- reply [OK, generation, server ms] | [CONFLICT, document or nil, server ms] | [BADTYPE, key]
+local MESSAGES = 10000
+
+local wrong = wrong_type({'string', 'stream', 'hash'})
+if wrong then return {'BADTYPE', wrong} end
+local now = server_ms()
+local document = redis.call('GET', KEYS[1])
+local generation = document and string.match(document, '^{"generation":(%d+)') or ''
+if generation ~= ARGV[1] or (document and generation == '') then
+  return {'CONFLICT', document, now}
+end
+
+-- HDEL is allowed when memory is full, and so is all that follows it: the dead must be removed
+-- even then, and little is written here.
+redis.call('HDEL', KEYS[3], '')
+local next_generation = text(generation == '' and now or tonumber(generation) + 1)
+redis.call('SET', KEYS[1], '{"generation":' .. next_generation .. ',' .. string.sub(ARGV[2], 2))
+local n = tonumber(ARGV[3])
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
+  unpack(ARGV, 4, 3 + n))
+local at = 4 + n
+for _ = 1, tonumber(ARGV[at]) do
+  at = at + 1
+  redis.call('HDEL', KEYS[3], ARGV[at])
+end
+at = at + 1
+for _ = 1, tonumber(ARGV[at]) do
+  redis.call('HSET', KEYS[3], ARGV[at + 1], text(now) .. '|' .. ARGV[at + 2])
+  at = at + 2
+end
+return {'OK', next_generation, now}

@@ -1,0 +1,91 @@
+-- uses: types ids trim
+-- Commits a batch, all or nothing: checkpoint, acked rows, dead letters, state, and the group's
+-- position for everybody who looks. Only the owner at its epoch may, only from the checkpoint it
+-- knows, and a repeated commit is recognised by the checkpoint it leads to.
+--
+-- KEYS  1 lock (hash)  2 acked (stream)  3 events (stream)  4 state (hash)  5 dead (stream)
+-- ARGV  1 owner  2 epoch  3 checkpoint before  4 checkpoint after  5 source entries committed
+--       6 group  7 limit of the acked log, entries; 0 for none  8 '1' to trim the source
+--       9 rows of the acked log that all readers are past; 0 for none
+--       then  n, n x (field, value): state to set
+--             n, n x field: state to delete
+--             n, n x (number of fields and values, fields and values...): dead letters
+--             rows, and if there are any: first, schema, crc, codec, size, batch
+-- reply [OK | DUP | FENCED | GAP | FULL, epoch, checkpoint, rows] | [BADTYPE, key]
+local CHUNK = 4000      -- unpack() fails at 8,000 values
+local TRIM_EVENTS = 1000
+local TRIM_ACKED = 100
+
+local wrong = wrong_type({'hash', 'stream', 'stream', 'hash', 'stream'})
+if wrong then return {'BADTYPE', wrong} end
+local lock, acked, events, state, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local owner, epoch, previous, new, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6]
+
+local held = redis.call('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'entries')
+local function reply(code)
+  return {code, held[2] or '', held[3] or '', held[4] or '0'}
+end
+if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
+if held[3] == new then return reply('DUP') end
+if held[3] ~= previous then return reply('GAP') end
+
+-- Where each section of ARGV begins.
+local at = 10
+local sets_n, sets_at = tonumber(ARGV[at]), at + 1
+at = sets_at + 2 * sets_n
+local dels_n, dels_at = tonumber(ARGV[at]), at + 1
+at = dels_at + dels_n
+local dead_n, dead_at = tonumber(ARGV[at]), at + 1
+at = dead_at
+for _ = 1, dead_n do at = at + 1 + tonumber(ARGV[at]) end
+local rows, batch_at = tonumber(ARGV[at]), at + 1
+
+local limit, past = tonumber(ARGV[7]), tonumber(ARGV[9])
+if rows > 0 and limit > 0 and redis.call('XLEN', acked) >= limit then
+  trim_acked(acked, past, TRIM_ACKED)
+  if redis.call('XLEN', acked) >= limit then return reply('FULL') end
+end
+
+-- The first write is the one that needs memory: if it is refused, nothing was done; once it was
+-- done, the server refuses none of the others.
+local total = tonumber(held[4]) + rows
+local now = text(server_ms())
+if rows > 0 then
+  local added = redis.pcall('XADD', acked, text(total) .. '-0', 'rows', text(rows),
+    'first', ARGV[batch_at], 'last', new, 'prev', previous, 'schema', ARGV[batch_at + 1],
+    'epoch', epoch, 'owner', owner, 'at', now, 'crc', ARGV[batch_at + 2],
+    'codec', ARGV[batch_at + 3], 'size', ARGV[batch_at + 4], 'batch', ARGV[batch_at + 5])
+  if type(added) == 'table' and added.err then
+    -- The log is ahead of the lock: somebody else wrote to one of them.
+    if string.find(added.err, 'equal or smaller', 1, true) then return {'BADTYPE', acked} end
+    return added
+  end
+end
+at = dead_at
+for _ = 1, dead_n do
+  local n = tonumber(ARGV[at])
+  redis.call('XADD', dead, '*', 'at', now, 'by', owner, unpack(ARGV, at + 1, at + n))
+  at = at + 1 + n
+end
+for i = 0, 2 * sets_n - 1, CHUNK do
+  redis.call('HSET', state, unpack(ARGV, sets_at + i, sets_at + math.min(i + CHUNK, 2 * sets_n) - 1))
+end
+for i = 0, dels_n - 1, CHUNK do
+  redis.call('HDEL', state, unpack(ARGV, dels_at + i, dels_at + math.min(i + CHUNK, dels_n) - 1))
+end
+if rows == 0 and dead_n == 0 and sets_n == 0 then
+  -- Nothing was added, so this must pass even when memory is full: it is what lets the source
+  -- be trimmed. HDEL may always be called, and opens the way for HSET.
+  redis.call('HDEL', lock, '')
+end
+
+local entries = text(tonumber(held[5]) + tonumber(ARGV[5]))
+redis.call('HSET', lock, 'checkpoint', new, 'entries', entries, 'rows', text(total))
+local moved = redis.pcall('XGROUP', 'SETID', events, group, new, 'ENTRIESREAD', entries)
+if moved.err then
+  -- Somebody removed the group; trimming asks it, so it comes back where it should be.
+  redis.pcall('XGROUP', 'CREATE', events, group, new, 'MKSTREAM', 'ENTRIESREAD', entries)
+end
+if ARGV[8] == '1' then trim_events(events, TRIM_EVENTS) end
+if rows > 0 then trim_acked(acked, past, TRIM_ACKED) end
+return {'OK', epoch, new, text(total)}

@@ -1,0 +1,24 @@
+-- uses: types
+-- Moves a group's checkpoint in one partition by hand, while nobody works on it. The epoch is
+-- raised, so that an owner which was thought dead cannot commit any more. The acked log stays:
+-- entries that are read again add their rows again.
+--
+-- KEYS  1 lock (hash)  2 events (stream)
+-- ARGV  1 group  2 new checkpoint  3 source entries up to it  4 the owner that is expected: '', or
+--       one that is known to be dead
+-- reply [OK, checkpoint before] | [HELD, owner] | [MISSING] | [BADTYPE, key]
+local wrong = wrong_type({'hash', 'stream'})
+if wrong then return {'BADTYPE', wrong} end
+local held = redis.call('HMGET', KEYS[1], 'owner', 'checkpoint')
+if not held[2] then return {'MISSING'} end
+local holder = held[1] or ''
+if holder ~= ARGV[4] and holder ~= '' then return {'HELD', holder} end
+-- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
+redis.call('HDEL', KEYS[1], 'wanted', 'wanted_since', 'wanted_at')
+redis.call('HINCRBY', KEYS[1], 'epoch', 1)
+redis.call('HSET', KEYS[1], 'owner', '', 'state', '', 'reason', '', 'checkpoint', ARGV[2], 'entries', ARGV[3])
+local moved = redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[1], ARGV[2], 'ENTRIESREAD', ARGV[3])
+if moved.err then
+  redis.pcall('XGROUP', 'CREATE', KEYS[2], ARGV[1], ARGV[2], 'MKSTREAM', 'ENTRIESREAD', ARGV[3])
+end
+return {'OK', held[2]}

@@ -1,0 +1,169 @@
+"""The membership document and heartbeats; ``core.membership`` says what they mean."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamworker.core.events import Beat
+from streamworker.errors import BackendError, BackendRefused
+from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.link import Argument
+from streamworker.redisio.scripts import CHANGE_MEMBERS, HEARTBEAT, checked
+
+_CLIENT = re.compile(rb"(?:^|\n)id=(\d+) ")
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The document was written."""
+
+    generation: int
+    server_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Somebody else wrote first; nothing was done."""
+
+    document: bytes | None
+    """What they wrote; None if they deleted it."""
+    server_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """The answer to a heartbeat."""
+
+    lost: bool
+    """The group removed this member; nothing was renewed."""
+    generation: int | None
+    """Of the document; None if there is none."""
+    server_ms: int
+    beats: Mapping[str, Beat]
+    """Of all members, ours too."""
+
+
+async def read_members(backend: Backend, keys: GroupKeys) -> bytes | None:
+    """Return the membership document; None if there is none.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if the key is no string.
+    """
+    document: bytes | None = await backend.execute("GET", keys.members)
+    return document
+
+
+async def change_members(
+    backend: Backend,
+    keys: GroupKeys,
+    *,
+    expected: int,
+    body: str,
+    message: Mapping[str, str],
+    added: Sequence[str] = (),
+    removed: Sequence[str] = (),
+) -> Changed | Conflict:
+    """Write a document if the generation is still the expected one, and post a message with it.
+
+    Not to be repeated blindly: after a lost answer, read the document and look whether the
+    change is in it.
+
+    Parameters
+    ----------
+    expected
+        Generation that was read; 0 for "there is no document".
+    body
+        The new document without its generation.
+    message
+        For the control stream; the script sets its ``generation``.
+    added, removed
+        Member ids whose heartbeats begin and end with this change.
+
+    Raises
+    ------
+    BackendError
+        ``BackendUnavailable``: it may or may not have been done.
+    """
+    flat: list[Argument] = []
+    for name, value in message.items():
+        if name != "generation":
+            flat += (name, value)
+    args: list[Argument] = [expected or "", body, len(flat), *flat, len(removed), *removed, len(added)]
+    for member in added:
+        args += (member, _beat_text(0, "", 0))
+    reply = checked(await backend.run(CHANGE_MEMBERS, (keys.members, keys.control, keys.beats), args))
+    if reply[0] == b"OK":
+        return Changed(int(reply[1]), int(reply[2]))
+    return Conflict(reply[1], int(reply[2]))
+
+
+async def heartbeat(
+    backend: Backend, beats: Sequence[tuple[GroupKeys, str, int, str, int]]
+) -> list[HeartbeatReply]:
+    """Renew memberships in several groups, in one round trip. May be repeated.
+
+    Parameters
+    ----------
+    beats
+        For each group its keys, the member's id, the client id of this connection, the server's
+        run id (see :meth:`Backend.identity`), and the member's load.
+
+    Raises
+    ------
+    BackendError
+        Without any answer, or if one group's keys hold something else than ours.
+    """
+    calls = [
+        ((keys.members, keys.beats), (member, _beat_text(client_id, run_id, load)))
+        for keys, member, client_id, run_id, load in beats
+    ]
+    answers: list[HeartbeatReply] = []
+    for reply in await backend.run_many(HEARTBEAT, calls):
+        if isinstance(reply, BackendError):
+            raise reply
+        answers.append(_heartbeat_reply(checked(reply)))
+    return answers
+
+
+def _heartbeat_reply(reply: Any) -> HeartbeatReply:
+    code, generation, server_ms, *flat = reply
+    return HeartbeatReply(
+        code == b"LOST", int(generation) if generation else None, int(server_ms), read_beats(flat)
+    )
+
+
+def read_beats(flat: Sequence[bytes]) -> dict[str, Beat]:
+    """Read the hash of heartbeats; one that is not ours to read counts as never seen."""
+    beats: dict[str, Beat] = {}
+    for member, value in zip(flat[::2], flat[1::2], strict=True):
+        parts = value.decode("utf-8", "replace").split("|")
+        if len(parts) == 4 and all(parts[i].isdigit() for i in (0, 1, 3)):
+            beats[member.decode("utf-8", "replace")] = Beat(
+                int(parts[0]), int(parts[1]), parts[2], int(parts[3])
+            )
+    return beats
+
+
+def _beat_text(client_id: int, run_id: str, load: int) -> str:
+    return f"{client_id}|{run_id}|{load}"
+
+
+async def connected(backend: Backend, client_ids: Sequence[int]) -> set[int] | None:
+    """Return which of some connections the server still has; None if it does not tell us.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without an answer.
+    """
+    if not client_ids:
+        return set()
+    try:
+        listed: bytes = await backend.execute("CLIENT", "LIST", "ID", *client_ids)
+    except BackendRefused:
+        return None
+    return {int(number) for number in _CLIENT.findall(listed)}
