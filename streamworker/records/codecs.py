@@ -18,7 +18,7 @@ import msgspec
 
 from streamworker.core.entries import Entry
 from streamworker.errors import ConfigurationError, DecodeError, RecordError
-from streamworker.records.types import UNKNOWN_DEFAULT, Field, Kind, is_composite, read_hint
+from streamworker.records.types import Field, Kind, is_composite, read_hint
 
 if TYPE_CHECKING:
     from streamworker.records import RecordType
@@ -140,24 +140,27 @@ def _has_lost_float(value: Any) -> bool:
 
 def _field_dumper(record_type: "RecordType") -> Callable[[Any], dict[bytes, bytes]]:
     to_builtins = _field_builtins(record_type)
-    # A field that is left out comes back as its default: None can only be left out if the
-    # default is None too, and can only be written where "null" is not a value of its own.
-    awkward = {
-        f.wire_name: f.name
+    # A field that is left out comes back as its default. Where that is not None, None must be
+    # written; "null" says so in a field that holds JSON, and is a value like others in a text.
+    written = {
+        f.wire_name: (f.name, _layout(record_type, f))
         for f in record_type.declared
-        if f.default not in (None, msgspec.NODEFAULT, msgspec.UNSET) and f.default is not UNKNOWN_DEFAULT
+        if f.default not in (None, msgspec.NODEFAULT, msgspec.UNSET)
     }
 
     def dump(record: Any) -> dict[bytes, bytes]:
         values = to_builtins(record)
         fields = {name.encode(): _text(value) for name, value in values.items() if value is not None}
-        for wire_name, name in awkward.items():
-            if values.get(wire_name, fields) is None:
+        for wire_name, (name, layout) in written.items():
+            if values.get(wire_name, fields) is not None:
+                continue
+            if layout != "json":
                 raise RecordError(
-                    f"Field {name!r} of a {record_type.name} is None, and a missing field "
-                    "would be read as its default.",
+                    f"Field {name!r} of a {record_type.name} is None, and a missing field would be read "
+                    "as its default.",
                     remedy='Make None its default, or declare the stream with codec="json".',
                 )
+            fields[wire_name.encode()] = b"null"
         if not fields:
             raise RecordError(
                 f"A {record_type.name} without any value cannot be an entry.",

@@ -1,0 +1,300 @@
+"""A record that is sent is the record that a processor gets, in every kind and codec."""
+
+import dataclasses
+import datetime as dt
+import json
+import math
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamworker.core.entries import Entry, EntryId
+from streamworker.errors import ConfigurationError, DecodeError, RecordError
+from streamworker.records import CODECS, Codec, RecordType
+from tests.records.kinds import KINDS, VALUES, AsNamedTuple
+
+
+class Order(msgspec.Struct):
+    """A record as most streams have it."""
+
+    order_id: int
+    customer: str
+    amount: float = 0.0
+    note: str | None = None
+
+
+ORDER = RecordType.of(Order)
+
+
+def entry_fields(payload: Any) -> dict[bytes, bytes]:
+    """Return a payload as the fields of an entry."""
+    return payload if isinstance(payload, dict) else {b"v": payload}
+
+
+def entries(*payloads: bytes) -> list[Entry]:
+    """Return entries with these payloads; ids 1-0, 2-0, ..."""
+    return [Entry(EntryId(n, 0), {b"v": p}, len(p)) for n, p in enumerate(payloads, 1)]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("kind", KINDS)
+@given(values=VALUES)
+def test_every_kind_of_record_survives_every_codec(kind: Any, codec: Codec, values: Any) -> None:
+    """Encoded and decoded, a record is equal to what it was, to the microsecond and the last digit."""
+    record_type = RecordType.of(kind)
+    record = kind(**values)
+    fields = entry_fields(record_type.encoder(codec)(record))
+    assert all(isinstance(part, bytes) for item in fields.items() for part in item)
+    assert record_type.decoder(codec)(fields) == record
+    assert record_type.decode_many([Entry(EntryId(1, 0), fields, 1)] * 2, codec) == [record, record]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(values=VALUES)
+def test_a_json_payload_is_an_object_with_the_fields_as_keys(kind: Any, values: Any) -> None:
+    """Producers in other languages need to know no more than the names of the fields."""
+    payload = RecordType.of(kind).encoder("json")(kind(**values))
+    assert isinstance(payload, bytes)
+    document = json.loads(payload)
+    assert document["text"] == values["text"]
+    assert document["number"] == values["number"]
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_msgpack_and_fields_keep_every_float(value: float) -> None:
+    """NaN and infinities travel where the codec has them."""
+    for codec in ("msgpack", "fields"):
+        fields = entry_fields(ORDER.encoder(codec)(Order(1, "ann", value)))
+        back = ORDER.decoder(codec)(fields).amount
+        assert back == value or (math.isnan(back) and math.isnan(value))
+
+
+def nested_float(value: float) -> Any:
+    """Return records with a float at some depth, in two kinds."""
+
+    @dataclasses.dataclass
+    class Deep:
+        by_name: dict[str, list[float]]
+
+    class Model(pydantic.BaseModel):
+        ratio: float | None
+
+    return [Order(1, "ann", value), Deep({"a": [1.0, value]}), Model(ratio=value)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_json_refuses_floats_that_it_would_write_as_null(value: float) -> None:
+    """A NaN would be sent as null and could not be decoded: the sender gets the error."""
+    for record in nested_float(value):
+        with pytest.raises(RecordError, match="NaN or an infinity"):
+            RecordType.of(type(record)).encoder("json")(record)
+
+
+def test_none_is_not_mistaken_for_a_lost_float() -> None:
+    """A record with a null that is meant is sent."""
+    assert b"null" in ORDER.encoder("json")(Order(1, "ann", 1.0, None))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("other", [None, 7, {"order_id": 1}, "text", AsNamedTuple])
+def test_an_object_of_another_type_is_not_sent(codec: Codec, other: object) -> None:
+    """The error names both types."""
+    with pytest.raises(RecordError, match="records of type Order"):
+        ORDER.encoder(codec)(other)
+
+
+def test_a_value_that_no_codec_can_hold_is_named() -> None:
+    """A sender that puts a strange object in a field learns it at once."""
+    with pytest.raises(RecordError, match="cannot be encoded as json"):
+        ORDER.encoder("json")(Order(1, object()))  # type: ignore[arg-type]
+
+
+# -- entries that are wrong ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({}, "no field 'v'"),
+        ({b"customer": b"ann"}, "fields: 'customer'"),
+        ({b"v": b""}, "not a Order|truncated"),
+        ({b"v": b"{"}, "truncated"),
+        ({b"v": b"[]"}, "Expected `object`"),
+        ({b"v": b'{"order_id":1}'}, "missing required field `customer`"),
+        ({b"v": b'{"order_id":"1","customer":"ann"}'}, r"\$\.order_id"),
+        ({b"v": b'{"order_id":1,"customer":"\xff"}'}, "Order"),
+        ({b"v": b"[" * 100_000}, "Order"),
+    ],
+)
+def test_an_entry_that_is_no_record_is_a_decode_error(fields: dict[bytes, bytes], what: str) -> None:
+    """Whatever another program wrote, the error says what is wrong and what to do."""
+    with pytest.raises(DecodeError, match=what) as caught:
+        ORDER.decoder("json")(fields)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.binary(max_size=60))
+def test_no_payload_breaks_a_decoder(kind: Any, codec: Codec, data: bytes) -> None:
+    """Random bytes are a DecodeError, and nothing else, for every kind."""
+    with pytest.raises(DecodeError):
+        RecordType.of(kind).decoder(codec)({b"v": data, b"number": data})
+
+
+def test_a_records_own_check_that_fails_is_a_decode_error() -> None:
+    """Code of the record class may raise what it likes; it is still the entry's fault."""
+
+    class Checked(msgspec.Struct):
+        number: int
+
+        def __post_init__(self) -> None:
+            assert self.number > 0, "must be positive"
+
+    with pytest.raises(DecodeError, match="must be positive"):
+        RecordType.of(Checked).decoder("json")({b"v": b'{"number":0}'})
+
+
+def test_the_wrong_entry_of_a_batch_is_named() -> None:
+    """Of many entries, the error names the id of the first that is wrong."""
+    good = b'{"order_id":1,"customer":"ann"}'
+    with pytest.raises(DecodeError, match=r"Entry 3-0: .*order_id"):
+        ORDER.decode_many(entries(good, good, b'{"order_id":null,"customer":"x"}', b"{"))
+    assert len(ORDER.decode_many(entries(good, good))) == 2
+
+
+# -- renamed, optional, defaults -------------------------------------------------------------
+
+
+def test_payloads_use_the_names_that_a_class_gives_its_fields() -> None:
+    """The rename of msgspec and the alias of pydantic decide about payloads, in all codecs."""
+
+    class Renamed(msgspec.Struct, rename="camel"):
+        order_id: int
+
+    class Aliased(pydantic.BaseModel):
+        order_id: int = pydantic.Field(alias="orderId")
+
+    assert RecordType.of(Renamed).fields == ("order_id",)
+    for record in (Renamed(7), Aliased(orderId=7)):
+        record_type = RecordType.of(type(record))
+        assert record_type.encoder("json")(record) == b'{"orderId":7}'
+        assert record_type.encoder("fields")(record) == {b"orderId": b"7"}
+        for codec in CODECS:
+            assert record_type.decoder(codec)(entry_fields(record_type.encoder(codec)(record))) == record
+
+
+def test_a_struct_laid_out_as_an_array_survives_every_codec() -> None:
+    """array_like saves bytes in payloads, and still has named fields as an entry."""
+
+    class Compact(msgspec.Struct, array_like=True):
+        number: int
+        text: str = "x"
+
+    record_type = RecordType.of(Compact)
+    assert record_type.encoder("json")(Compact(1)) == b'[1,"x"]'
+    for codec in CODECS:
+        assert record_type.decoder(codec)(entry_fields(record_type.encoder(codec)(Compact(1)))) == Compact(1)
+
+
+def test_a_tagged_struct_survives_every_codec() -> None:
+    """A tag in the payload is no field of the record."""
+
+    class Tagged(msgspec.Struct, tag="order"):
+        number: int
+
+    record_type = RecordType.of(Tagged)
+    assert record_type.fields == ("number",)
+    for codec in CODECS:
+        assert record_type.decoder(codec)(entry_fields(record_type.encoder(codec)(Tagged(1)))) == Tagged(1)
+
+
+def test_plain_entries_of_other_programs_are_read() -> None:
+    """XADD with text fields, some left out and some unknown, is a record."""
+    fields = {b"order_id": b"7", b"customer": b"ann", b"amount": b"3.50", b"unknown": b"\xff"}
+    assert ORDER.decoder("fields")(fields) == Order(7, "ann", 3.5, None)
+
+
+def test_an_optional_field_without_a_default_may_be_missing() -> None:
+    """A missing field of an entry is None where the type allows it, and an error elsewhere."""
+
+    class Two(msgspec.Struct):
+        one: int
+        other: dt.datetime | None
+
+    decode = RecordType.of(Two).decoder("fields")
+    assert decode({b"one": b"1"}) == Two(1, None)
+    with pytest.raises(DecodeError, match="one"):
+        decode({b"other": b"2024-01-01T00:00:00Z"})
+
+
+def test_none_is_refused_where_it_would_be_read_as_another_default() -> None:
+    """A text field cannot say None; leaving it out would bring back its default."""
+
+    class Defaulted(msgspec.Struct):
+        number: int
+        text: str | None = "x"
+
+    with pytest.raises(RecordError, match="'text'"):
+        RecordType.of(Defaulted).encoder("fields")(Defaulted(1, None))
+
+
+def test_none_is_kept_where_a_field_holds_json() -> None:
+    """A list that is None is not an empty list, as an entry of plain fields too."""
+
+    @dataclasses.dataclass
+    class Listed:
+        number: int
+        tags: list[str] | None = dataclasses.field(default_factory=list)
+
+    record_type = RecordType.of(Listed)
+    fields = record_type.encoder("fields")(Listed(1, None))
+    assert fields == {b"number": b"1", b"tags": b"null"}
+    assert record_type.decoder("fields")(fields) == Listed(1, None)
+
+
+def test_an_entry_needs_at_least_one_field() -> None:
+    """Redis has no empty entries."""
+
+    class Sparse(msgspec.Struct):
+        number: int | None = None
+
+    with pytest.raises(RecordError, match="without any value"):
+        RecordType.of(Sparse).encoder("fields")(Sparse())
+
+
+def test_a_typed_dict_without_a_required_key_is_not_sent() -> None:
+    """The missing keys are named."""
+    with pytest.raises(RecordError, match=r"lacks .*number.*ratio"):
+        RecordType.of(KINDS[4]).encoder("json")({"text": "x"})
+
+
+# -- declared wrongly ------------------------------------------------------------------------
+
+
+def test_an_unknown_codec_is_refused() -> None:
+    """The error lists those that exist."""
+    for make in (ORDER.encoder, ORDER.decoder):
+        with pytest.raises(ConfigurationError, match="'json', 'msgpack', 'fields'"):
+            make("yaml")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_field_that_cannot_be_decoded_is_refused_when_declared(codec: Codec) -> None:
+    """Two structs in one union cannot be told apart: an error before anything runs."""
+
+    class Strange(msgspec.Struct):
+        either: Order | RenamedOrder
+
+    with pytest.raises(ConfigurationError, match="Strange"):
+        RecordType.of(Strange).decoder(codec)
+
+
+class RenamedOrder(msgspec.Struct):
+    """Another struct, for a union that cannot work."""
+
+    order_id: int

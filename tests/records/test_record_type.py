@@ -1,0 +1,170 @@
+"""What may be a record, what its fields are, and how its key is found."""
+
+import collections
+import dataclasses
+import pickle
+import subprocess
+import sys
+from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pydantic
+import pytest
+
+from streamworker.errors import ConfigurationError
+from streamworker.records import RecordType
+from tests.records.kinds import KINDS
+
+T = TypeVar("T")
+
+
+class Order(msgspec.Struct):
+    """A record with three fields."""
+
+    order_id: int
+    customer: str
+    region: str | None = None
+
+
+class Partial(TypedDict):
+    """A record of which a key may be missing."""
+
+    number: int
+    note: NotRequired[str]
+
+
+class Legacy(NamedTuple):
+    """A record as a tuple."""
+
+    number: int
+    name: str
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_kinds_have_the_same_fields(kind: Any) -> None:
+    """However a record is declared, its fields are those written down, in that order."""
+    record_type = RecordType.of(kind)
+    assert record_type.fields == tuple(KINDS[0].__struct_fields__)  # type: ignore[attr-defined]
+    assert record_type.name == kind.__name__
+
+
+class Empty(msgspec.Struct):
+    """A record without fields."""
+
+
+@pytest.mark.parametrize(
+    "other", [dict, dict[str, int], int, str, list[Order], "Order", None, Order(1, "a"), tuple]
+)
+def test_what_is_no_record_class_is_refused(other: object) -> None:
+    """The error says what to use."""
+    with pytest.raises(ConfigurationError, match=r"is not a record type\..*pydantic model"):
+        RecordType.of(other)
+
+
+def test_a_record_without_fields_is_refused() -> None:
+    """There would be nothing to send."""
+    with pytest.raises(ConfigurationError, match="Empty has no fields"):
+        RecordType.of(Empty)
+
+
+def test_two_record_types_of_one_class_are_equal() -> None:
+    """They compare by class, and pickle as it."""
+    assert RecordType.of(Order) == RecordType.of(Order)
+    assert RecordType.of(Order) != RecordType.of(Legacy)
+    assert pickle.loads(pickle.dumps(RecordType.of(Order))) == RecordType.of(Order)
+    assert len({RecordType.of(Order), RecordType.of(Order)}) == 1
+
+
+def test_a_field_is_read_from_every_kind() -> None:
+    """A dictionary is asked by key, everything else by attribute."""
+    assert RecordType.of(Order).get(Order(1, "ann"), "customer") == "ann"
+    assert RecordType.of(Legacy).get(Legacy(1, "ann"), "name") == "ann"
+    assert RecordType.of(Partial).get({"number": 1}, "number") == 1
+    assert RecordType.of(Partial).get({"number": 1}, "note") is None
+
+
+# -- keys ------------------------------------------------------------------------------------
+
+
+def test_a_key_is_a_field_some_fields_a_function_or_none() -> None:
+    """All the ways to say what keeps records in order."""
+    orders = RecordType.of(Order)
+    order = Order(7, "ann", "north")
+    assert orders.key_function("customer")(order) == "ann"
+    assert orders.key_function(("region", "customer"))(order) == ("north", "ann")
+    assert orders.key_function(["region"])(order) == ("north",)
+    assert orders.key_function(lambda o: o.order_id % 2)(order) == 1
+    assert orders.key_function(None)(order) is None
+
+
+def test_a_key_that_a_record_leaves_out_is_none() -> None:
+    """Records without the key are spread, as those of a stream without one."""
+    key = RecordType.of(Partial).key_function("note")
+    assert key({"number": 1}) is None
+    assert key({"number": 1, "note": "x"}) == "x"
+
+
+@pytest.mark.parametrize("spec", ["custmer", ("region", "custmer")])
+def test_a_misspelt_key_is_refused_with_the_right_one(spec: Any) -> None:
+    """The error suggests the nearest field and lists them all."""
+    with pytest.raises(ConfigurationError, match=r"Did you mean 'customer'\?.*order_id, customer, region"):
+        RecordType.of(Order).key_function(spec)
+
+
+def test_keys_that_cannot_work_are_refused() -> None:
+    """No fields, something else in their place, or an async function."""
+
+    async def key(order: Order) -> str:
+        return order.customer
+
+    for spec in ((), (1,), key):
+        with pytest.raises(ConfigurationError):
+            RecordType.of(Order).key_function(spec)  # type: ignore[arg-type]
+
+
+# -- hints -----------------------------------------------------------------------------------
+
+
+def test_a_hint_that_names_nothing_is_refused_by_name() -> None:
+    """The error names the record and the name that is missing."""
+
+    @dataclasses.dataclass
+    class Broken:
+        other: "Nowhere"  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(ConfigurationError, match=r"Broken.*Nowhere"):
+        RecordType.of(Broken).arrow_schema()
+
+
+def test_an_untyped_named_tuple_is_a_record_without_types() -> None:
+    """It can be sent; only its form in Arrow needs types."""
+    Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
+    points = RecordType.of(Point)
+    payload = points.encoder("json")(Point(1, 2))
+    assert isinstance(payload, bytes)
+    assert points.decoder("json")({b"v": payload}) == Point(1, 2)
+    with pytest.raises(ConfigurationError, match="'x' of Point is Any"):
+        points.arrow_schema()
+
+
+def test_a_generic_pydantic_model_is_a_record() -> None:
+    """A model whose type parameter is filled in has that type."""
+
+    class Envelope(pydantic.BaseModel, Generic[T]):
+        content: T
+
+    envelopes = RecordType.of(Envelope[int])
+    assert envelopes.arrow_schema() == pa.schema([pa.field("content", pa.int64(), nullable=False)])
+
+
+def test_records_load_nothing_that_a_program_does_not_use() -> None:
+    """pydantic, attrs and pyarrow are loaded by the programs that need them."""
+    code = (
+        "import sys, msgspec; from streamworker.records import RecordType\n"
+        "class Order(msgspec.Struct):\n    number: int\n"
+        "RecordType.of(Order).encoder('json')(Order(1))\n"
+        "print(sorted({'pydantic', 'attr', 'attrs', 'pyarrow', 'pyspark'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
