@@ -1,9 +1,10 @@
 """Who owned which partition when: samples in, a picture out. Pure.
 
-One row a partition, one column a span of time. A letter is the worker that held the lock for
-most of the span, ``.`` means nobody, and a lower-case letter that the worker was draining.
+One row a partition, one column a span of time. A cell is the last character of the name of the
+worker that held the lock for most of the span (``w2`` is ``2``); ``.`` means nobody.
 """
 
+import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,9 @@ class Timeline:
 
     partitions: int
     _samples: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
-    _letters: dict[str, str] = field(default_factory=dict)
+    _symbols: dict[str, str] = field(default_factory=dict)
+    _known: dict[str, str] = field(default_factory=dict)
+    """Names of all members that were ever seen, by id."""
     moments: list[Moment] = field(default_factory=list)
 
     def sample(self, at_ms: int, snapshot: GroupSnapshot) -> None:
@@ -49,8 +52,9 @@ class Timeline:
             if view.owner is None:
                 continue
             # A member that was removed still holds its locks until others take them.
-            letter = self._letter(names.get(view.owner, view.owner))
-            cells[view.partition] = letter.lower() if view.state == "draining" else letter
+            name = names.get(view.owner) or self._known.get(view.owner, view.owner)
+            cells[view.partition] = self._symbol(name)
+        self._known.update(names)
         self._samples.append((at_ms, tuple(cells)))
 
     def mark(self, at_ms: int, mark: str, text: str) -> None:
@@ -72,24 +76,24 @@ class Timeline:
             lines.append(line)
         lines.append(_axis(span_ms, columns))
         legend = Text("     ")
-        for name, letter in self._letters.items():
-            legend.append(f"{letter} ", style=self._style(letter)).append(f"{name}   ")
-        lines.append(legend.append(f"{NOBODY} nobody   lower case: draining"))
+        for name, symbol in self._symbols.items():
+            legend.append(f"{symbol} ", style=self._style(symbol)).append(f"{name}   ")
+        legend.append(f"{NOBODY} nobody")
+        for mark, text in dict.fromkeys((moment.mark, moment.text) for moment in self.moments):
+            legend.append(f"   {mark} ", style="bold").append(text)
+        lines.append(legend)
         return lines
 
-    def _letter(self, owner: str) -> str:
-        # Names are short ("w1"), ids are not: an id of a member that is gone begins with its name.
-        for name, letter in self._letters.items():
-            if owner.startswith(name):
-                return letter
-        letter = chr(ord("A") + len(self._letters) % 26)
-        self._letters[owner] = letter
-        return letter
+    def _symbol(self, name: str) -> str:
+        if name not in self._symbols:
+            taken = {*self._symbols.values(), NOBODY}
+            wanted = name[-1:] + string.ascii_uppercase + string.ascii_lowercase
+            self._symbols[name] = next((one for one in wanted if one not in taken), "?")
+        return self._symbols[name]
 
-    def _style(self, cell: str) -> str:
-        if cell == NOBODY:
-            return "dim"
-        return STYLES[(ord(cell.upper()) - ord("A")) % len(STYLES)]
+    def _style(self, symbol: str) -> str:
+        order = list(self._symbols.values())
+        return STYLES[order.index(symbol) % len(STYLES)] if symbol in order else "dim"
 
 
 def _columns(

@@ -1,0 +1,352 @@
+"""The demo: a year of flights through a group of workers that changes all the time, into Spark.
+
+It starts a server, Spark and, one after another, three workers, each a process of its own; kills
+one with SIGKILL and stops one with SIGTERM while flights flow; and then compares the tables that
+Spark wrote with the data set. Everything it starts ends with it.
+"""
+
+import asyncio
+import importlib
+import itertools
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamworker.core.snapshot import GroupSnapshot, Rebalance
+from streamworker.dev.children import Child
+from streamworker.dev.demo_report import Reporter
+from streamworker.dev.flights import as_records, load_flights
+from streamworker.dev.server import EmbeddedServer
+from streamworker.dev.tables import RowCount, read_table
+from streamworker.dev.timeline import Timeline
+from streamworker.dev.verdict import judge
+from streamworker.errors import BackendUnavailable
+from streamworker.redisio.client import Backend
+from streamworker.redisio.snapshot import take_snapshot
+
+APP = "streamworker.dev.demo_app"
+SEND_S = 45.0
+"""Long enough for five rebalances, one of which waits 2 s to be sure of a death."""
+SEND_CHUNK = 250
+SAMPLE_S = 0.2
+COUNT_S = 1.0
+TIMEOUT_S = 225.0
+"""``make demo`` is to end within 4 minutes, well or not."""
+STOP_WORKER_S = 20.0
+STOP_SPARK_S = 45.0
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something that is done to a worker in the course of the demo."""
+
+    after: float
+    """Part of all flights that has been sent by then."""
+    worker: str
+    kind: str
+    """``start``, ``kill`` (SIGKILL) or ``stop`` (SIGTERM)."""
+    cause: str
+    """What the rebalance that follows names as its cause."""
+    mark: str
+    """How the picture shows it."""
+    text: str
+
+
+SCRIPT = (
+    Act(0.00, "w1", "start", "join", "+", "joins"),
+    Act(0.14, "w2", "start", "join", "+", "joins"),
+    Act(0.28, "w3", "start", "join", "+", "joins"),
+    Act(0.50, "w2", "kill", "death", "x", "killed with SIGKILL"),
+    Act(0.75, "w1", "stop", "leave", "-", "stopped with SIGTERM"),
+)
+"""``w3`` stays: it ends with all partitions, some from a dead worker, some from one that left."""
+
+
+def run_demo(
+    json_output: bool = False, keep: bool = False, directory: str | os.PathLike[str] | None = None
+) -> int:
+    """Run the demo; takes about two minutes on two cores.
+
+    Parameters
+    ----------
+    json_output
+        Print one JSON object with the figures last, and all else to stderr.
+    keep
+        Leave server, worker and Spark running afterwards until Ctrl-C.
+    directory
+        Where tables and logs go. None: a temporary directory, removed if all went well.
+
+    Returns
+    -------
+    int
+        0 if the tables are exactly right and every rebalance happened, else 1; 130 after Ctrl-C.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no server or data set on this machine.
+    """
+    reporter = Reporter(json_output=json_output)
+    where = Path(tempfile.mkdtemp(prefix="streamworker-demo-") if directory is None else directory).absolute()
+    where.mkdir(parents=True, exist_ok=True)
+    code = 1
+    try:
+        with EmbeddedServer() as server, reporter:
+            demo = _Demo(server=server, reporter=reporter, where=where, keep=keep)
+            try:
+                code = 0 if asyncio.run(demo.run()) else 1
+            except _GaveUp as error:
+                reporter.fail(str(error))
+            finally:
+                demo.end_children()
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        code = 130
+    if directory is None and code != 1:
+        shutil.rmtree(where, ignore_errors=True)
+    else:
+        reporter.say(f"Tables and logs are in {where}")
+    return code
+
+
+class _GaveUp(Exception):
+    """The demo cannot go on; the text says what it waited for."""
+
+
+@dataclass
+class _Demo:
+    """One run: what runs, and what has been seen of it."""
+
+    server: EmbeddedServer
+    reporter: Reporter
+    where: Path
+    keep: bool
+    children: dict[str, Child] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    """Children that are meant to have ended."""
+    sent: int = 0
+    in_spark: int = 0
+    snapshot: GroupSnapshot | None = None
+    told: set[int] = field(default_factory=set)
+    """Generations whose rebalance has been reported."""
+    started_s: float = field(default_factory=time.monotonic)
+
+    async def run(self) -> bool:
+        """Run it all, judge, and return whether everything holds."""
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        flights = load_flights()
+        self.reporter.say(f"{flights.num_rows:,} flights of 2013; {self.server.describe()}")
+        self._start("spark", "spark", f"{APP}:app")
+        app = self._import_app()
+        async with Backend.open(self.server.url, name="demo") as backend, app:
+            rebalances = await self._flow(app, backend, flights)
+        # Read while Spark still runs if it is to be kept, else once it has ended in good order.
+        stopped_well = self.keep or await asyncio.to_thread(self._stop_spark)
+        verdict = judge(
+            flights=flights,
+            sent=self.sent,
+            legs=read_table(self.where / "every_leg"),
+            delays=read_table(self.where / "delays"),
+            rebalances=rebalances,
+            seconds=self._now_s(),
+        )
+        self.reporter.verdict(verdict, self.timeline)
+        if self.keep:
+            await self._wait_for_ctrl_c()
+        return verdict.holds and stopped_well
+
+    # -- the story -----------------------------------------------------------------------------
+
+    async def _flow(self, app: Any, backend: Backend, flights: pa.Table) -> tuple[Rebalance, ...]:
+        """Send everything while workers come and go; return once Spark has it all."""
+        total = flights.num_rows
+        self.timeline = Timeline(partitions=app.streams["flights"].spec.partitions)
+        self.reporter.begin(total)
+        begun = time.monotonic()
+        watching = [
+            asyncio.create_task(self._watch_group(app, backend, begun)),
+            asyncio.create_task(self._watch_table(self.where / "every_leg")),
+        ]
+        sending = asyncio.create_task(self._send(app, flights))
+        try:
+            for act in SCRIPT:
+                at = act.after * total
+                await self._until(f"{at:,.0f} flights were sent", partial(self._has_sent, at), sending)
+                self.timeline.mark(round(1000 * (time.monotonic() - begun)), act.mark, act.text)
+                self._do(act)
+                await self._until(
+                    f"the group had settled ({act.worker} {act.text})",
+                    partial(self._settled, act),
+                    *watching,
+                    sending,
+                )
+            await self._until("all flights were sent", sending.done, *watching)
+            await sending
+            await self._until("the workers had no lag", self._no_lag, *watching)
+            self._say("all flights are processed")
+            await self._until("Spark had appended all legs", lambda: self.in_spark >= total, *watching)
+            await self._until("Spark had summed up all legs", lambda: self._summed() >= total, *watching)
+            self._say("Spark has read all of them")
+        finally:
+            for task in (sending, *watching):
+                task.cancel()
+            self.reporter.end()
+        found = await self._look(app, backend)
+        return found.rebalances
+
+    def _do(self, act: Act) -> None:
+        self._say(f"{act.worker} {act.text}")
+        if act.kind == "start":
+            self._start(act.worker, "run", f"{APP}:app", "--name", act.worker)
+            return
+        self.gone.add(act.worker)
+        if act.kind == "kill":
+            self.children[act.worker].kill()
+        else:
+            self.children[act.worker].terminate()
+
+    async def _send(self, app: Any, flights: pa.Table) -> None:
+        """Send all flights in their order, at an even pace."""
+        stream = app.streams["flights"]
+        records = as_records(flights)
+        begun = time.monotonic()
+        while chunk := list(itertools.islice(records, SEND_CHUNK)):
+            self.sent += await stream.send_many(chunk)
+            ahead_s = SEND_S * self.sent / flights.num_rows - (time.monotonic() - begun)
+            if ahead_s > 0:
+                await asyncio.sleep(ahead_s)
+
+    # -- watching ------------------------------------------------------------------------------
+
+    async def _watch_group(self, app: Any, backend: Backend, begun: float) -> None:
+        """Keep ``snapshot`` and the picture up to date, and tell of each rebalance once."""
+        while True:
+            self.snapshot = await self._look(app, backend)
+            self.timeline.sample(round(1000 * (time.monotonic() - begun)), self.snapshot)
+            for one in self.snapshot.rebalances:
+                if one.ms is not None and one.generation not in self.told:
+                    self.told.add(one.generation)
+                    self._say(
+                        f"rebalanced after {one.cause} of {one.member}: "
+                        f"{len(one.moved)} partitions moved in {one.ms} ms"
+                    )
+            processed = sum(view.entries for view in self.snapshot.partitions)
+            self.reporter.update(self.sent, processed, self.in_spark)
+            await asyncio.sleep(SAMPLE_S)
+
+    async def _watch_table(self, table: Path) -> None:
+        """Keep ``in_spark`` up to date."""
+        count = RowCount(table)
+        while True:
+            self.in_spark = await asyncio.to_thread(count.now)
+            await asyncio.sleep(COUNT_S)
+
+    async def _look(self, app: Any, backend: Backend) -> GroupSnapshot:
+        while True:
+            try:
+                return await take_snapshot(backend, app.name, "flights", "legs")
+            except BackendUnavailable:
+                # The server has two busy cores to share with everything else here.
+                await asyncio.sleep(SAMPLE_S)
+
+    async def _until(self, what: str, condition: Callable[[], bool], *tasks: "asyncio.Task[None]") -> None:
+        """Wait until ``condition`` holds; give up when time is up or something has ended."""
+        while not condition():
+            for task in tasks:
+                if task.done():
+                    task.result()
+            for name, child in self.children.items():
+                if not child.running and name not in self.gone:
+                    raise _GaveUp(
+                        f"{name} ended with code {child.exit_code}. Its log ends:\n{child.log_tail()}"
+                    )
+            if self._now_s() > TIMEOUT_S:
+                logs = "\n".join(f"--- {name}\n{child.log_tail(8)}" for name, child in self.children.items())
+                raise _GaveUp(f"Waited in vain until {what}.\n{logs}")
+            await asyncio.sleep(0.1)
+
+    def _has_sent(self, count: float) -> bool:
+        return self.sent >= count
+
+    def _settled(self, act: Act) -> bool:
+        return self.snapshot is not None and any(
+            one.cause == act.cause and one.member == act.worker and one.ms is not None
+            for one in self.snapshot.rebalances
+        )
+
+    def _no_lag(self) -> bool:
+        return self.snapshot is not None and self.snapshot.lag == 0
+
+    def _summed(self) -> int:
+        try:
+            table = read_table(self.where / "delays", columns=["flights"])
+        except FileNotFoundError:
+            # Spark has just put a newer result in place of the one that was being read.
+            return 0
+        return int(pc.sum(table["flights"]).as_py() or 0) if table.num_rows else 0
+
+    # -- processes -----------------------------------------------------------------------------
+
+    @property
+    def _environ(self) -> dict[str, str]:
+        return {
+            "STREAMWORKER_REDIS_URL": self.server.url,
+            "STREAMWORKER_DEMO_DIR": str(self.where),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _import_app(self) -> Any:
+        """Import the app as the children do, so that it finds the same server."""
+        os.environ.update(self._environ)
+        return importlib.import_module(APP).app
+
+    def _start(self, name: str, *arguments: str) -> None:
+        self.children[name] = Child(
+            [sys.executable, "-m", "streamworker", *arguments],
+            log_path=self.where / f"{name}.log",
+            environ=self._environ,
+            cwd=self.where,
+        )
+
+    def _stop_spark(self) -> bool:
+        self.gone.add("spark")
+        spark = self.children["spark"]
+        well = spark.stop(STOP_SPARK_S) and spark.exit_code == 0
+        if not well:
+            self.reporter.fail(f"Spark did not stop in good order. Its log ends:\n{spark.log_tail()}")
+        return well
+
+    def end_children(self) -> None:
+        """End everything that still runs: asked first, so that workers leave and Spark commits."""
+        for child in self.children.values():
+            child.terminate()
+        for name, child in self.children.items():
+            child.wait(STOP_SPARK_S if name == "spark" else STOP_WORKER_S)
+
+    async def _wait_for_ctrl_c(self) -> None:
+        self.reporter.say(
+            "Left running until Ctrl-C. To look, in another terminal:\n"
+            f"  STREAMWORKER_REDIS_URL='{self.server.url}' streamworker top {APP}:app\n"
+            f"Tables and logs are in {self.where}"
+        )
+        await asyncio.Event().wait()
+
+    # -- small things --------------------------------------------------------------------------
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def _say(self, text: str) -> None:
+        self.reporter.say(f"{self._now_s():6.1f} s  {text}")

@@ -1,0 +1,61 @@
+"""Read what Spark has committed to a Parquet table, without Spark.
+
+Spark's file sink writes files first and then names them in ``_spark_metadata``; a file that is
+not named there belongs to a micro-batch that did not finish, and to read it would count its
+rows twice. A table without that directory is a whole result, see ``spark.sink``.
+"""
+
+import json
+from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+def committed_files(table: Path) -> list[Path]:
+    """Return the Parquet files that belong to a table now; none if there is no table yet."""
+    log = table / "_spark_metadata"
+    if not log.is_dir():
+        return sorted(table.glob("*.parquet"))
+    batches: dict[int, Path] = {}
+    for file in log.iterdir():
+        # Every tenth is "9.compact": it repeats all before it. Names with a dot first are half written.
+        number, _, kind = file.name.partition(".")
+        if number.isdigit() and (kind == "compact" or int(number) not in batches):
+            batches[int(number)] = file
+    newest_first = [batches[number] for number in sorted(batches, reverse=True)]
+    names: set[str] = set()
+    for file in newest_first:
+        names.update(_added(file))
+        if file.name.endswith(".compact"):
+            break
+    return sorted(table / name for name in names)
+
+
+def _added(log_file: Path) -> list[str]:
+    _version, *lines = log_file.read_text("utf-8").splitlines()
+    actions = (json.loads(line) for line in lines)
+    return [unquote(Path(action["path"]).name) for action in actions if action["action"] == "add"]
+
+
+def read_table(table: Path, columns: list[str] | None = None) -> pa.Table:
+    """Read the committed rows of a table; a table without columns if nothing is committed."""
+    parts = [pq.read_table(file, columns=columns, partitioning=None) for file in committed_files(table)]
+    return pa.concat_tables(parts) if parts else pa.table({})
+
+
+class RowCount:
+    """Counts the committed rows of a growing table, looking into each file once."""
+
+    def __init__(self, table: Path) -> None:
+        self._table = table
+        self._rows: dict[Path, int] = {}
+
+    def now(self) -> int:
+        """Return the number of rows that are committed now."""
+        files = committed_files(self._table)
+        for file in files:
+            if file not in self._rows:
+                self._rows[file] = pq.read_metadata(file).num_rows
+        return sum(self._rows[file] for file in files)
