@@ -96,9 +96,9 @@ def judge(
     legs, delays
         The two tables, their rows in any order.
     """
+    legs = _typed(legs, flights.schema)
     ranked = flights.append_column("rank", pa.array(range(flights.num_rows), pa.int64()))
-    whole = [name for name in flights.column_names if name in legs.column_names]
-    matched = _match(legs, ranked, whole)
+    matched = _match(legs, ranked, flights.column_names)
     found = pc.count_distinct(matched["rank"]).as_py()
     doubled = legs.num_rows - legs.group_by(list(KEY)).aggregate([]).num_rows
     return Verdict(
@@ -112,6 +112,15 @@ def judge(
         rebalances=tuple(rebalances),
         seconds=seconds,
     )
+
+
+def _typed(legs: pa.Table, flights: pa.Schema) -> pa.Table:
+    """Return the legs with the types of the data set, and no other columns than are compared."""
+    wanted = flights.append(pa.field("partition", pa.int64())).append(pa.field("position", pa.int64()))
+    if not legs.column_names:
+        return wanted.empty_table()
+    # Spark's timestamps come as INT96 without a zone; they are UTC.
+    return legs.select(wanted.names).cast(wanted)
 
 
 def _match(legs: pa.Table, ranked: pa.Table, whole: list[str]) -> pa.Table:

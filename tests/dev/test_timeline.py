@@ -1,0 +1,107 @@
+"""The picture of who owned which partition when."""
+
+from streamworker.core.snapshot import GroupSnapshot, MemberView, PartitionView
+from streamworker.dev.timeline import Timeline
+
+
+def snapshot(members: dict[str, str], owners: list[str | None]) -> GroupSnapshot:
+    """Make a snapshot with these members (id to name) and the owner of each partition."""
+    return GroupSnapshot(
+        app="demo",
+        stream="flights",
+        processor="legs",
+        generation=1,
+        taken_ms=0,
+        members=tuple(
+            MemberView(
+                id=member,
+                name=name,
+                host="here",
+                pid=1,
+                joined_ms=0,
+                beat_age_ms=0,
+                state="active",
+                partitions=tuple(p for p, owner in enumerate(owners) if owner == member),
+            )
+            for member, name in members.items()
+        ),
+        partitions=tuple(
+            PartitionView(
+                partition=partition,
+                owner=owner,
+                assigned=owner,
+                epoch=1,
+                state="running" if owner else "unowned",
+                reason="",
+                checkpoint="0-0",
+                entries=0,
+                lag=0,
+                length=0,
+                rows=0,
+                acked_length=0,
+                dead=0,
+                since_ms=0,
+            )
+            for partition, owner in enumerate(owners)
+        ),
+        readers=(),
+        rebalances=(),
+    )
+
+
+def drawn(timeline: Timeline, width: int = 25) -> list[str]:
+    """Return the picture as plain lines."""
+    return [line.plain for line in timeline.render(width)]
+
+
+def test_each_row_shows_who_held_the_partition() -> None:
+    """Two workers share from the middle on; a partition without an owner is a dot."""
+    timeline = Timeline(partitions=2)
+    for at_ms in range(0, 1_000, 50):
+        timeline.sample(at_ms, snapshot({"a.1": "w1"}, ["a.1", None]))
+    for at_ms in range(1_000, 2_001, 50):
+        timeline.sample(at_ms, snapshot({"a.1": "w1", "b.1": "w2"}, ["a.1", "b.1"]))
+
+    lines = drawn(timeline)
+
+    assert lines[1] == "   0 " + "1" * 20
+    assert lines[2] == "   1 " + "." * 10 + "2" * 10
+
+
+def test_a_dead_member_is_still_known_by_its_name() -> None:
+    """It is no member any more, but its lock is not taken over yet."""
+    timeline = Timeline(partitions=1)
+    timeline.sample(0, snapshot({"a.1": "w1"}, ["a.1"]))
+    timeline.sample(1_000, snapshot({}, ["a.1"]))
+
+    assert drawn(timeline)[1] == "   0 " + "1" * 20
+
+
+def test_what_happened_stands_above_the_picture_and_in_the_legend() -> None:
+    """One character at its time, and what it means below."""
+    timeline = Timeline(partitions=1)
+    timeline.sample(0, snapshot({"a.1": "w1"}, ["a.1"]))
+    timeline.mark(500, "x", "killed with SIGKILL")
+    timeline.sample(1_000, snapshot({"a.1": "w1"}, ["a.1"]))
+
+    lines = drawn(timeline)
+
+    assert lines[0][5:].index("x") == 10
+    assert "x killed with SIGKILL" in lines[-1]
+    assert "1 w1" in lines[-1]
+
+
+def test_two_workers_with_one_last_letter_get_different_symbols() -> None:
+    """w1 and x1 are told apart."""
+    timeline = Timeline(partitions=2)
+    timeline.sample(0, snapshot({"a.1": "w1", "b.1": "x1"}, ["a.1", "b.1"]))
+    timeline.sample(1, snapshot({"a.1": "w1", "b.1": "x1"}, ["a.1", "b.1"]))
+
+    first, second = (line[5] for line in drawn(timeline)[1:3])
+
+    assert first != second
+
+
+def test_a_picture_of_nothing_is_empty() -> None:
+    """Without samples there is nothing to draw."""
+    assert drawn(Timeline(partitions=3)) == []
