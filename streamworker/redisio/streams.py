@@ -109,17 +109,21 @@ async def declare(backend: Backend, keys: StreamKeys, partitions: int, codec: st
         )
 
 
-async def register(
-    backend: Backend, keys: GroupKeys, partitions: Sequence[int], start: str
-) -> dict[int, EntryId]:
-    """Make a group's place in some partitions, in one round trip; keeps what is there.
+_STARTS = {"earliest": "0-0", "latest": "$"}
+
+
+async def register(backend: Backend, keys: GroupKeys, partitions: int, start: str) -> dict[int, EntryId]:
+    """Make a group's place in all partitions of a stream, in one round trip; keeps what is there.
 
     From then on nothing is trimmed that the group has not committed. May be repeated.
 
     Parameters
     ----------
+    partitions
+        Their number.
     start
-        Where a new group begins: ``"0-0"``, ``"$"`` for after the last entry, or an entry id.
+        Where a new group begins: ``earliest``, ``latest`` for after the last entry, or after an
+        entry id.
 
     Returns
     -------
@@ -128,14 +132,18 @@ async def register(
 
     Raises
     ------
+    ConfigurationError
+        If ``start`` is none of these.
     BackendError
         Without an answer, or if a key holds another type.
     """
+    after = _STARTS.get(start) or str(EntryId.parse(start))
     calls: list[ScriptCall] = [
-        ((keys.lock(p), keys.events(p), keys.acked(p)), (keys.group, start, new_nonce())) for p in partitions
+        ((keys.lock(p), keys.events(p), keys.acked(p)), (keys.group, after, new_nonce()))
+        for p in range(partitions)
     ]
     checkpoints: dict[int, EntryId] = {}
-    for partition, reply in zip(partitions, await backend.run_many(REGISTER, calls), strict=True):
+    for partition, reply in enumerate(await backend.run_many(REGISTER, calls)):
         if isinstance(reply, BackendError):
             raise reply
         checkpoints[partition] = EntryId.parse(checked(reply)[1])

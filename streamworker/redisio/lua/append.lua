@@ -3,6 +3,8 @@
 -- its answer was lost carries the same number and writes nothing. A producer sends one after
 -- the other, so a lower number is one that was answered long ago.
 --
+-- The entries get consecutive ids: one time, and numbers that follow each other.
+--
 -- KEYS  1 events (stream)  2 producer (string)
 -- ARGV  1 number of this send  2 entries that the partition may hold; 0 for no limit
 --       3 number of entries  4 'v': a payload for each; 'f': for each the number of its fields
@@ -37,13 +39,19 @@ if limit > 0 and length + count > limit then
 end
 
 local last
+local next_id = '*'
+local function add(...)
+  last = redis.call('XADD', events, next_id, ...)
+  -- Redis 7.0 lets its clock run on within a script, so '*' could take the next millisecond.
+  if next_id == '*' then next_id = string.match(last, '^%d+') .. '-*' end
+end
 if ARGV[4] == 'v' then
-  for i = 5, 4 + count do last = redis.call('XADD', events, '*', 'v', ARGV[i]) end
+  for i = 5, 4 + count do add('v', ARGV[i]) end
 else
   local at = 5
   for _ = 1, count do
     local n = tonumber(ARGV[at])
-    last = redis.call('XADD', events, '*', unpack(ARGV, at + 1, at + n))
+    add(unpack(ARGV, at + 1, at + n))
     at = at + 1 + n
   end
 end

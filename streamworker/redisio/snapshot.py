@@ -1,0 +1,344 @@
+"""One look at a whole group: two round trips that read and change nothing.
+
+Cheap enough for once a second: lengths and hashes, never a payload, and nothing that grows with
+the number of entries.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, from_fields
+from streamworker.core.entries import EntryId
+from streamworker.core.events import Beat
+from streamworker.core.membership import Member, Membership
+from streamworker.core.snapshot import (
+    GroupSnapshot,
+    MemberState,
+    MemberView,
+    PartitionState,
+    PartitionView,
+    ReaderView,
+    Rebalance,
+)
+from streamworker.errors import BackendError
+from streamworker.redisio.client import Backend, ScriptCall
+from streamworker.redisio.control import fields_of
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.link import Argument
+from streamworker.redisio.locks import LockView, lock_view
+from streamworker.redisio.membership import read_beats
+from streamworker.redisio.readers import ReaderPosition, read_readers
+from streamworker.redisio.scripts import COUNT
+
+SILENT_AFTER_MS = 3_000
+"""A member is shown as silent from here on: two heartbeats at default settings, and some room."""
+
+CONTROL_MESSAGES = 400
+"""Messages looked at for the last rebalances; each rebalance leaves a few."""
+
+LAG_COUNTED_MAX = 10_000
+"""Where Redis lost count (somebody used XDEL), the lag is counted up to this many entries."""
+
+SCAN_COUNT = 1_000
+
+
+async def take_snapshot(
+    backend: Backend, app: str, stream: str, group: str, *, silent_after_ms: int = SILENT_AFTER_MS
+) -> GroupSnapshot:
+    """Take a snapshot of a processor's group; of one that never ran it is empty.
+
+    A partition with a key that another program wrote to is shown as halted, with the reason.
+
+    Raises
+    ------
+    BackendError
+        Without an answer.
+    CoordinationError
+        If the membership document cannot be read.
+    """
+    keys = GroupKeys(app, stream, group)
+    time, document, beats, readers, control, declared = await _all_of(
+        backend,
+        [
+            ("TIME",),
+            ("GET", keys.members),
+            ("HGETALL", keys.beats),
+            ("HGETALL", keys.readers),
+            ("XREVRANGE", keys.control, "+", "-", "COUNT", CONTROL_MESSAGES),
+            ("HGET", StreamKeys(app, stream).meta, "partitions"),
+        ],
+    )
+    now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
+    count = int(declared or 0)
+    membership = Membership.parse(document) if document else Membership.empty(count, "range")
+    looks = await _look_at_partitions(backend, keys, membership.partitions or count)
+    partitions = tuple(_partition_view(look, membership) for look in looks)
+    return GroupSnapshot(
+        app=app,
+        stream=stream,
+        processor=group,
+        generation=membership.generation,
+        taken_ms=now_ms,
+        members=_member_views(membership, read_beats(beats), partitions, now_ms, silent_after_ms),
+        partitions=partitions,
+        readers=_reader_views(read_readers(readers), partitions),
+        rebalances=rebalances(
+            [(EntryId.parse(entry_id).ms, fields_of(flat)) for entry_id, flat in reversed(control)]
+        ),
+    )
+
+
+async def list_groups(backend: Backend, app: str) -> list[tuple[str, str]]:
+    """Return (stream, processor) of all groups of an app that ever had a member.
+
+    Walks over all keys of the server, in pieces that do not block it.
+
+    Raises
+    ------
+    BackendError
+        Without an answer.
+    """
+    prefix, suffix = f"sw:{{{app}.", "}:members"
+    found: set[tuple[str, str]] = set()
+    cursor = b"0"
+    while True:
+        cursor, names = await backend.execute(
+            "SCAN", cursor, "MATCH", f"{prefix}*:*{suffix}", "COUNT", SCAN_COUNT
+        )
+        for name in names:
+            stream, _, group = name.decode().removeprefix(prefix).removesuffix(suffix).partition(":")
+            found.add((stream, group))
+        if int(cursor) == 0:
+            break
+    groups = sorted(found)
+    # "a.b" may be stream b of app a, or begin the name of an app a.b: the stream itself knows.
+    apps = await backend.pipeline([("HGET", f"sw:{{{app}.{stream}}}:stream", "app") for stream, _ in groups])
+    return [group for group, name in zip(groups, apps, strict=True) if name in {None, app.encode()}]
+
+
+async def _all_of(backend: Backend, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+    replies = await backend.pipeline(commands)
+    for reply in replies:
+        if isinstance(reply, BackendError):
+            raise reply
+    return replies
+
+
+# -- partitions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What Redis has of one partition."""
+
+    partition: int
+    lock: LockView | None
+    length: int
+    lag: int
+    acked_length: int
+    dead: int
+    problem: str
+
+
+async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> list[_Look]:
+    commands: list[Sequence[Argument]] = []
+    for p in range(count):
+        commands += [
+            ("HGETALL", keys.lock(p)),
+            ("XLEN", keys.events(p)),
+            ("XINFO", "GROUPS", keys.events(p)),
+            ("XLEN", keys.acked(p)),
+            ("XLEN", keys.dead(p)),
+        ]
+    replies = await backend.pipeline(commands)
+    looks, uncounted = [], []
+    for p in range(count):
+        lock, length, groups, acked_length, dead = replies[5 * p : 5 * p + 5]
+        broken = [r for r in (lock, length, acked_length, dead) if isinstance(r, BackendError)]
+        view = None if isinstance(lock, BackendError) else lock_view(lock)
+        lag = _lag(groups, keys.group, _number(length), view)
+        if lag is None and view is not None:
+            uncounted.append((p, view.checkpoint))
+        looks.append(
+            _Look(
+                partition=p,
+                lock=view,
+                length=_number(length),
+                lag=lag or 0,
+                acked_length=_number(acked_length),
+                dead=_number(dead),
+                problem=str(broken[0]) if broken else "",
+            )
+        )
+    return await _with_counted_lags(backend, keys, looks, uncounted) if uncounted else looks
+
+
+def _number(reply: Any) -> int:
+    return reply if isinstance(reply, int) else 0
+
+
+def _lag(groups: Any, name: str, length: int, lock: LockView | None) -> int | None:
+    """Return the lag as Redis counts it; None where it does not know."""
+    if isinstance(groups, BackendError) or lock is None:
+        return length  # No stream or no group yet: everything waits.
+    for flat in groups:
+        group = dict(zip(flat[::2], flat[1::2], strict=True))
+        if group[b"name"] == name.encode():
+            lag: int | None = group[b"lag"]
+            return lag
+    return None
+
+
+async def _with_counted_lags(
+    backend: Backend, keys: GroupKeys, looks: list[_Look], uncounted: Sequence[tuple[int, EntryId]]
+) -> list[_Look]:
+    calls: list[ScriptCall] = [
+        ((keys.events(p),), (str(checkpoint), LAG_COUNTED_MAX)) for p, checkpoint in uncounted
+    ]
+    counted = {
+        p: int(reply[1])
+        for (p, _), reply in zip(uncounted, await backend.run_many(COUNT, calls), strict=True)
+        if not isinstance(reply, BackendError) and reply[0] == b"OK"
+    }
+    return [
+        _Look(
+            partition=look.partition,
+            lock=look.lock,
+            length=look.length,
+            lag=counted.get(look.partition, look.lag),
+            acked_length=look.acked_length,
+            dead=look.dead,
+            problem=look.problem,
+        )
+        for look in looks
+    ]
+
+
+def _partition_view(look: _Look, membership: Membership) -> PartitionView:
+    lock = look.lock
+    owners = membership.owners
+    assigned = owners[look.partition] if look.partition < len(owners) else None
+    owner = (lock.owner or None) if lock else None
+    state, reason = _state(look, owner, assigned, membership)
+    return PartitionView(
+        partition=look.partition,
+        owner=owner,
+        assigned=assigned,
+        epoch=lock.epoch if lock else 0,
+        state=state,
+        reason=reason,
+        checkpoint=str(lock.checkpoint) if lock else "0-0",
+        entries=lock.entries if lock else 0,
+        lag=look.lag,
+        length=look.length,
+        rows=lock.rows if lock else 0,
+        acked_length=look.acked_length,
+        dead=look.dead,
+        since_ms=lock.since_ms if lock else 0,
+    )
+
+
+def _state(
+    look: _Look, owner: str | None, assigned: str | None, membership: Membership
+) -> tuple[PartitionState, str]:
+    if look.problem:
+        return "halted", look.problem
+    if owner is None or membership.get(owner) is None:
+        # A lock of somebody who was removed is as good as free.
+        return ("acquiring" if assigned else "unowned"), ""
+    reason = look.lock.reason if look.lock else ""
+    match look.lock.state if look.lock else "":
+        case "halted":
+            return "halted", reason
+        case "draining":
+            return "draining", reason
+        case _:
+            return "running", reason
+
+
+# -- members and readers ---------------------------------------------------------------------
+
+
+def _member_views(
+    membership: Membership,
+    beats: Mapping[str, Beat],
+    partitions: Sequence[PartitionView],
+    now_ms: int,
+    silent_after_ms: int,
+) -> tuple[MemberView, ...]:
+    assigned = {view.assigned for view in partitions}
+
+    def view(member: Member) -> MemberView:
+        beat = beats.get(member.id)
+        age = None if beat is None else max(0, now_ms - beat.server_ms)
+        held = tuple(each.partition for each in partitions if each.owner == member.id)
+        state: MemberState = "active" if held or member.id in assigned else "standby"
+        if member.state == "leaving":
+            state = "leaving"
+        if age is None or age > silent_after_ms:
+            state = "silent"
+        return MemberView(member.id, member.name, member.host, member.pid, member.joined_ms, age, state, held)
+
+    return tuple(view(member) for member in membership.members)
+
+
+def _reader_views(
+    readers: Mapping[str, ReaderPosition], partitions: Sequence[PartitionView]
+) -> tuple[ReaderView, ...]:
+    def lag_rows(reader: ReaderPosition) -> int:
+        return sum(max(0, view.rows - reader.rows.get(view.partition, 0)) for view in partitions)
+
+    return tuple(
+        ReaderView(name, dict(reader.rows), lag_rows(reader), reader.at_ms)
+        for name, reader in sorted(readers.items())
+    )
+
+
+# -- rebalances ------------------------------------------------------------------------------
+
+
+def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebalance, ...]:
+    """Work out the rebalances from control messages, oldest first.
+
+    A rebalance is over when each partition that it moved was acquired at its generation or a
+    later one: that is when the partition runs again, whoever has it by then.
+
+    Parameters
+    ----------
+    messages
+        Server time in ms, and fields, of each message.
+
+    Examples
+    --------
+    >>> rebalances([
+    ...     (10, {"kind": "changed", "generation": "7", "cause": "join", "member": "a", "moved": "0,1"}),
+    ...     (30, {"kind": "acquired", "generation": "7", "owner": "a.1", "partitions": "0,1"}),
+    ... ])
+    (Rebalance(generation=7, cause='join', member='a', at_ms=10, moved=(0, 1), ms=20),)
+    """
+    known = [(at_ms, message) for at_ms, fields in messages if (message := from_fields(fields)) is not None]
+    return tuple(
+        Rebalance(
+            generation=message.generation,
+            cause=message.cause,
+            member=message.member,
+            at_ms=at_ms,
+            moved=message.moved,
+            ms=_duration_ms(message, at_ms, known[place + 1 :]),
+        )
+        for place, (at_ms, message) in enumerate(known)
+        if isinstance(message, GroupChanged)
+    )
+
+
+def _duration_ms(change: GroupChanged, at_ms: int, later: Sequence[tuple[int, ControlMessage]]) -> int | None:
+    open_partitions = set(change.moved)
+    if not open_partitions:
+        return 0
+    for then_ms, message in later:
+        if isinstance(message, PartitionsAcquired) and message.generation >= change.generation:
+            open_partitions.difference_update(message.partitions)
+            if not open_partitions:
+                return then_ms - at_ms
+    return None
