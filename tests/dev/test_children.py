@@ -10,12 +10,13 @@ from streamworker.dev.children import Child
 from tests.helpers import process_is_gone, wait_for
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
-DEAF = [
-    sys.executable,
-    "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    "print('up', flush=True); time.sleep(60)",
-]
+DEAF_SOURCE = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(60)
+"""
+DEAF = [sys.executable, "-c", DEAF_SOURCE]
 
 
 def started(command: list[str], tmp_path: Path) -> Child:
