@@ -27,7 +27,7 @@ from streamworker.records.codecs import (
     make_decoder,
     make_encoder,
 )
-from streamworker.records.types import Field, Kind, Precision, fields_of, hints_of, kind_of
+from streamworker.records.types import Field, Kind, Precision, fields_of, hints_of, kind_of, read_hint
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
     import pyarrow as pa
@@ -132,6 +132,14 @@ class RecordType:
         """
         return dict(hints_of(self.python_type, self.kind))
 
+    @cached_property
+    def _floats(self) -> frozenset[str]:
+        try:
+            hints = self.hints
+        except ConfigurationError:  # names a type that is defined further down; not yet a mistake
+            return frozenset()
+        return frozenset(name for name, hint in hints.items() if read_hint(hint).base is float)
+
     @property
     def is_positional(self) -> bool:
         """Whether msgspec lays its values out as an array."""
@@ -156,7 +164,8 @@ class RecordType:
         Raises
         ------
         ConfigurationError
-            For a field that does not exist, with the nearest that does.
+            For a field that does not exist, with the nearest that does, and for a float:
+            equal floats do not have equal texts in all languages.
         """
         if spec is None:
             return _no_key
@@ -183,6 +192,11 @@ class RecordType:
             raise ConfigurationError(
                 f"{self.name} has no field {name!r} to be its key.",
                 remedy=f"{hint}Its fields are {', '.join(self.fields)}.",
+            )
+        if name in self._floats:
+            raise ConfigurationError(
+                f"Field {name!r} of {self.name} is a float, which cannot be a key.",
+                remedy="Use a field that is an int, a str or a Decimal, or a function that makes one.",
             )
         if self.kind is not Kind.TYPED_DICT:
             return attrgetter(name)

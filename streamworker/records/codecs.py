@@ -64,14 +64,14 @@ def make_encoder(record_type: "RecordType", codec: Codec) -> Encoder:
             )
         if required and not required <= record.keys():
             missing = ", ".join(sorted(required - record.keys()))
-            raise RecordError(f"A {name} lacks {missing}.", remedy="Give every required key.")
+            raise RecordError(f"The {name} lacks {missing}.", remedy="Give every required key.")
         try:
             return dump(record)
         except RecordError:
             raise
         except Exception as error:  # a record's own code may run here: properties, serializers
             raise RecordError(
-                f"A {name} cannot be encoded as {codec}: {error}.",
+                f"The {name} cannot be encoded as {codec}: {_one_line(error)}.",
                 remedy="Use types that the codec can hold.",
             ) from error
 
@@ -120,7 +120,7 @@ def _without_lost_floats(record_type: "RecordType", dump: Callable[[Any], bytes]
         payload = dump(record)
         if b"null" in payload and _has_lost_float(as_builtins(record)):
             raise RecordError(
-                f"A {record_type.name} holds a NaN or an infinity, which JSON does not have.",
+                f"The {record_type.name} holds a NaN or an infinity, which JSON does not have.",
                 remedy='Send None instead, or declare the stream with codec="msgpack".',
             )
         return payload
@@ -156,14 +156,14 @@ def _field_dumper(record_type: "RecordType") -> Callable[[Any], dict[bytes, byte
                 continue
             if layout != "json":
                 raise RecordError(
-                    f"Field {name!r} of a {record_type.name} is None, and a missing field would be read "
+                    f"Field {name!r} of {record_type.name} is None, and a missing field would be read "
                     "as its default.",
                     remedy='Make None its default, or declare the stream with codec="json".',
                 )
             fields[wire_name.encode()] = b"null"
         if not fields:
             raise RecordError(
-                f"A {record_type.name} without any value cannot be an entry.",
+                f"This {record_type.name} without any value cannot be an entry.",
                 remedy='Give one field a value, or declare the stream with codec="json".',
             )
         return fields
@@ -217,7 +217,7 @@ def make_decoder(record_type: "RecordType", codec: Codec) -> Decoder:
             raise
         except Exception as error:  # whatever is wrong with one entry must not stop a worker
             raise DecodeError(
-                f"The entry is not a {name}: {_one_line(error)}.",
+                f"The entry holds no {name}: {_one_line(error)}.",
                 remedy=f"Its producer must write {name} as {codec}, as the stream is declared.",
             ) from error
 
@@ -361,7 +361,7 @@ def _typed(record_type: "RecordType") -> Iterator[None]:
 def _no_payload(name: str, fields: Mapping[bytes, bytes]) -> DecodeError:
     found = ", ".join(repr(key.decode("utf-8", "replace")) for key in list(fields)[:8]) or "none"
     return DecodeError(
-        f"The entry is not a {name}: it has no field 'v' (fields: {found}).",
+        f"The entry holds no {name}: it has no field 'v' (fields: {found}).",
         remedy="Producers put the payload in the field v; for entries of plain fields, declare the "
         'stream with codec="fields".',
     )
