@@ -70,6 +70,8 @@ class ProcessorSpec:
     """Whether acked rows go to the acked log."""
     output: RecordType | None
     """Type of the forwarded rows; the stream's own type where the records themselves are."""
+    timeout_ms: int | None = None
+    """How long one call of the function may take before it counts as failed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ Owners = tuple[str | None, ...]
 Strategy = Callable[[Sequence[str], int, Owners], Owners]
 
 
-def range_assignment(members: Sequence[str], partitions: int, previous: Owners) -> Owners:
+def range_assignment(members: Sequence[str], partitions: int, previous: Owners) -> Owners:  # noqa: ARG001
     """Give each member one contiguous run; the first ``partitions % n`` members get one more.
 
     Examples

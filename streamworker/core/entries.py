@@ -38,13 +38,14 @@ class EntryId(NamedTuple):
         """
         if isinstance(text, bytes):
             text = text.decode("ascii", "replace")
-        ms, _, seq = text.partition("-")
-        if not (ms.isascii() and ms.isdigit() and (seq == "" or (seq.isascii() and seq.isdigit()))):
+        ms, dash, seq = text.partition("-")
+        numbers = [_read_number(each) for each in ((ms, seq) if dash else (ms, "0"))]
+        if None in numbers:
             raise ConfigurationError(
                 f"{text!r} is not an entry id.",
                 remedy="An entry id is two whole numbers with a dash, such as 1732186412345-0.",
             )
-        return cls(int(ms), int(seq or 0))
+        return cls(*numbers)
 
     def __str__(self) -> str:
         return f"{self.ms}-{self.seq}"

@@ -100,6 +100,7 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
         _T.FENCED: _S.WAITING,
     },
     _S.HALTED: {
+        _T.HALTED: _S.HALTED,
         _T.REVOKED: _S.DRAINING,
         _T.FENCED: _S.WAITING,
     },

@@ -125,11 +125,11 @@ class Membership:
                     remedy="Run the same release of streamworker on all workers of the group.",
                 )
             members = tuple(_read_member(each) for each in fields["members"])
-            owners = tuple(None if index is None else members[index].id for index in fields["owners"])
+            owners = tuple(_read_owner(members, index) for index in fields["owners"])
             membership = cls(
                 int(fields["generation"]), int(fields["partitions"]), str(fields["strategy"]), members, owners
             )
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, OverflowError, RecursionError, LookupError, TypeError) as error:
             raise CoordinationError(
                 f"The membership document cannot be read: {error!r}.",
                 remedy="Something else wrote to it. Stop the workers, delete the key and start them again.",
@@ -164,3 +164,11 @@ def _read_member(fields: dict[str, Any]) -> Member:
         int(fields["joined_ms"]),
         state,
     )
+
+
+def _read_owner(members: tuple[Member, ...], index: int | None) -> str | None:
+    if index is None:
+        return None
+    if index < 0:
+        raise ValueError("an owner before the first member")
+    return members[index].id

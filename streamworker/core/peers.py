@@ -18,7 +18,8 @@ the server before its last restart
 
 Silence is measured by our own heartbeats: a peer has been silent for the time in which ours
 got through and its did not change. Our own sleep is thereby not held against others: a worker
-that wakes after a minute adds at most two heartbeats of silence to anybody.
+that wakes after a minute, or is the first to find the server again, adds at most one heartbeat
+of silence to anybody. That is less than ``dead_after_ms``, so others have their turn to beat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +64,7 @@ class PeerWatch:
         self, me: str, members: Sequence[str], beats: Mapping[str, Beat], run_id: str, now_ms: int
     ) -> tuple[int, ...]:
         """Take the answer of one of our heartbeats; return the connections to ask about."""
-        passed_ms = 0 if self._last_ms is None else min(now_ms - self._last_ms, 2 * self._interval_ms)
+        passed_ms = 0 if self._last_ms is None else min(now_ms - self._last_ms, self._interval_ms)
         self._last_ms = now_ms
         self._run_id = run_id
         peers: dict[str, _Silence] = {}
@@ -88,13 +89,18 @@ class PeerWatch:
         """Return the members that have missed their heartbeats, in join order."""
         return tuple(member for member, silence in self._peers.items() if self._is_suspect(silence))
 
-    def judge(self, connected: frozenset[int] | None) -> tuple[str, ...]:
-        """Return the members to remove, given which connections the server still has."""
+    def judge(self, asked: Sequence[int], connected: frozenset[int] | None) -> tuple[str, ...]:
+        """Return the members to remove, given which connections the server still has.
+
+        Nothing is known of a connection that was not asked about: its member fell silent, or
+        connected anew, while the question was under way, and the next one is about it too.
+        """
         patience_ms = min(self._rank, RANKS_MAX) * self._interval_ms // 2
         return tuple(
             member
             for member, silence in self._peers.items()
-            if silence.silent_ms >= self._limit_ms(silence.beat, connected) + patience_ms
+            if (silence.beat is None or silence.beat.connection in asked)
+            and silence.silent_ms >= self._limit_ms(silence.beat, connected) + patience_ms
         )
 
     def _is_suspect(self, silence: _Silence) -> bool:

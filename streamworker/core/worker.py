@@ -34,11 +34,9 @@ from streamworker.core.events import (
     LocksAnswered,
     LocksReleased,
     Note,
-    PauseBatches,
     PeersProbed,
     ProbePeers,
     ReadDocument,
-    ResumeBatches,
     RunnerFenced,
     RunnerHalted,
     RunnerStopped,
@@ -50,6 +48,7 @@ from streamworker.core.events import (
 from streamworker.core.membership import Member, Membership
 from streamworker.core.ownership import Ownership
 from streamworker.core.peers import PeerWatch
+from streamworker.core.pulse import Pulse
 from streamworker.errors import ConfigurationError, CoordinationError, InternalError
 
 CONFLICT_PAUSE_MS = 20
@@ -132,9 +131,7 @@ class WorkerCore:
         self._must_read = False
         self._pause_until_ms: int | None = None
         self._conflicts = 0
-        self._beat_ok_ms: int | None = None
-        self._is_paused = False
-        self._probing = False
+        self._asked: tuple[int, ...] | None = None
         self._dead: frozenset[str] = frozenset()
         self._renew_identity()
 
@@ -171,7 +168,7 @@ class WorkerCore:
         if self._phase is Phase.GONE:
             return []
         effects = self._dispatch(event, now_ms)
-        effects += self._guard(now_ms)
+        effects += self._pulse.check(now_ms)
         effects += self._ownership.advance(now_ms)
         if self._ownership.view_is_stale:
             self._ownership.view_is_stale = False
@@ -183,11 +180,9 @@ class WorkerCore:
         """Return when to bring ``DeadlinePassed`` if nothing else happens before."""
         if self._phase is Phase.GONE:
             return None
-        times = [self._ownership.next_deadline_ms()]
+        times = [self._ownership.next_deadline_ms(), self._pulse.next_deadline_ms()]
         if not self._calling:
             times.append(self._pause_until_ms)
-        if not self._is_paused and self._beat_ok_ms is not None:
-            times.append(self._beat_ok_ms + self._timing.dead_after_ms)
         return min((at for at in times if at is not None), default=None)
 
     def _dispatch(self, event: Event, now_ms: int) -> list[Effect]:
@@ -217,8 +212,8 @@ class WorkerCore:
             case HeartbeatDone():
                 return self._heartbeat(event, now_ms)
             case PeersProbed(connected):
-                self._probing = False
-                self._dead = frozenset(self._peers.judge(connected))
+                self._dead = frozenset(self._peers.judge(self._asked or (), connected))
+                self._asked = None
             case LocksAnswered():
                 return self._ownership.answered(event, now_ms)
             case LocksReleased():
@@ -265,6 +260,7 @@ class WorkerCore:
             cause, after = "death", now.without(dead)
             member = " ".join(each.name for each in now.members if each.id in dead)
         if not cause:
+            self._conflicts = 0
             return []
         self._proposed, self._calling = after, True
         message = GroupChanged(0, cause, member, moves(now.owners, after.owners))
@@ -282,7 +278,7 @@ class WorkerCore:
     def _call_failed(self, call: Call, now_ms: int) -> None:
         """Nobody knows whether the call was done; reading the document tells."""
         if call is Call.PROBE:
-            self._probing = False
+            self._asked = None
             return
         self._calling, self._proposed = False, None
         self._must_read = True
@@ -318,12 +314,12 @@ class WorkerCore:
         self._membership = membership
         me = membership.get(self.member)
         if me is None:
-            return self._rejoin() if self._phase is Phase.MEMBER else []
+            return self._removed()
         effects: list[Effect] = []
         if self._phase is Phase.JOINING:
             self._phase = Phase.MEMBER
-        if self._beat_ok_ms is None:
-            self._beat_ok_ms = now_ms
+        if not self._pulse.is_started:
+            self._pulse.start(now_ms)
             effects += [
                 StartHeartbeat(self.member),
                 Note("joined", {"member": self.member, "generation": membership.generation}),
@@ -331,18 +327,17 @@ class WorkerCore:
         desired = frozenset[int]() if self._phase is Phase.LEAVING else membership.owned_by(self.member)
         return effects + self._ownership.assign(desired, membership.generation, membership.ids, now_ms)
 
-    def _rejoin(self) -> list[Effect]:
-        """The group removed us: give up everything and join again under a new name."""
+    def _removed(self) -> list[Effect]:
+        """The group does not have us: give up everything, and join again under a new name."""
+        if self._phase is not Phase.MEMBER and self._ownership.is_idle:
+            return []  # not yet, or not any more
         lost = self.member
-        effects = self._ownership.drop()
+        effects = self._ownership.drop() + self._pulse.end()
         self._former = (*self._former[-3:], lost)
         self._renew_identity()
         if self._phase is Phase.MEMBER:
             self._phase = Phase.JOINING
         self._must_read = True
-        if self._is_paused:
-            self._is_paused = False
-            effects.append(ResumeBatches())
         return [*effects, StopHeartbeat(), Note("membership_lost", {"member": lost})]
 
     def _renew_identity(self) -> None:
@@ -359,7 +354,7 @@ class WorkerCore:
             session_timeout_ms=timing.session_timeout_ms,
             slow_after_ms=timing.slow_after_ms,
         )
-        self._beat_ok_ms = None
+        self._pulse = Pulse(self.member, timing.dead_after_ms)
         self._dead = frozenset()
 
     def _stop(self, now_ms: int) -> list[Effect]:
@@ -381,33 +376,17 @@ class WorkerCore:
                 self._ownership.told(message.partitions, now_ms)
 
     def _heartbeat(self, event: HeartbeatDone, now_ms: int) -> list[Effect]:
-        if event.member != self.member or self._beat_ok_ms is None:
+        if event.member != self.member or not self._pulse.is_started:
             return []
         if event.lost:
-            return self._rejoin()
-        self._beat_ok_ms = event.sent_ms
+            self._must_read = True
+            return self._removed()
         if event.generation != self._membership.generation:
             self._must_read = True
-        effects: list[Effect] = []
-        if self._is_paused and now_ms - event.sent_ms < self._timing.dead_after_ms:
-            self._is_paused = False
-            effects.append(ResumeBatches())
+        effects = self._pulse.renewed(event.sent_ms, now_ms)
         ask = self._peers.observe(self.member, self._membership.ids, event.beats, event.run_id, now_ms)
         self._dead = frozenset(self._dead & set(self._peers.suspects))
-        if self._peers.suspects and not self._probing:
-            self._probing = True
+        if self._peers.suspects and self._asked is None:
+            self._asked = ask
             effects.append(ProbePeers(ask))
         return effects
-
-    def _guard(self, now_ms: int) -> list[Effect]:
-        """Start no batch when peers may have reason to think us dead.
-
-        Counted from when the last good heartbeat was sent, which is before the server took it,
-        so that we stop before any peer that counts from then can have removed us.
-        """
-        if self._is_paused or self._beat_ok_ms is None:
-            return []
-        if now_ms - self._beat_ok_ms < self._timing.dead_after_ms:
-            return []
-        self._is_paused = True
-        return [PauseBatches(), Note("heartbeats_late", {"member": self.member})]

@@ -1,0 +1,237 @@
+"""How much at once: batches by size, age and bytes, reads within a budget, the search for poison.
+
+Rules of this file: numbers in, numbers out. No entry, record or clock is touched here, so that
+every rule can be tested with small integers.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from streamworker.errors import InternalError
+
+ENTRY_OVERHEAD_BYTES = 600
+"""What an entry costs in memory beside its bytes: an id, a dict, the bytes objects (measured
+on CPython 3.11: 560 to 640 bytes for an entry of one field). Counted in byte budgets, since for
+small records it is most of the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """When a batch is big enough or old enough to be handled."""
+
+    records: int
+    bytes: int
+    within_ms: int
+    """How long a batch waits for more records, once it has one."""
+
+    def is_ready(self, waiting: int, waiting_bytes: int, age_ms: int, *, no_more: bool = False) -> bool:
+        """Tell whether what waits should be handled now.
+
+        Parameters
+        ----------
+        waiting, waiting_bytes
+            Entries that wait, and their bytes.
+        age_ms
+            How long the first of them has been waiting.
+        no_more
+            Whether nothing can be added, because the buffer is full: then waiting is in vain.
+        """
+        if waiting == 0:
+            return False
+        full = waiting >= self.records or waiting_bytes >= self.bytes
+        return full or no_more or age_ms >= self.within_ms
+
+
+def prefix_within(sizes: Iterable[int], records: int, bytes_max: int, *, at_least: int = 1) -> int:
+    """Return how many of the first sizes fit into a batch, or ``at_least`` (0 or 1) if none do.
+
+    An entry that alone is larger than the limit is a batch of its own; else it could never be
+    handled.
+
+    Examples
+    --------
+    >>> prefix_within([40, 40, 40], records=10, bytes_max=100)
+    2
+    >>> prefix_within([500], records=10, bytes_max=100)
+    1
+    """
+    count = total = 0
+    for size in sizes:
+        total += size
+        if count >= records or (total > bytes_max and count >= at_least):
+            break
+        count += 1
+    return count
+
+
+class SizeEstimate:
+    """What the next entry of a partition will cost: a moving mean and deviation.
+
+    The same smoothing as TCP's for round-trip times (RFC 6298: gain 1/8 for the mean, 1/4 for
+    the deviation, mean + 4 deviations as the bound), because the question is the same: a bound
+    that is rarely exceeded, and that follows when the load changes.
+    """
+
+    FIRST_BYTES = 16 * 1024
+    """Before anything is known: large, so that the first read is careful."""
+
+    __slots__ = ("_deviation", "_mean")
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._deviation = 0.0
+
+    def observe(self, total_bytes: int, count: int, largest_bytes: int | None = None) -> None:
+        """Learn from a read of ``count`` entries with ``total_bytes`` together."""
+        if count <= 0:
+            return
+        sample = total_bytes / count
+        spread = max(0.0, (largest_bytes or sample) - sample)
+        if self._mean == 0.0:
+            self._mean, self._deviation = sample, spread / 4
+            return
+        self._deviation += (max(abs(sample - self._mean), spread / 4) - self._deviation) / 4
+        # Sizes that jump up are believed at once: too small an estimate costs memory, too large a
+        # one only a round trip.
+        self._mean = max(sample, self._mean + (sample - self._mean) / 8)
+
+    @property
+    def bytes_per_entry(self) -> int:
+        """An upper estimate of what one entry costs."""
+        if self._mean == 0.0:
+            return self.FIRST_BYTES
+        return max(1, int(self._mean + 4 * self._deviation))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A partition that could be read now."""
+
+    partition: int
+    room_bytes: int
+    """What it may still hold of the budget."""
+    room_entries: int
+    estimate_bytes: int
+    starved: bool
+    """It holds nothing at all, so its runner has nothing to do."""
+
+    @property
+    def entries(self) -> int:
+        """How many entries it has room for."""
+        return min(self.room_entries, self.room_bytes // self.estimate_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What one read asks for."""
+
+    partitions: tuple[int, ...]
+    count: int
+    """Entries for each of the partitions at most."""
+
+
+READ_ENTRIES_MAX = 8_000
+"""Entries that one read may bring in all. Turning a reply into entries holds the event loop for
+about 2 us an entry (measured), so this bounds a read's pause to some 20 ms."""
+
+
+def plan_read(
+    candidates: Sequence[Candidate], *, free_bytes: int, count_max: int, turn: int
+) -> ReadPlan | None:
+    """Choose which partitions the next read asks, and for how many entries.
+
+    Every stream of one XREAD shares one COUNT, so a count that fits all candidates is looked
+    for first. Where not even one entry of each fits into the free bytes, as many as fit are
+    asked, beginning with a different one each ``turn``. A partition that holds nothing is
+    asked for one entry even if nothing fits: else partitions that cannot move (halted readers
+    of the acked log, say) could keep the whole budget from the ones that can.
+
+    Returns
+    -------
+    ReadPlan or None
+        None where nothing can be read until somebody gives bytes back.
+    """
+    if not candidates:
+        return None
+    shift = turn % len(candidates)
+    ordered = [*candidates[shift:], *candidates[:shift]]
+    chosen: list[Candidate] = []
+    need = 0
+    for candidate in ordered:
+        if need + candidate.estimate_bytes <= free_bytes:
+            chosen.append(candidate)
+            need += candidate.estimate_bytes
+    if not chosen:
+        hungry = next((candidate for candidate in ordered if candidate.starved), None)
+        return None if hungry is None else ReadPlan((hungry.partition,), 1)
+    count = min(count_max, max(1, READ_ENTRIES_MAX // len(chosen)), free_bytes // need)
+    # The smallest partition must not slow down all others: a partition with little room left
+    # is asked again when it has more, unless it has nothing to do.
+    fitting = [c for c in chosen if c.starved or c.entries * 4 >= count] or chosen
+    count = min(count, *(max(1, c.entries) for c in fitting))
+    return ReadPlan(tuple(c.partition for c in fitting), max(1, count))
+
+
+class Halving:
+    """The search for the records of a failing batch that make it fail.
+
+    The records are numbered from 0. ``next()`` names the slice to run, and the caller says how
+    it went with ``succeeded()`` or ``failed()``. Slices come in order and each record succeeds
+    exactly once or is found to be poison, so that effects of the slices that succeeded, taken
+    in order, are those of the batch without the poison.
+
+    A slice whose first half succeeded must fail in its second half, so that is not run as a
+    whole: it is halved at once. One poison record among ``n`` costs about log2(n) + 1 calls.
+
+    Examples
+    --------
+    >>> search = Halving(4)
+    >>> while (part := search.next()) is not None:
+    ...     search.failed() if part[0] <= 2 < part[1] else search.succeeded()
+    >>> search.poison
+    [2]
+    """
+
+    __slots__ = ("_current", "_stack", "poison")
+
+    def __init__(self, count: int) -> None:
+        self._stack: list[tuple[int, int, bool]] = [(0, count, True)] if count else []
+        """Slices to do, the first one last, and whether they are known to fail."""
+        self._current: tuple[int, int, bool] | None = None
+        self.poison: list[int] = []
+        """What was found, ascending."""
+
+    def next(self) -> tuple[int, int] | None:
+        """Return the slice ``(start, end)`` to run now, or None at the end."""
+        if not self._stack:
+            self._current = None
+            return None
+        start, end, fails = self._stack.pop()
+        first_half = fails and end - start > 1
+        if first_half:
+            middle = (start + end) // 2
+            self._stack.append((middle, end, False))
+            end = middle
+        self._current = (start, end, first_half)
+        return start, end
+
+    def succeeded(self) -> None:
+        """Say that the slice of the last ``next()`` worked."""
+        _, _, first_half = self._running()
+        if first_half:
+            start, end, _ = self._stack.pop()
+            self._stack.append((start, end, True))
+
+    def failed(self) -> None:
+        """Say that the slice of the last ``next()`` failed."""
+        start, end, _ = self._running()
+        if end - start == 1:
+            self.poison.append(start)
+        else:
+            self._stack.append((start, end, True))
+
+    def _running(self) -> tuple[int, int, bool]:
+        if self._current is None:
+            raise InternalError("The search for a poison record was told of a slice it had not named.")
+        current, self._current = self._current, None
+        return current

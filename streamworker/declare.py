@@ -1,0 +1,170 @@
+"""From a decorated function to a ``ProcessorSpec``: what its annotations say.
+
+A processor says by its first parameter how it wants its records: ``Order`` one at a time,
+``list[Order]`` in batches, ``Records[Order]`` as a stream to iterate over. It says by its return
+annotation what it forwards. Everything that does not fit is refused here, when the program is
+imported, with the name of the function and what to write instead.
+"""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, cast
+
+from streamworker.context import Context, Records
+from streamworker.errors import ConfigurationError
+from streamworker.processors import Mode, OnError, ProcessorSpec, StreamSpec
+from streamworker.records import RecordType
+from streamworker.redisio.keys import check_name
+
+BATCH_DEFAULT = 500
+"""Records a batch where the function takes a list and no size is given."""
+ON_ERROR: tuple[str, ...] = ("halt", "dead_letter", "skip")
+
+
+def describe(
+    function: Callable[..., Any],
+    stream: StreamSpec,
+    *,
+    name: str | None,
+    batch: int | None,
+    within: float,
+    batch_bytes: int,
+    on_error: str,
+    attempts: int,
+    backoff: float,
+    backoff_max: float,
+    forward: bool | None,
+    output: type | None,
+) -> ProcessorSpec:
+    """Read a processor function's annotations and check them against the decorator's arguments.
+
+    Raises
+    ------
+    ConfigurationError
+        Naming the processor and what does not fit.
+    """
+    name = check_name("processor", name or function.__name__)
+    parameters, returns = _signature(function, name)
+    takes_context = _takes_context(parameters, name)
+    mode = _mode(parameters[0][1], stream, batch, name)
+    is_async = inspect.iscoroutinefunction(function)
+    if mode is Mode.STREAM and not is_async:
+        raise _wrong(name, "takes Records, and is no async function.", "Write it as `async def`.")
+    if on_error == "retry":
+        on_error = "halt"
+    if on_error not in ON_ERROR:
+        raise _wrong(name, f"has on_error={on_error!r}.", f"Use one of: retry, {', '.join(ON_ERROR)}.")
+    for setting, value in (("batch", batch or 1), ("attempts", attempts), ("batch_bytes", batch_bytes)):
+        if value < 1:
+            raise _wrong(name, f"has {setting}={value}.", f"{setting} must be 1 or more.")
+    returned = _returned(returns)
+    produced = output or returned
+    forwards = forward if forward is not None else produced is not None
+    return ProcessorSpec(
+        name=name,
+        stream=stream,
+        function=function,
+        mode=mode,
+        is_async=is_async,
+        takes_context=takes_context,
+        batch=batch or BATCH_DEFAULT,
+        within_ms=round(within * 1000),
+        batch_bytes=batch_bytes,
+        on_error=cast(OnError, on_error),
+        attempts=attempts,
+        backoff_ms=round(backoff * 1000),
+        backoff_max_ms=round(backoff_max * 1000),
+        forward=forwards,
+        output=_output_type(produced, stream, name) if forwards else None,
+    )
+
+
+def _wrong(name: str, what: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"Processor {name!r} {what}", remedy=remedy)
+
+
+def _signature(function: Callable[..., Any], name: str) -> tuple[list[tuple[str, Any]], Any]:
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise _wrong(
+            name,
+            f"has an annotation that names nothing: {error}.",
+            "Define or import the type at the top of the module.",
+        ) from error
+    parameters = [(each, hints.get(each)) for each in inspect.signature(function).parameters]
+    if not 1 <= len(parameters) <= 2:
+        raise _wrong(
+            name,
+            f"takes {len(parameters)} parameters.",
+            "It takes the record (or a list of them, or Records) and, if it likes, a Context.",
+        )
+    return parameters, hints.get("return")
+
+
+def _takes_context(parameters: list[tuple[str, Any]], name: str) -> bool:
+    if len(parameters) == 1:
+        return False
+    label, annotation = parameters[1]
+    if annotation not in (None, Context):
+        raise _wrong(
+            name, f"has a second parameter {label!r} of another type.", "Annotate it as streamworker.Context."
+        )
+    return True
+
+
+def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> Mode:
+    if annotation is None:
+        return Mode.RECORD if batch is None else Mode.BATCH
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Records or origin is Records:
+        mode, item = Mode.STREAM, arguments[0] if arguments else None
+    elif annotation is list or origin is list:
+        mode, item = Mode.BATCH, arguments[0] if arguments else None
+    else:
+        mode, item = Mode.RECORD, annotation
+    wanted = stream.record.python_type
+    if item not in (None, Any, wanted):
+        raise _wrong(
+            name,
+            f"takes {_label(item)}, and stream {stream.name!r} holds {_label(wanted)}.",
+            f"Annotate its first parameter as {wanted.__name__}, list[{wanted.__name__}] or "
+            f"Records[{wanted.__name__}].",
+        )
+    if mode is Mode.RECORD and batch is not None:
+        raise _wrong(
+            name,
+            f"has batch={batch} and takes one {wanted.__name__}.",
+            f"Annotate its first parameter as list[{wanted.__name__}].",
+        )
+    return mode
+
+
+def _label(of: Any) -> str:
+    return of.__name__ if isinstance(of, type) else str(of)
+
+
+def _returned(annotation: Any) -> Any:
+    """Return the type of the rows that a return annotation promises, or None."""
+    if annotation in (None, type(None)):
+        return None
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        parts = [part for part in typing.get_args(annotation) if part is not type(None)]
+        annotation = parts[0] if len(parts) == 1 else annotation
+    if typing.get_origin(annotation) is list:
+        return typing.get_args(annotation)[0]
+    return annotation
+
+
+def _output_type(produced: Any, stream: StreamSpec, name: str) -> RecordType:
+    record = stream.record if produced is None else RecordType.of(produced)
+    try:
+        record.arrow_schema()
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"Processor {name!r} forwards {record.name}, which has no Arrow form: {error.message}",
+            remedy=error.remedy,
+        ) from error
+    return record

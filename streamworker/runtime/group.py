@@ -1,0 +1,492 @@
+"""One processor at one worker: drives its core, and does what the core says.
+
+Events come in from the keeper, the listener, the runners and from answered calls; they are
+handled one after the other. Effects go out in order: those on runners are done at once, those on
+Redis become tasks whose answers are events again. Nothing is decided here.
+"""
+
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+from structlog.stdlib import BoundLogger
+
+from streamworker.core.control import ControlMessage, to_fields
+from streamworker.core.events import (
+    AcquireLocks,
+    Call,
+    CallFailed,
+    CancelRunner,
+    ChangeDocument,
+    ChangeRefused,
+    ControlReceived,
+    DeadlinePassed,
+    DocumentChanged,
+    DocumentRead,
+    DrainRunner,
+    DropRunner,
+    Effect,
+    Event,
+    Finished,
+    HeartbeatDone,
+    LocksAnswered,
+    LocksReleased,
+    MarkLock,
+    Note,
+    PauseBatches,
+    PeersProbed,
+    PostControl,
+    ProbePeers,
+    ReadDocument,
+    ReleaseLocks,
+    ResumeBatches,
+    RunnerFenced,
+    RunnerHalted,
+    RunnerStopped,
+    Started,
+    StartHeartbeat,
+    StartRunner,
+    StopHeartbeat,
+    StopRequested,
+)
+from streamworker.errors import BackendError, StreamworkerError
+from streamworker.processors import ProcessorSpec
+from streamworker.redisio import control, locks, membership, readers, state, streams
+from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.runtime.buffer import ByteBudget
+from streamworker.runtime.committer import Committer
+from streamworker.runtime.fetcher import Fetcher
+from streamworker.runtime.keeper import Keeper, monotonic_ms
+from streamworker.runtime.runner import PartitionRunner, Stopped, StopReason
+from streamworker.runtime.signals import Gate
+from streamworker.settings import Settings
+
+RETRY_PAUSE_S = 0.2
+
+
+class Coordinator(Protocol):
+    """What the runtime asks of a protocol core."""
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take one event; return what is to be done, in this order."""
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when to bring ``DeadlinePassed`` if nothing else happens before."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A partition's runner and the task around it."""
+
+    epoch: int
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    runner: PartitionRunner | None = None
+    drained: anyio.Event = field(default_factory=anyio.Event)
+    dropped: bool = False
+    alarmed_ms: int | None = None
+
+
+class Group:
+    """One processor's group as seen by one worker.
+
+    Parameters
+    ----------
+    spec
+        The processor.
+    core
+        The protocol.
+    backend
+        Connection for short calls.
+    keeper
+        Sends the heartbeats.
+    settings, rng
+        Times and limits; jitter.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessorSpec,
+        core: Coordinator,
+        backend: Backend,
+        keeper: Keeper,
+        settings: Settings,
+        rng: random.Random,
+    ) -> None:
+        stream = spec.stream
+        self.spec = spec
+        self.keys = GroupKeys(stream.app, stream.name, spec.name)
+        self._core = core
+        self._backend = backend
+        self._keeper = keeper
+        self._settings = settings
+        self._rng = rng
+        self._log = structlog.get_logger("streamworker.group").bind(processor=spec.name)
+        self._events: deque[Event] = deque()
+        self._arrived = anyio.Event()
+        self._running: dict[int, _Running] = {}
+        self._gate = Gate()
+        self._committer = Committer(backend, self.keys, settings, rng)
+        self._fetcher = Fetcher(
+            backend,
+            StreamKeys(stream.app, stream.name),
+            settings,
+            ByteBudget(settings.prefetch_bytes),
+            rng=rng,
+            on_regressed=self._regressed,
+        )
+        self._finished = False
+        self._failure: StreamworkerError | None = None
+        self._tasks: TaskGroup | None = None
+
+    # -- from outside --------------------------------------------------------------------------
+
+    def deliver(self, event: Event) -> None:
+        """Bring an event. Call it in the worker's event loop."""
+        self._events.append(event)
+        self._arrived.set()
+
+    def control_received(self, event: ControlReceived) -> None:
+        """Bring messages of the control stream."""
+        self.deliver(event)
+
+    def stop(self) -> None:
+        """Drain, release and leave; ``run`` then returns."""
+        self.deliver(StopRequested())
+
+    @property
+    def owned(self) -> tuple[int, ...]:
+        """Partitions that have a runner."""
+        return tuple(sorted(self._running))
+
+    async def run(self) -> None:
+        """Take part in the group until stopped.
+
+        Raises
+        ------
+        ConfigurationError
+            If the group runs with another number of partitions.
+        """
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            tasks.start_soon(self._fetcher.run)
+            tasks.start_soon(self._committer.run)
+            tasks.start_soon(self._maintain)
+            self.deliver(Started())
+            try:
+                while not self._finished:
+                    await self._next_event()
+                    while self._events and not self._finished:
+                        self._step(self._events.popleft())
+            finally:
+                self._keeper.forget(self.keys)
+            tasks.cancel_scope.cancel()
+
+    async def _next_event(self) -> None:
+        """Wait for an event; make one when the core's deadline passes first."""
+        if self._events:
+            return
+        self._arrived = anyio.Event()
+        deadline_ms = self._core.next_deadline_ms()
+        if deadline_ms is None:
+            await self._arrived.wait()
+            return
+        with anyio.move_on_after(max(0.0, (deadline_ms - monotonic_ms()) / 1000)):
+            await self._arrived.wait()
+            return
+        self._events.append(DeadlinePassed())
+
+    def _step(self, event: Event) -> None:
+        effects = self._core.handle(event, monotonic_ms())
+        marks = [effect for effect in effects if isinstance(effect, MarkLock)]
+        if marks:
+            self._spawn(self._mark, marks)
+        posts = [effect.message for effect in effects if isinstance(effect, PostControl)]
+        if posts:
+            self._spawn(self._post, posts)
+        for effect in effects:
+            self._perform(effect)
+
+    def _spawn(self, function: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
+        assert self._tasks is not None
+        self._tasks.start_soon(function, *arguments)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case ReadDocument():
+                self._spawn(self._read_document)
+            case ChangeDocument():
+                self._spawn(self._change_document, effect)
+            case ProbePeers():
+                self._spawn(self._probe, effect)
+            case AcquireLocks():
+                self._spawn(self._acquire, effect)
+            case ReleaseLocks():
+                self._spawn(self._release, effect)
+            case StartHeartbeat(member):
+                self._keeper.keep(self.keys, member, self._heartbeat_done)
+            case StopHeartbeat():
+                self._keeper.forget(self.keys)
+            case StartRunner():
+                running = self._running[effect.partition] = _Running(effect.lock.epoch)
+                self._spawn(self._run_partition, effect, running)
+            case DrainRunner(partition, epoch):
+                self._drain(partition, epoch)
+            case CancelRunner(partition, epoch):
+                self._cancel(partition, epoch, dropped=False)
+            case DropRunner(partition, epoch):
+                self._cancel(partition, epoch, dropped=True)
+            case PauseBatches():
+                self._gate.close()
+            case ResumeBatches():
+                self._gate.open()
+            case Note(event, fields):
+                self._log.info(event, **fields)
+            case Finished():
+                self._finished = True
+            case MarkLock() | PostControl():
+                pass  # done together, before the others
+
+    def _heartbeat_done(self, event: HeartbeatDone) -> None:
+        self.deliver(event)
+
+    # -- the document --------------------------------------------------------------------------
+
+    async def _read_document(self) -> None:
+        try:
+            document = await membership.read_members(self._backend, self.keys)
+            server_ms = await self._backend.time_ms()
+        except BackendError as error:
+            self._log.warning("membership_unreadable", error=str(error))
+            self.deliver(CallFailed(Call.DOCUMENT))
+            return
+        self.deliver(DocumentRead(document, server_ms))
+
+    async def _change_document(self, effect: ChangeDocument) -> None:
+        message = effect.message
+        try:
+            reply = await membership.change_members(
+                self._backend,
+                self.keys,
+                expected=effect.expected,
+                body=effect.membership.body(),
+                message=to_fields(message),
+                added=effect.added,
+                removed=effect.removed,
+            )
+            if isinstance(reply, membership.Conflict):
+                self.deliver(ChangeRefused(reply.document, reply.server_ms))
+                return
+        except BackendError as error:
+            self._log.warning("membership_change_unknown", error=str(error))
+            self.deliver(CallFailed(Call.DOCUMENT))
+            return
+        self._log.info(
+            "rebalance",
+            generation=reply.generation,
+            cause=message.cause,
+            member=message.member,
+            moved=list(message.moved),
+        )
+        self.deliver(DocumentChanged(reply.generation))
+
+    async def _probe(self, effect: ProbePeers) -> None:
+        try:
+            connected = (
+                await membership.connected(self._backend, effect.connections)
+                if effect.connections
+                else frozenset[int]()
+            )
+        except BackendError:
+            self.deliver(CallFailed(Call.PROBE))
+            return
+        self.deliver(PeersProbed(None if connected is None else frozenset(connected)))
+
+    # -- locks ---------------------------------------------------------------------------------
+
+    async def _acquire(self, effect: AcquireLocks) -> None:
+        try:
+            replies = await locks.acquire_many(
+                self._backend,
+                self.keys,
+                effect.partitions,
+                owner=effect.owner,
+                generation=effect.generation,
+                live=effect.live,
+                drain_deadline_ms=self._settings.drain_deadline_ms,
+            )
+        except BackendError as error:
+            self._log.warning("acquire_unknown", partitions=list(effect.partitions), error=str(error))
+            replies = {}
+        self.deliver(LocksAnswered(effect.owner, effect.partitions, replies))
+
+    async def _release(self, effect: ReleaseLocks) -> None:
+        try:
+            replies = await locks.release_many(self._backend, self.keys, effect.epochs, effect.owner)
+            # A lock that is not ours any more needs no release: either answer ends it.
+            released = frozenset(replies)
+        except BackendError as error:
+            self._log.warning("release_unknown", partitions=list(effect.epochs), error=str(error))
+            released = frozenset()
+        self.deliver(LocksReleased(effect.owner, tuple(effect.epochs), released))
+
+    async def _mark(self, marks: Sequence[MarkLock]) -> None:
+        try:
+            await locks.mark_many(
+                self._backend,
+                self.keys,
+                marks[0].owner,
+                [(mark.partition, mark.epoch, mark.state, mark.reason) for mark in marks],
+            )
+        except BackendError as error:
+            self._log.warning("mark_failed", error=str(error))
+
+    async def _post(self, messages: Sequence[ControlMessage]) -> None:
+        try:
+            await control.post(self._backend, self.keys, [to_fields(message) for message in messages])
+        except BackendError as error:
+            self._log.warning("control_post_failed", error=str(error))
+
+    # -- runners -------------------------------------------------------------------------------
+
+    async def _run_partition(self, effect: StartRunner, running: _Running) -> None:
+        partition, epoch = effect.partition, effect.lock.epoch
+        log = self._log.bind(partition=partition, epoch=epoch)
+        log.info("partition_started", checkpoint=str(effect.lock.checkpoint))
+        stopped: Stopped | None = None
+        with running.scope:
+            try:
+                stopped = await self._handle_records(effect, running, log)
+            except Exception as error:
+                # A bug of ours or of a library must not take the other partitions down.
+                log.exception("runner_failed")
+                self.deliver(RunnerHalted(partition, epoch, f"internal error: {error!r}"))
+                await running.drained.wait()
+        self._fetcher.remove(partition)
+        if self._running.get(partition) is running:
+            del self._running[partition]
+        log.info("partition_stopped", reason=stopped.reason.value if stopped else "cancelled")
+        if running.dropped:
+            return
+        if stopped is not None and stopped.reason is StopReason.FENCED:
+            self.deliver(RunnerFenced(partition, epoch))
+        else:
+            self.deliver(RunnerStopped(partition, epoch))
+
+    async def _handle_records(
+        self, effect: StartRunner, running: _Running, log: BoundLogger
+    ) -> Stopped | None:
+        partition = effect.partition
+        stored = await self._stored_state(partition, log)
+        if running.drained.is_set():
+            return None
+        running.runner = PartitionRunner(
+            spec=self.spec,
+            app_name=self.spec.stream.app,
+            partition=partition,
+            owner=effect.owner,
+            lock=effect.lock,
+            state=stored,
+            buffer=self._fetcher.add(partition, effect.lock.checkpoint),
+            committer=self._committer,
+            settings=self._settings,
+            rng=self._rng,
+            gate=self._gate,
+            on_halted=lambda _, reason: self.deliver(RunnerHalted(partition, effect.lock.epoch, reason)),
+            on_state=lambda _, reason: self._show(effect, reason),
+            log=log,
+        )
+        return await running.runner.run()
+
+    def _show(self, effect: StartRunner, reason: str) -> None:
+        """Show in the lock what holds a running partition up, or that it goes on."""
+        mark = MarkLock(effect.partition, effect.owner, effect.lock.epoch, "running", reason)
+        self._spawn(self._mark, [mark])
+
+    async def _stored_state(self, partition: int, log: BoundLogger) -> dict[str, bytes]:
+        while True:
+            try:
+                return await state.read_state(self._backend, self.keys, partition)
+            except BackendError as error:
+                log.warning("state_unreadable", error=str(error))
+                await anyio.sleep(RETRY_PAUSE_S)
+
+    def _drain(self, partition: int, epoch: int) -> None:
+        running = self._running.get(partition)
+        if running is None or running.epoch != epoch:
+            return
+        running.drained.set()
+        if running.runner is not None:
+            running.runner.drain()
+
+    def _cancel(self, partition: int, epoch: int, *, dropped: bool) -> None:
+        running = self._running.get(partition)
+        if running is None or running.epoch != epoch:
+            return
+        if not dropped:
+            self._log.warning("grace_period_over", partition=partition, epoch=epoch)
+        running.dropped = dropped
+        running.drained.set()
+        running.scope.cancel()
+        if dropped:
+            del self._running[partition]
+
+    def _regressed(self, partition: int, detail: str) -> None:
+        """The stream was deleted or recreated: to go on would skip what it holds now."""
+        running = self._running.get(partition)
+        self._log.error("stream_went_back", partition=partition, detail=detail)
+        if running is not None and not running.drained.is_set():
+            self.deliver(RunnerHalted(partition, running.epoch, detail))
+
+    # -- maintenance ---------------------------------------------------------------------------
+
+    async def _maintain(self) -> None:
+        """Trim what everybody is past, and raise the alarm for handlers without progress.
+
+        A partition is asked about only when something moved: its checkpoint or its readers.
+        """
+        seen: dict[int, tuple[int, int]] = {}
+        while True:
+            await anyio.sleep(self._settings.trim_interval_ms / 1000)
+            self._alarm()
+            try:
+                passed = await readers.slowest_rows(self._backend, self.keys) if self._running else {}
+                moved = {}
+                for partition, running in self._running.items():
+                    if running.runner is None:
+                        continue
+                    rows = running.runner.acked_trim_rows = passed.get(partition, 0)
+                    position = (running.runner.records_done, rows)
+                    if seen.get(partition) != position:
+                        seen[partition], moved[partition] = position, rows
+                if moved:
+                    await streams.trim_many(self._backend, self.keys, moved)
+            except BackendError as error:
+                self._log.warning("trim_failed", error=str(error))
+
+    def _alarm(self) -> None:
+        now_ms, limit_ms = monotonic_ms(), self._settings.max_processing_time_ms
+        for partition, running in self._running.items():
+            since_ms = running.runner.busy_since_ms if running.runner else None
+            if since_ms is None or since_ms == running.alarmed_ms or now_ms - since_ms < limit_ms:
+                continue
+            running.alarmed_ms = since_ms
+            self._log.error(
+                "handler_makes_no_progress",
+                partition=partition,
+                busy_ms=now_ms - since_ms,
+                limit_ms=limit_ms,
+            )
+
+
+def worker_name() -> str:
+    """Return a name for a worker that was given none: its host, process and start."""
+    host = "".join(c if c.isalnum() or c in "_-" else "-" for c in socket.gethostname())[:32] or "host"
+    return f"{host}-{time.time_ns() // 1_000_000 % 100_000_000:x}"

@@ -1,0 +1,176 @@
+"""Heartbeats from a thread of their own, so that nothing a handler does can delay them.
+
+A handler may block the event loop for a minute, or compute for one; the worker is alive all the
+same, and its peers must not think otherwise. So the keeper has its own thread, event loop and
+connection, and shares nothing with the worker but a table of what to renew. One heartbeat is one
+command a group, whatever the number of partitions, and all groups of a worker share a round trip.
+
+What it cannot do is run while native code holds the interpreter lock for seconds, as a long
+regular expression does. Then heartbeats are late, peers find the connection alive and wait
+``slow_after_ms``, and commits are fenced whoever is right.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+import structlog
+
+from streamworker.core.events import HeartbeatDone
+from streamworker.errors import BackendError
+from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.membership import HeartbeatReply, heartbeat
+from streamworker.settings import Settings
+
+log = structlog.get_logger("streamworker.keeper")
+
+Deliver = Callable[[HeartbeatDone], None]
+JOIN_TIMEOUT_S = 5.0
+
+
+class Keeper:
+    """Renews the memberships of one worker process.
+
+    Parameters
+    ----------
+    settings
+        Connection and pace.
+    name
+        The worker's name, shown in ``CLIENT LIST``.
+    """
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._lock = threading.Lock()
+        self._kept: dict[GroupKeys, tuple[str, Deliver]] = {}
+        self._pending: dict[GroupKeys, tuple[Deliver, HeartbeatDone]] = {}
+        self._scheduled_ms: int | None = None
+        self._stalled = False
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="streamworker-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it renews nothing yet."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close its connection."""
+        self._stopping = True
+        self._poke()
+        self._thread.join(JOIN_TIMEOUT_S)
+
+    def keep(self, keys: GroupKeys, member: str, deliver: Deliver) -> None:
+        """Renew a membership from now on, at once for the first time.
+
+        ``deliver`` is called in the worker's event loop. While that is blocked only the newest
+        answer is kept: the older ones have nothing to tell any more.
+        """
+        with self._lock:
+            self._kept[keys] = (member, deliver)
+        self._poke()
+
+    def forget(self, keys: GroupKeys) -> None:
+        """Renew a membership no longer."""
+        with self._lock:
+            self._kept.pop(keys, None)
+
+    # -- in the keeper's thread ----------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except Exception:
+            # Without heartbeats the worker stops its batches by its own deadline, and peers take
+            # over: safe, but somebody should know why.
+            log.exception("keeper_failed")
+
+    async def _run(self) -> None:
+        self._own_loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        backend = Backend.open(
+            self._settings.redis_url,
+            name=f"{self._name}:heartbeat",
+            call_timeout_ms=self._settings.call_timeout_ms,
+            connections=1,
+        )
+        interval_s = self._settings.heartbeat_interval_ms / 1000
+        async with backend:
+            while not self._stopping:
+                started = time.monotonic()
+                try:
+                    # Peers find us by our connection, so its identity is asked for again when it is new.
+                    await self._beat(backend, *await backend.identity())
+                except BackendError as error:
+                    log.warning("heartbeat_failed", error=str(error))
+                self._watch_loop()
+                pause_s = max(0.0, interval_s - (time.monotonic() - started))
+                try:
+                    async with asyncio.timeout(pause_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                self._wake.clear()
+
+    async def _beat(self, backend: Backend, connection: int, run_id: str) -> None:
+        with self._lock:
+            kept = list(self._kept.items())
+        if not kept:
+            return
+        sent_ms = monotonic_ms()
+        replies = await heartbeat(
+            backend, [(keys, member, connection, run_id, 0) for keys, (member, _) in kept]
+        )
+        with self._lock:
+            for (keys, (member, deliver)), reply in zip(kept, replies, strict=True):
+                self._pending[keys] = (deliver, _event(member, reply, sent_ms, run_id))
+            if self._scheduled_ms is None:
+                self._scheduled_ms = sent_ms
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _watch_loop(self) -> None:
+        """Say so, with the stack, when the worker's event loop has not run for very long."""
+        since = self._scheduled_ms
+        if since is None:
+            self._stalled = False
+            return
+        blocked_ms = monotonic_ms() - since
+        if self._stalled or blocked_ms < self._settings.max_processing_time_ms:
+            return
+        self._stalled = True
+        frames = sys._current_frames()  # noqa: SLF001  (documented, for debuggers)
+        frame = frames.get(self._loop_thread)
+        stack = "".join(traceback.format_stack(frame)[-8:]) if frame else "unknown"
+        log.error("event_loop_blocked", blocked_ms=blocked_ms, stack=stack)
+
+    def _poke(self) -> None:
+        if self._own_loop is not None and self._wake is not None:
+            try:
+                self._own_loop.call_soon_threadsafe(self._wake.set)
+            except RuntimeError:
+                return  # its loop has ended already
+
+    # -- in the worker's event loop ------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        with self._lock:
+            pending, self._pending = self._pending, {}
+            self._scheduled_ms = None
+        for deliver, event in pending.values():
+            deliver(event)
+
+
+def monotonic_ms() -> int:
+    """Return this machine's monotonic clock in milliseconds, the clock of all local decisions."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def _event(member: str, reply: HeartbeatReply, sent_ms: int, run_id: str) -> HeartbeatDone:
+    return HeartbeatDone(member, reply.lost, reply.generation or 0, sent_ms, run_id, reply.beats)

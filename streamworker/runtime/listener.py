@@ -1,0 +1,66 @@
+"""Waits on the control streams of a worker's groups, and brings their messages.
+
+One connection and one blocking read serve all groups. The stream is a hint: whatever is missed
+while Redis is away is made up for by the next heartbeat, so the listener only has to come back.
+"""
+
+import random
+from collections.abc import Callable
+
+import anyio
+import structlog
+
+from streamworker.core.control import ControlMessage, from_fields
+from streamworker.core.entries import EntryId
+from streamworker.core.events import ControlReceived
+from streamworker.errors import BackendError
+from streamworker.redisio.client import Backend
+from streamworker.redisio.control import last_control_id, read_control
+from streamworker.redisio.keys import GroupKeys
+
+log = structlog.get_logger("streamworker.listener")
+
+BLOCK_MS = 5_000
+"""Long, since a message ends the wait at once; short enough that a dead server is noticed."""
+PAUSE_MAX_S = 1.0
+
+Deliver = Callable[[ControlReceived], None]
+
+
+class Listener:
+    """Reads the control streams of some groups from where they were when it was made."""
+
+    def __init__(self, backend: Backend, rng: random.Random) -> None:
+        self._backend = backend
+        self._rng = rng
+        self._positions: dict[GroupKeys, EntryId] = {}
+        self._deliver: dict[str, Deliver] = {}
+
+    async def add(self, keys: GroupKeys, deliver: Deliver) -> None:
+        """Listen to one more group, from now on. Call it before ``run``, and before joining."""
+        self._positions[keys] = await last_control_id(self._backend, keys)
+        self._deliver[keys.control] = deliver
+
+    async def run(self) -> None:
+        """Read until cancelled; never ends by itself, whatever Redis does."""
+        by_name = {keys.control: keys for keys in self._positions}
+        connection = self._backend.blocking()
+        try:
+            while True:
+                try:
+                    entries = await read_control(connection, self._positions, BLOCK_MS)
+                except BackendError as error:
+                    log.warning("control_stream_unreadable", error=str(error))
+                    await anyio.sleep(self._rng.uniform(PAUSE_MAX_S / 4, PAUSE_MAX_S))
+                    continue
+                messages: dict[str, list[ControlMessage]] = {}
+                for name, entry_id, fields in entries:
+                    self._positions[by_name[name]] = entry_id
+                    message = from_fields(fields)
+                    if message is not None:
+                        messages.setdefault(name, []).append(message)
+                for name, batch in messages.items():
+                    self._deliver[name](ControlReceived(tuple(batch)))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await connection.aclose()

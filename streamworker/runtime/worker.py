@@ -1,0 +1,232 @@
+"""A worker process: starts the groups of its processors, and ends in two stages.
+
+The first SIGTERM or SIGINT drains and leaves: each partition finishes the batch in hand, commits
+it and is released, and the process ends with 0. A second signal, or ``shutdown_timeout_ms``
+after the first, ends it at once with ``FORCED``: what was not committed is done again elsewhere.
+The hard end runs in a thread of its own, because the event loop may be what hangs.
+"""
+
+import os
+import random
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from streamworker.core.worker import Identity, Timing, WorkerCore
+from streamworker.errors import ConfigurationError
+from streamworker.processors import ProcessorSpec
+from streamworker.redisio import schemas, streams
+from streamworker.redisio.client import Backend, check_server
+from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
+from streamworker.runtime.group import Coordinator, Group, worker_name
+from streamworker.runtime.keeper import Keeper
+from streamworker.runtime.listener import Listener
+from streamworker.settings import Settings
+
+if TYPE_CHECKING:
+    from streamworker.app import App
+
+log = structlog.get_logger("streamworker.worker")
+
+FORCED = 5
+"""Exit code of a worker that did not end in time, or was told twice."""
+
+
+class Worker:
+    """All groups of one process.
+
+    Parameters
+    ----------
+    app
+        The application.
+    processors
+        Names of the processors to run; all if None.
+    name
+        The worker's name; made up if None.
+
+    Raises
+    ------
+    ConfigurationError
+        For a processor that the app does not have, or an app without any.
+    """
+
+    def __init__(
+        self, app: "App", *, processors: Sequence[str] | None = None, name: str | None = None
+    ) -> None:
+        self.name = check_name("worker", name) if name else worker_name()
+        self._app = app
+        self._settings: Settings = app.settings
+        self._specs = _chosen(app, processors)
+        self._groups: list[Group] = []
+        self._stopping = False
+
+    async def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Run until ``stop``; returns when everything is drained, released and left.
+
+        ``on_ready`` is called once the server was found good and the groups are being joined.
+
+        Raises
+        ------
+        ConfigurationError
+            If the server, the streams or the schemas are not what the app needs.
+        BackendError
+            If Redis cannot be reached at the start. Later outages are waited for.
+        """
+        settings = self._settings
+        rng = random.Random()
+        async with Backend.open(
+            settings.redis_url, name=self.name, call_timeout_ms=settings.call_timeout_ms
+        ) as backend:
+            await self._prepare(backend)
+            keeper, listener = Keeper(settings, self.name), Listener(backend, rng)
+            for spec in self._specs:
+                group = Group(spec, self._core(spec, rng), backend, keeper, settings, rng)
+                await listener.add(group.keys, group.control_received)
+                self._groups.append(group)
+            keeper.start()
+            try:
+                async with anyio.create_task_group() as background:
+                    background.start_soon(listener.run)
+                    async with anyio.create_task_group() as groups:
+                        for group in self._groups:
+                            groups.start_soon(group.run)
+                        if self._stopping:
+                            self.stop()
+                        log.info("worker_started", worker=self.name, processors=[s.name for s in self._specs])
+                        if on_ready is not None:
+                            on_ready()
+                    background.cancel_scope.cancel()
+            except BaseExceptionGroup as errors:
+                raise _first(errors) from errors
+            finally:
+                keeper.stop()
+                await self._app.aclose()
+        log.info("worker_left", worker=self.name)
+
+    def stop(self) -> None:
+        """Begin to end: drain, release, leave. Call it in the worker's event loop."""
+        self._stopping = True
+        for group in self._groups:
+            group.stop()
+
+    async def _prepare(self, backend: Backend) -> None:
+        """Check the server, and declare streams, groups and schemas: all before joining.
+
+        Groups of processors that this worker does not run are registered too, so that nothing is
+        trimmed that they have not read.
+        """
+        check_server(await backend.info())
+        for spec in self._app.processors.values():
+            stream = spec.stream
+            keys = GroupKeys(stream.app, stream.name, spec.name)
+            await streams.declare(
+                backend, StreamKeys(stream.app, stream.name), stream.partitions, stream.codec
+            )
+            await streams.register(backend, keys, stream.partitions, stream.start)
+            if spec.forward and spec.output is not None:
+                await schemas.declare_schema(backend, keys, spec.output.arrow_schema())
+
+    def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
+        settings = self._settings
+        return WorkerCore(
+            Identity(self.name, socket.gethostname(), os.getpid()),
+            partitions=spec.stream.partitions,
+            strategy=self._app.assignment,
+            timing=Timing(
+                heartbeat_interval_ms=settings.heartbeat_interval_ms,
+                dead_after_ms=settings.dead_after_ms,
+                session_timeout_ms=settings.session_timeout_ms,
+                slow_after_ms=settings.slow_after_ms,
+                grace_period_ms=settings.grace_period_ms,
+                acquire_retry_ms=settings.acquire_retry_ms,
+            ),
+            nonce=lambda: secrets.token_hex(4),
+            jitter=lambda most: rng.randint(0, most),
+        )
+
+
+def run_worker(
+    app: "App",
+    *,
+    processors: Sequence[str] | None = None,
+    name: str | None = None,
+    on_ready: Callable[[], None] | None = None,
+    use_uvloop: bool = False,
+) -> int:
+    """Run a worker in this process until a signal ends it; return the exit code.
+
+    Call it in the main thread: it installs handlers for SIGTERM and SIGINT.
+    """
+    worker = Worker(app, processors=processors, name=name)
+
+    async def main() -> None:
+        with _two_stages(worker, app.settings.shutdown_timeout_ms):
+            await worker.run(on_ready)
+
+    anyio.run(main, backend_options={"use_uvloop": use_uvloop})
+    return 0
+
+
+class _two_stages:  # noqa: N801  (used as a with statement reads)
+    """Turn signals into a graceful end, then into a hard one."""
+
+    def __init__(self, worker: Worker, timeout_ms: int) -> None:
+        self._worker = worker
+        self._timeout_s = timeout_ms / 1000
+        self._timer: threading.Timer | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> None:
+        import asyncio
+
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._received)
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _received(self, number: int, _frame: FrameType | None) -> None:
+        if self._timer is not None:
+            self._end("told_twice")
+        self._timer = threading.Timer(self._timeout_s, self._end, ["shutdown_timeout"])
+        self._timer.daemon = True
+        self._timer.start()
+        log.info("worker_stopping", signal=signal.Signals(number).name)
+        self._loop.call_soon_threadsafe(self._worker.stop)
+
+    def _end(self, reason: str) -> None:
+        log.error("worker_forced_to_end", worker=self._worker.name, reason=reason)
+        os._exit(FORCED)
+
+
+def _chosen(app: "App", names: Sequence[str] | None) -> list[ProcessorSpec]:
+    if not app.processors:
+        raise ConfigurationError(
+            f"App {app.name!r} has no processors.", remedy="Declare one with @app.processor(stream)."
+        )
+    for name in names or ():
+        if name not in app.processors:
+            raise ConfigurationError(
+                f"App {app.name!r} has no processor {name!r}.",
+                remedy=f"It has: {', '.join(sorted(app.processors))}.",
+            )
+    return [spec for spec in app.processors.values() if not names or spec.name in names]
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group of tasks: the others follow from it."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,61 @@
+"""The app of the rebalance tests: each worker writes down what it executed, and when.
+
+A line is one call of the handler: partition, epoch, the records' numbers, and the times of its
+start and end by CLOCK_MONOTONIC, which all processes of a machine share. What the variables
+``HANDLER`` and ``HANDLER_S`` say happens in between.
+"""
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from streamworker import App, Context
+
+app = App("ledger")
+
+
+class Item(msgspec.Struct):
+    """One numbered record of one key."""
+
+    key: str
+    n: int
+
+
+items = app.stream("items", Item, key="key", partitions=int(os.environ.get("PARTITIONS", "8")))
+
+LEDGER = Path(os.environ.get("LEDGER", "."))
+HANDLER = os.environ.get("HANDLER", "sleep")
+HANDLER_S = float(os.environ.get("HANDLER_S", "0.01"))
+
+
+def compute(seconds: float) -> None:
+    """Keep the interpreter busy, as a computation in pure Python does."""
+    end, total = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        total += sum(range(100))
+
+
+@app.processor(items, batch=int(os.environ.get("BATCH", "20")), within=0.01)
+async def record(batch: list[Item], ctx: Context) -> list[Item]:
+    """Write down the batch and forward it."""
+    started = time.monotonic()
+    if HANDLER == "block":
+        time.sleep(HANDLER_S)
+    elif HANDLER == "compute":
+        compute(HANDLER_S)
+    else:
+        await asyncio.sleep(HANDLER_S)
+    line = {
+        "partition": ctx.partition,
+        "epoch": ctx.epoch,
+        "n": [item.n for item in batch],
+        "start": started,
+        "end": time.monotonic(),
+    }
+    with (LEDGER / f"{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    return batch

@@ -1,0 +1,195 @@
+"""A stage for rebalance tests: real workers, a steady producer, and what an observer can see."""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import redis
+from streamworker.redisio.snapshot import take_snapshot
+
+from streamworker.core.snapshot import GroupSnapshot, PartitionView
+from streamworker.redisio.ackedlog import decode_entry, deserialize_schema
+from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import GroupKeys
+from tests.conftest import SpawnWorker
+from tests.helpers import WorkerProcess, wait_for
+from tests.rebalance.ledger_app import Item
+
+HERE = Path(__file__).parent
+FAST = {
+    "STREAMWORKER_HEARTBEAT_INTERVAL_MS": "200",
+    "STREAMWORKER_CALL_TIMEOUT_MS": "500",
+    "STREAMWORKER_DEAD_AFTER_MS": "600",
+    "STREAMWORKER_SESSION_TIMEOUT_MS": "1500",
+    "STREAMWORKER_SLOW_AFTER_MS": "2000",
+    "STREAMWORKER_GRACE_PERIOD_MS": "2000",
+    "STREAMWORKER_DRAIN_DEADLINE_MS": "3000",
+}
+"""Times short enough for tests that wait for them; the relations are those of the defaults."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the handler, as a worker wrote it down."""
+
+    pid: int
+    partition: int
+    epoch: int
+    n: tuple[int, ...]
+    start: float
+    end: float
+
+
+class Scene:
+    """Workers of the ledger app on one server."""
+
+    def __init__(self, url: str, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
+        self.url = url
+        self.partitions = partitions
+        self.ledger = folder / "ledger"
+        self.ledger.mkdir()
+        self.sent = 0
+        self._spawn = spawn
+        self._keys = GroupKeys("ledger", "items", "record")
+
+    def worker(self, name: str, **environ: str) -> WorkerProcess:
+        """Start one worker."""
+        variables = {"LEDGER": str(self.ledger), "PARTITIONS": str(self.partitions), **environ}
+        return self._spawn("run", "ledger_app:app", "--name", name, cwd=HERE, environ=variables)
+
+    def bystander(self) -> None:
+        """Start a process that loads what a worker loads, and takes no part."""
+        self._spawn("doctor", "--help", cwd=HERE)
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def send(self, count: int) -> None:
+        """Send so many records over all partitions."""
+        asyncio.run(self._send(count))
+
+    async def _send(self, count: int) -> None:
+        from streamworker import App
+
+        app = App("ledger", redis_url=self.url)
+        items = app.stream("items", Item, key="key", partitions=self.partitions)
+        first = self.sent
+        async with app:
+            await items.send_many(Item(f"k{n % 97}", n) for n in range(first, first + count))
+        self.sent += count
+
+    @contextmanager
+    def steady_load(self, per_second: int = 400) -> Iterator[None]:
+        """Send records at a steady pace meanwhile."""
+        stop = threading.Event()
+        failed: list[BaseException] = []
+
+        async def produce() -> None:
+            while not stop.is_set():
+                await self._send(per_second // 20)
+                await asyncio.sleep(0.05)
+
+        def run() -> None:
+            try:
+                asyncio.run(produce())
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+        assert not failed, failed
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def snapshot(self) -> GroupSnapshot:
+        """Look at the group."""
+
+        async def look() -> GroupSnapshot:
+            async with Backend.open(self.url, name="observer", call_timeout_ms=2_500) as backend:
+                return await take_snapshot(backend, "ledger", "items", "record")
+
+        return asyncio.run(look())
+
+    def owners(self) -> dict[str, int]:
+        """Return how many partitions each worker's locks hold, by name."""
+        snapshot = self.snapshot()
+        names = {member.id: member.name for member in snapshot.members}
+        held: dict[str, int] = {}
+        for view in snapshot.partitions:
+            if view.owner:
+                name = names.get(view.owner, "?")
+                held[name] = held.get(name, 0) + 1
+        return held
+
+    def held_by(self, name: str) -> tuple[PartitionView, ...]:
+        """Return the partitions whose lock a worker holds."""
+        snapshot = self.snapshot()
+        ids = {member.id for member in snapshot.members if member.name == name}
+        return tuple(view for view in snapshot.partitions if view.owner in ids)
+
+    def wait_for_owners(self, expected: dict[str, int], timeout_s: float = 20.0) -> None:
+        """Wait until each worker holds so many partitions."""
+        wait_for(lambda: self.owners() == expected, f"the owners are {expected}", timeout_s)
+
+    def wait_until_drained(self, timeout_s: float = 30.0) -> None:
+        """Wait until all that was sent is committed."""
+        wait_for(lambda: self.snapshot().lag == 0, "there is no lag", timeout_s)
+
+    def calls(self) -> list[Call]:
+        """Return all that was executed, by start."""
+        found = []
+        for path in self.ledger.iterdir():
+            for line in path.read_text().splitlines():
+                fields = json.loads(line)
+                fields["n"] = tuple(fields["n"])
+                found.append(Call(int(path.stem), **fields))
+        return sorted(found, key=lambda call: call.start)
+
+    def executed(self) -> list[int]:
+        """Return the numbers of all records that were executed, repeats included."""
+        return [n for call in self.calls() for n in call.n]
+
+    def acked(self) -> dict[int, list[dict[str, object]]]:
+        """Return the rows of each partition's acked log."""
+        with redis.Redis.from_url(self.url) as client:
+            stored = client.hgetall(self._keys.schemas)
+            schemas: dict[str, pa.Schema] = {
+                name.decode(): deserialize_schema(value)
+                for name, value in stored.items()
+                if name != b"current"
+            }
+            return {
+                partition: [
+                    row
+                    for entry_id, fields in client.xrange(self._keys.acked(partition))
+                    for row in decode_entry(entry_id, fields, schemas).to_pylist()
+                ]
+                for partition in range(self.partitions)
+            }
+
+    def check_acked_log(self) -> None:
+        """Nothing lost, nothing twice, and each key in the order in which it was sent."""
+        rows = [row for rows in self.acked().values() for row in rows]
+        assert sorted(row["n"] for row in rows) == list(range(self.sent))
+        last: dict[object, int] = {}
+        for partition_rows in self.acked().values():
+            for row in partition_rows:
+                number = row["n"]
+                assert isinstance(number, int)
+                assert number > last.get(row["key"], -1), f"key {row['key']} went back to {number}"
+                last[row["key"]] = number
+
+
+def slack_for_this_machine() -> float:
+    """Return seconds to allow beyond a promise for the tests' own slowness on few cores."""
+    return 0.5 if (os.cpu_count() or 1) < 4 else 0.2
