@@ -4,6 +4,7 @@ Redis orders a stream by ``<ms>-<seq>``, two numbers. As text ``'10-1' < '9-1'``
 compared as :class:`EntryId` tuples everywhere in this project and only ever printed as text.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -11,6 +12,9 @@ from typing import NamedTuple, Self
 from streamworker.errors import ConfigurationError
 
 SEQUENCE_MAX = 2**64 - 1
+"""Both halves of an id are unsigned 64-bit integers."""
+
+_ID = re.compile("([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
 
 class EntryId(NamedTuple):
@@ -38,14 +42,14 @@ class EntryId(NamedTuple):
         """
         if isinstance(text, bytes):
             text = text.decode("ascii", "replace")
-        ms, dash, seq = text.partition("-")
-        numbers = [_read_number(each) for each in ((ms, seq) if dash else (ms, "0"))]
-        if None in numbers:
+        found = _ID.fullmatch(text)
+        ms, seq = (int(found[1]), int(found[2] or 0)) if found else (-1, -1)
+        if not (found and ms <= SEQUENCE_MAX and seq <= SEQUENCE_MAX):
             raise ConfigurationError(
                 f"{text!r} is not an entry id.",
                 remedy="An entry id is two whole numbers with a dash, such as 1732186412345-0.",
             )
-        return cls(*numbers)
+        return cls(ms, seq)
 
     def __str__(self) -> str:
         return f"{self.ms}-{self.seq}"
