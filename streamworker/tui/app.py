@@ -161,13 +161,12 @@ async def watch(
             group.cancel_scope.cancel()
 
 
-async def frame_once(target: Target, take: Take, *, console: Console) -> None:
+async def frame_once(take: Callable[[], Awaitable[GroupSnapshot]], *, console: Console) -> None:
     """Print one frame, with rates, and return: the view where there is no terminal to live on."""
-    viewer = Viewer([target])
-    viewer.arrived(target, await take(target), _now_ms())
+    earlier = await take()
     await anyio.sleep(SNAPSHOT_EVERY_S)
-    viewer.arrived(target, await take(target), _now_ms())
-    console.print(viewer.frame(max(80, console.width), max(24, console.height), _now_ms()))
+    rows = model.rows(earlier, await take())
+    console.print(view.render(rows, max(80, console.width), max(24, console.height)))
 
 
 def _now_ms() -> int:

@@ -90,14 +90,14 @@ async def test_a_single_frame_for_a_pipe_has_rates() -> None:
     """Without a terminal there is one frame, and it is taken from two snapshots."""
     count = 0
 
-    async def take(target: app.Target) -> GroupSnapshot:
+    async def take() -> GroupSnapshot:
         nonlocal count
         count += 1
         return group(partitions=4, workers=2, at_ms=1_000 * count, committed=100 * count)
 
     console = Console(width=80, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
-        await app.frame_once(TARGETS[0], take, console=console)
+        await app.frame_once(take, console=console)
     assert "out 400/s" in captured.get()
 
 

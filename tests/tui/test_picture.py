@@ -11,7 +11,7 @@ PICTURE = ROOT / "docs" / "images" / "top.svg"
 
 
 def test_the_committed_picture_is_current() -> None:
-    """If this fails: run python -m streamworker.tui.picture tests/tui/recorded/top.json docs/images/top.svg ."""
+    """Else: python -m streamworker.tui.picture tests/tui/recorded/top.json docs/images/top.svg."""
     assert PICTURE.read_text(encoding="utf-8") == picture.draw(RECORDING.read_bytes())
 
 

@@ -1,0 +1,206 @@
+"""Child processes of ``run`` and ``dev``: started together, ended in two stages, none left behind.
+
+Each child is a session of its own, so that Ctrl-C at the terminal reaches this process only and
+a child is never told twice by accident. Each child's stdin is a pipe that only we hold, and the
+child ends when it closes (see :func:`end_with_parent`): so it ends even if we are killed.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import IO, Self
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.support import say
+
+POLL_S = 0.1
+KILL_AFTER_S = 5.0
+"""How long a child that was told twice may take to end before it is killed."""
+
+
+@dataclass(eq=False)
+class Child:
+    """One child process."""
+
+    name: str
+    essential: bool
+    """Whether the others are pointless without one of its kind: a worker is, Spark is not."""
+    process: "subprocess.Popen[bytes]"
+    reported: bool = field(default=False)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.process.poll() is None
+
+
+class Children:
+    """The children of this process; a context manager that leaves none of them behind.
+
+    Parameters
+    ----------
+    environ
+        Variables for the children on top of ours.
+    log_file
+        Where they write; None lets them write to our stderr.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None, log_file: Path | None = None) -> None:
+        self._environ = {**os.environ, **(environ or {})}
+        self._log_file = log_file
+        self._children: list[Child] = []
+        self._stopping = False
+        self._forced = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for child in self._children:
+            _kill(child)
+            if child.process.stdin is not None:
+                child.process.stdin.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether a worker still runs, or anything that was told to stop and has not ended."""
+        return any(child.running and (child.essential or self._stopping) for child in self._children)
+
+    def start(self, name: str, arguments: Sequence[str], *, essential: bool = True) -> Child:
+        """Start ``streamworker ARGUMENTS`` as a child."""
+        with contextlib.ExitStack() as files:
+            output: IO[bytes] | None = None
+            if self._log_file is not None:
+                # Lines of several children may stand between each other, but none is cut: each
+                # process appends a line in one write.
+                output = files.enter_context(self._log_file.open("ab"))
+            process = subprocess.Popen(
+                [sys.executable, "-m", "streamworker", *arguments, "--end-with-parent"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=self._environ,
+                start_new_session=True,
+            )
+        child = Child(name, essential, process)
+        self._children.append(child)
+        return child
+
+    def stop(self) -> None:
+        """Tell all of them to finish what is in hand and end."""
+        self._stopping = True
+        self._signal(signal.SIGTERM)
+
+    def force(self) -> None:
+        """Tell them a second time; those that do not end on it are killed."""
+        self._stopping = self._forced = True
+        self._signal(signal.SIGTERM)
+        timer = threading.Timer(KILL_AFTER_S, self._kill_all)
+        timer.daemon = True
+        timer.start()
+
+    def wait(self) -> int:
+        """Wait until they have ended, and return the exit code for this process.
+
+        When no worker runs any more, the rest is stopped. The code is that of a worker that
+        failed, else 1 if anything else failed. A worker that was killed while others went on is
+        named, and is no failure: that is what the others are there for.
+        """
+        while self.running:
+            self.report()
+            time.sleep(POLL_S)
+        if not self._stopping:
+            self.stop()
+        while any(child.running for child in self._children):
+            time.sleep(POLL_S)
+        self.report()
+        return self._exit_code()
+
+    def report(self) -> None:
+        """Name each child that has failed since the last call."""
+        for child in self._children:
+            code = child.process.poll()
+            if code and not child.reported:
+                child.reported = True
+                where = f" The log: {self._log_file}" if self._log_file is not None else ""
+                how = f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
+                say(f"{child.name} {how}.{where}", error=True)
+
+    @property
+    def failed(self) -> bool:
+        """Whether one of them has ended with anything but 0."""
+        return any(child.process.poll() not in (None, 0) for child in self._children)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for child in self._children:
+            if child.running:
+                child.process.send_signal(number)
+
+    def _kill_all(self) -> None:
+        for child in self._children:
+            _kill(child)
+
+    def _exit_code(self) -> int:
+        if self._forced:
+            return ExitCode.FORCED
+        workers = [child.process.returncode for child in self._children if child.essential]
+        ended_well = 0 in workers
+        failed = [code for code in workers if code > 0]
+        if failed:
+            return failed[0]
+        if workers and not ended_well:
+            return ExitCode.FAILED
+        others = [child.process.returncode for child in self._children if not child.essential]
+        return ExitCode.FAILED if any(others) else ExitCode.OK
+
+
+def _kill(child: Child) -> None:
+    """Kill a child and what it has started: they are one process group."""
+    if child.running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.process.pid, signal.SIGKILL)
+        child.process.wait()
+
+
+@contextlib.contextmanager
+def two_stages(first: Callable[[], None], second: Callable[[], None]) -> Iterator[None]:
+    """Call ``first`` at the first SIGINT, SIGTERM or SIGHUP, and ``second`` at any further one."""
+    count = 0
+
+    def received(_number: int, _frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        (first if count == 1 else second)()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, received) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_with_parent() -> None:
+    """Send this process a SIGTERM when stdin closes, which it does when the parent ends."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()

@@ -1,0 +1,58 @@
+"""What the exit code of ``streamworker`` tells the program that started it.
+
+docs/cli.md has this table, made from here.
+"""
+
+from enum import IntEnum
+
+from streamworker.errors import (
+    AuthenticationFailed,
+    BackendRefused,
+    BackendUnavailable,
+    ConfigurationError,
+    InternalError,
+    StreamworkerError,
+)
+
+
+class ExitCode(IntEnum):
+    """Exit codes; a negative code or one above 128 means that a signal ended the process."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    CONFIGURATION = 3
+    REDIS = 4
+    FORCED = 5
+    BUG = 70
+    INTERRUPTED = 130
+
+    @property
+    def meaning(self) -> str:
+        """One sentence for the documentation."""
+        return MEANINGS[self]
+
+
+MEANINGS = {
+    ExitCode.OK: "All went well; a worker that drained and left after a signal, too.",
+    ExitCode.FAILED: "It was done and the result is bad: bad lines, a failed check, a failed pipeline.",
+    ExitCode.USAGE: "The command line is wrong: an unknown option, a missing argument.",
+    ExitCode.CONFIGURATION: "The app, its settings or this machine are wrong: an unknown app path, a name, "
+    "a type without an Arrow form, a server that evicts, no Java. Starting again will not help.",
+    ExitCode.REDIS: "Redis did not answer, or answered no: not reachable, wrong password, out of memory.",
+    ExitCode.FORCED: "The worker was told twice to stop, or its shutdown took longer than "
+    "shutdown_timeout_ms: what was in hand was not committed and will run again.",
+    ExitCode.BUG: "A broken invariant: please report it with the log.",
+    ExitCode.INTERRUPTED: "Ctrl-C ended a command that is not a worker.",
+}
+
+
+def code_for(error: StreamworkerError) -> ExitCode:
+    """Return the exit code for an error that ends a command."""
+    if isinstance(error, ConfigurationError):
+        return ExitCode.CONFIGURATION
+    if isinstance(error, BackendUnavailable | BackendRefused | AuthenticationFailed):
+        return ExitCode.REDIS
+    if isinstance(error, InternalError):
+        return ExitCode.BUG
+    return ExitCode.FAILED

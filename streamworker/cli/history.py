@@ -1,0 +1,84 @@
+"""``streamworker history``: the rebalance record."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from streamworker.cli.support import AsJson, GroupPath, Processors, print_json, print_table, say, snapshots
+
+
+def history(
+    app: GroupPath,
+    processor: Processors = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="The newest so many.")] = 50,
+    json: AsJson = False,
+) -> None:
+    """Show rebalances: when, why, what moved, how long.
+
+    A change took as long as it was until every partition that moved ran again, by the server's
+    clock.
+
+    \b
+    Examples:
+      streamworker history shop:price
+      streamworker history shop:app --limit 10 --json
+    """
+    from streamworker.importing import resolve_processors
+
+    taken = snapshots(resolve_processors(app, processor))
+    changes = [(snapshot, change) for snapshot in taken for change in snapshot.rebalances[-limit:]]
+    if json:
+        print_json(
+            [
+                {
+                    "processor": snapshot.processor,
+                    "generation": change.generation,
+                    "cause": change.cause,
+                    "member": change.member,
+                    "at_ms": change.at_ms,
+                    "moved": change.moved,
+                    "ms": change.ms,
+                }
+                for snapshot, change in changes
+            ]
+        )
+        return
+    if not changes:
+        say("Nothing has changed yet: no worker has joined.")
+        return
+    print_table(
+        ("time", "processor", "generation", "cause", "member", "moved", "ms", "partitions"),
+        [
+            (
+                _time(change.at_ms),
+                snapshot.processor,
+                change.generation,
+                change.cause,
+                change.member,
+                len(change.moved),
+                "moving" if change.ms is None else change.ms,
+                _ranges(change.moved),
+            )
+            for snapshot, change in changes
+        ],
+    )
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="milliseconds")
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """Write numbers with runs shortened.
+
+    >>> _ranges((0, 1, 2, 5, 7, 8))
+    '0-2,5,7-8'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)

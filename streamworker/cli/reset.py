@@ -1,0 +1,205 @@
+"""``streamworker reset``: move a group's checkpoint."""
+
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streamworker.cli.support import ProcessorPath, connected, print_table, run_async, say, take
+from streamworker.core.entries import SEQUENCE_MAX, ZERO, EntryId
+from streamworker.errors import BackendRefused, ConfigurationError, CoordinationError
+
+if TYPE_CHECKING:
+    from streamworker.app import App
+    from streamworker.core.snapshot import GroupSnapshot
+    from streamworker.importing import Selection
+    from streamworker.processors import ProcessorSpec
+    from streamworker.redisio.client import Backend
+    from streamworker.redisio.keys import GroupKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What one partition's checkpoint is to become."""
+
+    partition: int
+    before: EntryId
+    after: EntryId
+    committed: int
+    """Source entries committed so far."""
+    entries: int
+    """Source entries up to the new checkpoint."""
+    owner: str
+    """A dead worker whose name is still in the lock."""
+
+    @property
+    def effect(self) -> str:
+        """What it means for the records."""
+        change = self.entries - self.committed
+        if change == 0:
+            return "-"
+        return f"{-change:,} run again" if change < 0 else f"{change:,} are left out"
+
+
+def reset(
+    processor: ProcessorPath,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="earliest|latest|ID|TIME",
+            help="The first entry that is still there; after the last one; after an entry id; or at a time, "
+            "such as 2026-01-31T12:00 (local) or 2026-01-31T12:00Z.",
+        ),
+    ],
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", metavar="N", help="Only this partition; may be given several times."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Move a processor's checkpoint.
+
+    Back to run records again, or ahead to leave some out.
+
+    Refused while a worker of the group lives: stop them first. Records that run again are
+    forwarded again, so the acked log and Spark's tables hold their rows a second time.
+
+    \b
+    Examples:
+      streamworker reset shop:price --to earliest
+      streamworker reset shop:price --to 2026-01-31T12:00Z
+      streamworker reset shop:price --to 1769860800000-0 --partition 3 --yes
+    """
+    from streamworker.importing import resolve_processor
+
+    selection = resolve_processor(processor)
+    target = parse_target(to)
+    run_async(_reset, selection, target, partition, yes)
+
+
+def parse_target(text: str) -> EntryId | None:
+    """Read ``--to`` as the checkpoint it means; None for the last entry of each partition.
+
+    Raises
+    ------
+    typer.BadParameter
+        If it is none of the forms.
+    """
+    if text == "earliest":
+        return ZERO
+    if text == "latest":
+        return None
+    if text.replace("-", "", 1).isdigit() and len(text.partition("-")[0]) > 8:
+        return EntryId.parse(text)
+    try:
+        moment = datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is neither earliest, latest, an entry id such as 1769860800000-0, "
+            "nor a time such as 2026-01-31T12:00Z.",
+            param_hint="--to",
+        ) from None
+    # The checkpoint is the last entry that is done: all of the millisecond before.
+    return EntryId(max(0, int(moment.timestamp() * 1000) - 1), SEQUENCE_MAX)
+
+
+async def _reset(
+    selection: "Selection", target: EntryId | None, partitions: list[int] | None, yes: bool
+) -> None:
+    app, spec = selection.app, selection.processors[0]
+    wanted = sorted(set(partitions or range(spec.stream.partitions)))
+    if wanted[0] < 0 or wanted[-1] >= spec.stream.partitions:
+        raise typer.BadParameter(
+            f"The partitions are 0 to {spec.stream.partitions - 1}.", param_hint="--partition"
+        )
+    async with connected(app) as backend:
+        await _refuse_if_alive(backend, app, spec)
+        moves = await _plan(backend, app, spec, wanted, target)
+        print_table(
+            ("partition", "checkpoint", "new checkpoint", "effect"),
+            [(move.partition, str(move.before), str(move.after), move.effect) for move in moves],
+        )
+        if not yes:
+            if not sys.stdin.isatty():
+                raise typer.BadParameter("There is no terminal to ask at: give --yes.", param_hint="--yes")
+            typer.confirm(f"Move the checkpoint of {len(moves)} partitions of {spec.name}?", abort=True)
+            # Somebody may have started a worker while the question stood there.
+            await _refuse_if_alive(backend, app, spec)
+        for move in moves:
+            await _move(backend, _keys(app, spec), move)
+    say(f"Moved {len(moves)} partitions of {spec.name}.")
+
+
+async def _refuse_if_alive(backend: "Backend", app: "App", spec: "ProcessorSpec") -> None:
+    snapshot = await take(backend, app, spec)
+    alive = _alive(snapshot, app.settings.session_timeout_ms)
+    if alive:
+        raise CoordinationError(
+            f"Processor {spec.name!r} has {len(alive)} live workers: {', '.join(sorted(alive.values()))}.",
+            remedy="Stop them first: their commits would be refused after the move.",
+        )
+
+
+def _alive(snapshot: "GroupSnapshot", session_timeout_ms: int) -> dict[str, str]:
+    """Return members by id that may still commit: one that was killed keeps its seat until reaped."""
+    return {
+        member.id: member.name
+        for member in snapshot.members
+        if member.beat_age_ms is not None and member.beat_age_ms < session_timeout_ms
+    }
+
+
+def _keys(app: "App", spec: "ProcessorSpec") -> "GroupKeys":
+    from streamworker.redisio.keys import GroupKeys
+
+    return GroupKeys(app.name, spec.stream.name, spec.name)
+
+
+async def _plan(
+    backend: "Backend", app: "App", spec: "ProcessorSpec", partitions: list[int], target: EntryId | None
+) -> list[Move]:
+    from streamworker.redisio.locks import read_lock
+    from streamworker.redisio.streams import entries_up_to
+
+    keys = _keys(app, spec)
+    moves = []
+    for partition in partitions:
+        lock = await read_lock(backend, keys, partition)
+        if lock is None:
+            raise ConfigurationError(
+                f"Processor {spec.name!r} has never run: it has no checkpoint to move.",
+                remedy="It will start where its stream says: app.stream(..., start=...).",
+            )
+        events = keys.events(partition)
+        last = await _last_entry(backend, events)
+        # A checkpoint beyond the end would leave out entries that are yet to come.
+        after = last if target is None else min(target, last)
+        entries = await entries_up_to(backend, events, after)
+        moves.append(Move(partition, lock.checkpoint, after, lock.entries, entries, lock.owner))
+    return moves
+
+
+async def _last_entry(backend: "Backend", events: str) -> EntryId:
+    try:
+        info = await backend.execute("XINFO", "STREAM", events)
+    except BackendRefused:
+        return ZERO  # No such stream: nothing was ever sent.
+    fields = dict(zip(info[::2], info[1::2], strict=True)) if isinstance(info, list) else info
+    return EntryId.parse(fields[b"last-generated-id"])
+
+
+async def _move(backend: "Backend", keys: "GroupKeys", move: Move) -> None:
+    from streamworker.core.locks import Held
+    from streamworker.redisio.locks import move_checkpoint
+
+    done = await move_checkpoint(
+        backend, keys, move.partition, move.after, entries=move.entries, owner=move.owner
+    )
+    if isinstance(done, Held):
+        raise CoordinationError(
+            f"Partition {move.partition} was taken by {done.owner} meanwhile, and was not moved.",
+            remedy="Stop the workers and run this again.",
+        )

@@ -1,0 +1,62 @@
+"""All commands, in the order in which somebody meets them."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from streamworker.cli import (
+    dead,
+    demo,
+    dev,
+    doctor,
+    history,
+    reset,
+    run,
+    send,
+    spark,
+    status,
+    top,
+)
+from streamworker.cli.support import Commands, say
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Help is drawn on a terminal, and plain text elsewhere.
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from streamworker import __version__
+
+        say(f"streamworker {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
+
+
+app.command()(demo.demo)
+app.command()(dev.dev)
+app.command()(run.run)
+app.command()(spark.spark)
+app.command()(send.send)
+app.command()(top.top)
+app.command()(status.status)
+app.command()(status.lag)
+app.command()(history.history)
+app.add_typer(dead.app, name="dead")
+app.command()(reset.reset)
+app.command()(doctor.doctor)

@@ -1,0 +1,145 @@
+"""``streamworker send``: records from a file or another program into a stream."""
+
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.support import progress_bar, run_async, say
+
+if TYPE_CHECKING:
+    from streamworker.app import Stream
+
+READ_BYTES = 256 * 1024
+
+
+class OnError(StrEnum):
+    """What a line does that is not a record of the stream."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
+def send(
+    stream: Annotated[
+        str,
+        typer.Argument(metavar="STREAM", help="MODULE:NAME of the stream, such as shop:orders; or its App."),
+    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines, one record a line; - for stdin.")],
+    name: Annotated[
+        str | None, typer.Option("--stream", metavar="NAME", help="Which stream, where an App was given.")
+    ] = None,
+    on_error: Annotated[
+        OnError, typer.Option("--on-error", help="Stop at a bad line, or name it and go on.")
+    ] = OnError.STOP,
+) -> None:
+    """Send records from a file or a pipe.
+
+    Each line is one JSON object. It is checked against the stream's record type before it is
+    sent. Records go in the order of the lines. When a partition is full because workers are
+    behind, this waits.
+
+    \b
+    Examples:
+      streamworker send shop:orders orders.jsonl
+      zcat orders.jsonl.gz | streamworker send shop:orders -
+      streamworker send shop:app orders.jsonl --stream orders --on-error skip
+    """
+    from streamworker.importing import resolve_stream
+
+    target = resolve_stream(stream, name)
+    lines = Lines(target, on_error)
+    started = time.monotonic()
+    if file == "-":
+        sent = run_async(_send, target, lines, sys.stdin.buffer, None)
+    else:
+        try:
+            source = Path(file).open("rb")  # noqa: SIM115  (closed below)
+        except OSError as error:
+            raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="FILE") from None
+        with source:
+            sent = run_async(_send, target, lines, source, os.fstat(source.fileno()).st_size)
+    seconds = time.monotonic() - started
+    say(f"Sent {sent:,} records to {target.app.name}:{target.name} in {seconds:.1f} s.")
+    if lines.bad:
+        rest = "nothing after it was sent" if on_error is OnError.STOP else f"{lines.bad:,} were left out"
+        say(f"Bad lines: {rest}.", error=True)
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@dataclass
+class Lines:
+    """Turns lines into records; names the bad ones by their number."""
+
+    stream: "Stream[Any]"
+    on_error: OnError
+    bad: int = 0
+    number: int = 0
+    _decode: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._decode = self.stream.spec.record.decoder("json")
+
+    @property
+    def ended(self) -> bool:
+        """Whether a bad line has ended the sending."""
+        return self.bad > 0 and self.on_error is OnError.STOP
+
+    def records(self, lines: Iterable[bytes]) -> list[Any]:
+        """Return the records of these lines, up to the first bad one if that is to stop it."""
+        from streamworker.errors import RecordError
+        from streamworker.records import PAYLOAD_FIELD
+
+        found = []
+        for line in lines:
+            self.number += 1
+            if not line.strip():
+                continue
+            try:
+                found.append(self._decode({PAYLOAD_FIELD: line}))
+            except RecordError as error:
+                self.bad += 1
+                say(f"Line {self.number}: {error.message}", error=True)
+                if self.ended:
+                    break
+        return found
+
+
+async def _send(stream: "Stream[Any]", lines: Lines, source: BinaryIO, size: int | None) -> int:
+    with progress_bar(size is not None and size > 0, note="records") as progress:
+        task = progress.add_task("sending", total=size, note="0")
+
+        async def records() -> AsyncIterator[Any]:
+            async for chunk, length in _chunks(source):
+                for record in lines.records(chunk):
+                    yield record
+                progress.update(task, advance=length, note=f"{lines.number:,}")
+                if lines.ended:
+                    return
+
+        async with stream.app:
+            return await stream.send_many(records())
+
+
+async def _chunks(source: BinaryIO) -> AsyncIterator[tuple[list[bytes], int]]:
+    """Yield whole lines as they come, and their size; reading waits in a thread, not in the loop.
+
+    What a pipe has is passed on at once, so that the last line of a program that goes on does
+    not wait for the next ones.
+    """
+    from anyio import to_thread
+
+    read = getattr(source, "read1", source.read)
+    rest = b""
+    while chunk := await to_thread.run_sync(read, READ_BYTES, abandon_on_cancel=True):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield whole, len(chunk)
+    if rest:
+        yield [rest], 0

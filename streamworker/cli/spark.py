@@ -1,0 +1,81 @@
+"""``streamworker spark``: the pipelines."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from streamworker.cli.run import EndWithParent, Format, Level, LogFormat, LogLevel
+from streamworker.cli.support import AppPath, console
+
+
+def spark(
+    app: AppPath,
+    pipeline: Annotated[
+        str | None, typer.Option("--pipeline", metavar="NAME", help="Only this pipeline.")
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option("--master", metavar="URL", help="Spark master, such as local[4] or spark://host:7077."),
+    ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option("--remote", metavar="URL", help="Spark Connect server, such as sc://host:15002."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Process what is there, then end.")] = False,
+    log_level: LogLevel = Level.INFO,
+    log_format: LogFormat = Format.CONSOLE,
+    end_with_parent: EndWithParent = False,
+) -> None:
+    """Run the app's pipelines on Spark.
+
+    It runs until it is told to stop. The first SIGTERM or Ctrl-C lets each query finish the
+    batch in hand; a second one ends the process at once. Either way a restart goes on from the
+    checkpoint directory, and the table holds each row once.
+
+    \b
+    Examples:
+      streamworker spark shop:app
+      streamworker spark shop:app --pipeline revenue --once
+      streamworker spark shop:app --master spark://host:7077
+    """
+    import os
+    import threading
+
+    from streamworker.cli import logs
+    from streamworker.cli.children import end_with_parent as watch_parent
+    from streamworker.cli.children import two_stages
+    from streamworker.cli.exit_codes import ExitCode
+    from streamworker.importing import resolve_app
+    from streamworker.spark.pipelines import run_pipelines
+
+    if master is not None and remote is not None:
+        raise typer.BadParameter("Give either --master or --remote.")
+    logs.configure(log_level.value, log_format.value)
+    if end_with_parent:
+        watch_parent()
+    found = resolve_app(app)
+    stop = threading.Event()
+    with two_stages(stop.set, lambda: os._exit(ExitCode.FORCED)), _starting() as started:
+        code = run_pipelines(
+            found,
+            pipeline=pipeline,
+            master=master,
+            remote=remote,
+            once=once,
+            stop=stop,
+            on_progress=lambda _: started(),
+        )
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _starting() -> Iterator[Callable[[], None]]:
+    """Turn a wheel on a terminal until the first sign of life: Spark takes some ten seconds."""
+    screen = console(error=True)
+    if not screen.is_terminal:
+        yield lambda: None
+        return
+    with screen.status("Starting Spark") as status:
+        yield status.stop

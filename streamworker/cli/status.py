@@ -1,0 +1,147 @@
+"""``streamworker status`` and ``lag``: who owns what, and how far behind it is."""
+
+from typing import TYPE_CHECKING
+
+from streamworker.cli.support import (
+    AsJson,
+    GroupPath,
+    Processors,
+    print_json,
+    print_table,
+    say,
+    snapshots,
+)
+
+if TYPE_CHECKING:
+    from streamworker.core.snapshot import GroupSnapshot
+
+
+def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
+    """Show members, and who owns which partition.
+
+    For each partition its owner, epoch, state, checkpoint and lag.
+
+    \b
+    Examples:
+      streamworker status shop:app
+      streamworker status shop:price --json
+    """
+    from streamworker.importing import resolve_processors
+
+    taken = snapshots(resolve_processors(app, processor))
+    if json:
+        print_json(taken)
+        return
+    for at, snapshot in enumerate(taken):
+        if at:
+            say("")
+        _print_status(snapshot)
+
+
+def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
+    """Show how many entries wait.
+
+    For each processor, and for each partition that is behind. Dead letters are counted too, and
+    the rows that Spark readers have not read yet.
+
+    \b
+    Examples:
+      streamworker lag shop:app
+      streamworker lag shop:app --json
+    """
+    from streamworker.importing import resolve_processors
+
+    taken = snapshots(resolve_processors(app, processor))
+    if json:
+        print_json([_lag_of(snapshot) for snapshot in taken])
+        return
+    rows = [
+        (
+            snapshot.processor,
+            snapshot.stream,
+            snapshot.lag,
+            max((view.lag for view in snapshot.partitions), default=0),
+            sum(view.dead for view in snapshot.partitions),
+        )
+        for snapshot in taken
+    ]
+    print_table(("processor", "stream", "lag", "largest", "dead"), rows)
+    behind = [
+        (snapshot.processor, view.partition, view.lag, view.state, _name(snapshot, view.owner))
+        for snapshot in taken
+        for view in snapshot.partitions
+        if view.lag
+    ]
+    if behind:
+        say("")
+        print_table(("processor", "partition", "lag", "state", "owner"), behind)
+    readers = [
+        (snapshot.processor, reader.name, sum(reader.positions.values()), reader.lag_rows)
+        for snapshot in taken
+        for reader in snapshot.readers
+    ]
+    if readers:
+        say("")
+        print_table(("processor", "spark reader", "rows", "lag in rows"), readers)
+
+
+def _lag_of(snapshot: "GroupSnapshot") -> dict[str, object]:
+    return {
+        "processor": snapshot.processor,
+        "stream": snapshot.stream,
+        "lag": snapshot.lag,
+        "dead": sum(view.dead for view in snapshot.partitions),
+        "partitions": {view.partition: view.lag for view in snapshot.partitions},
+        "readers": {reader.name: reader.lag_rows for reader in snapshot.readers},
+    }
+
+
+def _print_status(snapshot: "GroupSnapshot") -> None:
+    from streamworker.tui.figures import duration
+
+    say(
+        f"{snapshot.app}: {snapshot.stream} -> {snapshot.processor}, generation {snapshot.generation}, "
+        f"lag {snapshot.lag}"
+    )
+    if snapshot.members:
+        print_table(
+            ("member", "id", "host", "pid", "state", "partitions", "heartbeat"),
+            [
+                (
+                    member.name,
+                    member.id,
+                    member.host,
+                    member.pid,
+                    member.state,
+                    len(member.partitions),
+                    duration(member.beat_age_ms),
+                )
+                for member in snapshot.members
+            ],
+        )
+    else:
+        say("No worker runs.")
+    say("")
+    print_table(
+        ("partition", "owner", "epoch", "state", "checkpoint", "lag", "rows", "dead", "reason"),
+        [
+            (
+                view.partition,
+                _name(snapshot, view.owner),
+                view.epoch,
+                view.state,
+                view.checkpoint,
+                view.lag,
+                view.rows,
+                view.dead,
+                view.reason,
+            )
+            for view in snapshot.partitions
+        ],
+    )
+
+
+def _name(snapshot: "GroupSnapshot", member_id: str | None) -> str:
+    if member_id is None:
+        return "-"
+    return next((member.name for member in snapshot.members if member.id == member_id), f"{member_id} (gone)")

@@ -1,0 +1,190 @@
+"""What the commands share: how they print, fail and connect."""
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+from streamworker.cli.exit_codes import ExitCode, code_for
+from streamworker.errors import StreamworkerError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from streamworker.app import App
+    from streamworker.core.snapshot import GroupSnapshot
+    from streamworker.importing import Selection
+    from streamworker.processors import ProcessorSpec
+    from streamworker.redisio.client import Backend
+
+T = TypeVar("T")
+
+AppPath = Annotated[str, typer.Argument(metavar="APP", help="MODULE:ATTRIBUTE of the App, such as shop:app.")]
+GroupPath = Annotated[
+    str,
+    typer.Argument(metavar="APP|PROCESSOR", help="MODULE:ATTRIBUTE of the App, or of one of its processors."),
+]
+ProcessorPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROCESSOR", help="MODULE:NAME of the processor, such as shop:price; or an App that has one."
+    ),
+]
+Processors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--processor", "-p", metavar="NAME", help="Only this processor; may be given several times."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+class Commands(TyperGroup):
+    """A group whose commands end on our errors with a message and an exit code, never a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what a user can put right is told to the user."""
+        try:
+            return super().invoke(ctx)
+        except StreamworkerError as error:
+            report(error)
+            raise typer.Exit(code_for(error)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def report(error: StreamworkerError) -> None:
+    """Write an error to stderr: what is wrong, then what to do."""
+    say(f"Error: {error.message}", error=True)
+    for note in getattr(error, "__notes__", ()):
+        say(note, error=True)
+    if error.remedy:
+        say(error.remedy, error=True)
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print a line as it is, without markup or wrapping."""
+    typer.echo(text, err=error)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON; indented, so that people can read it too."""
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def console(*, error: bool = False) -> "Console":
+    """Return rich's console for stdout or stderr: plain text where that is not a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=error, highlight=False, soft_wrap=False)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
+    """Print a table: drawn on a terminal, else aligned columns that no width cuts off.
+
+    A column whose values are all numbers is aligned to the right.
+    """
+    texts = [["" if value is None else str(value) for value in row] for row in rows]
+    right = [
+        bool(rows) and all(isinstance(row[at], int | float) or row[at] is None for row in rows)
+        for at in range(len(columns))
+    ]
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        drawn = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+        for name, is_right in zip(columns, right, strict=True):
+            drawn.add_column(name, justify="right" if is_right else "left")
+        for row in texts:
+            drawn.add_row(*map(escape, row))
+        console().print(drawn)
+        return
+    if title:
+        say(title)
+    widths = [max(len(name), *(len(row[at]) for row in texts), 0) for at, name in enumerate(columns)]
+    for row in [list(columns), *texts]:
+        cells = [
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        say("  ".join(cells).rstrip())
+
+
+def progress_bar(known: bool = True, note: str = "") -> "Progress":
+    """Return a bar on a terminal; on anything else nothing is drawn: the last line says it all.
+
+    Parameters
+    ----------
+    known
+        Whether the total is known; else a wheel turns.
+    note
+        What the text counts that tasks give as their field ``note``.
+    """
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    screen = console(error=True)
+    columns = (
+        (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        if known
+        else (SpinnerColumn(), TimeElapsedColumn())
+    )
+    notes = [TextColumn("{task.fields[note]} " + note)] if note else []
+    return Progress(
+        TextColumn("{task.description}"),
+        *columns,
+        *notes,
+        console=screen,
+        disable=not screen.is_terminal,
+        transient=True,
+    )
+
+
+def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """Run an async function to its end on an event loop of its own."""
+    import anyio
+
+    return anyio.run(function, *arguments)
+
+
+@asynccontextmanager
+async def connected(app: "App") -> AsyncIterator["Backend"]:
+    """Open a connection to the app's Redis, for a command's own calls."""
+    from streamworker.redisio.client import Backend
+
+    async with Backend.open(
+        app.settings.redis_url, name=f"{app.name}:cli", call_timeout_ms=app.settings.call_timeout_ms
+    ) as backend:
+        yield backend
+
+
+async def take(backend: "Backend", app: "App", spec: "ProcessorSpec") -> "GroupSnapshot":
+    """Take the snapshot of one processor's group."""
+    from streamworker.redisio.snapshot import take_snapshot
+
+    return await take_snapshot(backend, app.name, spec.stream.name, spec.name)
+
+
+def snapshots(selection: "Selection") -> "list[GroupSnapshot]":
+    """Take a snapshot of each processor's group."""
+
+    async def all_of_them() -> "list[GroupSnapshot]":
+        async with connected(selection.app) as backend:
+            return [await take(backend, selection.app, spec) for spec in selection.processors]
+
+    return run_async(all_of_them)

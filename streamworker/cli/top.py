@@ -1,0 +1,67 @@
+"""``streamworker top``: the live view."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streamworker.cli.support import GroupPath, Processors, connected, console, run_async
+from streamworker.cli.support import take as take_one
+
+if TYPE_CHECKING:
+    from streamworker.core.snapshot import GroupSnapshot
+    from streamworker.importing import Selection
+
+
+def top(
+    app: GroupPath,
+    processor: Processors = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one picture and end, as it does without a terminal.")
+    ] = False,
+) -> None:
+    """Show a group live.
+
+    Workers and partitions, lag and rates, rebalances and Spark readers. It is read only and asks
+    Redis alone, once a second. Keys: q quits, the arrows or tab switch the processor, p pauses.
+
+    \b
+    Examples:
+      streamworker top shop:app
+      streamworker top shop:price
+      streamworker top shop:app --once | less
+    """
+    from streamworker.importing import resolve_processors
+
+    selection = resolve_processors(app, processor)
+    if once or not sys.stdout.isatty():
+        run_async(_print_frames, selection)
+    else:
+        show(selection)
+
+
+def show(selection: "Selection", *, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Run the live view until ``q``, or until ``stopped()``."""
+
+    async def live() -> None:
+        from streamworker.tui.app import Target, watch
+
+        specs = {Target(selection.app.name, s.stream.name, s.name): s for s in selection.processors}
+        async with connected(selection.app) as backend:
+
+            async def take(target: Target) -> "GroupSnapshot":
+                return await take_one(backend, selection.app, specs[target])
+
+            await watch(list(specs), take, console=console(), stopped=stopped)
+
+    run_async(live)
+
+
+async def _print_frames(selection: "Selection") -> None:
+    from streamworker.tui.app import frame_once
+
+    async with connected(selection.app) as backend:
+        for spec in selection.processors:
+            await frame_once(partial(take_one, backend, selection.app, spec), console=console())
