@@ -1,0 +1,8 @@
+"""Tools for tests of programs that use streamworker: a worker in the test's own process.
+
+See :func:`local_worker`.
+"""
+
+from streamworker.testing.local import LocalWorker, local_worker
+
+__all__ = ["LocalWorker", "local_worker"]
