@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 import psutil
 
@@ -34,14 +34,18 @@ def wait_for(predicate: Callable[[], T], description: str, timeout_s: float = 10
     return value
 
 
+@overload
 async def wait_for_async(
-    predicate: Callable[[], T | Awaitable[T]], description: str, timeout_s: float = 10.0
-) -> T:
+    predicate: Callable[[], Awaitable[T]], description: str, timeout_s: float = ...
+) -> T: ...
+@overload
+async def wait_for_async(predicate: Callable[[], T], description: str, timeout_s: float = ...) -> T: ...
+async def wait_for_async(predicate: Callable[[], Any], description: str, timeout_s: float = 10.0) -> Any:
     """Do as :func:`wait_for` does, on the event loop; ``predicate`` may be async."""
     deadline = time.monotonic() + timeout_s
     while True:
         answer = predicate()
-        value: T = await answer if inspect.isawaitable(answer) else answer
+        value = await answer if inspect.isawaitable(answer) else answer
         if value:
             return value
         if time.monotonic() > deadline:

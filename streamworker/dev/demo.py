@@ -106,16 +106,17 @@ def run_demo(
             demo = _Demo(server=server, reporter=reporter, where=where, keep=keep)
             try:
                 code = 0 if asyncio.run(demo.run()) else 1
-            except _GaveUp as error:
-                reporter.fail(str(error))
             finally:
                 demo.end_children()
+    except _GaveUp as error:
+        reporter.fail(str(error))
     except (KeyboardInterrupt, asyncio.CancelledError):
         code = 130
-    if directory is None and code != 1:
-        shutil.rmtree(where, ignore_errors=True)
-    else:
-        reporter.say(f"Tables and logs are in {where}")
+    finally:
+        if directory is None and code != 1:
+            shutil.rmtree(where, ignore_errors=True)
+        else:
+            reporter.say(f"Tables and logs are in {where}")
     return code
 
 
@@ -137,6 +138,8 @@ class _Demo:
     sent: int = 0
     in_spark: int = 0
     snapshot: GroupSnapshot | None = None
+    acted_ms: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When a worker was started, killed or stopped, by this machine's clock: (cause, worker)."""
     told: set[int] = field(default_factory=set)
     """Generations whose rebalance has been reported."""
     started_s: float = field(default_factory=time.monotonic)
@@ -160,6 +163,7 @@ class _Demo:
             legs=read_table(self.where / "every_leg"),
             delays=read_table(self.where / "delays"),
             rebalances=rebalances,
+            after_ms=self._after_ms(rebalances),
             seconds=self._now_s(),
         )
         self.reporter.verdict(verdict, self.timeline)
@@ -208,6 +212,7 @@ class _Demo:
 
     def _do(self, act: Act) -> None:
         self._say(f"{act.worker} {act.text}")
+        self.acted_ms[act.cause, act.worker] = time.time() * 1000
         if act.kind == "start":
             self._start(act.worker, "run", f"{APP}:app", "--name", act.worker)
             return
@@ -216,6 +221,18 @@ class _Demo:
             self.children[act.worker].kill()
         else:
             self.children[act.worker].terminate()
+
+    def _after_ms(self, rebalances: tuple[Rebalance, ...]) -> dict[int, int]:
+        """Return, by generation, the time from what we did until all moved partitions ran again.
+
+        The server's clock is this machine's, so its times and ours can be compared.
+        """
+        found: dict[int, int] = {}
+        for one in rebalances:
+            acted_ms = self.acted_ms.get((one.cause, one.member))
+            if acted_ms is not None and one.ms is not None:
+                found[one.generation] = round(one.at_ms + one.ms - acted_ms)
+        return found
 
     async def _send(self, app: Any, flights: pa.Table) -> None:
         """Send all flights in their order, at an even pace."""

@@ -108,10 +108,13 @@ def _rebalances(verdict: Verdict) -> Table:
     table.add_column("cause")
     table.add_column("worker")
     table.add_column("partitions moved", justify="right")
-    table.add_column("until all ran again", justify="right")
+    table.add_column("handover", justify="right")
+    table.add_column("since start or signal", justify="right")
     for one in verdict.rebalances:
         took = "not finished" if one.ms is None else f"{one.ms:,} ms"
-        table.add_row(one.cause, one.member, str(len(one.moved)), took)
+        after = verdict.after_ms.get(one.generation)
+        since = "" if after is None else f"{after:,} ms"
+        table.add_row(one.cause, one.member, str(len(one.moved)), took, since)
     return table
 
 

@@ -8,6 +8,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from rich.text import Text
 
@@ -70,9 +71,9 @@ class Timeline:
         rows = _columns(self._samples, span_ms, columns, self.partitions)
         lines = [Text("     " + _marks(self.moments, span_ms, columns), style="bold")]
         for partition, row in enumerate(rows):
-            line = Text(f"{partition:>4} ", style="dim")
-            for cell in row:
-                line.append(cell, style=self._style(cell))
+            line = Text().append(f"{partition:>4} ", style="dim")
+            for cell, run in groupby(row):
+                line.append("".join(run), style=self._style(cell))
             lines.append(line)
         lines.append(_axis(span_ms, columns))
         legend = Text("     ")

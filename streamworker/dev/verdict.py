@@ -34,6 +34,9 @@ class Verdict:
     of an aircraft outside its first partition."""
     aggregate_equal: bool
     rebalances: tuple[Rebalance, ...]
+    after_ms: Mapping[int, int]
+    """By generation: from the start, SIGKILL or SIGTERM of the worker until all moved partitions
+    ran again. With the time to start a process, or to be sure that one is dead."""
     seconds: float
 
     @property
@@ -69,6 +72,7 @@ class Verdict:
                     "generation": one.generation,
                     "moved": list(one.moved),
                     "ms": one.ms,
+                    "after_ms": self.after_ms.get(one.generation),
                 }
                 for one in self.rebalances
             ],
@@ -83,6 +87,7 @@ def judge(
     legs: pa.Table,
     delays: pa.Table,
     rebalances: Sequence[Rebalance],
+    after_ms: Mapping[int, int],
     seconds: float,
 ) -> Verdict:
     """Compare what Spark wrote with the data set.
@@ -95,6 +100,8 @@ def judge(
         How many records the producer was told to be in Redis.
     legs, delays
         The two tables, their rows in any order.
+    rebalances, after_ms, seconds
+        Passed on.
     """
     legs = _typed(legs, flights.schema)
     ranked = flights.append_column("rank", pa.array(range(flights.num_rows), pa.int64()))
@@ -110,6 +117,7 @@ def judge(
         out_of_order=_out_of_order(matched),
         aggregate_equal=_same_rows(delays, expected_delays(flights)),
         rebalances=tuple(rebalances),
+        after_ms=after_ms,
         seconds=seconds,
     )
 

@@ -49,6 +49,7 @@ def judged(flights: pa.Table, legs: pa.Table, delays: pa.Table | None = None) ->
         legs=legs,
         delays=expected_delays(flights) if delays is None else delays,
         rebalances=REBALANCES,
+        after_ms={3: 2_300},
         seconds=1.0,
     )
 
