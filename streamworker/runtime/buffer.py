@@ -1,0 +1,230 @@
+"""Entries between the fetcher and a partition's runner, within a budget of bytes.
+
+One :class:`ByteBudget` belongs to one processor of a worker, one :class:`PartitionBuffer` to
+each of its partitions. Bytes are charged when entries arrive and given back when they are
+*committed*, not when a handler takes them: the setting ``prefetch_bytes`` bounds what a
+processor holds, whatever its handlers do. Each partition may hold its share of the budget,
+so that a partition which cannot move does not starve the others.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from streamworker.core.batching import ENTRY_OVERHEAD_BYTES, SizeEstimate, prefix_within
+from streamworker.core.entries import Entry, EntryId
+from streamworker.runtime.signals import Signal
+
+
+class ByteBudget:
+    """Bytes that one processor of this worker may hold, over all its partitions."""
+
+    __slots__ = ("buffers", "limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.buffers = 0
+        """Open buffers that share the budget."""
+
+    @property
+    def free(self) -> int:
+        """Bytes that are left; not below 0."""
+        return max(0, self.limit - self.used)
+
+    @property
+    def share(self) -> int:
+        """What one partition may hold."""
+        return self.limit // max(1, self.buffers)
+
+
+def size_of(entries: list[Entry]) -> int:
+    """Return the bytes of some entries."""
+    return sum([entry.size for entry in entries])
+
+
+def cost_of(count: int, size: int) -> int:
+    """Return what entries with so many bytes cost of a budget."""
+    return size + ENTRY_OVERHEAD_BYTES * count
+
+
+class PartitionBuffer:
+    """Entries of one partition, in order, from the fetcher to the runner.
+
+    Parameters
+    ----------
+    partition
+        Its number.
+    position
+        Id after which the fetcher reads next.
+    budget
+        The processor's budget, shared with its other partitions.
+    ahead
+        Entries that may wait here.
+    on_room
+        Called with the buffer whenever it, and so the budget, may have more room.
+    """
+
+    def __init__(
+        self,
+        partition: int,
+        position: EntryId,
+        budget: ByteBudget,
+        *,
+        ahead: int,
+        on_room: Callable[["PartitionBuffer"], None] = lambda _: None,
+    ) -> None:
+        self.partition = partition
+        self.position = position
+        self.estimate = SizeEstimate()
+        self.closed = False
+        self._budget = budget
+        self._ahead = ahead
+        self._on_room = on_room
+        self._changed = Signal()
+        self._chunks: deque[tuple[int, int, list[Entry]]] = deque()
+        """Arrival time (monotonic ms), bytes and entries, as the reads brought them."""
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._held = 0
+        """Bytes of the budget that this partition holds: waiting, in hand, being committed."""
+        budget.buffers += 1
+
+    # -- the fetcher's side ----------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the fetcher should read more for this partition."""
+        return not self.closed and self._waiting < self._ahead and self._held < self._budget.share
+
+    @property
+    def room_entries(self) -> int:
+        """Entries that may be added before ``ahead`` of them wait."""
+        return max(0, self._ahead - self._waiting)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that may be added before the partition's share is used."""
+        return max(0, self._budget.share - self._held)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the budget that this partition holds."""
+        return self._held
+
+    @property
+    def needs_more(self) -> bool:
+        """Whether a read that is under way should be interrupted for this partition.
+
+        Only when half is used up: each interruption is a call to Redis.
+        """
+        half = self._waiting * 2 <= self._ahead and self._held * 2 <= self._budget.share
+        return self.has_room and (self._waiting == 0 or half)
+
+    def put(self, entries: list[Entry]) -> None:
+        """Add what a read brought; moves ``position``. Ignored once the buffer is closed."""
+        if self.closed or not entries:
+            return
+        count, size = len(entries), size_of(entries)
+        largest = max([entry.size for entry in entries])
+        self._charge(cost_of(count, size))
+        self.estimate.observe(cost_of(count, size), count, cost_of(1, largest))
+        self._chunks.append((now_ms(), size, entries))
+        self._waiting += count
+        self._waiting_bytes += size
+        self.position = entries[-1].id
+        self._changed.fire()
+
+    # -- the runner's side -----------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Entries that wait."""
+        return self._waiting
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the entries that wait."""
+        return self._waiting_bytes
+
+    @property
+    def first_at_ms(self) -> int | None:
+        """When the first entry that waits arrived, by the monotonic clock."""
+        return self._chunks[0][0] if self._chunks else None
+
+    def expect(self, entries: int) -> None:
+        """Make room for batches of that many entries beside one that is being filled."""
+        self._ahead = max(self._ahead, 2 * entries)
+
+    def peek(self) -> Entry | None:
+        """Return the first entry that waits, if any."""
+        return self._chunks[0][2][0] if self._chunks else None
+
+    def take(self, records: int, bytes_max: int) -> list[Entry]:
+        """Take the next batch: at most so many entries and bytes, at least one if there is one.
+
+        The bytes stay charged until :meth:`release`.
+        """
+        taken: list[Entry] = []
+        total = 0
+        while self._chunks and len(taken) < records:
+            arrived, size, chunk = self._chunks[0]
+            if len(chunk) <= records - len(taken) and total + size <= bytes_max:
+                self._chunks.popleft()
+                taken = taken + chunk if taken else chunk
+                total += size
+                continue
+            at_least = 0 if taken else 1
+            sizes = [entry.size for entry in chunk]
+            fits = prefix_within(sizes, records - len(taken), bytes_max - total, at_least=at_least)
+            part = sum(sizes[:fits])
+            self._chunks[0] = (arrived, size - part, chunk[fits:])
+            if fits == len(chunk):
+                self._chunks.popleft()
+            taken, total = taken + chunk[:fits], total + part
+            break
+        self._waiting -= len(taken)
+        self._waiting_bytes -= total
+        self._on_room(self)
+        return taken
+
+    def release(self, count: int, size: int) -> None:
+        """Give the bytes of so many entries back to the budget: they were committed."""
+        if not self.closed:
+            self._charge(-cost_of(count, size))
+            self._on_room(self)
+
+    def wake(self) -> None:
+        """Wake the runner, so that it looks at what it was told."""
+        self._changed.fire()
+
+    async def wait_nonempty(self) -> None:
+        """Wait for an entry; returns also on :meth:`wake`, and when the buffer is closed."""
+        if not self._chunks and not self.closed:
+            await self._changed.wait()
+
+    async def wait_change(self) -> None:
+        """Wait for more entries, :meth:`wake` or :meth:`close`."""
+        if not self.closed:
+            await self._changed.wait()
+
+    def close(self) -> None:
+        """Drop what waits and give all bytes back. The fetcher forgets the partition."""
+        if self.closed:
+            return
+        self._charge(-self._held)
+        self._budget.buffers -= 1
+        self.closed = True
+        self._chunks.clear()
+        self._waiting = self._waiting_bytes = 0
+        self._changed.fire()
+        self._on_room(self)
+
+    def _charge(self, cost: int) -> None:
+        self._held += cost
+        self._budget.used += cost
+
+
+def now_ms() -> int:
+    """Return the monotonic clock in milliseconds: for local decisions only."""
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,280 @@
+"""Reads the partitions of one processor, all on one connection, into their buffers.
+
+One ``XREAD`` asks for every partition that has room, and blocks at the server until one of them
+has something: no polling, and one connection however many partitions there are. When a
+partition is added, or gets room again while a read that does not include it blocks, the read is
+woken with ``CLIENT UNBLOCK``.
+
+A fetcher never dies of Redis: without an answer it tries again after a pause that grows with
+jitter. Nor does it lose its place: a partition's position only moves with the entries that
+were put into its buffer.
+
+What XREAD does not tell: a stream that was deleted, or recreated with lower ids, looks to it like
+one without news, for ever. So the last id of idle partitions is compared with the position every
+few seconds.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+
+import anyio
+import structlog
+
+from streamworker.core.batching import Candidate, ReadPlan, plan_read
+from streamworker.core.entries import ZERO, EntryId
+from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.redisio import streams
+from streamworker.redisio.client import Backend, BlockingConnection
+from streamworker.redisio.keys import StreamKeys
+from streamworker.runtime.buffer import ByteBudget, PartitionBuffer
+from streamworker.runtime.pauses import Pauses
+from streamworker.runtime.signals import Signal
+from streamworker.settings import Settings
+
+REGRESSION_CHECK_MS = 5_000
+"""How often idle partitions are compared with what Redis has. Rare, since it is for accidents."""
+
+UNBLOCK_RETRY_MS = 5
+"""A wake-up that reaches the server before the read does wakes nobody, so it is repeated."""
+
+OnBroken = Callable[[int, str], None]
+
+_log = structlog.get_logger("streamworker.fetcher")
+
+
+class Fetcher:
+    """The reads of one processor on one stream.
+
+    Parameters
+    ----------
+    backend
+        Where the stream is; the fetcher opens one connection of its own.
+    stream_keys
+        Keys of the stream.
+    settings
+        ``prefetch_bytes``, ``fetch_count`` and ``fetch_block_ms`` are used.
+    budget
+        The bytes that the processor may hold.
+    on_regressed
+        Called once with a partition and a reason when its stream was deleted, recreated below
+        our position, or is no stream. The partition is not read any more until it is added anew.
+    rng
+        For jitter.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        stream_keys: StreamKeys,
+        settings: Settings,
+        budget: ByteBudget,
+        *,
+        on_regressed: OnBroken = lambda *_: None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._backend = backend
+        self._keys = stream_keys
+        self._settings = settings
+        self._budget = budget
+        self._on_regressed = on_regressed
+        self._rng = rng or random.Random()
+        self._buffers: dict[int, PartitionBuffer] = {}
+        self._broken: set[int] = set()
+        self._changed = Signal()
+        self._asked: frozenset[int] = frozenset()
+        """Partitions of the read that is under way."""
+        self._reading = False
+        self._wake_wanted = False
+        self._turn = 0
+        self._reads = 0
+
+    @property
+    def reads(self) -> int:
+        """How many reads were made."""
+        return self._reads
+
+    def add(self, partition: int, position: EntryId) -> PartitionBuffer:
+        """Read a partition from now on, beginning after ``position``."""
+        self.remove(partition)
+        buffer = PartitionBuffer(
+            partition, position, self._budget, ahead=2 * self._settings.fetch_count, on_room=self._room
+        )
+        self._buffers[partition] = buffer
+        self._wake()
+        return buffer
+
+    def remove(self, partition: int) -> None:
+        """Stop reading a partition, and drop what was read. What a read still brings is dropped."""
+        buffer = self._buffers.pop(partition, None)
+        self._broken.discard(partition)
+        if buffer is not None:
+            buffer.close()
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        connection = self._backend.blocking()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._wakes, connection)
+                tasks.start_soon(self._watch)
+                await self._reads_for_ever(connection)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await connection.aclose()
+
+    # -- reading ---------------------------------------------------------------------------
+
+    async def _reads_for_ever(self, connection: BlockingConnection) -> None:
+        pauses = Pauses(self._rng)
+        while True:
+            plan = self._plan()
+            if plan is None:
+                await self._changed.wait()
+                continue
+            try:
+                await self._read(connection, plan)
+            except BackendUnavailable as error:
+                pause_ms = pauses.next_ms()
+                _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
+                await anyio.sleep(pause_ms / 1000)
+            except BackendError as error:
+                await self._sort_out(plan, error, pauses.next_ms())
+            else:
+                pauses.reset()
+
+    def _plan(self) -> ReadPlan | None:
+        self._wake_wanted = False
+        candidates = [
+            Candidate(
+                partition=buffer.partition,
+                room_bytes=buffer.room_bytes,
+                room_entries=buffer.room_entries,
+                estimate_bytes=min(buffer.estimate.bytes_per_entry, self._budget.limit),
+                starved=buffer.held == 0,
+            )
+            for buffer in self._buffers.values()
+            if buffer.has_room and buffer.partition not in self._broken
+        ]
+        self._turn += 1
+        return plan_read(
+            candidates,
+            free_bytes=self._budget.free,
+            count_max=self._settings.fetch_count,
+            turn=self._turn,
+        )
+
+    async def _read(self, connection: BlockingConnection, plan: ReadPlan) -> None:
+        asked = {partition: self._buffers[partition] for partition in plan.partitions}
+        positions = {partition: buffer.position for partition, buffer in asked.items()}
+        self._asked = frozenset(asked)
+        self._reading = True
+        self._reads += 1
+        try:
+            answer = await streams.read(
+                connection, self._keys, positions, plan.count, self._settings.fetch_block_ms
+            )
+        finally:
+            self._reading = False
+            self._asked = frozenset()
+        for partition, entries in answer.items():
+            # A partition that was removed meanwhile has a closed buffer, which takes nothing.
+            asked[partition].put(entries)
+
+    async def _sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
+        """Find which partition's key made Redis refuse a read of many; the others go on."""
+        _log.warning("fetch_refused", error=str(error), retry_in_ms=pause_ms)
+        try:
+            kinds = await self._backend.pipeline([("TYPE", self._keys.events(p)) for p in plan.partitions])
+        except BackendError:
+            kinds = []
+        for partition, kind in zip(plan.partitions, kinds, strict=False):
+            if isinstance(kind, bytes) and kind not in (b"stream", b"none"):
+                key = self._keys.events(partition)
+                self._break(partition, f"key {key} holds a {kind.decode()} and not a stream")
+        await anyio.sleep(pause_ms / 1000)
+
+    # -- waking a read that blocks -----------------------------------------------------------
+
+    def _room(self, buffer: PartitionBuffer) -> None:
+        if not self._reading:
+            self._changed.fire()
+        elif buffer.partition not in self._asked and buffer.needs_more:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._wake_wanted = True
+        self._changed.fire()
+
+    async def _wakes(self, connection: BlockingConnection) -> None:
+        while True:
+            if self._reading and self._wake_wanted:
+                # Without an answer the read fails too, and is made again for all that it should ask.
+                with contextlib.suppress(BackendError):
+                    await connection.unblock()
+                await anyio.sleep(UNBLOCK_RETRY_MS / 1000)
+            else:
+                await self._changed.wait()
+
+    # -- streams that went backwards -----------------------------------------------------------
+
+    async def _watch(self) -> None:
+        seen: dict[int, EntryId] = {}
+        while True:
+            await anyio.sleep(REGRESSION_CHECK_MS / 1000)
+            idle = [
+                buffer
+                for partition, buffer in self._buffers.items()
+                if seen.get(partition) == buffer.position and partition not in self._broken
+            ]
+            seen = {partition: buffer.position for partition, buffer in self._buffers.items()}
+            if idle:
+                await self._compare(idle)
+
+    async def _compare(self, idle: Sequence[PartitionBuffer]) -> None:
+        positions = [buffer.position for buffer in idle]
+        commands = [("XINFO", "STREAM", self._keys.events(buffer.partition)) for buffer in idle]
+        try:
+            answers = await self._backend.pipeline(commands)
+        except BackendError:
+            return
+        for buffer, position, answer in zip(idle, positions, answers, strict=True):
+            reason = regression(position, answer)
+            if reason and not buffer.closed and buffer.position == position:
+                self._break(buffer.partition, f"stream {self._keys.events(buffer.partition)} {reason}")
+
+    def _break(self, partition: int, reason: str) -> None:
+        if partition in self._buffers and partition not in self._broken:
+            self._broken.add(partition)
+            _log.error("partition_unreadable", partition=partition, reason=reason)
+            self._on_regressed(partition, reason)
+
+
+def regression(position: EntryId, answer: object) -> str:
+    """Return what is wrong with a stream that was read up to ``position``, or nothing.
+
+    Parameters
+    ----------
+    position
+        Id of the last entry that was read.
+    answer
+        What ``XINFO STREAM`` said, or the error.
+    """
+    if isinstance(answer, Exception):
+        missing = "no such key" in str(answer).lower()
+        return f"was deleted; we had read up to {position}" if missing and position > ZERO else ""
+    last = _last_generated_id(answer)
+    if last is not None and last < position:
+        return f"was recreated: its last id is {last}, and we had read up to {position}"
+    return ""
+
+
+def _last_generated_id(answer: object) -> EntryId | None:
+    if isinstance(answer, dict):
+        value = answer.get(b"last-generated-id")
+    elif isinstance(answer, list):
+        pairs = dict(zip(answer[::2], answer[1::2], strict=False))
+        value = pairs.get(b"last-generated-id")
+    else:
+        return None
+    return EntryId.parse(value) if isinstance(value, bytes | str) else None

@@ -1,0 +1,284 @@
+"""Calls a processor's function: on the event loop or in a thread, with its context and timeout.
+
+One call either returns its :class:`Effects` (rows to forward and changes of the state) or raises
+what the function raised. Effects of a call that raised, timed out or was cancelled are dropped
+with it. What is done about an error is decided in ``modes``.
+"""
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pyarrow as pa
+
+from streamworker.context import Call, Context, Place
+from streamworker.core.entries import Entry
+from streamworker.errors import DecodeError, RecordError
+from streamworker.processors import ProcessorSpec
+from streamworker.runtime.state import Changes, PartitionState
+
+ERROR_TEXT_MAX = 1_000
+"""Characters of an error that go into a dead letter or a lock's reason."""
+
+
+@dataclass(slots=True)
+class Effects:
+    """What one successful call left to be committed."""
+
+    outputs: list[Any] = field(default_factory=list)
+    changes: Changes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The records of some entries, and the entries that are none."""
+
+    records: list[Any]
+    """One an entry; None where there is none."""
+    bad: dict[int, DecodeError]
+    """By place in the list, ascending."""
+
+
+class Invoker:
+    """The calls of one processor in one partition."""
+
+    def __init__(self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int) -> None:
+        self.spec = spec
+        self._place = place
+        self._state = state
+        self._limiter = _shared_limiter(threads)
+        self._decode_one = spec.stream.record.decoder(spec.stream.codec)
+        self._row_type: type | None = None
+        if spec.output is not None and isinstance(spec.output.python_type, type):
+            self._row_type = getattr(spec.output.python_type, "__origin__", spec.output.python_type)
+        self.forwards_input = forwards_input(spec)
+        """Whether the records themselves are forwarded where nothing else is."""
+        self._returns_rows_as_list = not issubclass(self._row_type or object, list)
+        self._warned = False
+
+    # -- decoding ----------------------------------------------------------------------------
+
+    def decode(self, entries: Sequence[Entry]) -> Decoded:
+        """Decode entries; the quick way unless one of them is bad."""
+        stream = self.spec.stream
+        try:
+            return Decoded(stream.record.decode_many(entries, stream.codec), {})
+        except DecodeError:
+            pass
+        records: list[Any] = []
+        bad: dict[int, DecodeError] = {}
+        for place, entry in enumerate(entries):
+            try:
+                records.append(self._decode_one(entry.fields))
+            except DecodeError as error:
+                records.append(None)
+                bad[place] = error
+        return Decoded(records, bad)
+
+    # -- calling -----------------------------------------------------------------------------
+
+    async def call_batch(self, entries: Sequence[Entry], records: list[Any], attempt: int) -> Effects:
+        """Call the function with a list of records."""
+        # The function gets a list of its own: it may sort or clear it.
+        return await self._call(list(records), entries, records, attempt)
+
+    async def call_record(self, entry: Entry, record: Any, attempt: int) -> Effects:
+        """Call the function with one record."""
+        return await self._call(record, (entry,), (record,), attempt)
+
+    async def _call(
+        self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
+    ) -> Effects:
+        if self.spec.is_async and self.spec.timeout_ms is None:
+            return await self._await(argument, entries, records, attempt)
+        if self.spec.timeout_ms is None:
+            return await self._in_thread_effects(argument, entries, records, attempt)
+        try:
+            with anyio.fail_after(self.spec.timeout_ms / 1000) as scope:
+                if self.spec.is_async:
+                    return await self._await(argument, entries, records, attempt)
+                return await self._in_thread_effects(argument, entries, records, attempt)
+        except TimeoutError:
+            if not scope.cancelled_caught:
+                raise
+            raise TimeoutError(f"the call took longer than {self.spec.timeout_ms / 1000:g} s") from None
+
+    async def _in_thread_effects(
+        self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
+    ) -> Effects:
+        effects: Effects = await self.in_thread(self.call_here, argument, entries, records, attempt)
+        return effects
+
+    async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a function in a worker thread; a cancel leaves it behind."""
+        return await anyio.to_thread.run_sync(
+            _returning_errors, function, args, abandon_on_cancel=True, limiter=self._limiter
+        )
+
+    async def _await(
+        self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
+    ) -> Effects:
+        function = self.spec.function
+        try:
+            if not self.spec.takes_context:
+                return self._effects(await function(argument), [], {}, records)
+            view = self._state.view()
+            call = Call(entries, view, attempt)
+            try:
+                result = await function(argument, Context(self._place, call))
+            finally:
+                call.is_over = True
+                view.close()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancels us: something that the function awaited was cancelled.
+            raise RuntimeError(
+                "the function ended with CancelledError, and nobody had cancelled it"
+            ) from None
+        return self._effects(result, call.outputs, view.changes, records)
+
+    def call_here(
+        self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
+    ) -> Effects:
+        """Call a ``def`` function in this thread."""
+        function = self.spec.function
+        if not self.spec.takes_context:
+            return self._effects(function(argument), [], {}, records)
+        view = self._state.view()
+        call = Call(entries, view, attempt)
+        try:
+            result = function(argument, Context(self._place, call))
+        finally:
+            call.is_over = True
+            view.close()
+        return self._effects(result, call.outputs, view.changes, records)
+
+    # -- what it returned ----------------------------------------------------------------------
+
+    def _effects(self, result: Any, outputs: list[Any], changes: Changes, records: Sequence[Any]) -> Effects:
+        if not self.spec.forward:
+            return Effects(self.unwanted(outputs if result is None else [result]), changes)
+        if result is None:
+            if not outputs and self.forwards_input:
+                return Effects(list(records), changes)
+            return Effects(self.checked(outputs), changes)
+        if isinstance(result, list) and self._returns_rows_as_list:
+            rows = result
+        elif self.spec.mode.value == "batch":
+            raise RecordError(
+                f"Processor {self.spec.name!r} returned a {type(result).__name__} for a batch.",
+                remedy=f"Return a list of {self._row_name()}, or None.",
+            )
+        else:
+            rows = [result]
+        return Effects(self.checked(outputs + rows if outputs else rows), changes)
+
+    def unwanted(self, rows: list[Any]) -> list[Any]:
+        """Drop rows of a processor that forwards nothing; say so the first time."""
+        if rows and not self._warned:
+            self._warned = True
+            self._place.log.warning(
+                "rows_not_forwarded",
+                reason="the processor has no output type: annotate what it returns, or set forward=True",
+            )
+        return []
+
+    def to_rows(self, outputs: list[Any]) -> pa.RecordBatch | None:
+        """Turn rows into Arrow's form; None if there are none.
+
+        Raises
+        ------
+        RecordError
+            For a value that does not fit its column.
+        """
+        if not outputs or self.spec.output is None:
+            return None
+        return self.spec.output.to_arrow(outputs)
+
+    def checked(self, rows: list[Any]) -> list[Any]:
+        """Return the rows, having checked that each is of the output type.
+
+        Raises
+        ------
+        RecordError
+            Naming the first that is not.
+        """
+        row_type = self._row_type
+        if row_type is not None:
+            for row in rows:
+                if type(row) is not row_type and not self._is_row(row, row_type):
+                    raise RecordError(
+                        f"Processor {self.spec.name!r} forwarded a {type(row).__name__}: {_short(row)}.",
+                        remedy=f"Its output type is {self._row_name()}.",
+                    )
+        return rows
+
+    @staticmethod
+    def _is_row(row: Any, row_type: type) -> bool:
+        try:
+            return isinstance(row, row_type)
+        except TypeError:  # a TypedDict: its records are dicts
+            return isinstance(row, dict)
+
+    def _row_name(self) -> str:
+        return "rows" if self.spec.output is None else self.spec.output.name
+
+
+_limiters: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("handler_threads")
+
+
+def _shared_limiter(threads: int) -> anyio.CapacityLimiter:
+    """Return the threads for ``def`` functions, which all processors of a worker share."""
+    try:
+        return _limiters.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(threads)
+        _limiters.set(limiter)
+        return limiter
+
+
+def forwards_input(spec: ProcessorSpec) -> bool:
+    """Tell whether a processor forwards its records themselves where it returns None.
+
+    So it is where rows are to be forwarded, their type is the stream's own, and the function
+    does not say that it returns any. A function that is annotated ``-> Order | None`` filters:
+    its None forwards nothing.
+    """
+    if not spec.forward or spec.output not in (None, spec.stream.record):
+        return False
+    returns = inspect.signature(spec.function).return_annotation
+    return returns in (inspect.Signature.empty, None, type(None), "None")
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error in one line with the place where it was raised: for reasons and dead letters."""
+    text = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "streamworker" not in frame.filename.replace("\\", "/").split("/")]
+    last = (ours or list(frames))[-1:]
+    where = "".join(
+        f" ({frame.filename.replace(chr(92), '/').split('/')[-1]}:{frame.lineno})" for frame in last
+    )
+    label = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return label[:ERROR_TEXT_MAX] + where
+
+
+def _returning_errors(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call in a thread: StopIteration cannot travel through a future, so it gets another name."""
+    try:
+        return function(*args)
+    except StopIteration as error:
+        raise RuntimeError("the function raised StopIteration") from error
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,267 @@
+"""A workbench for the data plane: a stream, a processor and its runners, on a real server."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anyio
+import msgspec
+import structlog
+
+from streamworker.context import Context, Records
+from streamworker.core.locks import Acquired
+from streamworker.declare import describe
+from streamworker.processors import ProcessorSpec, StreamSpec
+from streamworker.records import RecordType
+from streamworker.redisio import locks
+from streamworker.redisio.ackedlog import (
+    decode_entry,
+    deserialize_schema,
+    schema_fingerprint,
+    serialize_schema,
+)
+from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.state import read_state
+from streamworker.runtime.buffer import ByteBudget
+from streamworker.runtime.committer import Committer
+from streamworker.runtime.fetcher import Fetcher
+from streamworker.runtime.producer import Producer
+from streamworker.runtime.runner import PartitionRunner, Stopped
+from streamworker.runtime.signals import Gate
+from streamworker.settings import Settings
+from tests.helpers import wait_for_async
+
+
+class Order(msgspec.Struct):
+    """What the tests send."""
+
+    number: int
+    customer: str = "ann"
+
+
+class Priced(msgspec.Struct):
+    """What the tests forward."""
+
+    number: int
+    price: float
+
+
+__all__ = ["Bench", "Context", "Order", "Priced", "Records", "Running", "bench", "settings"]
+
+
+def settings(**changed: Any) -> Settings:
+    """Settings for tests; the URL is not used."""
+    return replace(Settings(), **changed)
+
+
+@dataclass
+class Running:
+    """A runner that runs, and what it said."""
+
+    runner: PartitionRunner
+    lock: Acquired
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    stopped: Stopped | None = None
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    halted: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+
+    async def drained(self) -> Stopped:
+        """Drain it and wait for its end."""
+        self.runner.drain()
+        with anyio.fail_after(10):
+            await self.ended.wait()
+        assert self.stopped is not None
+        return self.stopped
+
+    async def cancelled(self) -> None:
+        """Cancel it and wait for its end."""
+        self.scope.cancel()
+        with anyio.fail_after(10):
+            await self.ended.wait()
+
+
+class Bench:
+    """One processor over one stream."""
+
+    def __init__(
+        self, backend: Backend, tasks: anyio.abc.TaskGroup, stream: StreamSpec, changed: Settings
+    ) -> None:
+        self.backend = backend
+        self.tasks = tasks
+        self.stream = stream
+        self.settings = changed
+        self.rng = random.Random(7)
+        self.stream_keys = StreamKeys(stream.app, stream.name)
+        self.keys = GroupKeys(stream.app, stream.name, "price")
+        self.producer = Producer(backend, stream, changed, rng=self.rng)
+        self.budget = ByteBudget(changed.prefetch_bytes)
+        self.regressed: list[tuple[int, str]] = []
+        self.fetcher = Fetcher(
+            backend,
+            self.stream_keys,
+            changed,
+            self.budget,
+            on_regressed=lambda p, reason: self.regressed.append((p, reason)),
+            rng=self.rng,
+        )
+        self.committer = Committer(backend, self.keys, changed, self.rng)
+        self.gate = Gate()
+        self.generation = 1
+
+    def spec(self, function: Callable[..., Any], **given: Any) -> ProcessorSpec:
+        """Declare a function as the processor ``price``."""
+        options: dict[str, Any] = {
+            "name": "price",
+            "batch": None,
+            "within": 0.0,
+            "batch_bytes": 4 * 1024 * 1024,
+            "on_error": "halt",
+            "attempts": 1,
+            "backoff": 0.01,
+            "backoff_max": 0.02,
+            "forward": None,
+            "output": None,
+        }
+        changes = {name: given.pop(name) for name in ("timeout_ms",) if name in given}
+        return replace(describe(function, self.stream, **(options | given)), **changes)
+
+    async def send(self, numbers: Sequence[int]) -> None:
+        """Send orders with these numbers, in this order, by one key."""
+        await self.producer.send_many([Order(number) for number in numbers])
+
+    async def acquire(self, partition: int, owner: str, live: Sequence[str] | None = None) -> Acquired:
+        """Take a partition's lock."""
+        self.generation += 1
+        reply = await locks.acquire_many(
+            self.backend,
+            self.keys,
+            [partition],
+            owner=owner,
+            generation=self.generation,
+            live=[owner] if live is None else live,
+            drain_deadline_ms=10_000,
+        )
+        lock = reply[partition]
+        assert isinstance(lock, Acquired)
+        return lock
+
+    async def start(self, spec: ProcessorSpec, partition: int = 0, owner: str = "w1") -> Running:
+        """Acquire a partition and run the processor over it."""
+        lock = await self.acquire(partition, owner)
+        running: Running
+        runner = PartitionRunner(
+            spec=spec,
+            app_name=self.stream.app,
+            partition=partition,
+            owner=owner,
+            lock=lock,
+            state=await read_state(self.backend, self.keys, partition),
+            buffer=self.fetcher.add(partition, lock.checkpoint),
+            committer=self.committer,
+            settings=self.settings,
+            rng=self.rng,
+            gate=self.gate,
+            on_halted=lambda _, reason: running.halted.append(reason),
+            on_state=lambda _, reason: running.states.append(reason),
+            log=structlog.get_logger("test"),
+        )
+        running = Running(runner, lock)
+        self.tasks.start_soon(self._run, running)
+        return running
+
+    async def _run(self, running: Running) -> None:
+        with running.scope:
+            running.stopped = await running.runner.run()
+        running.ended.set()
+
+    # -- what is in Redis --------------------------------------------------------------------
+
+    async def checkpoint(self, partition: int = 0) -> str:
+        """Return the committed checkpoint."""
+        lock = await locks.read_lock(self.backend, self.keys, partition)
+        assert lock is not None
+        return str(lock.checkpoint)
+
+    async def committed(self, partition: int = 0) -> int:
+        """Return how many source entries are committed."""
+        lock = await locks.read_lock(self.backend, self.keys, partition)
+        return 0 if lock is None else lock.entries
+
+    async def until_committed(self, count: int, partition: int = 0) -> None:
+        """Wait until so many source entries are committed."""
+
+        async def enough() -> bool:
+            return await self.committed(partition) >= count
+
+        await wait_for_async(enough, f"{count} entries are committed")
+
+    async def ids(self, partition: int = 0) -> list[str]:
+        """Return the ids of all source entries."""
+        found = await self.backend.execute("XRANGE", self.stream_keys.events(partition), "-", "+")
+        return [entry[0].decode() for entry in found]
+
+    async def acked_entries(self, partition: int = 0) -> list[dict[bytes, bytes]]:
+        """Return the entries of the acked log."""
+        found = await self.backend.execute("XRANGE", self.keys.acked(partition), "-", "+")
+        return [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in found]
+
+    async def rows(self, kind: type = Priced, partition: int = 0) -> list[dict[str, Any]]:
+        """Return all rows of the acked log."""
+        schema = RecordType.of(kind).arrow_schema()
+        stored = deserialize_schema(serialize_schema(schema))
+        schemas = {schema_fingerprint(schema): stored}
+        rows: list[dict[str, Any]] = []
+        found = await self.backend.execute("XRANGE", self.keys.acked(partition), "-", "+")
+        for id_text, flat in found:
+            entry_id = type(self)._id(id_text)
+            rows += decode_entry(entry_id, dict(zip(flat[::2], flat[1::2], strict=True)), schemas).to_pylist()
+        return rows
+
+    @staticmethod
+    def _id(text: bytes) -> Any:
+        from streamworker.core.entries import EntryId
+
+        return EntryId.parse(text)
+
+    async def dead(self, partition: int = 0) -> list[dict[bytes, bytes]]:
+        """Return the dead letters."""
+        found = await self.backend.execute("XRANGE", self.keys.dead(partition), "-", "+")
+        return [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in found]
+
+    async def add_raw(self, payload: bytes, partition: int = 0) -> str:
+        """Append an entry as another program might."""
+        entry_id = await self.backend.execute("XADD", self.stream_keys.events(partition), "*", "v", payload)
+        return str(entry_id.decode())
+
+
+@contextlib.asynccontextmanager
+async def bench(
+    url: str, *, partitions: int = 1, run: bool = True, stream: dict[str, Any] | None = None, **changed: Any
+) -> AsyncIterator[Bench]:
+    """Open a bench; its fetcher and committer run until the end."""
+    kind = RecordType.of(Order)
+    made = StreamSpec(
+        app="shop",
+        name="orders",
+        record=kind,
+        key=kind.key_function("customer"),
+        partitions=partitions,
+        codec="json",
+        entries_max=1_000_000,
+        start="earliest",
+    )
+    chosen = settings(**changed)
+    async with Backend.open(url, name="bench", call_timeout_ms=chosen.call_timeout_ms) as backend:
+        async with anyio.create_task_group() as tasks:
+            desk = Bench(backend, tasks, replace(made, **(stream or {})), chosen)
+            if run:
+                tasks.start_soon(desk.fetcher.run)
+                tasks.start_soon(desk.committer.run)
+            yield desk
+            tasks.cancel_scope.cancel()
+        await asyncio.sleep(0)
