@@ -1,0 +1,156 @@
+"""One worker core, driven by hand: events in, effects out, and a clock that the test moves."""
+
+from collections.abc import Iterable
+from itertools import count
+from typing import TypeVar
+
+from streamworker.core import events as ev
+from streamworker.core.assignment import STRATEGIES
+from streamworker.core.control import GroupChanged
+from streamworker.core.entries import EntryId
+from streamworker.core.locks import Acquired
+from streamworker.core.membership import Member, Membership
+from streamworker.core.worker import Identity, Timing, WorkerCore
+
+E = TypeVar("E")
+
+TIMING = Timing()
+ME = "w1.1"
+"""The core's first member id: its name, and the first of its nonces."""
+
+
+def group(*ids: str, partitions: int = 8, generation: int = 10, leaving: Iterable[str] = ()) -> Membership:
+    """Return the group of these members, in this order."""
+    gone = frozenset(leaving)
+    members = tuple(
+        Member(each, each.partition(".")[0], "host", 1, rank, "leaving" if each in gone else "active")
+        for rank, each in enumerate(ids)
+    )
+    owners = STRATEGIES["range"]([each for each in ids if each not in gone], partitions, ())
+    return Membership(generation, partitions, "range", members, owners)
+
+
+def stored(membership: Membership) -> bytes:
+    """Return a document as the script stores it."""
+    return b'{"generation":%d,%s' % (membership.generation, membership.body()[1:].encode())
+
+
+def lock(epoch: int) -> Acquired:
+    """Return the answer for a lock that was acquired."""
+    return Acquired(epoch, EntryId(0, 0), 0, 0, "log")
+
+
+def beat(server_ms: int, connection: int, run_id: str = "run") -> ev.Beat:
+    """Return what a member wrote at its last heartbeat."""
+    return ev.Beat(server_ms, connection, run_id, 0)
+
+
+def of_type(effects: Iterable[ev.Effect], kind: type[E]) -> list[E]:
+    """Return the effects of one type."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def names(effects: Iterable[ev.Effect]) -> list[str]:
+    """Return what kinds of effects there are, in order, without notes and marks for people."""
+    kinds = (type(effect).__name__ for effect in effects)
+    return [kind for kind in kinds if kind not in ("Note", "MarkLock")]
+
+
+class Bench:
+    """A core with a clock; jitter is what the test says, none by default."""
+
+    def __init__(self, *, partitions: int = 8, strategy: str = "range") -> None:
+        nonces = count(1)
+        self.now_ms = 0
+        self.jitter = 0
+        self.jitter_asked: list[int] = []
+        self.core = WorkerCore(
+            Identity("w1", "host", 1),
+            partitions=partitions,
+            strategy=strategy,
+            timing=TIMING,
+            nonce=lambda: str(next(nonces)),
+            jitter=self._jitter,
+        )
+
+    def _jitter(self, most: int) -> int:
+        self.jitter_asked.append(most)
+        return min(self.jitter, most)
+
+    @classmethod
+    def running(cls, *ids: str, partitions: int = 8, generation: int = 10) -> "Bench":
+        """Return a core that is a member of this group and runs all that it is assigned."""
+        bench = cls(partitions=partitions)
+        bench.send(ev.Started())
+        bench.grant(bench.read(group(*ids, partitions=partitions, generation=generation)))
+        return bench
+
+    def send(self, event: ev.Event, *, after_ms: int = 0) -> list[ev.Effect]:
+        """Bring an event after a while."""
+        self.now_ms += after_ms
+        return self.core.handle(event, self.now_ms)
+
+    def wait(self, ms: int) -> list[ev.Effect]:
+        """Let time pass as the runtime does, deadline by deadline."""
+        effects: list[ev.Effect] = []
+        end_ms = self.now_ms + ms
+        while (deadline_ms := self.core.next_deadline_ms()) is not None and deadline_ms <= end_ms:
+            assert deadline_ms > self.now_ms, "the core would spin"
+            effects += self.send(ev.DeadlinePassed(), after_ms=deadline_ms - self.now_ms)
+        self.now_ms = end_ms
+        return effects
+
+    def read(self, membership: Membership | None) -> list[ev.Effect]:
+        """Answer ``ReadDocument``."""
+        return self.send(ev.DocumentRead(None if membership is None else stored(membership), 5_000))
+
+    def refuse(self, membership: Membership) -> list[ev.Effect]:
+        """Answer ``ChangeDocument``: this is what somebody else wrote."""
+        return self.send(ev.ChangeRefused(stored(membership), 5_000))
+
+    def changed(self, generation: int, cause: str = "join") -> list[ev.Effect]:
+        """Bring the message of a change."""
+        return self.send(ev.ControlReceived((GroupChanged(generation, cause, "somebody", ()),)))
+
+    def grant(self, effects: Iterable[ev.Effect]) -> list[ev.Effect]:
+        """Answer ``AcquireLocks``: all granted, partition p with epoch 100 + p."""
+        answers: list[ev.Effect] = []
+        for ask in of_type(effects, ev.AcquireLocks):
+            replies = {p: lock(100 + p) for p in ask.partitions}
+            answers += self.send(ev.LocksAnswered(ask.owner, ask.partitions, replies))
+        return answers
+
+    def release(self, effects: Iterable[ev.Effect]) -> list[ev.Effect]:
+        """Answer ``ReleaseLocks``: all released."""
+        answers: list[ev.Effect] = []
+        for give in of_type(effects, ev.ReleaseLocks):
+            asked = tuple(give.epochs)
+            answers += self.send(ev.LocksReleased(give.owner, asked, frozenset(asked)))
+        return answers
+
+    def stop_runners(self, effects: Iterable[ev.Effect]) -> list[ev.Effect]:
+        """Let each runner that was asked to drain do so, and its lock be released."""
+        answers: list[ev.Effect] = []
+        for drain in of_type(effects, ev.DrainRunner):
+            answers += self.release(self.send(ev.RunnerStopped(drain.partition, drain.epoch)))
+        return answers
+
+    def heartbeat(self, *, after_ms: int = 0, **facts: object) -> list[ev.Effect]:
+        """Bring the answer of a heartbeat; facts replace what is usual.
+
+        ``beats``, ``lost``, ``generation``, ``sent_ms``, ``member``, ``run_id``.
+        """
+        self.wait_quietly(after_ms)
+        usual: dict[str, object] = {
+            "member": self.core.member,
+            "lost": False,
+            "generation": self.core.membership.generation,
+            "sent_ms": self.now_ms,
+            "run_id": "run",
+            "beats": {},
+        }
+        return self.send(ev.HeartbeatDone(**{**usual, **facts}))  # type: ignore[arg-type]
+
+    def wait_quietly(self, ms: int) -> None:
+        """Let time pass without waking the core."""
+        self.now_ms += ms

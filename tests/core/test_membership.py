@@ -1,0 +1,165 @@
+"""The membership document."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamworker.core.membership import Member, Membership
+from streamworker.errors import ConfigurationError, CoordinationError
+from tests.core.bench import group, stored
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+some_members = st.lists(
+    st.builds(Member, names, names, names, st.integers(0, 2**22), st.integers(0, 2**53)),
+    max_size=10,
+    unique_by=lambda member: member.id,
+)
+steps = st.lists(st.tuples(st.sampled_from(["leaving", "without"]), st.integers(0, 9)), max_size=6)
+
+
+def evolve(members: list[Member], changes: list[tuple[str, int]], partitions: int) -> Membership:
+    """Return a group after these members joined and some changed or left."""
+    membership = Membership.empty(partitions, "range")
+    for member in members:
+        membership = membership.with_member(member)
+    for change, index in changes:
+        if index < len(members):
+            who = members[index].id
+            membership = membership.with_leaving(who) if change == "leaving" else membership.without([who])
+    return membership
+
+
+memberships = st.builds(evolve, some_members, steps, st.integers(1, 40))
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def damaged(**fields: object) -> bytes:
+    """Return a good document in which some fields are something else."""
+    good = json.loads(stored(group("a.1", "b.1", partitions=2)))
+    return json.dumps({**good, **fields}).encode()
+
+
+@given(memberships, st.integers(1, 2**53))
+def test_a_document_comes_back_as_it_was_written(membership: Membership, generation: int) -> None:
+    """The script puts the generation in front of the body; all else is as it was."""
+    body = membership.body()
+    assert body.startswith("{") and not body.startswith("{}")
+    read = Membership.parse(b'{"generation":%d,%s' % (generation, body[1:].encode()))
+    assert read.generation == generation
+    assert (read.partitions, read.strategy, read.members, read.owners) == (
+        membership.partitions,
+        membership.strategy,
+        membership.members,
+        membership.owners,
+    )
+
+
+@given(memberships)
+def test_the_generation_is_found_in_the_first_64_bytes(membership: Membership) -> None:
+    """The heartbeat's script reads no more than that of a document of any length."""
+    assert (
+        b'{"generation":1700000000000,'
+        in (b'{"generation":%d,%s' % (1_700_000_000_000, membership.body()[1:].encode()))[:64]
+    )
+
+
+@given(memberships)
+def test_every_owner_is_an_active_member_and_none_is_missing(membership: Membership) -> None:
+    """Partitions lie idle only where nobody is left to work."""
+    active: set[str | None] = {member.id for member in membership.members if member.state == "active"}
+    assert len(membership.owners) == membership.partitions
+    assert set(membership.owners) <= (active or {None})
+
+
+@given(st.binary() | st.text().map(str.encode) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_a_key_that_somebody_else_wrote_is_refused_as_such(document: bytes) -> None:
+    """Whatever it holds: one error, with what to do."""
+    with pytest.raises(CoordinationError) as caught:
+        Membership.parse(document)
+    assert caught.value.remedy
+
+
+@given(
+    st.sampled_from(["generation", "partitions", "strategy", "members", "owners", "v"]),
+    json_values,
+)
+def test_a_document_with_one_wrong_field_is_read_or_refused(name: str, value: object) -> None:
+    """Never another error than the one that callers expect."""
+    with suppress(CoordinationError):
+        read = Membership.parse(damaged(**{name: value}))
+        assert len(read.owners) == read.partitions
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(b"[" * 100_000, id="nested too deep"),
+        pytest.param(damaged(generation=float("inf")), id="infinite"),
+        pytest.param(damaged(partitions=float("nan")), id="not a number"),
+        pytest.param(damaged(owners=[0, -1]), id="owner before the first"),
+        pytest.param(damaged(owners=[0, 2]), id="owner after the last"),
+        pytest.param(damaged(owners=[0]), id="too few owners"),
+        pytest.param(damaged(owners=[0, 1, 1]), id="too many owners"),
+        pytest.param(damaged(strategy="of-a-later-release"), id="unknown assignment"),
+        pytest.param(damaged(v=2), id="later format"),
+    ],
+)
+def test_a_document_that_cannot_be_acted_on_is_refused(document: bytes) -> None:
+    """A worker keeps what it has rather than guess."""
+    with pytest.raises(CoordinationError):
+        Membership.parse(document)
+
+
+def test_a_document_of_another_format_names_both_formats() -> None:
+    """The usual cause is two releases in one group."""
+    with pytest.raises(CoordinationError, match=r"format 2.*knows 1.*same release"):
+        Membership.parse(damaged(v=2))
+
+
+def test_an_assignment_that_does_not_exist_is_refused_before_anything_is_written() -> None:
+    """The error lists those that do."""
+    with pytest.raises(ConfigurationError, match=r"'best'.*range"):
+        Membership.empty(4, "best")
+
+
+def test_a_leaving_member_is_assigned_nothing_and_still_is_a_member() -> None:
+    """Nobody takes its locks before it has released them."""
+    membership = group("a.1", "b.1").with_leaving("a.1")
+    assert membership.ids == ("a.1", "b.1")
+    assert membership.owners == ("b.1",) * 8
+    assert membership.owned_by("a.1") == frozenset()
+
+
+def test_a_member_that_is_removed_gives_its_partitions_to_the_others() -> None:
+    """In join order, as ever."""
+    membership = group("a.1", "b.1", "c.1").without(["b.1"])
+    assert membership.ids == ("a.1", "c.1")
+    assert membership.owners == ("a.1",) * 4 + ("c.1",) * 4
+
+
+def test_joining_twice_is_joining_once() -> None:
+    """A join whose answer was lost may be tried again."""
+    membership = group("a.1")
+    member = membership.get("a.1")
+    assert member is not None
+    assert membership.with_member(member) == membership
+
+
+def test_removing_and_leaving_do_not_need_the_member_to_be_there() -> None:
+    """Somebody else may have done it."""
+    membership = group("a.1")
+    assert membership.without(["b.1"]) == membership
+    assert membership.with_leaving("b.1") == membership
+
+
+def test_a_document_is_small() -> None:
+    """Every worker reads all of it after each change: 100 members fit into 16 KiB."""
+    membership = group(*(f"worker-{n}.0123456789" for n in range(100)), partitions=1_000)
+    assert len(stored(membership)) < 16 * 1024

@@ -1,0 +1,446 @@
+"""Joining, taking over, handing over and leaving: one worker's conversation with its group."""
+
+import pytest
+
+from streamworker.core import events as ev
+from streamworker.core.control import GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.lifecycle import State
+from streamworker.core.locks import Held, Stale
+from streamworker.core.worker import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS, Phase
+from streamworker.errors import ConfigurationError, InternalError
+from tests.core.bench import ME, TIMING, Bench, group, names, of_type
+
+CALL_FAILED = ev.CallFailed(ev.Call.DOCUMENT)
+
+
+def change(effects: list[ev.Effect]) -> ev.ChangeDocument:
+    """Return the one change of the document that is asked for."""
+    (found,) = of_type(effects, ev.ChangeDocument)
+    return found
+
+
+# -- joining -------------------------------------------------------------------------------------
+
+
+def test_starting_reads_the_document_and_does_nothing_else() -> None:
+    """Nothing is known yet."""
+    bench = Bench()
+    assert bench.send(ev.Started()) == [ev.ReadDocument()]
+    assert bench.core.next_deadline_ms() is None
+
+
+def test_the_first_worker_of_a_group_takes_every_partition() -> None:
+    """It writes the first document, beats, asks for all locks and runs what it gets."""
+    bench = Bench()
+    bench.send(ev.Started())
+    asked = change(bench.read(None))
+    assert asked.expected == 0
+    assert asked.message == GroupChanged(0, "join", "w1", tuple(range(8)))
+    assert asked.membership.owners == (ME,) * 8
+    assert (asked.added, asked.removed) == ((ME,), ())
+
+    effects = bench.send(ev.DocumentChanged(1_700))
+    assert names(effects) == ["StartHeartbeat", "AcquireLocks"]
+    assert of_type(effects, ev.AcquireLocks) == [ev.AcquireLocks(tuple(range(8)), ME, 1_700, (ME,))]
+
+    effects = bench.grant(effects)
+    assert names(effects) == ["StartRunner"] * 8 + ["PostControl"]
+    assert of_type(effects, ev.PostControl) == [
+        ev.PostControl(PartitionsAcquired(tuple(range(8)), ME, 1_700))
+    ]
+    assert bench.core.phase is Phase.MEMBER
+
+
+def test_a_worker_that_joins_a_group_takes_its_range_and_names_what_moves() -> None:
+    """The message lists the partitions that change hands, and no others."""
+    bench = Bench()
+    bench.send(ev.Started())
+    asked = change(bench.read(group("w2.1", generation=7)))
+    assert asked.expected == 7
+    assert asked.membership.owners == ("w2.1",) * 4 + (ME,) * 4
+    assert asked.message.moved == (4, 5, 6, 7)
+    effects = bench.send(ev.DocumentChanged(8))
+    assert of_type(effects, ev.AcquireLocks) == [ev.AcquireLocks((4, 5, 6, 7), ME, 8, ("w2.1", ME))]
+
+
+def test_a_member_records_when_it_joined_by_the_clock_of_the_server() -> None:
+    """Clocks of machines differ; people compare these times."""
+    bench = Bench()
+    bench.send(ev.Started())
+    joined = change(bench.read(None)).membership.get(ME)
+    assert joined is not None
+    assert (joined.joined_ms, joined.name, joined.host, joined.pid) == (5_000, "w1", "host", 1)
+
+
+def test_a_worker_beyond_the_number_of_partitions_stands_by() -> None:
+    """24 members on 16 partitions: the last 8 beat and own nothing."""
+    for rank, standing_by in ((15, False), (16, True), (23, True)):
+        ids = [f"w{n + 2}.1" for n in range(24)]
+        ids[rank] = ME
+        bench = Bench(partitions=16)
+        bench.send(ev.Started())
+        effects = bench.read(group(*ids, partitions=16))
+        assert ("AcquireLocks" in names(effects)) is not standing_by
+        assert "StartHeartbeat" in names(effects)
+
+
+def test_a_group_with_another_number_of_partitions_is_a_configuration_error() -> None:
+    """The error names both numbers."""
+    bench = Bench(partitions=8)
+    bench.send(ev.Started())
+    with pytest.raises(ConfigurationError, match=r"16 partitions.*started with 8"):
+        bench.read(group("w2.1", partitions=16))
+
+
+def test_an_assignment_that_does_not_exist_is_a_configuration_error() -> None:
+    """Before anything is read or written."""
+    with pytest.raises(ConfigurationError, match="no assignment 'best'"):
+        Bench(strategy="best")
+
+
+# -- the document: conflicts and lost answers ----------------------------------------------------
+
+
+def test_a_lost_race_for_the_document_is_tried_again_on_what_the_winner_wrote() -> None:
+    """After a random pause, and without reading it anew: the refusal brought it."""
+    bench = Bench()
+    bench.jitter = 15
+    bench.send(ev.Started())
+    bench.read(None)
+    assert names(bench.refuse(group("w2.1", generation=5))) == []
+    assert bench.jitter_asked[-1] == CONFLICT_PAUSE_MS
+    assert bench.wait(14) == []
+    asked = change(bench.wait(1))
+    assert asked.expected == 5
+    assert asked.membership.ids == ("w2.1", ME)
+
+
+def test_the_pause_after_lost_races_doubles_up_to_a_second() -> None:
+    """A herd spreads out."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.read(None)
+    bench.jitter_asked.clear()
+    for generation in range(5, 15):
+        bench.refuse(group("w2.1", generation=generation))
+    assert bench.jitter_asked[:4] == [CONFLICT_PAUSE_MS * n for n in (1, 2, 4, 8)]
+    assert bench.jitter_asked[-1] == CONFLICT_PAUSE_MAX_MS
+
+
+def test_a_join_whose_answer_was_lost_is_looked_up_before_it_is_repeated() -> None:
+    """It had been done: no second member."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.read(None)
+    bench.send(CALL_FAILED)
+    assert names(bench.wait(TIMING.acquire_retry_ms)) == ["ReadDocument"]
+    effects = bench.read(group(ME, generation=1_700))
+    assert names(effects) == ["StartHeartbeat", "AcquireLocks"]
+
+
+def test_a_join_that_was_lost_on_its_way_is_repeated_under_the_same_id() -> None:
+    """It had not been done; should it still arrive, it conflicts with the repetition."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.read(None)
+    bench.send(CALL_FAILED)
+    bench.wait(TIMING.acquire_retry_ms)
+    assert change(bench.read(None)).added == (ME,)
+
+
+def test_a_document_that_cannot_be_read_leaves_everything_as_it_is() -> None:
+    """The locks say what is ours, not the document. It is read again at the pace of heartbeats."""
+    bench = Bench.running(ME, "w2.1")
+    bench.changed(11)
+    effects = bench.send(ev.DocumentRead(b"{}", 5_000))
+    (note,) = effects
+    assert isinstance(note, ev.Note)
+    assert note.event == "membership_unreadable"
+    assert bench.core.membership.generation == 10
+    bench.heartbeat()
+    assert names(bench.wait(TIMING.heartbeat_interval_ms - 1)) == []
+    assert names(bench.wait(1)) == ["ReadDocument"]
+    assert names(bench.read(group(ME, "w2.1", generation=11))) == []
+
+
+def test_answers_to_questions_that_were_not_asked_are_bugs() -> None:
+    """A shell that mixes up answers must not go unnoticed."""
+    bench = Bench()
+    bench.send(ev.Started())
+    with pytest.raises(InternalError, match="not asked for"):
+        bench.send(ev.DocumentChanged(5))
+
+
+# -- a change of the group -----------------------------------------------------------------------
+
+
+def test_a_second_worker_makes_the_first_drain_only_what_moved() -> None:
+    """Partitions 4 to 7 are handed over; 0 to 3 are not touched."""
+    bench = Bench.running(ME)
+    assert names(bench.changed(11)) == ["ReadDocument"]
+    effects = bench.read(group(ME, "w2.1", generation=11))
+    assert of_type(effects, ev.DrainRunner) == [ev.DrainRunner(p, 100 + p) for p in (4, 5, 6, 7)]
+    assert names(effects) == ["DrainRunner"] * 4
+    assert [mark.state for mark in of_type(effects, ev.MarkLock)] == ["draining"] * 4
+
+
+def test_a_drained_partition_is_released_and_the_others_are_told() -> None:
+    """Release first; the message says that it is done."""
+    bench = Bench.running(ME)
+    bench.changed(11)
+    bench.read(group(ME, "w2.1", generation=11))
+    effects = bench.send(ev.RunnerStopped(4, 104))
+    assert effects == [ev.ReleaseLocks(ME, {4: 104})]
+    effects = bench.release(effects)
+    assert effects == [ev.PostControl(PartitionsReleased((4,), ME, 11))]
+
+
+def test_a_batch_that_outlives_the_grace_period_is_cancelled() -> None:
+    """Once; the lock is released when the runner has stopped."""
+    bench = Bench.running(ME)
+    bench.changed(11)
+    bench.read(group(ME, "w2.1", generation=11))
+    bench.heartbeat(beats={})
+    for p in (5, 6, 7):
+        bench.release(bench.send(ev.RunnerStopped(p, 100 + p)))
+    early = bench.wait(TIMING.grace_period_ms - 1)
+    assert of_type(early, ev.CancelRunner) == []
+    assert of_type(bench.wait(1), ev.CancelRunner) == [ev.CancelRunner(4, 104)]
+    assert of_type(bench.wait(60_000), ev.CancelRunner) == []
+    assert bench.send(ev.RunnerStopped(4, 104)) == [ev.ReleaseLocks(ME, {4: 104})]
+
+
+def test_a_worker_acts_on_the_newest_generation_and_not_on_each() -> None:
+    """A member that came and went in between moves nothing."""
+    bench = Bench.running(ME)
+    bench.changed(11)
+    assert names(bench.read(group(ME, generation=12))) == []
+    assert bench.core.membership.generation == 12
+
+
+def test_messages_about_generations_that_are_known_ask_nothing() -> None:
+    """Also many at once ask once."""
+    bench = Bench.running(ME)
+    assert bench.changed(10) == []
+    news = tuple(GroupChanged(generation, "join", "w2", ()) for generation in (11, 12, 13))
+    assert bench.send(ev.ControlReceived(news)) == [ev.ReadDocument()]
+    assert bench.changed(14) == []
+    assert names(bench.read(group(ME, generation=13))) == ["ReadDocument"]
+
+
+def test_a_partition_that_somebody_still_holds_is_asked_for_again_after_a_pause() -> None:
+    """The pause has jitter, so that members do not ask in step."""
+    bench = Bench()
+    bench.jitter = 30
+    bench.send(ev.Started())
+    bench.read(group("w2.1", ME))
+    replies = {p: Held("w2.1", 0) for p in (4, 5, 6, 7)}
+    assert bench.send(ev.LocksAnswered(ME, (4, 5, 6, 7), replies)) == []
+    assert names(bench.wait(TIMING.acquire_retry_ms + 29)) == []
+    assert names(bench.wait(1)) == ["AcquireLocks"]
+
+
+def test_a_released_partition_is_asked_for_at_once() -> None:
+    """The message saves the pause."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.read(group("w2.1", ME))
+    bench.send(ev.LocksAnswered(ME, (4, 5, 6, 7), {p: Held("w2.1", 0) for p in (4, 5, 6, 7)}))
+    effects = bench.send(ev.ControlReceived((PartitionsReleased((2, 5, 6), "w2.1", 10),)))
+    assert [ask.partitions for ask in of_type(effects, ev.AcquireLocks)] == [(5, 6)]
+
+
+def test_a_lock_that_knows_a_later_generation_makes_the_worker_read_the_document() -> None:
+    """Our view is old; the lock is asked for again with the new one."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.read(group("w2.1", ME, generation=10))
+    effects = bench.send(ev.LocksAnswered(ME, (4, 5, 6, 7), dict.fromkeys((4, 5, 6, 7), Stale(11))))
+    assert names(effects) == ["ReadDocument"]
+    bench.read(group("w2.1", ME, "w3.1", generation=11))
+    (asked,) = of_type(bench.wait(TIMING.acquire_retry_ms), ev.AcquireLocks)
+    assert (asked.partitions, asked.generation) == ((4, 5), 11)
+    assert asked.live == ("w2.1", ME, "w3.1")
+
+
+def test_a_fenced_partition_is_not_released_and_the_document_is_read() -> None:
+    """Somebody else has the lock; if the document still gives it to us, we ask for it again."""
+    bench = Bench.running(ME)
+    effects = bench.send(ev.RunnerFenced(3, 103))
+    assert names(effects) == ["ReadDocument"]
+    assert [note.event for note in of_type(effects, ev.Note)] == ["partition_fenced"]
+    bench.read(group(ME))
+    effects = bench.wait(TIMING.acquire_retry_ms)
+    assert [ask.partitions for ask in of_type(effects, ev.AcquireLocks)] == [(3,)]
+
+
+def test_a_halted_partition_stays_where_it_is_until_it_is_taken_away() -> None:
+    """It shows its reason in the lock, and is drained like any other."""
+    bench = Bench.running(ME)
+    effects = bench.send(ev.RunnerHalted(7, 107, "poison at 5-0"))
+    assert effects == [ev.MarkLock(7, ME, 107, "halted", "poison at 5-0")]
+    bench.changed(11)
+    effects = bench.read(group(ME, "w2.1", generation=11))
+    assert ev.DrainRunner(7, 107) in effects
+    assert names(bench.send(ev.RunnerStopped(7, 107))) == ["ReleaseLocks"]
+
+
+def test_a_partition_that_comes_back_while_it_drains_is_released_and_acquired_anew() -> None:
+    """One road in, one road out: its epoch rises."""
+    bench = Bench.running(ME)
+    bench.changed(11)
+    bench.read(group(ME, "w2.1", generation=11))
+    bench.changed(12)
+    assert names(bench.read(group(ME, generation=12))) == []
+    effects = bench.release(bench.send(ev.RunnerStopped(4, 104)))
+    assert names(effects) == ["PostControl", "AcquireLocks"]
+    assert names(bench.grant(effects)) == ["StartRunner", "PostControl"]
+
+
+def test_an_event_that_the_table_does_not_allow_is_a_bug_and_changes_nothing() -> None:
+    """A runner that was not asked to stop says that it stopped."""
+    bench = Bench.running(ME)
+    with pytest.raises(InternalError, match="running cannot be stopped"):
+        bench.send(ev.RunnerStopped(3, 103))
+    assert bench.core._ownership.state(3) is State.RUNNING
+
+
+# -- leaving -------------------------------------------------------------------------------------
+
+
+def test_a_leaving_worker_drains_says_so_releases_and_only_then_is_gone() -> None:
+    """Marked as leaving first: it stays a member, and its locks are not free, until they are released."""
+    bench = Bench.running(ME, "w2.1")
+    effects = bench.send(ev.StopRequested())
+    assert names(effects) == ["DrainRunner"] * 4 + ["ChangeDocument"]
+    asked = change(effects)
+    assert asked.message == GroupChanged(0, "leave", "w1", (0, 1, 2, 3))
+    assert asked.membership.ids == (ME, "w2.1")
+    assert (asked.added, asked.removed) == ((), ())
+
+    assert names(bench.send(ev.DocumentChanged(11))) == []
+    for p in (0, 1, 2):
+        assert names(bench.release(bench.send(ev.RunnerStopped(p, 100 + p)))) == ["PostControl"]
+    effects = bench.release(bench.send(ev.RunnerStopped(3, 103)))
+    assert names(effects) == ["PostControl", "ChangeDocument"]
+    asked = change(effects)
+    assert asked.message == GroupChanged(0, "left", "w1", ())
+    assert (asked.expected, asked.removed) == (11, (ME,))
+
+    assert bench.send(ev.DocumentChanged(12)) == [ev.StopHeartbeat(), ev.Finished()]
+    assert bench.core.phase is Phase.GONE
+    assert bench.core.next_deadline_ms() is None
+
+
+def test_a_worker_that_owns_nothing_leaves_all_the_same_in_two_steps() -> None:
+    """Standing by is being a member."""
+    bench = Bench.running(*(f"w{n + 2}.1" for n in range(4)), ME, partitions=4)
+    assert change(bench.send(ev.StopRequested())).message.cause == "leave"
+    assert change(bench.send(ev.DocumentChanged(11))).message.cause == "left"
+
+
+def test_the_last_one_leaves_partitions_without_owner() -> None:
+    """Nobody is left to own them; whoever joins next takes them."""
+    bench = Bench.running(ME)
+    asked = change(bench.send(ev.StopRequested()))
+    assert asked.membership.owners == (None,) * 8
+    assert asked.message.moved == ()
+
+
+def test_a_leaving_worker_takes_nothing_whatever_the_document_says() -> None:
+    """It conflicts with a change that still assigns partitions to it."""
+    bench = Bench.running(ME, "w2.1")
+    bench.send(ev.StopRequested())
+    effects = bench.refuse(group(ME, generation=11))
+    assert names(effects + bench.wait(10)) == ["ChangeDocument"]
+    assert change(effects).expected == 11
+
+
+def test_stopping_twice_is_stopping_once() -> None:
+    """A second signal does nothing more here."""
+    bench = Bench.running(ME)
+    bench.send(ev.StopRequested())
+    assert bench.send(ev.StopRequested()) == []
+
+
+def test_a_worker_that_is_stopped_before_it_started_is_finished_at_once() -> None:
+    """There is nothing to undo."""
+    assert Bench().send(ev.StopRequested()) == [ev.StopHeartbeat(), ev.Finished()]
+
+
+def test_a_worker_that_is_stopped_before_it_joined_writes_nothing() -> None:
+    """The document is still on its way."""
+    bench = Bench()
+    bench.send(ev.Started())
+    assert bench.send(ev.StopRequested()) == []
+    assert bench.read(group("w2.1")) == [ev.StopHeartbeat(), ev.Finished()]
+
+
+def test_a_worker_that_is_stopped_while_it_joins_leaves_again() -> None:
+    """The join is under way and succeeds: it must not stay behind as a dead member."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.read(None)
+    assert bench.send(ev.StopRequested()) == []
+    effects = bench.send(ev.DocumentChanged(1_700))
+    assert names(effects) == ["StartHeartbeat", "ChangeDocument"]
+    assert change(effects).message.cause == "leave"
+    assert change(bench.send(ev.DocumentChanged(1_701))).message.cause == "left"
+    assert names(bench.send(ev.DocumentChanged(1_702))) == ["StopHeartbeat", "Finished"]
+
+
+def test_a_join_without_an_answer_is_undone_if_it_was_done() -> None:
+    """Stopped while nobody knows whether it is a member: the document is read first."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.read(None)
+    bench.send(ev.StopRequested())
+    bench.send(CALL_FAILED)
+    assert names(bench.wait(TIMING.acquire_retry_ms)) == ["ReadDocument"]
+    assert change(bench.read(group(ME))).message.cause == "leave"
+
+
+def test_a_leaving_worker_that_the_group_removed_drops_its_work_before_it_is_finished() -> None:
+    """Peers thought it dead and own its partitions: what it still handles cannot be committed."""
+    bench = Bench.running(ME, "w2.1")
+    bench.send(ev.StopRequested())
+    bench.send(ev.DocumentChanged(11))
+    bench.changed(12)
+    effects = bench.read(group("w2.1", generation=12))
+    assert of_type(effects, ev.DropRunner) == [ev.DropRunner(p, 100 + p) for p in (0, 1, 2, 3)]
+    if "ReadDocument" in names(effects):
+        effects += bench.read(group("w2.1", generation=12))
+    assert names(effects)[-1] == "Finished"
+
+
+def test_a_heartbeat_that_is_refused_because_we_left_is_no_loss() -> None:
+    """It overtook the answer to the leave on another connection; no alarm is raised."""
+    bench = Bench.running(ME, "w2.1")
+    drains = bench.send(ev.StopRequested())
+    bench.send(ev.DocumentChanged(11))
+    bench.stop_runners(drains)
+    effects = bench.heartbeat(lost=True, generation=12)
+    effects += bench.send(ev.DocumentChanged(12))
+    if "ReadDocument" in names(effects):
+        effects += bench.read(group("w2.1", generation=12))
+    assert [note.event for note in of_type(effects, ev.Note)] == []
+    assert names(effects)[-1] == "Finished"
+
+
+def test_a_finished_worker_does_nothing_more() -> None:
+    """Late answers and messages reach it still."""
+    bench = Bench()
+    bench.send(ev.StopRequested())
+    late: list[ev.Event] = [
+        ev.StopRequested(),
+        ev.Started(),
+        ev.DeadlinePassed(),
+        ev.DocumentRead(None, 0),
+        ev.DocumentChanged(5),
+        CALL_FAILED,
+        ev.ControlReceived((GroupChanged(99, "join", "w2", ()),)),
+        ev.PeersProbed(None),
+        ev.LocksAnswered(ME, (1,), {}),
+        ev.RunnerStopped(1, 101),
+    ]
+    assert [bench.send(event) for event in late] == [[]] * len(late)

@@ -1,0 +1,286 @@
+"""Heartbeats, lost memberships and dead peers, as one worker sees them."""
+
+from streamworker.core import events as ev
+from streamworker.core.control import GroupChanged
+from streamworker.core.worker import CONFLICT_PAUSE_MS, Phase
+from tests.core.bench import ME, TIMING, Bench, beat, group, lock, names, of_type
+
+SECOND_SELF = "w1.2"
+INTERVAL_MS = TIMING.heartbeat_interval_ms
+LATE_MS = TIMING.dead_after_ms
+
+
+def silence(bench: Bench, ms: int, **beats: ev.Beat) -> list[ev.Effect]:
+    """Let our heartbeats get through for a while in which these beats do not change."""
+    effects: list[ev.Effect] = []
+    known = {f"{name}.1": each for name, each in beats.items()}
+    for _ in range(ms // INTERVAL_MS):
+        effects += bench.heartbeat(after_ms=INTERVAL_MS, beats=known)
+    return effects
+
+
+def probed(bench: Bench, *connections: int) -> list[ev.Effect]:
+    """Answer a probe: the server has these connections."""
+    return bench.send(ev.PeersProbed(frozenset(connections)))
+
+
+def removals(effects: list[ev.Effect]) -> list[tuple[str, ...]]:
+    """Return whom changes of the document remove."""
+    return [change.removed for change in of_type(effects, ev.ChangeDocument)]
+
+
+# -- our own heartbeats --------------------------------------------------------------------------
+
+
+def test_a_worker_whose_heartbeats_are_late_starts_no_batch_until_one_gets_through() -> None:
+    """By its own deadline, without being told by anybody."""
+    bench = Bench.running(ME)
+    bench.heartbeat()
+    assert names(bench.wait(LATE_MS - 1)) == []
+    assert names(bench.wait(1)) == ["PauseBatches"]
+    assert names(bench.wait(60_000)) == []
+    assert names(bench.heartbeat()) == ["ResumeBatches"]
+
+
+def test_lateness_is_counted_from_when_a_heartbeat_was_sent() -> None:
+    """The server took it some time after that, so peers count from later."""
+    bench = Bench.running(ME)
+    bench.heartbeat(after_ms=500, sent_ms=0)
+    assert names(bench.wait(LATE_MS - 501)) == []
+    assert names(bench.wait(1)) == ["PauseBatches"]
+
+
+def test_an_answer_that_was_on_its_way_for_too_long_resumes_nothing() -> None:
+    """A worker that wakes finds old answers: peers may have removed it since."""
+    bench = Bench.running(ME)
+    bench.heartbeat()
+    bench.wait(60_000)
+    assert names(bench.heartbeat(sent_ms=bench.now_ms - LATE_MS)) == []
+    assert names(bench.heartbeat(sent_ms=bench.now_ms - LATE_MS + 1)) == ["ResumeBatches"]
+
+
+def test_a_worker_that_wakes_starts_no_batch_whatever_it_hears_first() -> None:
+    """The first event after a long sleep is a message, and the pause comes with it."""
+    bench = Bench.running(ME)
+    bench.heartbeat()
+    bench.wait_quietly(60_000)
+    assert "PauseBatches" in names(bench.send(ev.ControlReceived(())))
+
+
+def test_a_heartbeat_tells_of_a_change_whose_message_was_lost() -> None:
+    """A lost message costs one heartbeat; an old generation is news as well, after a failover."""
+    for generation in (11, 9):
+        bench = Bench.running(ME)
+        assert names(bench.heartbeat(generation=generation)) == ["ReadDocument"]
+
+
+# -- a lost membership ---------------------------------------------------------------------------
+
+
+def test_a_worker_that_the_group_removed_drops_everything_and_joins_under_a_new_id() -> None:
+    """Its locks are others' by now. Nothing is drained and nothing is released."""
+    bench = Bench.running(ME, "w2.1")
+    effects = bench.heartbeat(lost=True)
+    assert of_type(effects, ev.DropRunner) == [ev.DropRunner(p, 100 + p) for p in (0, 1, 2, 3)]
+    assert names(effects)[4:] == ["StopHeartbeat", "ReadDocument"]
+    assert [note.event for note in of_type(effects, ev.Note)] == ["membership_lost"]
+    assert (bench.core.member, bench.core.phase) == (SECOND_SELF, Phase.JOINING)
+
+    (change,) = of_type(bench.read(group("w2.1", generation=11)), ev.ChangeDocument)
+    assert change.membership.ids == ("w2.1", SECOND_SELF)
+    effects = bench.send(ev.DocumentChanged(12))
+    assert ev.StartHeartbeat(SECOND_SELF) in effects
+    (asked,) = of_type(effects, ev.AcquireLocks)
+    assert (asked.owner, asked.live) == (SECOND_SELF, ("w2.1", SECOND_SELF))
+
+
+def test_a_document_without_us_is_a_lost_membership_too() -> None:
+    """Whichever is heard of first."""
+    for document in (group("w2.1", generation=11), None):
+        bench = Bench.running(ME, "w2.1")
+        bench.changed(11)
+        effects = bench.read(document)
+        assert names(effects) == ["DropRunner"] * 4 + ["StopHeartbeat", "ReadDocument"]
+
+
+def test_joining_again_removes_the_former_self() -> None:
+    """Its heartbeat was refused though the document still has it: nobody else would remove it soon."""
+    bench = Bench.running(ME, "w2.1")
+    bench.heartbeat(lost=True)
+    (change,) = of_type(bench.read(group(ME, "w2.1")), ev.ChangeDocument)
+    assert change.membership.ids == ("w2.1", SECOND_SELF)
+    assert (change.added, change.removed) == ((SECOND_SELF,), (ME,))
+
+
+def test_what_concerns_a_former_self_is_passed_over() -> None:
+    """Its runners, its answers and its heartbeats are on their way still."""
+    bench = Bench.running(ME, "w2.1")
+    bench.heartbeat(lost=True)
+    bench.read(group("w2.1", generation=11))
+    bench.grant(bench.send(ev.DocumentChanged(12)))
+    late: list[ev.Event] = [
+        ev.RunnerStopped(0, 100),
+        ev.RunnerFenced(1, 101),
+        ev.RunnerHalted(2, 102, "poison"),
+        ev.LocksAnswered(ME, (0, 1), {0: lock(200)}),
+        ev.LocksReleased(ME, (2, 3), frozenset({2})),
+        ev.HeartbeatDone(ME, True, 0, bench.now_ms, "run", {}),
+        ev.HeartbeatDone(ME, False, 99, bench.now_ms, "run", {}),
+    ]
+    assert [bench.send(event) for event in late] == [[]] * len(late)
+
+
+def test_batches_may_start_again_with_a_new_membership() -> None:
+    """A worker that was late and then lost must not stay paused for ever."""
+    bench = Bench.running(ME)
+    bench.heartbeat()
+    bench.wait(LATE_MS)
+    assert "ResumeBatches" in names(bench.heartbeat(lost=True))
+
+
+def test_a_change_under_way_when_the_membership_is_lost_does_not_confuse_the_next_one() -> None:
+    """The answer to the former self's question arrives first."""
+    bench = Bench.running(ME)
+    bench.changed(11)
+    assert "ReadDocument" not in names(bench.heartbeat(lost=True))
+    assert names(bench.read(group(ME, generation=11))) == ["ReadDocument"]
+    (change,) = of_type(bench.read(group(ME, generation=11)), ev.ChangeDocument)
+    assert change.added == (SECOND_SELF,)
+
+
+# -- peers ---------------------------------------------------------------------------------------
+
+
+def test_a_killed_peer_is_removed_shortly_after_its_connection_is_gone() -> None:
+    """Two heartbeats of silence, one question, and its partitions have an owner again."""
+    bench = Bench.running(ME, "w2.1")
+    effects = silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
+    assert of_type(effects, ev.ProbePeers) == [ev.ProbePeers((7,))]
+    effects = probed(bench)
+    (change,) = of_type(effects, ev.ChangeDocument)
+    assert change.message == GroupChanged(0, "death", "w2", (4, 5, 6, 7))
+    assert (change.membership.ids, change.removed) == ((ME,), ("w2.1",))
+    effects = bench.send(ev.DocumentChanged(11))
+    assert [ask.partitions for ask in of_type(effects, ev.AcquireLocks)] == [(4, 5, 6, 7)]
+
+
+def test_several_dead_peers_are_removed_in_one_change() -> None:
+    """A machine with many workers died: one rebalance, not one a worker."""
+    bench = Bench.running(ME, "w2.1", "w3.1", "w4.1")
+    silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7), w3=beat(1, 8))
+    effects = probed(bench)
+    assert removals(effects) == [("w2.1", "w3.1")]
+    (change,) = of_type(effects, ev.ChangeDocument)
+    assert change.message.member == "w2 w3"
+
+
+def test_a_slow_peer_keeps_its_partitions() -> None:
+    """Its connection is there: it is removed only after the long time."""
+    bench = Bench.running(ME, "w2.1")
+    effects: list[ev.Effect] = []
+    for _ in range(TIMING.slow_after_ms // INTERVAL_MS):
+        if of_type(silence(bench, INTERVAL_MS, w2=beat(1, 7)), ev.ProbePeers):
+            effects += probed(bench, 7)
+    assert removals(effects) == []
+    silence(bench, INTERVAL_MS, w2=beat(1, 7))
+    assert removals(probed(bench, 7)) == [("w2.1",)]
+
+
+def test_where_the_server_does_not_tell_the_session_timeout_decides() -> None:
+    """CLIENT LIST is forbidden."""
+    bench = Bench.running(ME, "w2.1")
+    effects: list[ev.Effect] = []
+    for _ in range(TIMING.session_timeout_ms // INTERVAL_MS):
+        if of_type(silence(bench, INTERVAL_MS, w2=beat(1, 7)), ev.ProbePeers):
+            effects += bench.send(ev.PeersProbed(None))
+    assert removals(effects) == []
+    silence(bench, INTERVAL_MS, w2=beat(1, 7))
+    assert removals(bench.send(ev.PeersProbed(None))) == [("w2.1",)]
+
+
+def test_a_peer_that_beats_again_before_the_answer_is_not_removed() -> None:
+    """It was only late."""
+    bench = Bench.running(ME, "w2.1")
+    silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
+    bench.heartbeat(beats={"w2.1": beat(9_000, 7)})
+    assert removals(probed(bench)) == []
+
+
+def test_a_peer_that_beats_again_after_a_lost_race_is_not_removed() -> None:
+    """The removal was refused for another change; meanwhile the peer is back."""
+    bench = Bench.running(ME, "w2.1")
+    bench.jitter = 10
+    silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
+    assert removals(probed(bench)) == [("w2.1",)]
+    bench.refuse(group(ME, "w2.1", "w3.1", generation=11))
+    bench.heartbeat(beats={"w2.1": beat(9_000, 7)})
+    assert removals(bench.wait(10)) == []
+
+
+def test_a_removal_that_a_peer_did_first_is_not_repeated() -> None:
+    """The refusal brings the document without the dead."""
+    bench = Bench.running(ME, "w2.1", "w3.1")
+    silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
+    bench.heartbeat(beats={"w2.1": beat(1, 7), "w3.1": beat(9_000, 8)})
+    assert removals(probed(bench, 8)) == [("w2.1",)]
+    effects = bench.refuse(group(ME, "w3.1", generation=11))
+    assert removals(effects + bench.wait(INTERVAL_MS)) == []
+
+
+def test_races_that_were_lost_long_ago_do_not_lengthen_later_pauses() -> None:
+    """A race that is lost to somebody who did the same is over."""
+    bench = Bench.running(ME, "w2.1")
+    for generation, dead, next_one in ((11, "w2", "w3"), (12, "w3", "w4")):
+        silence(bench, INTERVAL_MS + LATE_MS, **{dead: beat(1, 7)})
+        assert removals(probed(bench)) == [(f"{dead}.1",)]
+        bench.jitter_asked.clear()
+        bench.refuse(group(ME, f"{next_one}.1", generation=generation))
+        assert bench.jitter_asked[0] == CONFLICT_PAUSE_MS
+
+
+def test_a_peer_that_fell_silent_after_the_question_is_not_judged_by_its_answer() -> None:
+    """The server was not asked about its connection, so the answer says nothing about it."""
+    bench = Bench.running(ME, "w2.1", "w3.1")
+    bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 7), "w3.1": beat(1, 8)})
+    for _ in range(3):
+        effects = bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 7), "w3.1": beat(2, 8)})
+        if asked := of_type(effects, ev.ProbePeers):
+            break
+    assert asked == [ev.ProbePeers((7,))]
+    bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 7), "w3.1": beat(2, 8)})
+    assert removals(probed(bench)) == [("w2.1",)]
+
+
+def test_one_question_about_peers_is_under_way_at_a_time() -> None:
+    """Also when it takes long; the next heartbeat after its answer asks anew."""
+    bench = Bench.running(ME, "w2.1")
+    assert len(of_type(silence(bench, 6 * INTERVAL_MS, w2=beat(1, 7)), ev.ProbePeers)) == 1
+    bench.send(ev.CallFailed(ev.Call.PROBE))
+    assert len(of_type(silence(bench, 3 * INTERVAL_MS, w2=beat(1, 7)), ev.ProbePeers)) == 1
+
+
+def test_a_failed_question_about_peers_removes_nobody() -> None:
+    """And does not touch a call about the document."""
+    bench = Bench.running(ME, "w2.1")
+    silence(bench, 60 * INTERVAL_MS, w2=beat(1, 7))
+    assert bench.send(ev.CallFailed(ev.Call.PROBE)) == []
+
+
+def test_a_worker_that_slept_does_not_hold_its_sleep_against_peers() -> None:
+    """All lost their connections for a minute, and it is the first that is back."""
+    bench = Bench.running(ME, "w2.1", "w3.1")
+    beats = {"w2.1": beat(1, 7), "w3.1": beat(1, 8)}
+    bench.heartbeat(after_ms=INTERVAL_MS, beats=beats)
+    effects = bench.heartbeat(after_ms=60_000, beats=beats)
+    if of_type(effects, ev.ProbePeers):
+        effects += probed(bench)
+    assert removals(effects) == []
+
+
+def test_a_leaving_worker_removes_nobody() -> None:
+    """It has its own departure to make; others are there to see to the dead."""
+    bench = Bench.running(ME, "w2.1", "w3.1")
+    bench.send(ev.StopRequested())
+    bench.send(ev.DocumentChanged(11))
+    silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
+    assert removals(probed(bench)) == []
