@@ -1,16 +1,27 @@
-"""Acked logs for tests of the reading side, as a worker's commits leave them."""
+"""Acked logs for tests of the reading side, written by the same script as a worker's commits."""
 
+import asyncio
 from collections.abc import Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pyarrow as pa
 import redis
 
 from streamworker.core.entries import EntryId
-from streamworker.redisio.ackedlog import encode_batch, schema_fingerprint, serialize_schema
+from streamworker.core.locks import Acquired
+from streamworker.redisio.ackedlog import encode_batch
+from streamworker.redisio.client import Backend
+from streamworker.redisio.commit import CommitCode, CommitRequest, commit_many
 from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.locks import acquire_many
+from streamworker.redisio.schemas import declare_schema
+from streamworker.redisio.streams import declare, register
 
 ORDER = pa.schema([("n", pa.int64()), ("user", pa.string()), ("amount", pa.float64())])
+OWNER = "tests"
+NOTHING = pa.record_batch({"n": pa.array([], pa.int64())})
+"""A batch of which nothing is forwarded."""
 
 
 def orders(first: int, count: int) -> pa.RecordBatch:
@@ -27,67 +38,106 @@ def orders(first: int, count: int) -> pa.RecordBatch:
 
 
 class AckedLog:
-    """Writes entries as a worker's commits do, one a call, with numbered rows."""
+    """Commits batches of numbered rows for processor ``price`` on stream ``orders``.
+
+    The source entries behind them are made up: a commit takes the worker's word for those.
+    """
 
     def __init__(self, url: str, *, partitions: int, app: str = "shop") -> None:
-        self.url = url
-        self.redis = redis.Redis.from_url(url)
+        # Untyped: redis-py types every reply as all that any command may reply.
+        self.redis: Any = redis.Redis.from_url(url)
+        self._url = url
         self.app = app
-        self.stream_keys = StreamKeys(app, "orders")
         self.keys = GroupKeys(app, "orders", "price")
         self.partitions = partitions
         self.written: dict[int, list[dict[str, Any]]] = {p: [] for p in range(partitions)}
-        self.redis.hset(self.stream_keys.meta, mapping={"partitions": partitions, "codec": "json"})
+        self._runner = asyncio.Runner()
+        self._backend = Backend.open(url, name="tests")
+        self._runner.run(declare(self._backend, StreamKeys(app, "orders"), partitions, "json"))
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._runner.run(self._backend.aclose())
+        self._runner.close()
+        self.redis.close()
+
+    def reconnect(self) -> None:
+        """Drop connections to a server that was started anew."""
+        self._runner.run(self._backend.aclose())
+        self._backend = Backend.open(self._url, name="tests")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def options(self, **more: str) -> dict[str, str]:
         """Return the options that read this log."""
         return {"app": self.app, "stream": "orders", "processor": "price", **more}
 
-    def declare(self, schema: pa.Schema) -> str:
-        """Store a schema as the current one; returns its fingerprint."""
-        fingerprint = schema_fingerprint(schema)
-        self.redis.hset(
-            self.keys.schemas,
-            mapping={fingerprint: serialize_schema(schema), "current": fingerprint},
-        )
-        return fingerprint
+    def declare(self, schema: pa.Schema) -> None:
+        """Store what the processor forwards, as a worker's start does."""
+        self._runner.run(declare_schema(self._backend, self.keys, schema))
 
-    def register(self, partition: int, identity: str | None = None) -> None:
-        """Make the lock of a partition, as a worker's start does."""
-        key = self.keys.lock(partition)
-        if not self.redis.exists(key):
-            values = {"rows": 0, "checkpoint": "0-0", "log": identity or f"log-{partition}", "epoch": 7}
-            self.redis.hset(key, mapping=values)
+    def register(self) -> None:
+        """Make the locks, as a worker's start does."""
+        self._runner.run(register(self._backend, self.keys, self.partitions, "earliest"))
 
-    def append(self, partition: int, batch: pa.RecordBatch) -> int:
+    def identity(self, partition: int) -> str:
+        """Return the identity of a log."""
+        return str(self.redis.hget(self.keys.lock(partition), "log").decode())
+
+    def append(self, partition: int, batch: pa.RecordBatch, *, check_schema: bool = True) -> int:
         """Commit a batch; returns the rows of the log after it."""
-        self.register(partition)
-        self.declare(batch.schema)
-        key = self.keys.lock(partition)
-        before, checkpoint = (value.decode() for value in self.redis.hmget(key, "rows", "checkpoint"))
-        rows = int(before) + batch.num_rows
-        last = EntryId(1_000 + rows, 0)
-        _, acked = encode_batch(batch, first=EntryId.parse(checkpoint).successor())
-        seconds, micros = self.redis.time()
-        more = {
-            b"last": str(last).encode(),
-            b"prev": checkpoint.encode(),
-            b"epoch": b"7",
-            b"owner": b"tests",
-            b"at": b"%d" % (int(seconds) * 1000 + int(micros) // 1000),
-        }
-        pipe = self.redis.pipeline()
-        pipe.xadd(self.keys.acked(partition), {**acked.fields(), **more}, id=f"{rows}-0")
-        pipe.hset(key, mapping={"rows": rows, "checkpoint": str(last)})
-        pipe.execute()
+        if check_schema and batch.num_rows:
+            self.declare(batch.schema)
+        rows = self._runner.run(self._append(partition, batch))
         self.written[partition] += batch.to_pylist()
         return rows
+
+    async def _append(self, partition: int, batch: pa.RecordBatch) -> int:
+        answers = await acquire_many(
+            self._backend, self.keys, [partition], owner=OWNER, generation=1, live=[OWNER],
+            drain_deadline_ms=1000,
+        )  # fmt: skip
+        lock = answers[partition]
+        assert isinstance(lock, Acquired), lock
+        first = lock.checkpoint.successor()
+        acked = encode_batch(batch, first=first)[1] if batch.num_rows else None
+        entries = max(batch.num_rows, 1)
+        request = CommitRequest(
+            partition=partition, owner=OWNER, epoch=lock.epoch, previous=lock.checkpoint,
+            new=EntryId(lock.checkpoint.ms + entries, 0), entries=entries, batch=acked,
+        )  # fmt: skip
+        reply = (await commit_many(self._backend, self.keys, [request]))[0]
+        assert reply.code is CommitCode.OK, reply
+        return reply.rows
 
     def fill(self, partition: int, counts: Sequence[int]) -> None:
         """Commit batches of these sizes with numbers that no other row of the log has."""
         for count in counts:
             first = len(self.written[partition]) + partition * 1_000_000
             self.append(partition, orders(first, count))
+
+    def trim(self, partition: int, rows: int) -> None:
+        """Drop entries up to row ``rows``, whoever needs them."""
+        self.redis.xtrim(self.keys.acked(partition), minid=f"{rows}-1", approximate=False)
+
+    def entries(self, partition: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Return the entries of a log as they are."""
+        return list(self.redis.xrange(self.keys.acked(partition)))
+
+    def rewrite(self, partition: int, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        """Put other entries in a log's place, as a failover or a restore may."""
+        self.redis.delete(self.keys.acked(partition))
+        for entry_id, fields in entries:
+            self.redis.xadd(self.keys.acked(partition), fields, id=entry_id)
+        entry_id, fields = entries[-1]
+        lock = {"rows": EntryId.parse(entry_id).ms, "checkpoint": fields[b"last"]}
+        self.redis.hset(self.keys.lock(partition), mapping=lock)
 
     def numbers(self, partition: int | None = None) -> list[int]:
         """Return column ``n`` of all rows written, in order."""

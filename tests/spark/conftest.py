@@ -41,9 +41,7 @@ def connect(connections_file: Path) -> Connect:
 
 
 @pytest.fixture(scope="session")
-def spark_session(
-    connections_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Session]:
+def spark_session(connections_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """The session that all Spark tests share; a start takes some six seconds."""
     folder = tmp_path_factory.mktemp("spark")
     conf = {
@@ -63,7 +61,8 @@ def spark(spark_session: Session) -> SparkSession:
 
 
 @pytest.fixture
-def acked(redis_url: str, connect: Connect) -> AckedLog:
+def acked(redis_url: str, connect: Connect) -> Iterator[AckedLog]:
     """The acked logs of processor ``price`` on stream ``orders`` of app ``shop``, two partitions."""
     connect("default", redis_url)
-    return AckedLog(redis_url, partitions=2)
+    with AckedLog(redis_url, partitions=2) as log:
+        yield log

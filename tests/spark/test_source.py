@@ -1,29 +1,503 @@
 """The source on real Spark: every row of the logs once, in every way of asking."""
 
+import datetime as dt
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
-from tests.spark.acked import AckedLog
+from streamworker.dev.server import EmbeddedServer
+from streamworker.redisio.ackedlog import schema_fingerprint, serialize_schema
+from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
+from tests.spark.conftest import Connect
+from tests.spark.queries import batch, rows, run, start, table, wait_for_rows, wait_for_stuck
 
 
 def test_a_stream_written_to_parquet_equals_the_log(
     spark: SparkSession, acked: AckedLog, tmp_path: Path
 ) -> None:
-    """Every row that was acked is in the table once."""
+    """Every row that was acked is in the table once, with its values."""
     acked.fill(0, [3, 5, 1000])
     acked.fill(1, [7])
-    query = (
-        spark.readStream.format("streamworker")
-        .options(**acked.options())
-        .load()
-        .writeStream.format("parquet")
-        .option("path", str(tmp_path / "table"))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
+    run(spark, acked.options(), tmp_path)
+    found = spark.read.parquet(str(tmp_path / "table")).orderBy("n").collect()
+    assert [row.asDict() for row in found] == acked.written[0] + acked.written[1]
+
+
+def test_rows_that_come_later_are_read_by_the_next_run(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """A query goes on from its checkpoint; one with nothing to do ends at once."""
+    acked.fill(0, [10])
+    run(spark, acked.options(), tmp_path)
+    run(spark, acked.options(), tmp_path)
+    acked.fill(0, [10])
+    acked.fill(1, [5])
+    run(spark, acked.options(), tmp_path)
+    assert table(spark, tmp_path) == acked.numbers()
+
+
+def test_a_running_query_follows_the_log(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
+    """Rows arrive while it runs, also from partitions that had none."""
+    acked.fill(0, [4])
+    query = start(rows(spark, acked.options()), tmp_path, trigger={"processingTime": "100 milliseconds"})
+    try:
+        wait_for_rows(query, 4)
+        acked.fill(1, [6, 2])
+        wait_for_rows(query, 12)
+    finally:
+        query.stop()
+    assert table(spark, tmp_path) == acked.numbers()
+
+
+def test_an_idle_query_runs_no_empty_batches(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
+    """A checkpoint that moves without rows (nothing was forwarded) is no news to Spark."""
+    acked.fill(0, [4])
+    query = start(rows(spark, acked.options()), tmp_path, trigger={"processingTime": "50 milliseconds"})
+    try:
+        wait_for_rows(query, 4)
+        acked.append(0, NOTHING)
+        acked.append(1, NOTHING)
+        acked.fill(0, [1])
+        wait_for_rows(query, 5)
+    finally:
+        query.stop()
+    assert [int(event["numInputRows"]) for event in query.recentProgress if event["numInputRows"]] == [4, 1]
+    assert {int(event["batchId"]) for event in query.recentProgress} <= {0, 1, 2}
+
+
+def test_max_rows_per_trigger_is_exact_to_the_row(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Also where a limit ends inside an entry; shared over partitions."""
+    acked.fill(0, [100])
+    acked.fill(1, [37, 13])
+    query = run(spark, acked.options(maxRowsPerTrigger="40"), tmp_path)
+    assert [int(event["numInputRows"]) for event in query.recentProgress] == [40, 40, 40, 30]
+    assert table(spark, tmp_path) == acked.numbers()
+
+
+def test_lag_in_rows_is_in_every_progress_event(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
+    """The difference of latestOffset and endOffset, for each partition."""
+    acked.fill(0, [30])
+    acked.fill(1, [10])
+    query = run(spark, acked.options(maxRowsPerTrigger="20"), tmp_path)
+    lags = []
+    for event in query.recentProgress:
+        source = event["sources"][0]
+        end, latest = json.loads(source["endOffset"])["p"], json.loads(source["latestOffset"])["p"]
+        lags.append(sum(latest.values()) - sum(end.values()))
+    assert lags == [20, 0]
+
+
+@pytest.mark.parametrize(
+    ("starting", "expected"),
+    [
+        ("earliest", [0, 1, 2, 3, 4, 5, 1_000_000, 1_000_001]),
+        ("latest", []),
+        ('{"0": 4}', [4, 5, 1_000_000, 1_000_001]),
+        ('{"0": -1, "1": 1}', [1_000_001]),
+        ('{"0": -1, "1": -2}', [1_000_000, 1_000_001]),
+    ],
+)
+def test_a_new_query_begins_where_it_is_told_to(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path, starting: str, expected: list[int]
+) -> None:
+    """At either end, or at a row of each partition, also inside an entry."""
+    acked.fill(0, [3, 3])
+    acked.fill(1, [2])
+    query = run(spark, acked.options(startingOffsets=starting), tmp_path)
+    assert (table(spark, tmp_path) if expected else []) == expected
+    assert sum(int(event["numInputRows"]) for event in query.recentProgress) == len(expected)
+
+
+def test_earliest_is_the_oldest_row_that_is_there(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Rows that were trimmed before the query began are no gap."""
+    acked.fill(0, [3, 3, 3])
+    acked.trim(0, 3)
+    run(spark, acked.options(), tmp_path)
+    assert table(spark, tmp_path) == [3, 4, 5, 6, 7, 8]
+
+
+def test_a_batch_read_takes_the_rows_between_two_offsets(spark: SparkSession, acked: AckedLog) -> None:
+    """All that is there by default."""
+    acked.fill(0, [5, 5])
+    acked.fill(1, [4])
+    assert sorted(row.n for row in batch(spark, acked.options()).collect()) == acked.numbers()
+    part = batch(spark, acked.options(startingOffsets='{"0": 3, "1": -1}', endingOffsets='{"0": 7}'))
+    assert sorted(row.n for row in part.collect()) == [3, 4, 5, 6]
+
+
+def test_a_batch_read_of_nothing_is_empty(spark: SparkSession, acked: AckedLog) -> None:
+    """A processor that has a schema and no rows."""
+    acked.declare(ORDER)
+    acked.register()
+    assert batch(spark, acked.options()).collect() == []
+
+
+@pytest.mark.parametrize(
+    ("offsets", "complaint"),
+    [
+        ({"startingOffsets": '{"0": 11}'}, "whose acked log has 10 rows"),
+        ({"startingOffsets": '{"7": 0}'}, "Offsets are given for partition 7"),
+        ({"endingOffsets": '{"0": 11}'}, "whose acked log has 10 rows"),
+        ({"startingOffsets": '{"0": 1}'}, "rows up to 3 were trimmed"),
+    ],
+)
+def test_an_offset_that_is_not_there_is_refused(
+    spark: SparkSession, acked: AckedLog, offsets: dict[str, str], complaint: str
+) -> None:
+    """Past the end, before the beginning, or in no partition."""
+    acked.fill(0, [3, 7])
+    acked.trim(0, 3)
+    with pytest.raises(PySparkException, match=complaint):
+        batch(spark, acked.options(**offsets)).collect()
+
+
+def test_metadata_says_where_each_row_comes_from(spark: SparkSession, acked: AckedLog) -> None:
+    """Partition, row number, time of the commit, last source id of its batch, epoch."""
+    before = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=1)
+    acked.fill(0, [2, 3])
+    acked.fill(1, [1])
+    found = batch(spark, acked.options(includeMetadata="true")).orderBy("_partition", "_offset").collect()
+    assert [(row.n, row._partition, row._offset, row._entry_id) for row in found] == [
+        (0, 0, 1, "2-0"),
+        (1, 0, 2, "2-0"),
+        (2, 0, 3, "5-0"),
+        (3, 0, 4, "5-0"),
+        (4, 0, 5, "5-0"),
+        (1_000_000, 1, 1, "1-0"),
+    ]
+    epochs = {p: int(acked.redis.hget(acked.keys.lock(p), "epoch")) for p in (0, 1)}
+    assert all(row._epoch == epochs[row._partition] for row in found)
+    stamps = [row._acked_at.replace(tzinfo=dt.UTC) for row in found]
+    assert all(before <= stamp <= dt.datetime.now(dt.UTC) for stamp in stamps)
+
+
+def test_large_partitions_are_split_and_small_ones_packed(spark: SparkSession, acked: AckedLog) -> None:
+    """The number of tasks is what was asked for, and the rows are the same."""
+    acked.fill(0, [500] * 4)
+    acked.fill(1, [3])
+    for option, tasks in (({"minPartitions": "7"}, 7), ({"maxPartitions": "1"}, 1), ({}, 2)):
+        frame = batch(spark, acked.options(**option))
+        assert frame.rdd.getNumPartitions() == tasks
+        assert sorted(row.n for row in frame.collect()) == acked.numbers()
+
+
+def test_order_within_a_partition_is_the_log_s(spark: SparkSession, acked: AckedLog) -> None:
+    """As long as a task has the whole partition."""
+    acked.fill(0, [50] * 30)
+    found = [row.n for row in batch(spark, acked.options(maxPartitions="1")).collect()]
+    assert found == acked.numbers(0)
+
+
+# -- types -----------------------------------------------------------------------------------
+
+
+def test_older_rows_lack_a_new_column_as_null(spark: SparkSession, acked: AckedLog) -> None:
+    """A processor's type may grow; the log keeps what was written."""
+    acked.append(0, pa.record_batch({"n": pa.array([1], pa.int64())}))
+    acked.append(0, pa.record_batch({"n": pa.array([2], pa.int64()), "note": pa.array(["new"])}))
+    found = batch(spark, acked.options()).orderBy("n").collect()
+    assert [(row.n, row.note) for row in found] == [(1, None), (2, "new")]
+
+
+def test_a_nested_record_may_grow_too(spark: SparkSession, acked: AckedLog) -> None:
+    """Inside a struct and inside a list of structs."""
+    old, new = [{"a": 1}, None], [{"a": 2, "b": "x"}]
+    for n, value in ((1, old), (2, new)):
+        items = [value, None] if n == 1 else [value]
+        acked.append(
+            0,
+            pa.record_batch({"n": pa.array([n] * len(value), pa.int64()), "s": pa.array(value),
+                             "items": pa.array(items)}),
+        )  # fmt: skip
+    found = batch(spark, acked.options()).orderBy("n").collect()
+    assert [row.s and row.s.asDict() for row in found] == [{"a": 1, "b": None}, None, {"a": 2, "b": "x"}]
+    assert [row["items"] and [item and item.asDict() for item in row["items"]] for row in found] == [
+        [{"a": 1, "b": None}, None],
+        None,
+        [{"a": 2, "b": "x"}],
+    ]
+
+
+def test_every_arrow_type_that_records_have_arrives_as_it_was(spark: SparkSession, acked: AckedLog) -> None:
+    """Times with and without a zone, dates, decimals, bytes, lists, maps, structs, null."""
+    naive = dt.datetime.fromisoformat("2024-02-29T23:59:59.123456")
+    row = {
+        "n": 1, "small": 5, "flag": True, "text": "ä", "blob": b"\x00\xff", "naive": naive,
+        "at": naive.replace(tzinfo=dt.UTC), "day": dt.date(1999, 12, 31), "price": 12, "tags": ["a", None],
+        "where": {"lat": 1.5, "names": ["x"]}, "counts": [("k", 2)], "none": None, "count": 2**32 - 1,
+    }  # fmt: skip
+    schema = pa.schema(
+        [
+            ("n", pa.int64()), ("small", pa.int8()), ("flag", pa.bool_()), ("text", pa.large_string()),
+            ("blob", pa.binary()), ("at", pa.timestamp("us", "UTC")), ("naive", pa.timestamp("us")),
+            ("day", pa.date32()), ("price", pa.decimal128(10, 2)), ("tags", pa.list_(pa.string())),
+            ("where", pa.struct([("lat", pa.float64()), ("names", pa.list_(pa.string()))])),
+            ("counts", pa.map_(pa.string(), pa.int64())), ("none", pa.int64()), ("count", pa.uint32()),
+        ]
+    )  # fmt: skip
+    acked.append(0, pa.RecordBatch.from_pylist([row], schema=schema))
+    found = batch(spark, acked.options()).collect()[0].asDict(recursive=True)
+    expected = dict(row, counts={"k": 2}, blob=bytearray(b"\x00\xff"))
+    assert found.pop("price") == 12
+    del expected["price"], expected["at"]
+    # Spark gives times with a zone in the session's zone, UTC, without saying so.
+    assert found.pop("at") == naive
+    assert found == expected
+
+
+def test_a_column_of_another_type_is_named(spark: SparkSession, acked: AckedLog) -> None:
+    """Where the values do not fit what the query was started with."""
+    acked.append(0, pa.record_batch({"n": pa.array([2], pa.int64())}))
+    old = pa.record_batch({"n": pa.array(["one"])})
+    acked.redis.hset(acked.keys.schemas, schema_fingerprint(old.schema), serialize_schema(old.schema))
+    acked.append(0, old, check_schema=False)
+    with pytest.raises(PySparkException, match=r"Column 'n' is string in rows up to 2 of partition 0"):
+        batch(spark, acked.options()).collect()
+
+
+def test_a_query_may_declare_the_columns_that_it_wants(spark: SparkSession, acked: AckedLog) -> None:
+    """Others are left out; a query can start before the first row."""
+    acked.fill(0, [3])
+    only_n = StructType([StructField("n", LongType())])
+    frame = spark.read.format("streamworker").options(**acked.options()).schema(only_n).load()
+    assert [row.asDict() for row in frame.orderBy("n").collect()] == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+# -- wrong use -------------------------------------------------------------------------------
+
+
+def test_an_unknown_option_is_an_error_with_a_suggestion(spark: SparkSession, acked: AckedLog) -> None:
+    """Through Spark as without it."""
+    acked.fill(0, [1])
+    with pytest.raises(PySparkException, match="Did you mean maxRowsPerTrigger"):
+        rows(spark, acked.options(maxRowPerTrigger="1"))
+
+
+def test_a_processor_that_has_not_forwarded_yet_is_told_from_one_that_is_not_there(
+    spark: SparkSession, acked: AckedLog
+) -> None:
+    """Each with its remedy."""
+    with pytest.raises(PySparkException, match="There is no processor 'price'"):
+        rows(spark, acked.options())
+    acked.register()
+    with pytest.raises(PySparkException, match=r"has not forwarded any rows yet.*forward=True"):
+        rows(spark, acked.options())
+    with pytest.raises(PySparkException, match="There is no stream 'nothing'"):
+        rows(spark, acked.options() | {"stream": "nothing"})
+
+
+# -- losses ----------------------------------------------------------------------------------
+
+
+def test_trimmed_rows_that_were_not_read_end_the_query(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Loudly, with the rows that are missing; or with a warning, behind them."""
+    acked.fill(0, [4])
+    run(spark, acked.options(), tmp_path)
+    acked.fill(0, [4, 4])
+    acked.trim(0, 8)
+    with pytest.raises(PySparkException, match=r"DataLoss: Rows 5 to 8 are missing"):
+        run(spark, acked.options(), tmp_path)
+    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
+    assert table(spark, tmp_path) == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+def test_a_hole_in_the_middle_is_found(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
+    """An entry that somebody deleted."""
+    acked.fill(0, [2, 2, 2])
+    acked.redis.xdel(acked.keys.acked(0), "4-0")
+    with pytest.raises(PySparkException, match=r"DataLoss: Rows 3 to 4 are missing"):
+        run(spark, acked.options(), tmp_path)
+
+
+def test_a_deleted_end_is_found(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
+    """The lock says that there are more rows than the log holds."""
+    acked.fill(0, [2, 2])
+    acked.redis.xdel(acked.keys.acked(0), "4-0")
+    with pytest.raises(PySparkException, match=r"DataLoss: Rows 3 to 4 are missing"):
+        run(spark, acked.options(), tmp_path)
+
+
+def test_a_deleted_log_ends_the_query(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
+    """As after FLUSHALL; without failOnDataLoss it waits for what comes."""
+    acked.fill(0, [4])
+    run(spark, acked.options(), tmp_path)
+    acked.redis.delete(acked.keys.lock(0), acked.keys.acked(0))
+    with pytest.raises(PySparkException, match=r"DataLoss.*not there any more"):
+        run(spark, acked.options(), tmp_path)
+    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
+    assert table(spark, tmp_path) == [0, 1, 2, 3]
+
+
+def test_a_log_that_was_made_again_ends_the_query(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Even where it has more rows than the old one; or it is read from its beginning."""
+    acked.fill(0, [4])
+    run(spark, acked.options(), tmp_path)
+    acked.redis.delete(acked.keys.lock(0), acked.keys.acked(0))
+    acked.append(0, orders(100, 9))
+    with pytest.raises(PySparkException, match=r"DataLoss.*made again"):
+        run(spark, acked.options(), tmp_path)
+    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
+    assert table(spark, tmp_path) == [0, 1, 2, 3, *range(100, 109)]
+
+
+def test_a_log_that_was_rolled_back_ends_the_query(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """A restore or a failover lost rows that are in the table."""
+    acked.fill(0, [4, 4])
+    run(spark, acked.options(), tmp_path)
+    acked.rewrite(0, acked.entries(0)[:1])
+    with pytest.raises(PySparkException, match=r"DataLoss.*shorter than what was already read"):
+        run(spark, acked.options(), tmp_path)
+    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
+    acked.append(0, orders(100, 2))
+    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
+    assert table(spark, tmp_path) == [*range(8), 100, 101]
+
+
+def test_a_log_that_was_rolled_back_and_has_grown_again_ends_the_query(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """The row numbers fit, and the source entries behind them do not."""
+    acked.fill(0, [4, 4])
+    run(spark, acked.options(), tmp_path)
+    kept, (_, lost) = acked.entries(0)
+    acked.rewrite(0, [kept, (b"8-0", {**lost, b"last": b"5004-0"})])
+    acked.append(0, orders(200, 4))
+    with pytest.raises(PySparkException, match=r"DataLoss.*rolled back and has grown again"):
+        run(spark, acked.options(), tmp_path)
+
+
+def test_a_damaged_entry_is_named_and_never_taken_for_data(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Flipped bytes crash Arrow's reader if nobody looks; skipped where loss is accepted."""
+    acked.fill(0, [2, 2])
+    first, (entry_id, fields) = acked.entries(0)
+    data = bytearray(fields[b"batch"])
+    data[len(data) // 2] ^= 0xFF
+    acked.rewrite(0, [first, (entry_id, {**fields, b"batch": bytes(data)})])
+    acked.append(0, orders(4, 1))
+    with pytest.raises(PySparkException, match=r"DataLoss: Entry 4-0 .* does not match its CRC"):
+        run(spark, acked.options(), tmp_path)
+    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
+    assert table(spark, tmp_path) == [0, 1, 4]
+
+
+# -- outages ---------------------------------------------------------------------------------
+
+
+def test_a_restart_of_redis_does_not_end_a_query(
+    spark: SparkSession, connect: Connect, tmp_path: Path
+) -> None:
+    """The query waits and goes on; nothing is lost or read twice."""
+    with EmbeddedServer(data_dir=tmp_path / "data", appendonly=True) as server, ExitStack() as stack:
+        connect("own", server.url)
+        log = stack.enter_context(AckedLog(server.url, partitions=2))
+        log.fill(0, [10])
+        query = start(
+            rows(spark, log.options(connection="own", reader="q")),
+            tmp_path,
+            trigger={"processingTime": "50 milliseconds"},
+        )
+        try:
+            wait_for_rows(query, 10)
+            server.kill()
+            wait_for_stuck(query, 1.0)
+            server.start()
+            log.reconnect()
+            log.fill(0, [5])
+            log.fill(1, [5])
+            wait_for_rows(query, 20)
+        finally:
+            query.stop()
+        assert table(spark, tmp_path) == log.numbers()
+
+
+def test_redis_away_for_longer_than_the_timeout_ends_the_query_with_the_reason(
+    spark: SparkSession, connect: Connect, tmp_path: Path
+) -> None:
+    """Not with a page of Java; and it can be started again from its checkpoint."""
+    with EmbeddedServer() as server, ExitStack() as stack:
+        connect("own", server.url)
+        log = stack.enter_context(AckedLog(server.url, partitions=1))
+        log.fill(0, [3])
+        frame = rows(spark, log.options(connection="own", retryTimeout="0.3"))
+        server.stop()
+        with pytest.raises(PySparkException, match=r"BackendUnavailable: Redis at .* no answer for 0\.3 s"):
+            start(frame, tmp_path).awaitTermination()
+
+
+# -- readers' positions ----------------------------------------------------------------------
+
+
+def test_a_reader_s_position_is_told_to_redis_up_to_the_last_row(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """So that trimming waits for it.
+
+    Spark never commits its last batch to a source; the start of the next look does.
+    """
+    acked.fill(0, [6])
+    acked.fill(1, [4])
+    run(spark, acked.options(reader="table", maxRowsPerTrigger="5"), tmp_path)
+    value = json.loads(acked.redis.hget(acked.keys.readers, "table"))
+    assert value["p"] == {"0": 6, "1": 4}
+    assert value["log"] == {"0": acked.identity(0), "1": acked.identity(1)}
+    assert value["at"] > 1_600_000_000_000
+
+
+def test_a_reader_holds_its_place_before_it_has_read_anything(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Otherwise a trim between planning and reading would take its rows."""
+    acked.fill(0, [6, 4])
+    acked.trim(0, 6)
+    query = start(
+        rows(spark, acked.options(reader="table", maxRowsPerTrigger="1")),
+        tmp_path,
+        trigger={"processingTime": "10 minutes"},
     )
-    query.awaitTermination()
-    rows = spark.read.parquet(str(tmp_path / "table")).orderBy("n").collect()
-    assert [row.n for row in rows] == acked.numbers()
-    assert rows[0].user == "user-0"
+    try:
+        wait_for_rows(query, 1)
+    finally:
+        query.stop()
+    assert json.loads(acked.redis.hget(acked.keys.readers, "table"))["p"] == {"0": 6, "1": 0}
+
+
+def test_a_reader_without_a_name_is_not_registered(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Nobody could tell it from another, or take it off the list."""
+    acked.fill(0, [6])
+    run(spark, acked.options(), tmp_path)
+    assert acked.redis.exists(acked.keys.readers) == 0
+
+
+# -- the module ------------------------------------------------------------------------------
+
+
+def test_executors_load_nothing_heavy_for_the_source() -> None:
+    """Beside the package itself, its modules bring the standard library, redis, pyarrow and pyspark."""
+    code = (
+        "import sys, streamworker; before = set(sys.modules); import streamworker.spark.source; "
+        "print({'typer', 'rich', 'structlog', 'anyio', 'msgspec', 'pandas'} & (set(sys.modules) - before))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "set()"

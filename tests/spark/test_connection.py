@@ -1,0 +1,149 @@
+"""Named connections: resolved where they are used, patient with a short outage, silent on secrets."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+
+from streamworker.dev.server import EmbeddedServer
+from streamworker.errors import (
+    AuthenticationFailed,
+    BackendRefused,
+    BackendUnavailable,
+    ConfigurationError,
+)
+from streamworker.spark.connection import Connection, address, resolve, variable_for
+
+URL = "redis://:canary-secret@127.0.0.1:6390/0"
+
+
+def secret_file(path: Path, text: str, mode: int = 0o600) -> dict[str, str]:
+    """Write a connections file; return the environment that names it."""
+    path.write_text(text)
+    path.chmod(mode)
+    return {"STREAMWORKER_CONNECTIONS": str(path)}
+
+
+def test_a_name_is_an_environment_variable() -> None:
+    """Of the process that connects."""
+    assert resolve("eu-prod", {variable_for("eu-prod"): URL}) == URL
+
+
+def test_a_name_is_a_line_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    """For where an environment is shown to others."""
+    environ = secret_file(tmp_path / "connections.toml", f'prod = "{URL}"\n')
+    assert resolve("prod", environ) == URL
+
+
+def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
+    """What is nearer to the process is what was meant."""
+    environ = secret_file(tmp_path / "connections.toml", 'prod = "redis://elsewhere"\n')
+    assert resolve("prod", {**environ, "STREAMWORKER_CONNECTION_PROD": URL}) == URL
+
+
+def test_default_is_the_url_that_workers_use() -> None:
+    """A laptop needs no connection at all."""
+    assert resolve("default", {"STREAMWORKER_REDIS_URL": URL}) == URL
+
+
+def test_an_unknown_name_says_where_it_was_looked_for() -> None:
+    """The remedy names the variable."""
+    with pytest.raises(ConfigurationError, match="STREAMWORKER_CONNECTION_PROD"):
+        resolve("prod", {"STREAMWORKER_REDIS_URL": URL})
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    """It holds passwords."""
+    environ = secret_file(tmp_path / "connections.toml", f'prod = "{URL}"\n', mode=0o644)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        resolve("prod", environ)
+
+
+def test_a_file_that_is_wrong_is_not_quoted(tmp_path: Path) -> None:
+    """The wrong line may be the one with the password."""
+    environ = secret_file(tmp_path / "connections.toml", f"prod = {URL}\n")
+    with pytest.raises(ConfigurationError, match="not TOML") as caught:
+        resolve("prod", environ)
+    assert "canary-secret" not in str(caught.value)
+    environ = secret_file(tmp_path / "numbers.toml", "prod = 5\n")
+    with pytest.raises(ConfigurationError, match="not text"):
+        resolve("prod", environ)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    """A mistyped path is not taken for an empty file."""
+    with pytest.raises(ConfigurationError, match=r"nowhere\.toml"):
+        resolve("prod", {"STREAMWORKER_CONNECTIONS": "nowhere.toml"})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:canary/secret@h:1/0",
+        "redis://:canary#secret@h:1/0",
+        "redis://:canary-secret@h:port/0",
+        "http://canary-secret",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser of URLs would quote the part that it did not understand."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_BAD", url)
+    with pytest.raises(ConfigurationError) as caught:
+        Connection("bad", 100).call(lambda client: client.ping())
+    text = str(caught.value) + repr(caught.value.__cause__)
+    assert "canary" not in text
+    assert "secret" not in text
+
+
+def test_addresses_hold_no_secrets() -> None:
+    """They are for messages."""
+    assert address(URL) == "127.0.0.1:6390"
+    assert address("unix://:canary-secret@/run/s.sock?db=0") == "/run/s.sock"
+    assert address("redis://:canary/secret@h:1") == "an address that cannot be read"
+
+
+def test_nobody_there_is_said_after_the_timeout_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without the password."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_AWAY", "redis://:canary-secret@127.0.0.1:1/0")
+    with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:1") as caught:
+        Connection("away", 200).call(lambda client: client.ping())
+    assert "canary-secret" not in str(caught.value)
+    assert "retryTimeout" in str(caught.value)
+
+
+def test_a_wrong_password_fails_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying again would not cure it."""
+    password = redis_url.partition("://:")[2].partition("@")[0]
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_WRONG", redis_url.replace(password, "canary-secret"))
+    with pytest.raises(AuthenticationFailed) as caught:
+        Connection("wrong", 60_000).call(lambda client: client.ping())
+    assert "canary-secret" not in str(caught.value)
+
+
+def test_a_refusal_fails_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of another type is not cured by waiting."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_HERE", redis_url)
+    connection = Connection("here", 60_000)
+    connection.call(lambda client: client.set("text", "x"))
+    with pytest.raises(BackendRefused, match="WRONGTYPE"):
+        connection.call(lambda client: client.hget("text", "x"))
+
+
+def test_a_call_outlives_a_restart_of_the_server(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried until the server is back."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_OWN", own_server.url)
+    connection = Connection("own", 20_000)
+    assert connection.call(lambda client: client.ping())
+    own_server.kill()
+    tried = threading.Event()
+
+    def ping(client: redis.Redis) -> object:
+        if tried.is_set():
+            own_server.start()
+        tried.set()
+        return client.ping()
+
+    assert connection.call(ping)

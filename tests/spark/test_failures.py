@@ -1,0 +1,46 @@
+"""The reason for a query's end is found in Spark's page of frames."""
+
+from streamworker.spark.failures import read_failure
+
+TRACEBACK = """Job aborted due to stage failure: Task 0 in stage 4.0 failed 1 times
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/site-packages/streamworker/spark/logs.py", line 300, in lose
+    raise DataLoss(
+streamworker.errors.{kind}: {message}
+
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:581)
+"""
+
+
+def test_an_error_of_ours_is_shown_in_its_own_words() -> None:
+    """Without a Java frame."""
+    failure = read_failure(TRACEBACK.format(kind="DataLoss", message="Rows 5 to 8 are missing. Restore."))
+    assert failure.message == "Rows 5 to 8 are missing. Restore."
+    assert failure.kind == "DataLoss"
+    assert failure.final
+
+
+def test_an_outage_is_worth_another_try_and_a_wrong_setting_is_not() -> None:
+    """What starting again can cure."""
+    assert not read_failure(TRACEBACK.format(kind="BackendUnavailable", message="gone")).final
+    assert read_failure(TRACEBACK.format(kind="ConfigurationError", message="wrong")).final
+
+
+def test_a_stream_that_is_not_declared_yet_is_waited_for() -> None:
+    """A worker may start after Spark."""
+    text = TRACEBACK.format(kind="ConfigurationError", message="There is no stream 'orders' of app 'shop'")
+    assert read_failure(text).nothing_there_yet
+
+
+def test_an_error_in_the_user_s_own_function_is_shown_with_its_kind() -> None:
+    """The last line of the Python part."""
+    failure = read_failure("org.apache.spark.X\nTraceback:\n  File\nZeroDivisionError: division by zero\n\tat java")
+    assert failure.message == "ZeroDivisionError: division by zero"
+    assert not failure.final
+
+
+def test_an_error_of_spark_itself_is_shown_by_its_first_line() -> None:
+    """Where no Python is involved."""
+    text = "[STREAM_FAILED] Query x terminated: disk full\n\tat org.apache.spark.A"
+    assert read_failure(text).message == "[STREAM_FAILED] Query x terminated: disk full"
+    assert read_failure("").message == "no reason given"

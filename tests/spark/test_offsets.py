@@ -1,0 +1,236 @@
+"""The arithmetic on positions, for every input: nothing is lost, repeated or shared out twice."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamworker.errors import ConfigurationError
+from streamworker.spark import offsets
+from streamworker.spark.offsets import START, Loss, Position, Slice
+
+rows = st.integers(0, 10**12)
+partitions = st.integers(0, 30)
+positions = st.builds(Position, rows, st.sampled_from(["", "a", "b"]), st.sampled_from(["", "5-0"]))
+any_offset = st.dictionaries(partitions, positions, max_size=8)
+
+
+@st.composite
+def growing(draw: st.DrawFn) -> tuple[dict[int, Position], dict[int, Position]]:
+    """A position, and logs that have grown since; some partitions are new."""
+    start = draw(st.dictionaries(partitions, st.builds(Position, rows, st.just("a")), max_size=8))
+    tails = {p: Position(at.rows + draw(st.integers(0, 10**6)), "a", "9-0") for p, at in start.items()}
+    for p in draw(st.sets(partitions, max_size=4)) - set(start):
+        tails[p] = Position(draw(st.integers(1, 10**6)), "a", "9-0")
+    return start, tails
+
+
+@given(any_offset)
+def test_what_spark_keeps_reads_back_as_it_was(offset: dict[int, Position]) -> None:
+    """An offset survives the checkpoint."""
+    assert offsets.from_json(offsets.to_json(offset)) == offset
+
+
+def test_equal_offsets_are_equal_text_whatever_the_order() -> None:
+    """Spark compares offsets as text to see whether there is anything new."""
+    one, two = Position(1, "a"), Position(2, "b")
+    assert str(offsets.to_json({2: two, 0: one})) == str(offsets.to_json({0: one, 2: two}))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        [],
+        "x",
+        {"p": {"0": 1}},
+        {"v": 1},
+        {"v": 1, "p": {"0": -1}},
+        {"v": 1, "p": {"x": 1}},
+        {"v": 1, "p": {"0": "12"}},
+        {"v": 1, "p": 3},
+        {"v": 2, "p": {}},
+    ],
+)
+def test_an_offset_that_is_not_ours_is_refused(document: object) -> None:
+    """A checkpoint of another source, or a damaged one, is not taken for position 0."""
+    with pytest.raises(ConfigurationError, match=r"checkpoint|version"):
+        offsets.from_json(document)
+
+
+@given(growing(), st.none() | st.integers(1, 10**7))
+def test_a_batch_takes_exactly_as_many_rows_as_the_limit_allows(
+    logs: tuple[dict[int, Position], dict[int, Position]], limit: int | None
+) -> None:
+    """The limit of a trigger is exact, and no position goes back or past the end."""
+    start, tails = logs
+    end = offsets.advance(start, tails, limit)
+    waiting = sum(tail.rows - start.get(p, START).rows for p, tail in tails.items())
+    taken = sum(at.rows - start.get(p, START).rows for p, at in end.items())
+    assert taken == (waiting if limit is None else min(limit, waiting))
+    for p, at in end.items():
+        assert start.get(p, START).rows <= at.rows <= tails[p].rows
+
+
+@given(growing())
+def test_a_partition_without_new_rows_keeps_its_position_to_the_letter(
+    logs: tuple[dict[int, Position], dict[int, Position]],
+) -> None:
+    """A checkpoint that moved without rows is no new data, so that no empty batch is run."""
+    start, tails = logs
+    still = {p: Position(at.rows, "a", "99-0") for p, at in start.items()}
+    assert offsets.advance(start, still) == start
+    assert offsets.advance(tails, tails) == tails
+
+
+@given(growing(), st.integers(1, 50))
+def test_batches_with_a_limit_reach_the_end(
+    logs: tuple[dict[int, Position], dict[int, Position]], batches: int
+) -> None:
+    """Batch by batch, each row is in one batch, and the last one ends where the logs end."""
+    position, tails = logs
+    limit = sum(tail.rows for tail in tails.values()) // batches + 1
+    seen: dict[int, list[Slice]] = {p: [] for p in tails}
+    first = position
+    for _ in range(batches + 1):
+        end = offsets.advance(position, tails, limit)
+        for part in offsets.slices(position, end):
+            seen[part.partition].append(part)
+        position = end
+    for p, parts in seen.items():
+        edges = [first.get(p, START).rows, *(part.end for part in parts)]
+        assert [part.start for part in parts] == edges[:-1]
+        assert edges[-1] == tails[p].rows
+
+
+waiting_rows = st.dictionaries(partitions, st.integers(0, 10**9), max_size=12)
+
+
+@given(waiting_rows, st.integers(0, 10**9))
+def test_a_limit_is_shared_out_to_the_last_row(waiting: Mapping[int, int], limit: int) -> None:
+    """The shares add up, none is larger than what waits, and everyone gets one while it lasts."""
+    shares = offsets.share(limit, waiting)
+    assert sum(shares.values()) == min(limit, sum(waiting.values()))
+    assert all(0 < taken <= waiting[p] for p, taken in shares.items())
+    busy = [p for p, count in waiting.items() if count]
+    assert len(shares) >= min(limit, len(busy))
+
+
+@given(waiting_rows, st.integers(1, 10**9))
+def test_shares_are_in_proportion_to_what_waits(waiting: Mapping[int, int], limit: int) -> None:
+    """Who has more waiting never gets less."""
+    shares = offsets.share(limit, waiting)
+    by_size = sorted((count, shares.get(p, 0)) for p, count in waiting.items())
+    assert all(a[1] <= b[1] + 1 for a, b in pairwise(by_size))
+
+
+slices = st.lists(
+    st.builds(lambda p, start, count: Slice(p, "a", start, start + count, "5-0"), partitions, rows,
+              st.integers(1, 10**6)),
+    max_size=10,
+    unique_by=lambda part: part.partition,
+)  # fmt: skip
+
+
+@given(slices, st.none() | st.integers(1, 40), st.none() | st.integers(1, 40))
+def test_splitting_and_packing_lose_no_row_and_keep_order(
+    parts: list[Slice], at_least: int | None, at_most: int | None
+) -> None:
+    """Each row is in one task, and a task has each partition's rows in order."""
+    packed = offsets.pack(offsets.split(parts, at_least), at_most)
+    pieces = sorted((piece for task in packed for piece in task), key=lambda s: (s.partition, s.start))
+    for part in parts:
+        mine = [piece for piece in pieces if piece.partition == part.partition]
+        assert mine[0].start == part.start
+        assert mine[0].last == part.last
+        assert mine[-1].end == part.end
+        assert all(a.end == b.start and b.last == "" for a, b in pairwise(mine))
+        assert all(piece.rows > 0 for piece in mine)
+    for task in packed:
+        assert list(task) == sorted(task, key=lambda s: (s.partition, s.start))
+
+
+@given(slices.filter(bool), st.integers(1, 40))
+def test_there_are_as_many_tasks_as_min_partitions_asks_for(parts: list[Slice], at_least: int) -> None:
+    """Fewer only where there are fewer rows."""
+    total = sum(part.rows for part in parts)
+    expected = max(len(parts), min(at_least, total))
+    assert len(offsets.split(parts, at_least)) == expected
+
+
+@given(slices, st.integers(1, 40))
+def test_there_are_no_more_tasks_than_max_partitions(parts: list[Slice], at_most: int) -> None:
+    """And none is empty."""
+    packed = offsets.pack(parts, at_most)
+    assert len(packed) == min(len(parts), at_most)
+    assert all(packed)
+
+
+@given(slices, st.integers(1, 10))
+def test_packing_is_within_a_third_of_the_best(parts: list[Slice], at_most: int) -> None:
+    """No task is larger than 4/3 of the larger of the mean and the largest slice, plus that slice."""
+    packed = offsets.pack(parts, at_most)
+    if not packed:
+        return
+    largest = max(part.rows for part in parts)
+    mean = sum(part.rows for part in parts) / at_most
+    assert max(sum(piece.rows for piece in task) for task in packed) <= mean + largest
+
+
+def test_a_log_that_is_gone_replaced_or_shorter_is_a_loss() -> None:
+    """The three ways in which a log can fail its reader."""
+    tails = {0: START, 1: Position(50, "new"), 2: Position(9, "a"), 3: Position(10, "a")}
+    read = {p: Position(10, "a") for p in range(4)}
+    assert offsets.find_losses(read, tails) == {
+        0: Loss.GONE,
+        1: Loss.REPLACED,
+        2: Loss.ROLLED_BACK,
+    }
+    assert offsets.find_losses({9: Position(1, "a")}, {}) == {9: Loss.GONE}
+
+
+@given(st.dictionaries(partitions, positions, max_size=5))
+def test_nothing_read_means_nothing_lost(tails: dict[int, Position]) -> None:
+    """A reader at row 0 takes whatever log comes."""
+    assert offsets.find_losses(dict.fromkeys(tails, START), tails) == {}
+
+
+@given(any_offset, st.dictionaries(partitions, positions, max_size=8), st.none() | st.integers(1, 1000))
+def test_going_on_after_a_loss_always_gives_a_position_that_can_be_read(
+    start: dict[int, Position], tails: dict[int, Position], limit: int | None
+) -> None:
+    """With failOnDataLoss=false no slice is empty or past the end of its log."""
+    end = offsets.advance(start, tails, limit)
+    for part in offsets.slices(start, end):
+        assert part.start < part.end <= tails[part.partition].rows
+
+
+def test_a_replaced_log_is_read_from_its_beginning_and_a_shorter_one_from_its_end() -> None:
+    """What failOnDataLoss=false goes on with."""
+    start = {0: Position(100, "old", "9-0"), 1: Position(100, "a", "9-0")}
+    tails = {0: Position(30, "new", "3-0"), 1: Position(60, "a", "6-0")}
+    end = offsets.advance(start, tails)
+    assert end == tails
+    assert offsets.slices(start, end) == [Slice(0, "new", 0, 30)]
+
+
+def test_a_limit_never_passes_the_target_of_available_now() -> None:
+    """Rows that come after the query began are left for the next one; so are new partitions."""
+    target = {0: Position(10, "a", "1-0")}
+    tails = {0: Position(25, "a", "2-0"), 1: Position(5, "b", "1-0")}
+    assert offsets.at_most(tails, target) == target
+    assert offsets.at_most(tails, None) == tails
+
+
+def test_a_position_inside_a_log_does_not_claim_a_source_entry() -> None:
+    """Only the end of a log is known to go with its group's checkpoint."""
+    tails = {0: Position(10, "a", "9-0")}
+    assert offsets.advance({}, tails, 4) == {0: Position(4, "a", "")}
+    assert offsets.advance({}, tails, 10) == tails
+
+
+def test_lag_is_counted_in_rows() -> None:
+    """For each partition, also one that was not read yet."""
+    assert offsets.lag({0: Position(4, "a")}, {0: Position(10, "a"), 1: Position(3, "b")}) == {0: 6, 1: 3}
