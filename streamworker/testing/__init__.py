@@ -3,6 +3,6 @@
 See :func:`local_worker`.
 """
 
-from streamworker.testing.local import LocalWorker, local_worker
+from streamworker.testing.local import LocalWorker, local_worker, quiet_logs
 
-__all__ = ["LocalWorker", "local_worker"]
+__all__ = ["LocalWorker", "local_worker", "quiet_logs"]

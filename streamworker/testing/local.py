@@ -4,6 +4,8 @@ It is the real worker on a real server: nothing is simulated, and what a test se
 production does. Only signals are left out, since they belong to the program around it.
 """
 
+import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +13,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import structlog
 
 from streamworker.app import App, Processor
 from streamworker.core.entries import ZERO
@@ -219,6 +222,18 @@ async def local_worker(
     finally:
         await app.aclose()
         app.settings = before
+
+
+def quiet_logs(level: str = "error") -> None:
+    """Send the worker's log to stderr, and only what is at least this grave.
+
+    Without it structlog prints every line to stdout, where the output of a test or an example
+    is looked for. It changes structlog's configuration for the whole process.
+    """
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 async def _run(worker: Worker, *, task_status: anyio.abc.TaskStatus[None]) -> None:

@@ -1,0 +1,50 @@
+"""A record that cannot be handled.
+
+The function is called again, `attempts` times in all, with growing pauses. After that
+`on_error="halt"`, the default, stops this one partition. `on_error="dead_letter"` looks for the
+poison record by halving the batch, takes it out in the same commit, and goes on; the order of the
+rest is kept. An entry that is no record of the stream takes the same road.
+"""
+# prints: 9 payments booked, 1 dead letter
+
+import anyio
+import msgspec
+
+from streamworker import App
+from streamworker.dev.server import EmbeddedServer
+from streamworker.testing import local_worker, quiet_logs
+
+app = App("bank")
+
+
+class Payment(msgspec.Struct):
+    number: int
+    amount: int
+
+
+payments = app.stream("payments", Payment, partitions=1)
+
+
+@app.processor(payments, batch=10, within=0.2, on_error="dead_letter", attempts=2, backoff=0.01)
+async def book(batch: list[Payment]) -> list[Payment]:
+    print(f"asked to book {[payment.number for payment in batch]}")
+    for payment in batch:
+        if payment.amount < 0:
+            raise ValueError(f"payment {payment.number} is negative")
+    return batch
+
+
+async def main() -> None:
+    with EmbeddedServer() as server:
+        async with local_worker(app, redis_url=server.url) as worker:
+            await payments.send_many(Payment(n, -5 if n == 6 else 5) for n in range(10))
+            await worker.until_drained()
+            rows, letters = await worker.rows(book), await worker.dead_letters(book)
+    for letter in letters:
+        print(f"dead after {letter.attempts} attempts: {letter.fields[b'v'].decode()}: {letter.error}")
+    print(f"{len(rows)} payments booked, {len(letters)} dead letter")
+
+
+if __name__ == "__main__":
+    quiet_logs("critical")
+    anyio.run(main)
