@@ -43,6 +43,7 @@ def compute(seconds: float) -> None:
 async def record(batch: list[Item], ctx: Context) -> list[Item]:
     """Write down the batch and forward it."""
     started = time.monotonic()
+    (LEDGER / f"{os.getpid()}.started").touch()
     if HANDLER == "block":
         time.sleep(HANDLER_S)
     elif HANDLER == "compute":

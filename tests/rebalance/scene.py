@@ -145,10 +145,14 @@ class Scene:
         """Wait until all that was sent is committed."""
         wait_for(lambda: self.snapshot().lag == 0, "there is no lag", timeout_s)
 
+    def wait_until_busy(self, worker: WorkerProcess) -> None:
+        """Wait until a worker's handler was called."""
+        wait_for((self.ledger / f"{worker.pid}.started").exists, "the handler was called")
+
     def calls(self) -> list[Call]:
         """Return all that was executed, by start."""
         found = []
-        for path in self.ledger.iterdir():
+        for path in self.ledger.glob("*.jsonl"):
             for line in path.read_text().splitlines():
                 fields = json.loads(line)
                 fields["n"] = tuple(fields["n"])

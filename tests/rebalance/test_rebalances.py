@@ -195,7 +195,7 @@ def test_a_second_signal_ends_a_worker_at_once_with_its_own_exit_code(scene: Sce
     worker = scene.worker("w1", HANDLER_S="30")
     scene.wait_for_owners({"w1": 8})
     scene.send(100)
-    wait_for(lambda: scene.snapshot().lag == 100, "the handlers have begun")
+    scene.wait_until_busy(worker)
     worker.terminate()
     wait_for(lambda: "worker_stopping" in worker.log(), "it was told")
     assert worker.running
@@ -214,7 +214,7 @@ def test_a_worker_whose_handler_hangs_ends_at_its_deadline(scene: Scene) -> None
     )
     scene.wait_for_owners({"w1": 8})
     scene.send(100)
-    time.sleep(0.5)  # the handler blocks from its first batch on; nothing outside tells when
+    scene.wait_until_busy(worker)
     started = time.monotonic()
     worker.send_signal(signal.SIGINT)
     assert worker.wait(20) == FORCED
