@@ -6,12 +6,13 @@ the commit of its records, all or nothing, and is forgotten if the function fail
 
 from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
-
-from structlog.stdlib import BoundLogger
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from streamworker.core.entries import Entry, EntryId
 from streamworker.errors import ConfigurationError, RecordError
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class Place:
 
     __slots__ = ("app", "epoch", "log", "partition", "processor")
 
-    def __init__(self, *, app: str, processor: str, partition: int, epoch: int, log: BoundLogger) -> None:
+    def __init__(self, *, app: str, processor: str, partition: int, epoch: int, log: "BoundLogger") -> None:
         self.app = app
         self.processor = processor
         self.partition = partition
@@ -103,7 +104,7 @@ class Context:
         return self._place.epoch
 
     @property
-    def log(self) -> BoundLogger:
+    def log(self) -> "BoundLogger":
         """A logger that names app, processor and partition."""
         return self._place.log
 

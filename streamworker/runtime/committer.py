@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
-import structlog
 
 from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.log import get_logger
 from streamworker.redisio import locks
 from streamworker.redisio.client import Backend
 from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest, commit_many
@@ -33,7 +33,7 @@ PIPELINE_BYTES_MAX = 8 * 1024 * 1024
 
 OnTrouble = Callable[[str], None]
 
-_log = structlog.get_logger("streamworker.committer")
+_log = get_logger("streamworker.committer")
 
 
 @dataclass(slots=True)

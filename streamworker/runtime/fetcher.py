@@ -19,11 +19,11 @@ import random
 from collections.abc import Callable, Sequence
 
 import anyio
-import structlog
 
 from streamworker.core.batching import Candidate, ReadPlan, plan_read
 from streamworker.core.entries import ZERO, EntryId
 from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.log import get_logger
 from streamworker.redisio import streams
 from streamworker.redisio.client import Backend, BlockingConnection
 from streamworker.redisio.keys import StreamKeys
@@ -40,7 +40,7 @@ UNBLOCK_RETRY_MS = 5
 
 OnBroken = Callable[[int, str], None]
 
-_log = structlog.get_logger("streamworker.fetcher")
+_log = get_logger("streamworker.fetcher")
 
 
 class Fetcher:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import anyio
-import structlog
 from anyio.abc import TaskGroup
 from structlog.stdlib import BoundLogger
 
@@ -57,6 +56,7 @@ from streamworker.core.events import (
     StopRequested,
 )
 from streamworker.errors import BackendError, StreamworkerError
+from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio import control, locks, membership, readers, state, streams
 from streamworker.redisio.client import Backend
@@ -128,7 +128,7 @@ class Group:
         self._keeper = keeper
         self._settings = settings
         self._rng = rng
-        self._log = structlog.get_logger("streamworker.group").bind(processor=spec.name)
+        self._log = get_logger("streamworker.group").bind(processor=spec.name)
         self._events: deque[Event] = deque()
         self._arrived = anyio.Event()
         self._running: dict[int, _Running] = {}

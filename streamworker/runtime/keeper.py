@@ -17,16 +17,15 @@ import time
 import traceback
 from collections.abc import Callable
 
-import structlog
-
 from streamworker.core.events import HeartbeatDone
 from streamworker.errors import BackendError
+from streamworker.log import get_logger
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.membership import HeartbeatReply, heartbeat
 from streamworker.settings import Settings
 
-log = structlog.get_logger("streamworker.keeper")
+log = get_logger("streamworker.keeper")
 
 Deliver = Callable[[HeartbeatDone], None]
 JOIN_TIMEOUT_S = 5.0

@@ -8,17 +8,17 @@ import random
 from collections.abc import Callable
 
 import anyio
-import structlog
 
 from streamworker.core.control import ControlMessage, from_fields
 from streamworker.core.entries import EntryId
 from streamworker.core.events import ControlReceived
 from streamworker.errors import BackendError
+from streamworker.log import get_logger
 from streamworker.redisio.client import Backend
 from streamworker.redisio.control import last_control_id, read_control
 from streamworker.redisio.keys import GroupKeys
 
-log = structlog.get_logger("streamworker.listener")
+log = get_logger("streamworker.listener")
 
 BLOCK_MS = 5_000
 """Long, since a message ends the wait at once; short enough that a dead server is noticed."""

@@ -18,8 +18,6 @@ from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import structlog
-
 from streamworker.core.entries import EntryId
 from streamworker.core.partitioner import RoundRobin, canonical_key, partition_for
 from streamworker.errors import (
@@ -29,6 +27,7 @@ from streamworker.errors import (
     StreamFull,
     StreamworkerError,
 )
+from streamworker.log import get_logger
 from streamworker.processors import StreamSpec
 from streamworker.redisio import streams
 from streamworker.redisio.client import Backend
@@ -55,7 +54,7 @@ CHUNK_BYTES = 1024 * 1024
 CHUNKS_AHEAD = 2
 """Chunks that ``send_many`` has under way: one is encoded while others are sent."""
 
-_log = structlog.get_logger("streamworker.producer")
+_log = get_logger("streamworker.producer")
 
 
 class Sent(NamedTuple):

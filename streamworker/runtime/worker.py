@@ -17,10 +17,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
 from streamworker.core.worker import Identity, Timing, WorkerCore
 from streamworker.errors import ConfigurationError
+from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio import schemas, streams
 from streamworker.redisio.client import Backend, check_server
@@ -33,7 +33,7 @@ from streamworker.settings import Settings
 if TYPE_CHECKING:
     from streamworker.app import App
 
-log = structlog.get_logger("streamworker.worker")
+log = get_logger("streamworker.worker")
 
 FORCED = 5
 """Exit code of a worker that did not end in time, or was told twice."""

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import redis
-from streamworker.redisio.snapshot import take_snapshot
 
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.redisio.ackedlog import decode_entry, deserialize_schema
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.snapshot import take_snapshot
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
 from tests.rebalance.ledger_app import Item
