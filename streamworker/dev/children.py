@@ -12,9 +12,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_END_WITH_US = '(read -r _ <&1; kill -TERM 0) & exec "$@" >&2'
+_END_WITH_US = """
+(trap '' TERM; read -r _ <&1; kill -TERM 0; [ -z "$0" ] || rm -rf -- "$0") & exec "$@" >&2
+"""
 """Shell words that run a command beside a watcher that reads from a pipe whose other end only
-we hold. The kernel closes it when we end, however we end, and the watcher then ends the command.
+we hold. The kernel closes it when we end, however we end, and the watcher then ends the command
+and removes the directory that we can no longer remove.
 
 Chosen over PR_SET_PDEATHSIG, which is Linux only, fires already when the *thread* that started
 the child ends, and needs code between fork and exec. ``kill 0`` signals the process group that
@@ -40,6 +43,8 @@ class Child:
         Where it runs; here if None.
     stdin
         What it finds on its standard input.
+    temporary
+        A directory to be removed if we end without having ended the child.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Child:
         environ: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: bytes = b"",
+        temporary: Path | None = None,
     ) -> None:
         self.log_path = log_path
         watched, lifeline = os.pipe()
@@ -57,7 +63,7 @@ class Child:
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _END_WITH_US, "sh", *command],
+                ["/bin/sh", "-c", _END_WITH_US, str(temporary or ""), *command],
                 stdin=subprocess.PIPE,
                 stdout=watched,
                 stderr=log,

@@ -74,9 +74,13 @@ SCRIPT = (
 
 
 def run_demo(
-    json_output: bool = False, keep: bool = False, directory: str | os.PathLike[str] | None = None
+    json_output: bool = False,
+    keep: bool = False,
+    directory: str | os.PathLike[str] | None = None,
+    flights: int | None = None,
+    send_s: float = SEND_S,
 ) -> int:
-    """Run the demo; takes about two minutes on two cores.
+    """Run the demo; takes about a minute on two cores.
 
     Parameters
     ----------
@@ -86,6 +90,8 @@ def run_demo(
         Leave server, worker and Spark running afterwards until Ctrl-C.
     directory
         Where tables and logs go. None: a temporary directory, removed if all went well.
+    flights, send_s
+        Send only so many flights, in so many seconds; for a shorter run.
 
     Returns
     -------
@@ -103,7 +109,7 @@ def run_demo(
     code = 1
     try:
         with EmbeddedServer() as server, reporter:
-            demo = _Demo(server=server, reporter=reporter, where=where, keep=keep)
+            demo = _Demo(server, reporter, where, keep=keep, limit=flights, send_s=send_s)
             try:
                 code = 0 if asyncio.run(demo.run()) else 1
             finally:
@@ -132,6 +138,8 @@ class _Demo:
     reporter: Reporter
     where: Path
     keep: bool
+    limit: int | None
+    send_s: float
     children: dict[str, Child] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     """Children that are meant to have ended."""
@@ -149,7 +157,7 @@ class _Demo:
         task = asyncio.current_task()
         if task is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        flights = load_flights()
+        flights = load_flights().slice(0, self.limit)
         self.reporter.say(f"{flights.num_rows:,} flights of 2013; {self.server.describe()}")
         self._start("spark", "spark", f"{APP}:app")
         app = self._import_app()
@@ -241,7 +249,7 @@ class _Demo:
         begun = time.monotonic()
         while chunk := list(itertools.islice(records, SEND_CHUNK)):
             self.sent += await stream.send_many(chunk)
-            ahead_s = SEND_S * self.sent / flights.num_rows - (time.monotonic() - begun)
+            ahead_s = self.send_s * self.sent / flights.num_rows - (time.monotonic() - begun)
             if ahead_s > 0:
                 await asyncio.sleep(ahead_s)
 

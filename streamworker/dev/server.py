@@ -310,7 +310,12 @@ class EmbeddedServer:
 
     def _spawn(self) -> None:
         # The config goes in on stdin, so that the password is in no file and no command line.
-        self._process = Child([str(self._binary), "-"], log_path=self.log_path, stdin=self._config().encode())
+        self._process = Child(
+            [str(self._binary), "-"],
+            log_path=self.log_path,
+            stdin=self._config().encode(),
+            temporary=self._home,
+        )
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_MS / 1000

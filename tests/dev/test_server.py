@@ -122,12 +122,12 @@ def test_stopping_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_it_ends_with_its_parent_however_that_ends(number: signal.Signals) -> None:
-    """A parent that is killed takes the server with it."""
+    """A parent that is killed takes the server with it, and its temporary directory."""
     source = (
         "import time\n"
         "from streamworker.dev.server import EmbeddedServer\n"
         "server = EmbeddedServer().start()\n"
-        "print(server.pid, flush=True)\n"
+        "print(server.pid, server.log_path.parent, flush=True)\n"
         "time.sleep(60)\n"
     )
     parent = subprocess.Popen(
@@ -135,11 +135,12 @@ def test_it_ends_with_its_parent_however_that_ends(number: signal.Signals) -> No
     )
     assert parent.stdout is not None
     with parent.stdout:
-        pid = int(parent.stdout.readline())
+        pid, directory = parent.stdout.readline().split()
         parent.send_signal(number)
         parent.wait()
 
-        wait_for(lambda: process_is_gone(pid), "the server has ended with its parent", timeout_s=5)
+        wait_for(lambda: process_is_gone(int(pid)), "the server has ended with its parent", timeout_s=5)
+        wait_for(lambda: not Path(directory).exists(), "its directory is gone", timeout_s=5)
 
 
 def test_it_outlives_the_thread_that_started_it() -> None:

@@ -1,0 +1,73 @@
+"""The demo, as a user starts it: a smaller one, with everything that the whole one has."""
+
+import json
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.helpers import process_is_gone, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+FLIGHTS = 40_000
+
+
+def start_demo(directory: Path, *, send_s: float, errors: Path) -> "subprocess.Popen[str]":
+    """Start a demo of the first flights of the year."""
+    arguments = f"json_output=True, directory={str(directory)!r}, flights={FLIGHTS}, send_s={send_s}"
+    source = f"import sys; from streamworker.dev.demo import run_demo; sys.exit(run_demo({arguments}))"
+    with errors.open("w") as log:
+        return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=log, text=True)
+
+
+def test_every_flight_becomes_one_row_while_workers_join_die_and_leave(tmp_path: Path) -> None:
+    """Three joins, one SIGKILL, one SIGTERM; the tables are exactly right and the exit code says so."""
+    demo = start_demo(tmp_path / "demo", send_s=12, errors=tmp_path / "errors")
+    printed, _ = demo.communicate(timeout=280)
+
+    assert demo.returncode == 0, (tmp_path / "errors").read_text()
+    found = json.loads(printed.splitlines()[-1])
+    causes = [one["cause"] for one in found["rebalances"]]
+    assert {name: found[name] for name in ("sent", "spark_rows", "lost", "duplicates", "out_of_order")} == {
+        "sent": FLIGHTS,
+        "spark_rows": FLIGHTS,
+        "lost": 0,
+        "duplicates": 0,
+        "out_of_order": 0,
+    }
+    assert found["aggregate_equal"] is True
+    assert (causes.count("join"), causes.count("death"), causes.count("leave")) == (3, 1, 1)
+    assert all(one["ms"] is not None for one in found["rebalances"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_that_is_ended_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """Server, workers, Spark and its JVM end with it, whatever ends it."""
+    demo = start_demo(tmp_path / "demo", send_s=60, errors=tmp_path / "errors")
+    try:
+        family = wait_for(lambda: _with_jvm(demo.pid), "server, Spark and a worker run", timeout_s=60)
+        demo.send_signal(number)
+        demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+
+    assert demo.returncode == (-number if number == signal.SIGKILL else 130)
+    for pid in family:
+        wait_for(partial(process_is_gone, pid), f"process {pid} has ended", timeout_s=40)
+
+
+def _with_jvm(pid: int) -> list[int]:
+    """Return all descendants of a process once there is a JVM among them, else nothing."""
+    family = psutil.Process(pid).children(recursive=True)
+    names = []
+    for member in family:
+        try:
+            names.append(member.name())
+        except psutil.NoSuchProcess:
+            return []
+    return [member.pid for member in family] if "java" in names else []
