@@ -1,0 +1,238 @@
+"""Writes the parts of docs/ that are made from the code: `make docs`, or `python docs/generate.py`.
+
+Whole pages: settings.md, redis-keys.md and cli.md. In other pages, what stands between
+`<!-- generated: NAME -->` and `<!-- end of NAME -->`. tests/test_docs.py fails when a page is not
+what this would write.
+"""
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS)]
+
+import transcript
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.metrics import METRICS
+from streamworker.cli.reference import render as render_cli
+from streamworker.core.lifecycle import diagram
+from streamworker.core.partitioner import VECTORS
+from streamworker.redisio.keys import KEY_TABLE
+from streamworker.settings import ENV_PREFIX, Settings
+from streamworker.spark.options import NAMES as SPARK_OPTIONS
+
+MADE_BY = "<!-- Made by `make docs` from {source}; edit that, not this. A test compares them. -->"
+
+
+# -- whole pages -----------------------------------------------------------------------------
+
+
+def settings_page() -> str:
+    """Return docs/settings.md, from the fields of `Settings` and what is written below each."""
+    tree = ast.parse(inspect.getsource(sys.modules[Settings.__module__]))
+    body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings").body
+    reasons = {
+        field.target.id: inspect.cleandoc(text.value.value).replace("\n", " ").replace("``", "`")
+        for field, text in zip(body, body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+    lines = [
+        "# Settings",
+        "",
+        MADE_BY.format(source="streamworker/settings.py"),
+        "",
+        "Each setting is an argument of `App(...)` and an environment variable; the argument wins.",
+        f'`App("shop", grace_period_ms=20_000)` and `{ENV_PREFIX}GRACE_PERIOD_MS=20000` say the same.',
+        "A name that does not exist, a value of the wrong type, and values that contradict each",
+        "other are refused when the `App` is made, with the inequality that does not hold.",
+        "",
+        "Times are in milliseconds, sizes in bytes.",
+        "",
+        "| setting | default | for |",
+        "|---|---|---|",
+    ]
+    for field in dataclasses.fields(Settings):
+        default = f"{field.default:,}" if isinstance(field.default, int) else str(field.default)
+        lines.append(f"| `{field.name}` | `{default}` | {reasons[field.name]} |")
+    lines += ["", "## Variables", "", "| variable | sets |", "|---|---|"]
+    lines += [f"| `{ENV_PREFIX}{f.name.upper()}` | `{f.name}` |" for f in dataclasses.fields(Settings)]
+    lines += [
+        "| `STREAMWORKER_CONNECTION_<NAME>` | the URL of a named connection of Spark, see [Spark](spark.md) |",
+        "| `STREAMWORKER_CONNECTIONS` | a file with such connections |",
+        "| `STREAMWORKER_DEV_REDIS_URL` | set by `streamworker dev` for the processes that it starts |",
+        "",
+        "## What must hold",
+        "",
+        "| setting | must be at least | |",
+        "|---|---|---|",
+    ]
+    for name, factor, other in _requirements():
+        times = f"{factor} x " if factor > 1 else ""
+        lines.append(
+            f"| `{name}` | {times}`{other}` | {getattr(Settings(), name):,} >= {times}"
+            f"{getattr(Settings(), other):,} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _requirements() -> list[tuple[str, int, str]]:
+    source = inspect.getsource(Settings.__post_init__)
+    found = re.findall(r'_require\("(\w+)", ">=", (\d+), "(\w+)"\)', source)
+    return [(name, int(factor), other) for name, factor, other in found]
+
+
+def keys_page() -> str:
+    """Return docs/redis-keys.md, from the table of keys."""
+    lines = [
+        "# Keys in Redis",
+        "",
+        MADE_BY.format(source="streamworker/redisio/keys.py"),
+        "",
+        "Everything that streamworker keeps is in these keys. `app`, `stream` and `GROUP` (the",
+        "processor) are names of 1 to 64 letters, digits, `_`, `.` and `-`; `P` is a partition,",
+        "counted from 0. What stands in braces is the hash tag: all keys of one partition are on",
+        "one node of a Cluster, and so are all keys of one group.",
+        "",
+        "| key | type | holds | example |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| `{row.key}` | {row.type} | {row.holds} | `{row.example}` |" for row in KEY_TABLE]
+    lines += [
+        "",
+        "No key but `producer` expires. To remove an app for good, stop its workers and delete what",
+        "matches `sw:{app.*`; to remove one group, delete its keys and `XGROUP DESTROY` it in each",
+        "`events` stream, since trimming waits for every group that is there.",
+        "",
+        "## Rights",
+        "",
+        "A Redis user for workers and producers needs these rights, for an app `shop`:",
+        "",
+        "```",
+        "ACL SETUSER shop on >PASSWORD resetkeys ~sw:{shop.* resetchannels -@all",
+        "    +@read +@write +@stream +@hash +@string +@scripting +@connection",
+        "    +info +time +client|list +client|id +client|unblock +config|get",
+        "```",
+        "",
+        "Without `client|list` a dead member is told from a slow one by `session_timeout_ms` alone.",
+        "",
+        "## An entry of the source",
+        "",
+        "Field `v` holds the payload (JSON or MessagePack) and `h.<name>` the headers; a stream",
+        'with `codec="fields"` has the record\'s own fields instead. A producer in another language',
+        "appends with `XADD key * v '{...}'`. It must pick the partition by the rule in",
+        "[protocol](protocol.md#which-partition), or records with one key lose their order.",
+        "",
+        "## An entry of the acked log",
+        "",
+        "The id is `<rows>-0`, where `rows` counts all rows that the log has ever held, up to the",
+        "last one of this entry. So lag, limits and gaps are subtractions on ids, and Redis itself",
+        "refuses an entry that comes out of order.",
+        "",
+        "| field | holds |",
+        "|---|---|",
+        "| `rows` | rows in this entry |",
+        "| `first`, `last` | ids of the first and last source entry of the commit |",
+        "| `prev` | the checkpoint before: `last` of the commit before this one |",
+        "| `schema` | fingerprint of the Arrow schema, a field of `schemas` |",
+        "| `epoch`, `owner` | who committed |",
+        "| `at` | when, in ms by the server's clock |",
+        "| `crc` | CRC-32 of `batch`, decimal |",
+        "| `codec`, `size` | `none`, `lz4` or `zstd`, and the size before compression |",
+        "| `batch` | the Arrow record batch, serialised without its schema |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "settings.md": settings_page,
+    "redis-keys.md": keys_page,
+    "cli.md": render_cli,
+}
+
+# -- parts of pages --------------------------------------------------------------------------
+
+
+def exit_codes() -> str:
+    """Return the table of exit codes."""
+    rows = [f"| {code.value} | {code.meaning} |" for code in ExitCode]
+    return "\n".join(["| code | means |", "|---|---|", *rows])
+
+
+def metrics() -> str:
+    """Return the table of metrics."""
+    rows = [f"| `{name}` | {kind} | {text} |" for name, (kind, text) in METRICS.items()]
+    return "\n".join(["| metric | type | says |", "|---|---|---|", *rows])
+
+
+def spark_options() -> str:
+    """Return the table of the options of the Spark source."""
+    rows = [f"| `{name}` | {text} |" for name, text in SPARK_OPTIONS.items()]
+    return "\n".join(["| option | for |", "|---|---|", *rows])
+
+
+def vectors() -> str:
+    """Return the test vectors of the partitioner."""
+    rows = [
+        f"| `{key!r}` | `{data.hex(' ') or '(none)'}` | `{crc:08x}` | {partition} |"
+        for key, data, crc, partition in VECTORS
+    ]
+    head = ["| key, as Python writes it | bytes | CRC-32 | partition of 16 |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
+def decisions() -> str:
+    """Return the list of decisions, from their titles."""
+    rows = []
+    for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+        title = path.read_text("utf-8").splitlines()[0].removeprefix("# ")
+        rows.append(f"- [{title}]({path.name})")
+    return "\n".join(rows)
+
+
+def parts() -> dict[str, str]:
+    """Return everything that stands in a page between marks, by name."""
+    told = {f"transcript of {name}": f"```text\n{text}\n```" for name, text in transcript.render().items()}
+    return {
+        "lifecycle": f"```mermaid\n{diagram()}\n```",
+        "exit codes": exit_codes(),
+        "metrics": metrics(),
+        "spark options": spark_options(),
+        "vectors": vectors(),
+        "decisions": decisions(),
+        **told,
+    }
+
+
+MARKED = re.compile(r"(<!-- generated: (?P<name>[\w -]+?) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
+
+
+def filled(text: str, known: dict[str, str]) -> str:
+    """Return a page with what stands between marks made anew."""
+    return MARKED.sub(lambda match: f"{match[1]}{known[match['name']]}\n{match[3]}", text)
+
+
+def render() -> dict[Path, str]:
+    """Return all pages that are made, wholly or in part, from the code."""
+    pages = {DOCS / name: make() for name, make in PAGES.items()}
+    known = parts()
+    for path in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
+        if path not in pages and path.exists() and MARKED.search(text := path.read_text("utf-8")):
+            pages[path] = filled(text, known)
+    return pages
+
+
+if __name__ == "__main__":
+    for target, content in render().items():
+        if not target.exists() or target.read_text("utf-8") != content:
+            target.write_text(content, "utf-8")
+            print(f"wrote {target.relative_to(DOCS.parent)}")
