@@ -18,8 +18,8 @@ the server before its last restart
 
 Silence is measured by our own heartbeats: a peer has been silent for the time in which ours
 got through and its did not change. Our own sleep is thereby not held against others: a worker
-that wakes after a minute, or is the first to find the server again, adds at most one heartbeat
-of silence to anybody. That is less than ``dead_after_ms``, so others have their turn to beat.
+that wakes after a minute, or is the first to find the server again after an outage, counts none
+of that time, and everybody else has ``dead_after_ms`` from then on to beat as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,9 @@ class PeerWatch:
         self, me: str, members: Sequence[str], beats: Mapping[str, Beat], run_id: str, now_ms: int
     ) -> tuple[int, ...]:
         """Take the answer of one of our heartbeats; return the connections to ask about."""
-        passed_ms = 0 if self._last_ms is None else min(now_ms - self._last_ms, self._interval_ms)
+        gap_ms = 0 if self._last_ms is None else now_ms - self._last_ms
+        # Who was late enough to be thought dead itself judges nobody by that time.
+        passed_ms = min(gap_ms, self._interval_ms) if gap_ms < self._dead_after_ms else 0
         self._last_ms = now_ms
         self._run_id = run_id
         peers: dict[str, _Silence] = {}

@@ -1,9 +1,8 @@
-"""A small deterministic world for worker cores: a server, a network, handlers and one clock.
+"""A small deterministic world for worker cores: workers, a network, handlers and one clock.
 
-``Server`` does what the Lua scripts do, each in one step. ``Worker`` is what the runtime is in
-production: it carries events in and effects out. ``Runner`` stands for the handling of one
-partition. ``World`` has the clock, the dice and the faults. The same seed gives the same run,
-event for event.
+``Worker`` is what the runtime is in production: it carries events in and effects out. ``Runner``
+stands for the handling of one partition. ``World`` has the clock, the dice, the network and its
+faults, and a ``Server``. The same seed gives the same run, event for event.
 
 What a run promises is checked as it goes, by ``assert`` at the place where it would break:
 at most one call at a time about the document and about each lock, one runner a partition and
@@ -13,18 +12,15 @@ could see (commits, executions, documents) is kept for the tests to judge.
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
 from streamworker.core import events as ev
-from streamworker.core.control import ControlMessage
-from streamworker.core.entries import EntryId
-from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
-from streamworker.core.membership import Membership
+from streamworker.core.locks import Acquired
 from streamworker.core.worker import Identity, Phase, Timing, WorkerCore
+from tests.core.server import Code, Commit, Server
 
 T = TypeVar("T")
 
@@ -33,8 +29,6 @@ REFUSED_MS = 50
 """A call without a connection fails this fast."""
 STUCK_MS = 20_000
 """Far longer than the grace period, and longer than the drain deadline."""
-CONTENDER_GAP_MS = 3_000
-"""A contender that did not ask for this long waits anew: it may have slept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,149 +47,6 @@ class Faults:
 
 QUIET = Faults()
 ROUGH = Faults(lost=0.08, control_lost=0.1, latency_ms=300, batch_ms=1_500, stuck=0.01, halted=0.002)
-
-
-class Code(Enum):
-    """The answer to a commit."""
-
-    OK = "ok"
-    DUP = "dup"
-    FENCED = "fenced"
-    GAP = "gap"
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A commit that the server took: entries after ``previous`` up to ``new``."""
-
-    owner: str
-    epoch: int
-    previous: int
-    new: int
-
-
-@dataclass(slots=True)
-class Lock:
-    """The lock hash of one partition, and its acked log."""
-
-    owner: str = ""
-    epoch: int = 1_000
-    generation: int = 0
-    wanted: str = ""
-    wanted_since: int = 0
-    wanted_at: int = 0
-    log: list[Commit] = field(default_factory=list)
-
-    @property
-    def checkpoint(self) -> int:
-        """The last entry that was committed."""
-        return self.log[-1].new if self.log else 0
-
-
-class Server:
-    """The scripts of redisio, on plain values."""
-
-    def __init__(self, world: "World", partitions: int, drain_deadline_ms: int) -> None:
-        self.world = world
-        self.drain_deadline_ms = drain_deadline_ms
-        self.locks = [Lock() for _ in range(partitions)]
-        self.document: bytes | None = None
-        self.history: list[Membership] = []
-        self.beats: dict[str, ev.Beat] = {}
-        self.control: list[ControlMessage] = []
-        self.connections: set[int] = set()
-        self.run = 1
-        self.tells_connections = True
-        self.calls = 0
-        """Calls about documents and locks: a group at rest makes none."""
-        self.fenced = 0
-        self.overtaken = 0
-
-    @property
-    def membership(self) -> Membership | None:
-        """The document as it is now."""
-        return None if self.document is None else Membership.parse(self.document)
-
-    def read(self) -> ev.Event:
-        """``GET members``."""
-        self.calls += 1
-        return ev.DocumentRead(self.document, self.world.now_ms)
-
-    def change(self, effect: ev.ChangeDocument) -> ev.Event:
-        """``change_members.lua``."""
-        self.calls += 1
-        current = self.membership
-        if (0 if current is None else current.generation) != effect.expected:
-            return ev.ChangeRefused(self.document, self.world.now_ms)
-        generation = self.world.now_ms if current is None else current.generation + 1
-        self.document = b'{"generation":%d,%s' % (generation, effect.membership.body()[1:].encode())
-        self.history.append(Membership.parse(self.document))
-        for member in effect.removed:
-            self.beats.pop(member, None)
-        for member in effect.added:
-            self.beats[member] = ev.Beat(self.world.now_ms, 0, "", 0)
-        self.post(replace(effect.message, generation=generation))
-        return ev.DocumentChanged(generation)
-
-    def post(self, message: ControlMessage) -> None:
-        """``XADD control``."""
-        self.control.append(message)
-        for worker in self.world.workers:
-            worker.later(self.world.latency_ms(), worker.poll_control)
-
-    def heartbeat(self, member: str, connection: int, sent_ms: int) -> ev.Event:
-        """``heartbeat.lua``."""
-        lost = member not in self.beats
-        if not lost:
-            self.beats[member] = ev.Beat(self.world.now_ms, connection, f"run-{self.run}", 0)
-        current = self.membership
-        generation = 0 if current is None else current.generation
-        return ev.HeartbeatDone(member, lost, generation, sent_ms, f"run-{self.run}", dict(self.beats))
-
-    def probe(self, connections: Sequence[int]) -> ev.Event:
-        """``CLIENT LIST ID``."""
-        alive = frozenset(connections) & self.connections
-        return ev.PeersProbed(alive if self.tells_connections else None)
-
-    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
-        """``acquire.lua``."""
-        self.calls += 1
-        lock, now_ms = self.locks[partition], self.world.now_ms
-        if lock.generation > generation:
-            return Stale(lock.generation)
-        if lock.owner != owner:
-            if lock.owner in live:
-                wanted = f"{owner}@{generation}"
-                if lock.wanted != wanted or now_ms - lock.wanted_at > CONTENDER_GAP_MS:
-                    lock.wanted, lock.wanted_since = wanted, now_ms
-                lock.wanted_at = now_ms
-                if now_ms - lock.wanted_since < self.drain_deadline_ms:
-                    return Held(lock.owner, now_ms - lock.wanted_since)
-                self.overtaken += 1
-            lock.owner, lock.epoch, lock.wanted = owner, lock.epoch + 1, ""
-        lock.generation = generation
-        return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), lock.checkpoint, len(lock.log), "log")
-
-    def release(self, partition: int, owner: str, epoch: int) -> bool:
-        """``release.lua``; an answer at all means that the lock is not the asker's any more."""
-        self.calls += 1
-        lock = self.locks[partition]
-        if (lock.owner, lock.epoch) == (owner, epoch):
-            lock.owner = ""
-        return True
-
-    def commit(self, partition: int, commit: Commit) -> Code:
-        """``commit.lua``."""
-        lock = self.locks[partition]
-        if (lock.owner, lock.epoch) != (commit.owner, commit.epoch):
-            self.fenced += 1
-            return Code.FENCED
-        if lock.checkpoint == commit.new:
-            return Code.DUP
-        if lock.checkpoint != commit.previous:
-            return Code.GAP
-        lock.log.append(commit)
-        return Code.OK
 
 
 class Runner:
@@ -529,7 +380,12 @@ class World:
         self.timing = timing or Timing()
         self.faults = QUIET
         self.now_ms = 1_000_000
-        self.server = Server(self, partitions, drain_deadline_ms)
+        self.server = Server(
+            partitions,
+            drain_deadline_ms=drain_deadline_ms,
+            clock=lambda: self.now_ms,
+            on_post=self._spread_the_word,
+        )
         self.workers: list[Worker] = []
         self.executions: Counter[tuple[int, int]] = Counter()
         """How often the handling of an entry was begun, by (partition, entry)."""
@@ -566,6 +422,10 @@ class World:
                 worker.connect()
             if worker.paused:
                 worker.wake()
+
+    def _spread_the_word(self) -> None:
+        for worker in self.workers:
+            worker.later(self.latency_ms(), worker.poll_control)
 
     # -- time ----------------------------------------------------------------------------------
 
