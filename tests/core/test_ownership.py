@@ -1,0 +1,450 @@
+"""From what is assigned to what is owned: calls, timers and every order of events."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from streamworker.core import events as ev
+from streamworker.core.control import PartitionsAcquired, PartitionsReleased
+from streamworker.core.lifecycle import HANDLING, State
+from streamworker.core.locks import AcquireReply, Held, Stale
+from streamworker.core.ownership import Ownership
+from streamworker.errors import InternalError
+from tests.core.bench import lock
+
+OWNER = "w1.1"
+GRACE_MS = 8_000
+RETRY_MS = 200
+HELD = Held("w2.1", 0)
+
+
+class Desk:
+    """The ownership of one member on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.ownership = Ownership(
+            OWNER, grace_period_ms=GRACE_MS, retry_ms=RETRY_MS, jitter=lambda most: most
+        )
+
+    def assign(self, *partitions: int, generation: int = 5) -> list[ev.Effect]:
+        """Assign exactly these."""
+        live = (OWNER, "w2.1")
+        effects = self.ownership.assign(frozenset(partitions), generation, live, self.now_ms)
+        return effects + self.advance()
+
+    def advance(self, ms: int = 0) -> list[ev.Effect]:
+        """Let time pass."""
+        self.now_ms += ms
+        return self.ownership.advance(self.now_ms)
+
+    def answer(self, asked: tuple[int, ...], replies: Mapping[int, AcquireReply]) -> list[ev.Effect]:
+        """Answer ``AcquireLocks``."""
+        return self.ownership.answered(ev.LocksAnswered(OWNER, asked, replies), self.now_ms) + self.advance()
+
+    def released(self, asked: tuple[int, ...], *done: int) -> list[ev.Effect]:
+        """Answer ``ReleaseLocks``."""
+        event = ev.LocksReleased(OWNER, asked, frozenset(done))
+        return self.ownership.released(event, self.now_ms) + self.advance()
+
+    def stopped(self, partition: int, epoch: int) -> list[ev.Effect]:
+        """Let a runner end."""
+        self.ownership.stopped(partition, epoch, self.now_ms)
+        return self.advance()
+
+    def told(self, *partitions: int) -> list[ev.Effect]:
+        """Bring the message that these were released."""
+        self.ownership.told(partitions, self.now_ms)
+        return self.advance()
+
+    def running(self, *partitions: int) -> "Desk":
+        """Acquire and run these, partition p with epoch 100 + p."""
+        self.assign(*partitions)
+        self.answer(partitions, {p: lock(100 + p) for p in partitions})
+        return self
+
+
+def ask(*partitions: int, generation: int = 5) -> ev.AcquireLocks:
+    """Return the effect that asks for these."""
+    return ev.AcquireLocks(partitions, OWNER, generation, (OWNER, "w2.1"))
+
+
+def test_what_is_assigned_is_asked_for_in_one_call() -> None:
+    """A worker that gets a hundred partitions makes one round trip."""
+    desk = Desk()
+    assert desk.assign(3, 1, 2) == [ask(1, 2, 3)]
+    assert [desk.ownership.state(p) for p in (1, 2, 3)] == [State.ACQUIRING] * 3
+
+
+def test_what_stays_assigned_is_not_touched() -> None:
+    """Nothing at all happens to it, whatever the generation."""
+    desk = Desk().running(1, 2, 3)
+    assert desk.assign(1, 2, 3, generation=6) == []
+    assert desk.assign(1, 2, 3, 4, generation=7) == [ask(4, generation=7)]
+
+
+def test_a_call_that_answers_for_some_starts_those() -> None:
+    """One runs, one is held, one got no answer."""
+    desk = Desk()
+    desk.assign(1, 2, 3)
+    effects = desk.answer((1, 2, 3), {1: lock(101), 2: HELD})
+    assert effects == [
+        ev.StartRunner(1, OWNER, lock(101)),
+        ev.PostControl(PartitionsAcquired((1,), OWNER, 5)),
+    ]
+    assert desk.advance(RETRY_MS + RETRY_MS // 4) == [ask(2, 3)]
+
+
+@pytest.mark.parametrize("reply", [HELD, Stale(9), None])
+def test_a_lock_that_was_not_granted_is_asked_for_after_a_pause_with_jitter(
+    reply: AcquireReply | None,
+) -> None:
+    """Not before; and there is a deadline for it."""
+    desk = Desk()
+    desk.assign(1)
+    assert desk.answer((1,), {} if reply is None else {1: reply}) == []
+    assert desk.ownership.next_deadline_ms() == RETRY_MS + RETRY_MS // 4
+    assert desk.advance(RETRY_MS + RETRY_MS // 4 - 1) == []
+    assert desk.advance(1) == [ask(1)]
+    assert desk.ownership.next_deadline_ms() is None
+
+
+def test_only_a_stale_answer_says_that_the_view_is_old() -> None:
+    """The caller reads the document then."""
+    for reply, stale in ((HELD, False), (Stale(9), True)):
+        desk = Desk()
+        desk.assign(1)
+        desk.answer((1,), {1: reply})
+        assert desk.ownership.view_is_stale is stale
+
+
+def test_a_release_that_is_heard_of_while_waiting_ends_the_pause() -> None:
+    """Ask at once."""
+    desk = Desk()
+    desk.assign(1, 2)
+    desk.answer((1, 2), {1: HELD, 2: HELD})
+    assert desk.told(2, 7) == [ask(2)]
+
+
+def test_a_release_that_is_heard_of_while_asking_is_not_forgotten() -> None:
+    """The question may have been answered just before the release: ask again at once."""
+    desk = Desk()
+    desk.assign(1, 2)
+    assert desk.told(2) == []
+    assert desk.answer((1, 2), {1: HELD, 2: HELD}) == [ask(2)]
+    assert desk.answer((2,), {2: HELD}) == []
+
+
+def test_a_release_that_is_heard_of_means_nothing_for_what_we_run() -> None:
+    """Our own messages come back to us, too."""
+    desk = Desk().running(1)
+    assert desk.told(1) == []
+
+
+def test_a_partition_that_is_taken_away_before_it_was_asked_for_is_forgotten() -> None:
+    """Nothing is under way."""
+    desk = Desk()
+    desk.assign(1)
+    desk.answer((1,), {1: HELD})
+    assert desk.assign() == []
+    assert desk.ownership.is_idle
+
+
+def test_a_lock_that_is_granted_after_it_was_taken_away_is_given_back() -> None:
+    """No runner is started for it."""
+    desk = Desk()
+    desk.assign(1)
+    assert desk.assign() == []
+    assert desk.answer((1,), {1: lock(101)}) == [ev.ReleaseLocks(OWNER, {1: 101})]
+    assert desk.released((1,), 1) == [ev.PostControl(PartitionsReleased((1,), OWNER, 5))]
+    assert desk.ownership.is_idle
+
+
+def test_a_lock_that_is_refused_after_it_was_taken_away_is_forgotten() -> None:
+    """There is nothing to give back."""
+    desk = Desk()
+    desk.assign(1)
+    desk.assign()
+    assert desk.answer((1,), {1: HELD}) == []
+    assert desk.ownership.is_idle
+    assert desk.ownership.next_deadline_ms() is None
+
+
+def test_an_acquire_without_an_answer_is_asked_again_even_if_it_was_taken_away() -> None:
+    """It may have been granted: only an answer tells the epoch that is to be released."""
+    desk = Desk()
+    desk.assign(1)
+    desk.assign()
+    assert desk.answer((1,), {}) == []
+    assert not desk.ownership.is_idle
+    assert desk.advance(RETRY_MS + RETRY_MS // 4) == [ask(1)]
+    assert desk.answer((1,), {1: lock(101)}) == [ev.ReleaseLocks(OWNER, {1: 101})]
+
+
+def test_a_partition_that_comes_back_while_it_is_withdrawn_runs_when_granted() -> None:
+    """The question that is under way will do."""
+    desk = Desk()
+    desk.assign(1)
+    desk.assign(generation=6)
+    assert desk.assign(1, generation=7) == []
+    assert ev.StartRunner(1, OWNER, lock(101)) in desk.answer((1,), {1: lock(101)})
+
+
+def test_a_revoked_partition_drains_shows_it_and_is_released_when_it_stopped() -> None:
+    """In this order."""
+    desk = Desk().running(1, 2)
+    assert desk.assign(1, generation=6) == [
+        ev.DrainRunner(2, 102),
+        ev.MarkLock(2, OWNER, 102, "draining", ""),
+    ]
+    assert desk.ownership.next_deadline_ms() == GRACE_MS
+    assert desk.stopped(2, 102) == [ev.ReleaseLocks(OWNER, {2: 102})]
+    assert desk.ownership.next_deadline_ms() is None
+    assert desk.released((2,), 2) == [ev.PostControl(PartitionsReleased((2,), OWNER, 6))]
+    assert desk.ownership.state(2) is State.IDLE
+
+
+def test_a_release_without_an_answer_is_repeated_until_there_is_one() -> None:
+    """Nobody is told before it is certain."""
+    desk = Desk().running(1)
+    desk.assign()
+    desk.stopped(1, 101)
+    for _ in range(3):
+        assert desk.released((1,)) == []
+        assert desk.advance(RETRY_MS + RETRY_MS // 4) == [ev.ReleaseLocks(OWNER, {1: 101})]
+    assert desk.released((1,), 1) == [ev.PostControl(PartitionsReleased((1,), OWNER, 5))]
+
+
+def test_being_revoked_again_while_draining_changes_nothing() -> None:
+    """The grace period is not prolonged."""
+    desk = Desk().running(1)
+    desk.assign()
+    desk.advance(GRACE_MS - 1)
+    assert desk.assign(generation=6) == []
+    assert desk.advance(1) == [ev.CancelRunner(1, 101)]
+
+
+def test_a_partition_that_comes_back_while_it_is_released_is_asked_for_at_once() -> None:
+    """When the release is done, with the newest generation."""
+    desk = Desk().running(1)
+    desk.assign(generation=6)
+    desk.stopped(1, 101)
+    assert desk.assign(1, generation=7) == []
+    assert desk.released((1,), 1) == [
+        ev.PostControl(PartitionsReleased((1,), OWNER, 7)),
+        ask(1, generation=7),
+    ]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_fenced_partition_is_asked_for_again_only_if_it_is_assigned(stays: bool) -> None:
+    """Without a release, which is not ours to make."""
+    desk = Desk().running(1)
+    if not stays:
+        desk.assign()
+    effects = desk.ownership.fenced(1, 101, desk.now_ms)
+    assert effects == [ev.Note("partition_fenced", {"partition": 1, "epoch": 101})]
+    assert desk.ownership.view_is_stale
+    assert desk.advance(GRACE_MS) == ([ask(1)] if stays else [])
+
+
+def test_a_fenced_partition_that_came_back_while_it_drained_is_asked_for() -> None:
+    """Its end by fencing is as good as its end by release."""
+    desk = Desk().running(1)
+    desk.assign(generation=6)
+    desk.assign(1, generation=7)
+    desk.ownership.fenced(1, 101, desk.now_ms)
+    assert desk.advance() == [ask(1, generation=7)]
+
+
+def test_a_runner_that_halts_is_shown_with_its_reason_and_keeps_its_partition() -> None:
+    """Nothing is released and nothing is asked."""
+    desk = Desk().running(1)
+    assert desk.ownership.halted(1, 101, "poison") == [ev.MarkLock(1, OWNER, 101, "halted", "poison")]
+    assert desk.advance(60_000) == []
+    assert desk.ownership.state(1) is State.HALTED
+
+
+def test_a_runner_that_halts_while_it_drains_still_has_to_stop() -> None:
+    """Its grace period goes on."""
+    desk = Desk().running(1)
+    desk.assign()
+    desk.ownership.halted(1, 101, "poison")
+    assert desk.ownership.state(1) is State.DRAINING
+    assert desk.advance(GRACE_MS) == [ev.CancelRunner(1, 101)]
+
+
+def test_events_of_an_earlier_epoch_are_passed_over() -> None:
+    """Runners end in their own time; a new one may run already."""
+    desk = Desk().running(1)
+    assert desk.stopped(1, 100) == []
+    assert desk.ownership.fenced(1, 100, 0) == []
+    assert desk.ownership.halted(1, 100, "poison") == []
+    assert desk.ownership.state(1) is State.RUNNING
+
+
+def test_answers_to_a_former_self_are_passed_over() -> None:
+    """Its locks are free, since it is no member."""
+    desk = Desk()
+    desk.assign(1)
+    assert desk.ownership.answered(ev.LocksAnswered("w1.0", (1, 2), {1: lock(9)}), 0) == []
+    assert desk.ownership.released(ev.LocksReleased("w1.0", (1, 2), frozenset({1})), 0) == []
+    assert desk.ownership.state(1) is State.ACQUIRING
+
+
+def test_dropping_stops_what_runs_and_nothing_else() -> None:
+    """Acquiring and releasing partitions have no runner."""
+    desk = Desk().running(1, 2, 3)
+    desk.assign(1, 2, 4)
+    desk.stopped(3, 103)
+    desk.assign(1, 4)
+    assert desk.ownership.drop() == [ev.DropRunner(1, 101), ev.DropRunner(2, 102)]
+    assert desk.ownership.is_idle
+
+
+@pytest.mark.parametrize("partition", [1, 2])
+def test_an_illegal_event_raises_and_changes_nothing(partition: int) -> None:
+    """Running and halted runners do not stop without being asked to."""
+    desk = Desk().running(1, 2)
+    desk.ownership.halted(2, 102, "poison")
+    before = desk.ownership.state(partition)
+    with pytest.raises(InternalError, match="This is a bug"):
+        desk.stopped(partition, 100 + partition)
+    assert desk.ownership.state(partition) is before
+    assert desk.advance(60_000) == []
+
+
+class EveryOrder(RuleBasedStateMachine):
+    """Any assignment at any time, answers of any kind in any order, runners that end as they like.
+
+    The machine keeps its own books of what is under way, and never a copy of the states.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk = Desk()
+        self.desired: frozenset[int] = frozenset()
+        self.generation = 0
+        self.epoch = 100
+        self.calling: set[int] = set()
+        self.runners: dict[int, int] = {}
+        self.ending: set[int] = set()
+        self.acquiring: list[ev.AcquireLocks] = []
+        self.releasing: list[ev.ReleaseLocks] = []
+
+    def do(self, effects: list[ev.Effect]) -> None:
+        """Take effects as the runtime does, and judge them."""
+        for effect in effects:
+            match effect:
+                case ev.AcquireLocks(partitions):
+                    assert not self.calling & set(partitions)
+                    assert not set(self.runners) & set(partitions)
+                    self.calling |= set(partitions)
+                    self.acquiring.append(effect)
+                case ev.ReleaseLocks(_, epochs):
+                    assert not self.calling & set(epochs)
+                    assert not set(self.runners) & set(epochs)
+                    self.calling |= set(epochs)
+                    self.releasing.append(effect)
+                case ev.StartRunner(partition, _, granted):
+                    assert partition in self.desired
+                    assert partition not in self.runners
+                    self.runners[partition] = granted.epoch
+                case ev.DrainRunner(partition, epoch):
+                    assert partition not in self.desired
+                    assert self.runners[partition] == epoch
+                    self.ending.add(partition)
+                case ev.CancelRunner(partition, epoch):
+                    assert partition in self.ending
+                    assert self.runners[partition] == epoch
+
+    @rule(desired=st.frozensets(st.integers(0, 3)))
+    def assign(self, desired: frozenset[int]) -> None:
+        """The group changes."""
+        self.desired = desired
+        self.generation += 1
+        self.do(self.desk.assign(*desired, generation=self.generation))
+
+    @rule(replies=st.lists(st.sampled_from(["granted", "held", "stale", "lost"]), min_size=4, max_size=4))
+    def answer_acquire(self, replies: list[str]) -> None:
+        """Some call is answered."""
+        if not self.acquiring:
+            return
+        asked = self.acquiring.pop(len(replies[0]) % len(self.acquiring)).partitions
+        answers: dict[int, AcquireReply] = {}
+        for partition, reply in zip(asked, replies, strict=False):
+            self.epoch += 1
+            if reply != "lost":
+                refusal = HELD if reply == "held" else Stale(99)
+                answers[partition] = lock(self.epoch) if reply == "granted" else refusal
+        self.calling -= set(asked)
+        self.do(self.desk.answer(asked, answers))
+
+    @rule(lost=st.frozensets(st.integers(0, 3)))
+    def answer_release(self, lost: frozenset[int]) -> None:
+        """Some release is answered."""
+        if self.releasing:
+            asked = tuple(self.releasing.pop(0).epochs)
+            self.calling -= set(asked)
+            self.do(self.desk.released(asked, *(set(asked) - lost)))
+
+    @rule(partition=st.integers(0, 3), how=st.sampled_from(["stopped", "fenced", "halted"]))
+    def runner_event(self, partition: int, how: str) -> None:
+        """A runner tells something about itself."""
+        epoch = self.runners.get(partition)
+        if epoch is None or (how == "stopped" and partition not in self.ending):
+            return
+        if how == "halted":
+            self.do(self.desk.ownership.halted(partition, epoch, "poison"))
+            return
+        del self.runners[partition]
+        self.ending.discard(partition)
+        if how == "fenced":
+            self.do(self.desk.ownership.fenced(partition, epoch, self.desk.now_ms) + self.desk.advance())
+        else:
+            self.do(self.desk.stopped(partition, epoch))
+
+    @rule(partitions=st.frozensets(st.integers(0, 5)))
+    def told(self, partitions: frozenset[int]) -> None:
+        """A message comes."""
+        self.do(self.desk.told(*partitions))
+
+    @rule(ms=st.sampled_from([1, RETRY_MS, GRACE_MS]))
+    def time_passes(self, ms: int) -> None:
+        """Timers go off."""
+        self.do(self.desk.advance(ms))
+
+    @invariant()
+    def a_runner_exists_exactly_where_the_state_says(self) -> None:
+        """What handles records is what the table calls handling."""
+        states = {p: self.desk.ownership.state(p) for p in range(4)}
+        assert {p for p, state in states.items() if state in HANDLING} == set(self.runners)
+
+    @invariant()
+    def something_will_happen_to_whatever_is_not_at_rest(self) -> None:
+        """A partition waits for a call, for its runner or for a timer that lies ahead."""
+        deadline_ms = self.desk.ownership.next_deadline_ms()
+        assert deadline_ms is None or deadline_ms > self.desk.now_ms
+        for p in range(4):
+            if self.desk.ownership.state(p) not in (State.IDLE, *HANDLING):
+                assert p in self.calling or deadline_ms is not None
+            if p in self.desired:
+                assert self.desk.ownership.state(p) is not State.IDLE
+
+    def teardown(self) -> None:
+        """In the end all is taken away, everything is answered, and nothing is left."""
+        self.assign(frozenset())
+        for _ in range(5):
+            for partition in sorted(self.ending):
+                self.runner_event(partition, "stopped")
+            while self.acquiring:
+                self.answer_acquire(["held"] * 4)
+            while self.releasing:
+                self.answer_release(frozenset())
+            self.time_passes(2 * RETRY_MS)
+        assert self.desk.ownership.is_idle
+
+
+TestEveryOrder = EveryOrder.TestCase

@@ -1,0 +1,160 @@
+"""Telling dead peers from slow ones."""
+
+import pytest
+
+from streamworker.core.events import Beat
+from streamworker.core.peers import RANKS_MAX, PeerWatch
+from tests.core.bench import TIMING, beat
+
+INTERVAL_MS = TIMING.heartbeat_interval_ms
+LATE_MS = TIMING.dead_after_ms
+GROUP = ("w1", "w2", "w3")
+
+
+class Watch:
+    """A watch whose heartbeats get through at their pace, unless the test says otherwise."""
+
+    def __init__(self, me: str = "w1", members: tuple[str, ...] = GROUP) -> None:
+        self.me, self.members = me, members
+        self.now_ms = 0
+        self.server_ms = 0
+        self.peers = PeerWatch(
+            interval_ms=INTERVAL_MS,
+            dead_after_ms=LATE_MS,
+            session_timeout_ms=TIMING.session_timeout_ms,
+            slow_after_ms=TIMING.slow_after_ms,
+        )
+
+    def observe(self, *silent: str, gap_ms: int = INTERVAL_MS, run_id: str = "run") -> tuple[int, ...]:
+        """Let time pass and one of our heartbeats be answered; all but these members beat."""
+        self.now_ms += gap_ms
+        self.server_ms += gap_ms
+        beats: dict[str, Beat] = {
+            member: beat(0 if member in silent else self.server_ms, rank)
+            for rank, member in enumerate(self.members, start=1)
+        }
+        return self.peers.observe(self.me, self.members, beats, run_id, self.now_ms)
+
+    def silence(self, *silent: str, beats: int = 3) -> tuple[int, ...]:
+        """Let several heartbeats be answered; the first shows the last beat of the silent."""
+        asked: tuple[int, ...] = ()
+        for _ in range(beats):
+            asked = self.observe(*silent)
+        return asked
+
+    def judge(self, asked: tuple[int, ...], *connected: int) -> tuple[str, ...]:
+        """Return who is to be removed if the server has these connections."""
+        return self.peers.judge(asked, frozenset(connected))
+
+
+def test_nobody_is_suspected_while_all_beat() -> None:
+    """Nothing to ask."""
+    watch = Watch()
+    assert [watch.observe() for _ in range(50)] == [()] * 50
+    assert watch.peers.suspects == ()
+
+
+def test_a_peer_is_suspected_when_two_of_our_heartbeats_saw_no_news_of_it() -> None:
+    """One may be late."""
+    watch = Watch()
+    assert watch.silence("w2", beats=2) == ()
+    assert watch.observe("w2") == (2,)
+    assert watch.peers.suspects == ("w2",)
+
+
+def test_a_peer_without_a_connection_is_dead_and_one_with_a_connection_is_slow() -> None:
+    """Both are silent; one question tells them apart."""
+    watch = Watch()
+    asked = watch.silence("w2", "w3")
+    assert asked == (2, 3)
+    assert watch.judge(asked, 3) == ("w2",)
+
+
+def test_a_slow_peer_is_removed_after_the_long_time() -> None:
+    """For ever would be too long: its partitions stand still."""
+    watch = Watch()
+    asked = watch.silence("w2", beats=TIMING.slow_after_ms // INTERVAL_MS)
+    assert watch.judge(asked, 2) == ()
+    assert watch.judge(watch.observe("w2"), 2) == ("w2",)
+
+
+@pytest.mark.parametrize("why", ["not told", "another server"])
+def test_where_connections_say_nothing_the_session_timeout_decides(why: str) -> None:
+    """CLIENT LIST is forbidden, or the server restarted and client ids mean something else."""
+    watch = Watch()
+    run_id = "run" if why == "not told" else "another run"
+    connected: frozenset[int] | None = None if why == "not told" else frozenset()
+    for _ in range(TIMING.session_timeout_ms // INTERVAL_MS):
+        asked = watch.observe("w2", run_id=run_id)
+        assert watch.peers.judge(asked, connected) == ()
+    assert watch.peers.judge(watch.observe("w2", run_id=run_id), connected) == ("w2",)
+
+
+def test_a_member_that_never_beat_is_given_the_session_timeout() -> None:
+    """It has just joined, or the hash of heartbeats was deleted."""
+    watch = Watch(members=("w1", "w2"))
+    for n in range(TIMING.session_timeout_ms // INTERVAL_MS):
+        watch.peers.observe("w1", ("w1", "w2"), {}, "run", n * INTERVAL_MS)
+        assert watch.peers.judge((), frozenset()) == ()
+    watch.peers.observe("w1", ("w1", "w2"), {}, "run", TIMING.session_timeout_ms)
+    assert watch.peers.judge((), frozenset()) == ("w2",)
+
+
+def test_one_beat_ends_all_suspicion() -> None:
+    """Silence is counted anew."""
+    watch = Watch()
+    watch.silence("w2", beats=20)
+    assert watch.observe() == ()
+    assert watch.judge((2,)) == ()
+    assert watch.silence("w2", beats=2) == ()
+
+
+def test_our_own_sleep_is_not_held_against_peers() -> None:
+    """A minute without our heartbeats says nothing about theirs; two more of ours do."""
+    watch = Watch()
+    watch.observe("w2", "w3")
+    assert watch.observe("w2", "w3", gap_ms=60_000) == ()
+    assert watch.observe("w2", "w3") == ()
+    assert watch.observe("w2", "w3") == (2, 3)
+
+
+def test_an_answer_says_nothing_about_a_connection_that_was_not_asked_about() -> None:
+    """A peer fell silent while the question was under way."""
+    watch = Watch()
+    asked = watch.silence("w2", "w3")
+    assert watch.judge(asked[:1]) == ("w2",)
+    assert watch.judge(asked) == ("w2", "w3")
+
+
+def test_the_first_live_member_removes_the_dead_at_once_and_later_ones_wait() -> None:
+    """One change, not one from each member; and if the first one fails, the next does it."""
+    first, second = Watch("w1"), Watch("w2")
+    assert first.judge(first.silence("w3")) == ("w3",)
+    assert second.judge(second.silence("w3")) == ()
+    assert second.judge(second.observe("w3")) == ("w3",)
+
+
+def test_the_dead_are_not_waited_for() -> None:
+    """The second member is the first live one when the first is dead."""
+    watch = Watch("w2")
+    assert watch.judge(watch.silence("w1")) == ("w1",)
+
+
+def test_nobody_waits_longer_than_a_few_heartbeats_for_those_before() -> None:
+    """The last of a hundred members may be the only one whose network works."""
+    members = tuple(f"w{n}" for n in range(100))
+    watch = Watch(members[-1], members)
+    patience_beats = RANKS_MAX // 2
+    assert watch.judge(watch.silence("w0", beats=2 + patience_beats)) == ()
+    assert watch.judge(watch.observe("w0")) == ("w0",)
+
+
+def test_a_member_that_left_is_forgotten() -> None:
+    """Its id never comes back; should it, it is counted anew."""
+    watch = Watch()
+    watch.silence("w2", beats=10)
+    watch.members = ("w1", "w3")
+    watch.observe()
+    watch.members = GROUP
+    assert watch.observe("w2") == ()
+    assert watch.peers.suspects == ()
