@@ -240,6 +240,10 @@ class PartitionRunner:
         """
         buffer = self.buffer
         while await self.wait_may_start() and not interrupted():
+            if buffer.closed:
+                # Nothing comes any more: the partition is lost, or is no longer fetched.
+                await self._drain.wait()
+                continue
             first_at_ms = buffer.first_at_ms
             if first_at_ms is None:
                 await buffer.wait_nonempty()

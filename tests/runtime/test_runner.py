@@ -1,12 +1,21 @@
 """A runner handles a partition in order, commits as it goes, and stops cleanly."""
 
+import asyncio
+import threading
+import time
+
 import anyio
 import pytest
 
 from streamworker.runtime.runner import StopReason
+from tests.helpers import wait_for_async
 from tests.runtime.bench import Order, Priced, Records, bench
+from tests.runtime.proxy import proxied
 
 pytestmark = pytest.mark.anyio
+
+
+# -- order and commits -----------------------------------------------------------------------
 
 
 async def test_a_batch_processor_sees_all_records_in_order_and_forwards_rows(redis_url: str) -> None:
@@ -26,6 +35,22 @@ async def test_a_batch_processor_sees_all_records_in_order_and_forwards_rows(red
         assert (await running.drained()).reason is StopReason.DRAINED
 
 
+async def test_the_acked_log_is_a_chain_without_a_gap(redis_url: str) -> None:
+    """Each entry of the log begins where the one before it ended, and names its first source entry."""
+
+    async def price(batch: list[Order]) -> list[Priced]:
+        return [Priced(order.number, 1.0) for order in batch]
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(300))
+        await desk.start(desk.spec(price, batch=100))
+        await desk.until_committed(300)
+        ids, entries = await desk.ids(), await desk.acked_entries()
+        assert [entry[b"prev"].decode() for entry in entries] == ["0-0", ids[99], ids[199]]
+        assert [entry[b"first"].decode() for entry in entries] == [ids[0], ids[100], ids[200]]
+        assert entries[-1][b"last"].decode() == ids[-1] == await desk.checkpoint()
+
+
 async def test_a_record_processor_commits_what_is_done_in_groups(redis_url: str) -> None:
     """Fast records share commits; every one of them is committed in order."""
     seen: list[int] = []
@@ -41,6 +66,30 @@ async def test_a_record_processor_commits_what_is_done_in_groups(redis_url: str)
         assert seen == list(range(2_000))
         assert [row["number"] for row in await desk.rows()] == list(range(2_000))
         assert len(await desk.acked_entries()) < 200
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_record_is_committed_while_the_next_one_takes_long(redis_url: str, is_async: bool) -> None:
+    """A slow record holds up neither the commit of those before it, nor anything else."""
+    release = threading.Event()
+
+    async def price(order: Order) -> None:
+        while order.number == 3 and not release.is_set():
+            await asyncio.sleep(0.01)
+
+    def price_in_thread(order: Order) -> None:
+        if order.number == 3:
+            release.wait(20)
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(5))
+        await desk.start(desk.spec(price if is_async else price_in_thread))
+        try:
+            await desk.until_committed(3)
+            assert await desk.committed() == 3
+        finally:
+            release.set()
+        await desk.until_committed(5)
 
 
 async def test_a_stream_processor_acks_a_record_when_it_asks_for_the_next(redis_url: str) -> None:
@@ -63,3 +112,455 @@ async def test_a_stream_processor_acks_a_record_when_it_asks_for_the_next(redis_
         release.set()
         await desk.until_committed(5)
         assert (await running.drained()).reason is StopReason.DRAINED
+
+
+async def test_a_stream_processor_may_take_lists(redis_url: str) -> None:
+    """Lists hold at most what was asked for, and arrive in order."""
+    lists: list[list[int]] = []
+
+    async def price(records: Records[Order]) -> None:
+        async for batch in records.take(40, within=0.01):
+            lists.append([order.number for order in batch])
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(100))
+        await desk.start(desk.spec(price))
+        await desk.until_committed(100)
+        assert [n for part in lists for n in part] == list(range(100))
+        assert max(len(part) for part in lists) == 40
+
+
+async def test_a_stream_processor_that_returns_is_called_again(redis_url: str) -> None:
+    """Returning acks the record in hand; the next call goes on with the next record."""
+    seen: list[int] = []
+
+    async def price(records: Records[Order]) -> None:
+        async for order in records:
+            seen.append(order.number)
+            if order.number % 2:
+                return
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(6))
+        await desk.start(desk.spec(price))
+        await desk.until_committed(6)
+        assert seen == list(range(6))
+
+
+async def test_the_next_batch_is_handled_while_a_commit_is_under_way(redis_url: str) -> None:
+    """While Redis does not answer, one more batch is handled, and not a third."""
+    begun: list[int] = []
+
+    async def price(batch: list[Order]) -> None:
+        begun.append(batch[0].number)
+        await asyncio.sleep(0)
+
+    async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
+        await desk.send(range(50))
+        desk.gate.close()
+        running = await desk.start(desk.spec(price, batch=10))
+        await wait_for_async(lambda: running.runner.buffer.waiting == 50, "all are fetched")
+        proxy.passing.clear()
+        desk.gate.open()
+        await wait_for_async(lambda: len(begun) >= 2, "a second batch is handled")
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert begun == [0, 10]
+        proxy.passing.set()
+        await desk.until_committed(50)
+        assert begun == [0, 10, 20, 30, 40]
+
+
+async def test_the_acked_records_themselves_are_forwarded_where_nothing_is_returned(redis_url: str) -> None:
+    """With forward=True and no return value, the log holds the records."""
+
+    async def price(batch: list[Order]) -> None: ...
+
+    async def audit(records: Records[Order]) -> None:
+        async for _ in records:
+            pass
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(30))
+        running = await desk.start(desk.spec(price, forward=True))
+        await desk.until_committed(30)
+        await running.drained()
+        await desk.send(range(30, 60))
+        await desk.start(desk.spec(audit, forward=True))
+        await desk.until_committed(60)
+        assert [row["number"] for row in await desk.rows(Order)] == list(range(60))
+
+
+async def test_a_filter_forwards_only_what_it_returns(redis_url: str) -> None:
+    """A function that is annotated to return records drops those for which it returns None."""
+
+    async def price(order: Order) -> Order | None:
+        return order if order.number % 3 == 0 else None
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(30))
+        await desk.start(desk.spec(price))
+        await desk.until_committed(30)
+        assert [row["number"] for row in await desk.rows(Order)] == list(range(0, 30, 3))
+
+
+async def test_a_def_function_runs_in_a_thread_and_the_event_loop_goes_on(redis_url: str) -> None:
+    """A blocking handler blocks only its thread."""
+    threads: set[int] = set()
+    release = threading.Event()
+
+    def price(batch: list[Order]) -> list[Priced]:
+        threads.add(threading.get_ident())
+        release.wait(20)
+        return [Priced(order.number, 1.0) for order in batch]
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(100))
+        running = await desk.start(desk.spec(price))
+        await wait_for_async(lambda: bool(threads), "the handler runs")
+        assert threading.get_ident() not in threads
+        since_ms = running.runner.busy_since_ms
+        assert since_ms is not None
+        await wait_for_async(lambda: running.runner.busy_since_ms == since_ms, "it is seen as busy since then")
+        release.set()
+        await desk.until_committed(100)
+        assert len(await desk.rows()) == 100
+
+
+# -- batches ---------------------------------------------------------------------------------
+
+
+async def test_a_batch_waits_for_more_records_but_not_longer_than_asked(redis_url: str) -> None:
+    """Records that come within the time share a call; the time counts from the first of them."""
+    batches: list[list[int]] = []
+
+    async def price(batch: list[Order]) -> None:
+        batches.append([order.number for order in batch])
+
+    async with bench(redis_url) as desk:
+        await desk.start(desk.spec(price, within=0.3))
+        began = time.monotonic()
+        await desk.send([0])
+        await desk.send([1])
+        await desk.until_committed(2)
+        took = time.monotonic() - began
+        assert batches == [[0, 1]]
+        assert 0.29 <= took < 2
+
+
+async def test_a_full_batch_does_not_wait(redis_url: str) -> None:
+    """With enough records, or enough bytes, the time plays no part."""
+    sizes: list[int] = []
+
+    async def price(batch: list[Order]) -> None:
+        sizes.append(len(batch))
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(100))
+        running = await desk.start(desk.spec(price, batch=50, within=60))
+        await desk.until_committed(100)
+        await running.drained()
+        await desk.send(range(100))
+        await desk.start(desk.spec(price, batch=50, within=60, batch_bytes=300))
+        await desk.until_committed(190)
+        assert sizes[:2] == [50, 50]
+        assert max(sizes[2:]) <= 10
+
+
+async def test_an_incomplete_batch_is_given_up_when_the_partition_drains(redis_url: str) -> None:
+    """Draining does not wait for ``within``, and the waiting records are left to the next owner."""
+    called: list[int] = []
+
+    async def price(batch: list[Order]) -> None:
+        called.append(len(batch))
+
+    async with bench(redis_url) as desk:
+        running = await desk.start(desk.spec(price, within=60))
+        await desk.send([1, 2, 3])
+        await wait_for_async(lambda: running.runner.buffer.waiting == 3, "three records wait")
+        began = time.monotonic()
+        assert (await running.drained()).reason is StopReason.DRAINED
+        assert time.monotonic() - began < 1
+        assert called == [] and await desk.committed() == 0
+        assert desk.budget.used == 0
+
+
+async def test_a_closed_gate_starts_no_batch(redis_url: str) -> None:
+    """While heartbeats fail, records wait; when the gate opens they are handled."""
+    called: list[int] = []
+
+    async def price(batch: list[Order]) -> None:
+        called.append(len(batch))
+
+    async with bench(redis_url) as desk:
+        desk.gate.close()
+        running = await desk.start(desk.spec(price))
+        await desk.send(range(10))
+        await wait_for_async(lambda: running.runner.buffer.waiting == 10, "ten records wait")
+        assert called == []
+        desk.gate.open()
+        await desk.until_committed(10)
+        desk.gate.close()
+        assert (await running.drained()).reason is StopReason.DRAINED
+
+
+# -- stopping --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["batch", "record", "stream"])
+async def test_draining_finishes_and_commits_what_is_in_hand(redis_url: str, mode: str) -> None:
+    """The call in hand ends and is committed; nothing after it is started."""
+    release, begun = anyio.Event(), anyio.Event()
+    seen: list[int] = []
+
+    async def work(numbers: list[int]) -> None:
+        begun.set()
+        await release.wait()
+        seen.extend(numbers)
+
+    async def batch(batch: list[Order]) -> None:
+        await work([order.number for order in batch])
+
+    async def record(order: Order) -> None:
+        await work([order.number])
+
+    async def stream(records: Records[Order]) -> None:
+        async for order in records:
+            await work([order.number])
+
+    function = {"batch": batch, "record": record, "stream": stream}[mode]
+    async with bench(redis_url) as desk:
+        await desk.send(range(20))
+        size = {"batch": 5} if mode == "batch" else {}
+        running = await desk.start(desk.spec(function, **size))
+        await begun.wait()
+        running.runner.drain()
+        release.set()
+        assert (await running.drained()).reason is StopReason.DRAINED
+        assert seen == list(range(5 if mode == "batch" else 1))
+        assert await desk.committed() == len(seen)
+
+
+@pytest.mark.parametrize("mode", ["batch", "record", "stream", "thread"])
+async def test_a_cancel_acks_nothing_of_what_is_in_hand(redis_url: str, mode: str) -> None:
+    """After the grace period the call is cut off; its records are the next owner's."""
+    begun, release = threading.Event(), threading.Event()
+    after: list[int] = []
+
+    async def hang() -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    async def batch(batch: list[Order]) -> list[Priced]:
+        await hang()
+        return []
+
+    async def record(order: Order) -> Priced:
+        await hang()
+        return Priced(1, 1.0)
+
+    async def stream(records: Records[Order]) -> None:
+        async for _ in records:
+            await hang()
+
+    def thread(order: Order) -> Priced:
+        begun.set()
+        release.wait(20)
+        after.append(order.number)
+        return Priced(1, 1.0)
+
+    function = {"batch": batch, "record": record, "stream": stream, "thread": thread}[mode]
+    async with bench(redis_url) as desk:
+        await desk.send(range(10))
+        running = await desk.start(desk.spec(function))
+        await wait_for_async(begun.is_set, "the call has begun")
+        await running.cancelled()
+        release.set()
+        assert running.stopped is None
+        assert await desk.committed() == 0
+        assert await desk.acked_entries() == []
+        assert desk.budget.used == 0
+    assert len(after) <= 1
+
+
+async def test_a_fenced_runner_stops_at_once_and_adds_nothing(redis_url: str) -> None:
+    """Another owner took the partition: the next commit is refused and the handler is cut off."""
+    taken, cut = anyio.Event(), anyio.Event()
+    calls = 0
+
+    async def price(batch: list[Order]) -> list[Priced]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await taken.wait()
+            return [Priced(order.number, 1.0) for order in batch]
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cut.set()
+        return []
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(100))
+        running = await desk.start(desk.spec(price, batch=10))
+        await desk.acquire(0, "w2")
+        taken.set()
+        with anyio.fail_after(5):
+            await running.ended.wait()
+        assert running.stopped is not None
+        assert running.stopped.reason is StopReason.FENCED
+        assert "overtaken" in running.stopped.detail
+        assert cut.is_set() or calls == 1
+        assert await desk.acked_entries() == []
+        assert desk.budget.used == 0
+
+
+async def test_a_moved_checkpoint_stops_the_runner(redis_url: str) -> None:
+    """Somebody set the checkpoint: the runner's view is wrong, and it says what it found."""
+
+    async def price(batch: list[Order]) -> None: ...
+
+    async with bench(redis_url) as desk:
+        running = await desk.start(desk.spec(price))
+        await desk.backend.execute("HSET", desk.keys.lock(0), "checkpoint", "5-5")
+        await desk.send([1])
+        with anyio.fail_after(5):
+            await running.ended.wait()
+        assert running.stopped is not None
+        assert running.stopped.reason is StopReason.FENCED
+        assert "5-5" in running.stopped.detail
+
+
+async def test_a_full_acked_log_holds_commits_back_and_loses_nothing(redis_url: str) -> None:
+    """The reason is visible while it lasts; when a reader makes room, work goes on."""
+    seen: list[int] = []
+
+    async def price(batch: list[Order]) -> list[Priced]:
+        seen.extend(order.number for order in batch)
+        return [Priced(order.number, 1.0) for order in batch]
+
+    async with bench(redis_url, acked_entries_max=3) as desk:
+        await desk.send(range(100))
+        running = await desk.start(desk.spec(price, batch=10))
+        await wait_for_async(lambda: bool(running.states), "the state says why it waits")
+        assert "acked log full" in running.states[0]
+        assert await desk.committed() == 30
+        assert len(seen) <= 50
+        await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
+        await desk.until_committed(60)
+        await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
+        await desk.until_committed(90)
+        await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
+        await desk.until_committed(100)
+        assert seen == list(range(100))
+        await wait_for_async(lambda: running.states[-1] == "", "the reason is gone")
+
+
+async def test_lost_replies_to_commits_do_not_duplicate_rows(redis_url: str) -> None:
+    """A commit whose reply is lost is recognised when it is sent again."""
+
+    async def price(batch: list[Order]) -> list[Priced]:
+        return [Priced(order.number, 1.0) for order in batch]
+
+    async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
+        await desk.send(range(300))
+        desk.gate.close()
+        running = await desk.start(desk.spec(price, batch=10))
+        proxy.only_after, proxy.lose = b"EVALSHA", 5
+        desk.gate.open()
+        await desk.until_committed(300)
+        await wait_for_async(lambda: running.runner.records_done == 300, "the runner knows")
+        assert proxy.lost == 5
+        assert [row["number"] for row in await desk.rows()] == list(range(300))
+
+
+# -- context and state -----------------------------------------------------------------------
+
+
+async def test_the_context_tells_where_the_records_come_from(redis_url: str) -> None:
+    """Partition, epoch, ids and headers are those of the records of the call."""
+    from streamworker.context import Context
+
+    seen: list[tuple[object, ...]] = []
+
+    async def batch(batch: list[Order], ctx: Context) -> None:
+        seen.append((ctx.app, ctx.processor, ctx.partition, ctx.epoch, ctx.attempt))
+        seen.append((list(map(str, ctx.entry_ids)), ctx.headers))
+
+    async def record(order: Order, ctx: Context) -> None:
+        seen.append((str(ctx.entry_id), ctx.header("trace"), ctx.header("none", "x")))
+
+    async with bench(redis_url) as desk:
+        await desk.producer.send(Order(1), headers={"trace": "a"})
+        await desk.producer.send(Order(2))
+        running = await desk.start(desk.spec(batch))
+        await desk.until_committed(2)
+        await running.drained()
+        assert seen[0] == ("shop", "price", 0, running.lock.epoch, 1)
+        assert seen[1] == (await desk.ids(), [{"trace": "a"}, {}])
+        await desk.producer.send(Order(3), headers={"trace": "b"})
+        await desk.start(desk.spec(record))
+        await desk.until_committed(3)
+        assert seen[2] == ((await desk.ids())[2], "b", "x")
+
+
+@pytest.mark.parametrize("mode", ["batch", "record", "stream", "thread"])
+async def test_state_is_committed_with_the_records_and_found_by_the_next_owner(
+    redis_url: str, mode: str
+) -> None:
+    """A count kept in the state survives a change of owner exactly."""
+    from streamworker.context import Context
+
+    def count(customer: str, ctx: Context) -> None:
+        ctx.state[customer] = ctx.state.get(customer, 0) + 1
+        if ctx.state["ann"] == 5:
+            ctx.state["gone"] = b"x"
+        elif "gone" in ctx.state:
+            del ctx.state["gone"]
+
+    async def batch(batch: list[Order], ctx: Context) -> None:
+        for order in batch:
+            count(order.customer, ctx)
+
+    async def record(order: Order, ctx: Context) -> None:
+        count(order.customer, ctx)
+
+    async def stream(records: Records[Order], ctx: Context) -> None:
+        async for order in records:
+            count(order.customer, ctx)
+
+    def thread(order: Order, ctx: Context) -> None:
+        count(order.customer, ctx)
+
+    function = {"batch": batch, "record": record, "stream": stream, "thread": thread}[mode]
+    async with bench(redis_url) as desk:
+        spec = desk.spec(function, **({"batch": 7} if mode == "batch" else {}))
+        await desk.send(range(100))
+        running = await desk.start(spec)
+        await desk.until_committed(100)
+        await running.drained()
+        stored = await desk.backend.execute("HGETALL", desk.keys.state(0))
+        assert stored == [b"ann", b"\x64"]
+        await desk.send(range(50))
+        second = await desk.start(spec, owner="w2")
+        await desk.until_committed(150)
+        view = second.runner.state.view()
+        assert dict(view) == {"ann": 150}
+
+
+async def test_rows_forwarded_through_the_context_come_before_those_returned(redis_url: str) -> None:
+    """Both reach the log, in the order in which they were made."""
+    from streamworker.context import Context
+
+    async def price(batch: list[Order], ctx: Context) -> list[Priced]:
+        for order in batch:
+            ctx.forward(Priced(order.number, 1.0))
+        return [Priced(-1, 2.0)]
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(3))
+        await desk.start(desk.spec(price))
+        await desk.until_committed(3)
+        assert [row["number"] for row in await desk.rows()] == [0, 1, 2, -1]
+
+

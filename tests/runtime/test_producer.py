@@ -1,0 +1,227 @@
+"""A producer writes each record once, in order, and says when it cannot."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from streamworker.core.entries import EntryId
+from streamworker.core.partitioner import partition_for
+from streamworker.errors import BackendRefused, ConfigurationError, ProducerError, RecordError, StreamFull
+from streamworker.redisio import streams
+from streamworker.redisio.keys import StreamKeys
+from tests.helpers import wait_for_async
+from tests.runtime.bench import Bench, Order, bench
+from tests.runtime.proxy import proxied
+
+pytestmark = pytest.mark.anyio
+
+
+async def numbers(desk: Bench, partition: int = 0) -> list[int]:
+    """Return the numbers of the orders in a partition, in order."""
+    decode = desk.stream.record.decoder("json")
+    found = await desk.backend.execute("XRANGE", desk.stream_keys.events(partition), "-", "+")
+    return [decode(dict(zip(flat[::2], flat[1::2], strict=True))).number for _, flat in found]
+
+
+async def test_a_send_returns_where_its_record_is(redis_url: str) -> None:
+    """Partition and entry id name the entry that holds the record and its headers."""
+    async with bench(redis_url, partitions=4, run=False) as desk:
+        sent = await desk.producer.send(Order(7, "ann"), headers={"trace": "abc", "raw": b"\x01"})
+        assert sent.partition == partition_for(b"ann", 4)
+        ((entry_id, flat),) = await desk.backend.execute(
+            "XRANGE", desk.stream_keys.events(sent.partition), "-", "+"
+        )
+        assert EntryId.parse(entry_id) == sent.entry_id
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        assert fields == {b"v": b'{"number":7,"customer":"ann"}', b"h.trace": b"abc", b"h.raw": b"\x01"}
+
+
+async def test_concurrent_sends_share_round_trips_and_each_learns_its_own_id(redis_url: str) -> None:
+    """Five hundred sends at once need a few appends, and their ids are those of their records."""
+    async with bench(redis_url, run=False) as desk:
+        await desk.backend.execute("CONFIG", "RESETSTAT")
+        sent = await asyncio.gather(*(desk.producer.send(Order(n)) for n in range(500)))
+        stats = (await desk.backend.execute("INFO", "commandstats")).decode()
+        assert [str(one.entry_id) for one in sent] == await desk.ids()
+        assert await numbers(desk) == list(range(500))
+        scripts = [line for line in stats.splitlines() if line.startswith("cmdstat_evalsha:")]
+        assert int(scripts[0].partition("calls=")[2].partition(",")[0]) <= 3
+
+
+async def test_records_of_one_key_keep_their_order_over_many_partitions(redis_url: str) -> None:
+    """Ten thousand records of twenty keys: each key is in one partition, in order of sending."""
+    async with bench(redis_url, partitions=8, run=False) as desk:
+        orders = [Order(n, f"customer-{n % 20}") for n in range(10_000)]
+        assert await desk.producer.send_many(orders) == 10_000
+        found = [n for partition in range(8) for n in await numbers(desk, partition)]
+        assert sorted(found) == list(range(10_000))
+        for partition in range(8):
+            mine = await numbers(desk, partition)
+            for key in range(20):
+                of_key = [n for n in mine if n % 20 == key]
+                assert of_key in ([], list(range(key, 10_000, 20)))
+
+
+async def test_an_async_iterable_may_be_sent(redis_url: str) -> None:
+    """Records may come from an async generator."""
+
+    async def orders() -> AsyncIterator[Order]:
+        for n in range(10):
+            yield Order(n)
+
+    async with bench(redis_url, run=False) as desk:
+        assert await desk.producer.send_many(orders()) == 10
+        assert await numbers(desk) == list(range(10))
+
+
+async def test_an_endless_source_is_taken_a_bounded_piece_at_a_time(redis_url: str) -> None:
+    """The source is asked for little more than what Redis has confirmed."""
+    asked = 0
+
+    def endless() -> Iterator[Order]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield Order(asked)
+
+    async with bench(redis_url, run=False, stream={"entries_max": 5_000}) as desk:
+        with pytest.raises(StreamFull):
+            await desk.producer.send_many(endless(), on_full="raise")
+        assert asked <= 5_000 + 4 * 2_000
+        assert await numbers(desk) == list(range(1, 5_001))
+
+
+async def test_records_before_a_bad_one_are_sent(redis_url: str) -> None:
+    """A record of another type ends the call with an error, after those before it were sent."""
+    bad: list[Any] = [Order(0), Order(1), "no order", Order(3)]
+    async with bench(redis_url, run=False) as desk:
+        with pytest.raises(RecordError):
+            await desk.producer.send_many(bad)
+        assert await numbers(desk) == [0, 1]
+
+
+async def test_a_record_that_is_too_large_is_refused_by_name_and_setting(redis_url: str) -> None:
+    """The message names the size, the setting and its value; nothing is sent."""
+    async with bench(redis_url, run=False, entry_bytes_max=100) as desk:
+        with pytest.raises(RecordError, match=r"\d+ bytes, and entry_bytes_max is 100"):
+            await desk.producer.send(Order(1, "x" * 200))
+        assert not await desk.backend.execute("EXISTS", desk.stream_keys.events(0))
+
+
+async def test_a_full_partition_raises_or_waits_as_asked(redis_url: str) -> None:
+    """With ``raise`` the sender is told at once; with ``wait`` the record goes in when there is room."""
+    async with bench(redis_url, run=False, stream={"entries_max": 10}) as desk:
+        await desk.acquire(0, "w1")
+        await desk.send(range(10))
+        with pytest.raises(StreamFull, match="limit of 10 entries"):
+            await desk.producer.send(Order(10), on_full="raise")
+        waiting = asyncio.create_task(desk.producer.send(Order(11)))
+        with pytest.raises(StreamFull):
+            await desk.producer.send(Order(12), timeout=0.1)
+        assert not waiting.done()
+        running = await desk.start(desk.spec(ignore))
+        desk.tasks.start_soon(desk.fetcher.run)
+        desk.tasks.start_soon(desk.committer.run)
+        await asyncio.wait_for(waiting, 10)
+        assert (await running.drained()).reason.value == "drained"
+        assert 12 not in await numbers(desk)
+
+
+async def ignore(batch: list[Order]) -> None:
+    """Do nothing."""
+
+
+async def test_what_fits_is_sent_before_the_sender_waits(redis_url: str) -> None:
+    """A chunk larger than the room goes in as far as there is room."""
+    async with bench(redis_url, run=False, stream={"entries_max": 10}) as desk:
+        await desk.acquire(0, "w1")
+        with pytest.raises(StreamFull):
+            await desk.producer.send_many([Order(n) for n in range(25)], on_full="raise")
+        assert await numbers(desk) == list(range(10))
+
+
+async def test_lost_replies_do_not_duplicate_records(redis_url: str) -> None:
+    """Every third append loses its reply, and still each record is there once, in order."""
+    async with proxied(redis_url) as proxy, bench(proxy.url, run=False) as desk:
+        await desk.producer.send(Order(0))
+        proxy.only_after = b"EVALSHA"
+        for n in range(1, 40):
+            proxy.lose = 1 if n % 3 == 0 else 0
+            await desk.producer.send(Order(n))
+        proxy.lose = 3
+        await desk.producer.send_many([Order(n) for n in range(40, 3_000)])
+        proxy.lose = 0
+        assert proxy.lost >= 15
+        assert await numbers(desk) == list(range(3_000))
+
+
+async def test_a_send_without_an_answer_ends_at_its_timeout_and_says_so(redis_url: str) -> None:
+    """The error says that the record may or may not be there; later sends still work, once each."""
+    async with proxied(redis_url) as proxy, bench(proxy.url, run=False, call_timeout_ms=200) as desk:
+        await desk.producer.send(Order(0))
+        proxy.passing.clear()
+        began = time.monotonic()
+        with pytest.raises(ProducerError, match="may or may not"):
+            await desk.producer.send(Order(1), timeout=0.5)
+        assert time.monotonic() - began < 2
+        proxy.passing.set()
+        await desk.producer.send(Order(2))
+        found = await numbers(desk)
+        assert found in ([0, 2], [0, 1, 2])
+
+
+async def test_a_cancelled_send_does_not_disturb_the_others(redis_url: str) -> None:
+    """Of many concurrent sends some are cancelled; the others are there in order."""
+    async with bench(redis_url, run=False) as desk:
+        tasks = [asyncio.create_task(desk.producer.send(Order(n))) for n in range(200)]
+        for task in tasks[::5]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        found = await numbers(desk)
+        assert found == sorted(found)
+        assert {n for n in range(200) if n % 5} <= set(found)
+
+
+async def test_out_of_memory_is_told_to_the_sender(redis_url: str) -> None:
+    """Redis refuses, nothing is written, and the error says what to do; later sends work."""
+    async with bench(redis_url, run=False) as desk:
+        await desk.producer.send(Order(0))
+        await desk.backend.execute("CONFIG", "SET", "maxmemory", "1")
+        try:
+            with pytest.raises(BackendRefused, match="out of memory"):
+                await desk.producer.send(Order(1))
+        finally:
+            await desk.backend.execute("CONFIG", "SET", "maxmemory", "1gb")
+        await desk.producer.send(Order(2))
+        assert await numbers(desk) == [0, 2]
+
+
+async def test_another_number_of_partitions_is_refused_before_the_first_send(redis_url: str) -> None:
+    """The stream was declared with 4 partitions; a producer with 1 may not write."""
+    async with bench(redis_url, run=False) as desk:
+        await streams.declare(desk.backend, StreamKeys("shop", "orders"), 4, "json")
+        with pytest.raises(ConfigurationError, match="4"):
+            await desk.producer.send(Order(1))
+        assert not await desk.backend.execute("EXISTS", desk.stream_keys.events(0))
+
+
+async def test_records_without_a_key_go_to_all_partitions_in_turn(redis_url: str) -> None:
+    """A null key spreads records evenly."""
+    async with bench(redis_url, partitions=4, run=False, stream={"key": lambda order: None}) as desk:
+        await desk.producer.send_many([Order(n) for n in range(400)])
+        assert [len(await numbers(desk, p)) for p in range(4)] == [100] * 4
+
+
+async def test_nothing_is_sent_after_the_close(redis_url: str) -> None:
+    """Closing sends what waits; a later send is an error."""
+    async with bench(redis_url, run=False) as desk:
+        waiting = asyncio.create_task(desk.producer.send(Order(1)))
+        await asyncio.sleep(0)
+        await desk.producer.aclose()
+        await wait_for_async(waiting.done, "the send that was waiting is done")
+        with pytest.raises(ProducerError, match="closed"):
+            await desk.producer.send(Order(2))
+        assert await numbers(desk) == [1]
