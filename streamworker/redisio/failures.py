@@ -83,9 +83,10 @@ def translate(error: BaseException, address: str) -> BackendError:
             remedy="Raise its maxclients, or run fewer workers.",
         )
     # redis-py's text repeats the address; the operating system's reason is all that is new in it.
-    reason = error.__context__.strerror if isinstance(error.__context__, OSError) else None
+    cause = error.__context__ if isinstance(error.__context__, OSError) else None
+    reason = (cause.strerror or str(cause)) if cause else text
     return BackendUnavailable(
-        f"Redis at {address} cannot be reached: {(reason or text).rstrip('.')}.", remedy=_UNKNOWN_OUTCOME
+        f"Redis at {address} cannot be reached: {reason.rstrip('.')}.", remedy=_UNKNOWN_OUTCOME
     )
 
 

@@ -24,6 +24,11 @@ from streamworker.errors import BackendError, ConfigurationError
 from streamworker.redisio.failures import no_answer, translate
 
 CONNECT_TIMEOUT_S = 2.0
+
+IDLE_S = 0.1
+"""A connection that was not used for this long may have been closed without our having noticed: the
+event loop was blocked, or has not come round yet."""
+
 _URL_REMEDY = (
     "It is redis://user:password@host:port/db, rediss:// for TLS, or unix:///path?db=0&password=...; "
     "characters such as / # @ in a password are percent-encoded."
@@ -107,6 +112,7 @@ class Link:
         self.client_id: int | None = None
         """Its number at the server, if that was asked for."""
         self.run_id: str | None = None
+        self._used_s = 0.0
 
     @property
     def connected(self) -> bool:
@@ -123,6 +129,9 @@ class Link:
         """
         try:
             if self.connected:
+                if asyncio.get_running_loop().time() - self._used_s > IDLE_S:
+                    for _ in range(2):  # One turn of the loop to look, one to take in what is seen.
+                        await asyncio.sleep(0)
                 # Anything there to read means that the server closed it, or said something that
                 # nobody asked for: either way it is not to be used.
                 if not await self._connection.can_read():
@@ -151,6 +160,7 @@ class Link:
         except BaseException:
             await self.close()
             raise
+        self._used_s = asyncio.get_running_loop().time()
         return answers
 
     async def close(self) -> None:

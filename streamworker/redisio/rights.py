@@ -1,0 +1,66 @@
+"""The least rights that a user of Redis needs, as rules for ``ACL SETUSER``.
+
+A worker, a producer and the command line need the same ones. A command that a server does not
+know makes ``ACL SETUSER`` fail: ``CLIENT SETINFO`` came with Redis 7.2, and is left out, since
+redis-py does not mind being refused it.
+"""
+
+from streamworker.redisio.keys import check_name
+
+COMMANDS = (
+    "client|id",
+    "client|list",
+    "client|setname",
+    "client|unblock",
+    "eval",
+    "evalsha",
+    "exists",
+    "get",
+    "getrange",
+    "hdel",
+    "hexists",
+    "hget",
+    "hgetall",
+    "hincrby",
+    "hmget",
+    "hscan",
+    "hset",
+    "hsetnx",
+    "info",
+    "ping",
+    "scan",
+    "script|load",
+    "select",
+    "set",
+    "time",
+    "type",
+    "xadd",
+    "xdel",
+    "xgroup|create",
+    "xgroup|setid",
+    "xinfo|groups",
+    "xinfo|stream",
+    "xlen",
+    "xpending",
+    "xrange",
+    "xread",
+    "xrevrange",
+    "xtrim",
+)
+"""``client|list`` and ``client|unblock`` may be left out: a dead worker is then noticed later, and
+a read is woken by closing its connection."""
+
+READER_COMMANDS = ("hget", "hmget", "hset", "ping", "select", "time", "xlen", "xrange")
+"""What Spark needs. It may write one hash: its own position."""
+
+
+def acl_rules(app: str) -> list[str]:
+    """Return the rules for a user of one app's workers, without name and password.
+
+    Examples
+    --------
+    >>> acl_rules("shop")[:4]
+    ['resetkeys', '~sw:{shop.*', 'resetchannels', '-@all']
+    """
+    keys = f"~sw:{{{check_name('app', app)}.*"
+    return ["resetkeys", keys, "resetchannels", "-@all", *(f"+{command}" for command in COMMANDS)]

@@ -1,0 +1,44 @@
+"""Fixtures of the contract: one set of cases, run on Valkey and on Redis 7.0."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+
+from streamworker.redisio.client import Backend
+from tests.contract.support import GROUP, STREAM, Group
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator["redis.Redis"]:
+    """A plain client: what other programs may do to our keys, and what they see of them."""
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        yield client
+
+
+@pytest.fixture
+async def backend(redis_url: str) -> AsyncIterator[Backend]:
+    """Our own connection to the server of this case."""
+    async with Backend.open(redis_url, name="contract") as opened:
+        yield opened
+
+
+@pytest.fixture
+def group(backend: Backend) -> Group:
+    """A group on an empty server."""
+    return Group(backend, STREAM, GROUP)
+
+
+@pytest.fixture
+def full_memory(raw: "redis.Redis") -> Iterator["redis.Redis"]:
+    """A client whose ``config_set("maxmemory", 1)`` makes the server full; room comes back after the test."""
+    yield raw
+    raw.config_set("maxmemory", "1gb")
+
+
+@pytest.fixture
+def small_nodes(raw: "redis.Redis") -> Iterator[None]:
+    """Make stream nodes of one entry, so that trimming by whole nodes is exact."""
+    raw.config_set("stream-node-max-entries", 1)
+    yield
+    raw.config_set("stream-node-max-entries", 100)

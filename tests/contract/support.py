@@ -1,0 +1,152 @@
+"""What many contract cases need: a group with partitions, entries and commits in few words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pyarrow as pa
+import redis
+
+from streamworker.core.entries import ZERO, Entry, EntryId
+from streamworker.core.locks import Acquired, AcquireReply
+from streamworker.redisio import commit, locks, streams
+from streamworker.redisio.ackedlog import AckedBatch, encode_batch
+from streamworker.redisio.client import Backend
+from streamworker.redisio.commit import CommitReply, CommitRequest, DeadLetter
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+
+STREAM = StreamKeys("shop", "orders")
+GROUP = GroupKeys("shop", "orders", "price")
+OTHER_GROUP = GroupKeys("shop", "orders", "audit")
+
+GENERATION = 7
+DRAIN_DEADLINE_MS = 60_000
+
+
+class Group:
+    """One group, with calls that leave out what a case does not care about."""
+
+    def __init__(self, backend: Backend, stream: StreamKeys, keys: GroupKeys) -> None:
+        self.backend = backend
+        self.stream = stream
+        self.keys = keys
+        self._sends = 0
+
+    def other(self, keys: GroupKeys) -> "Group":
+        """Return another group on the same stream."""
+        return Group(self.backend, self.stream, keys)
+
+    async def register(self, partitions: int = 1, start: str = "earliest") -> None:
+        """Make the group's place in its partitions."""
+        await streams.register(self.backend, self.keys, partitions, start)
+
+    async def send(
+        self, count: int, partition: int = 0, *, producer: str = "p", limit: int = 0
+    ) -> list[Entry]:
+        """Append ``count`` entries and return them as they were stored."""
+        before = await self._last_id(partition)
+        self._sends += 1
+        append = streams.Append(
+            partition, producer, self._sends, limit, [(b"%d" % n, None) for n in range(count)]
+        )
+        (reply,) = await streams.append_many(self.backend, self.stream, [append])
+        assert reply.code is streams.AppendCode.OK, reply
+        return await streams.range_entries(
+            self.backend, self.stream.events(partition), before.successor(), None, count
+        )
+
+    async def _last_id(self, partition: int) -> EntryId:
+        newest = await self.backend.execute("XREVRANGE", self.stream.events(partition), "+", "-", "COUNT", 1)
+        return EntryId.parse(newest[0][0]) if newest else ZERO
+
+    async def acquire(
+        self,
+        owner: str = "w1",
+        partition: int = 0,
+        *,
+        generation: int = GENERATION,
+        live: Sequence[str] = (),
+        drain_deadline_ms: int = DRAIN_DEADLINE_MS,
+    ) -> AcquireReply:
+        """Ask for one lock, in a group of ``owner`` and whoever else is ``live``."""
+        replies = await locks.acquire_many(
+            self.backend,
+            self.keys,
+            [partition],
+            owner=owner,
+            generation=generation,
+            live=[owner, *live],
+            drain_deadline_ms=drain_deadline_ms,
+        )
+        return replies[partition]
+
+    async def own(self, owner: str = "w1", partition: int = 0, *, generation: int = GENERATION) -> Acquired:
+        """Acquire, and insist on it."""
+        reply = await self.acquire(owner, partition, generation=generation)
+        assert isinstance(reply, Acquired), reply
+        return reply
+
+    async def release(self, owner: str, epoch: int, partition: int = 0) -> bool:
+        """Give one lock back."""
+        return (await locks.release_many(self.backend, self.keys, {partition: epoch}, owner))[partition]
+
+    async def lock(self, partition: int = 0) -> locks.LockView:
+        """Look at a lock that is there."""
+        view = await locks.read_lock(self.backend, self.keys, partition)
+        assert view is not None
+        return view
+
+    async def commit(self, request: CommitRequest) -> CommitReply:
+        """Commit one batch."""
+        (reply,) = await commit.commit_many(self.backend, self.keys, [request])
+        return reply
+
+
+def request(
+    lock: Acquired,
+    entries: Sequence[Entry],
+    *,
+    owner: str = "w1",
+    partition: int = 0,
+    rows: int = 0,
+    state: Mapping[str, bytes | None] | None = None,
+    dead: Sequence[DeadLetter] = (),
+    trim: bool = False,
+    acked_limit: int = 0,
+    acked_trim_rows: int = 0,
+    previous: EntryId | None = None,
+    epoch: int | None = None,
+) -> CommitRequest:
+    """Return the commit of some entries that follow the lock's checkpoint."""
+    return CommitRequest(
+        partition=partition,
+        owner=owner,
+        epoch=lock.epoch if epoch is None else epoch,
+        previous=lock.checkpoint if previous is None else previous,
+        new=entries[-1].id,
+        entries=len(entries),
+        batch=batch_of(rows, entries[0].id) if rows else None,
+        state=state or {},
+        dead=dead,
+        trim=trim,
+        acked_limit=acked_limit,
+        acked_trim_rows=acked_trim_rows,
+    )
+
+
+def batch_of(rows: int, first: EntryId = ZERO) -> AckedBatch:
+    """Return some rows, ready for a commit."""
+    _, batch = encode_batch(pa.record_batch({"n": list(range(rows))}), first=first)
+    return batch
+
+
+def everything(raw: "redis.Redis") -> dict[bytes, Any]:
+    """Return the whole content of a server, to compare it before and after."""
+    return {key: raw.dump(key) for key in raw.scan_iter()}
+
+
+def url_of_user(url: str, user: str, password: str) -> str:
+    """Return a server's URL with other credentials."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{user}:{password}@{place}"))

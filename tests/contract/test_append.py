@@ -1,0 +1,164 @@
+"""Appending: all or none, once, and never over what a group still needs."""
+
+import asyncio
+
+import pytest
+import redis
+
+from streamworker.core.entries import ZERO, EntryId
+from streamworker.errors import BackendRefused, RecordError
+from streamworker.redisio import streams
+from streamworker.redisio.scripts import ARGS_MAX
+from streamworker.redisio.streams import Append, AppendCode, append_many
+from tests.contract.support import OTHER_GROUP, STREAM, Group, everything, request
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_entries_are_appended_in_order_with_consecutive_ids(group: Group) -> None:
+    """One append is one time and numbers that follow each other, so its last id tells all of them."""
+    payloads = [b"%d" % n for n in range(3_000)]
+    (reply,) = await append_many(
+        group.backend, STREAM, [Append(0, "p", 1, 0, [(payload, None) for payload in payloads])]
+    )
+    assert reply.last_id is not None
+    stored = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 5_000)
+    assert [entry.fields[b"v"] for entry in stored] == payloads
+    first = stored[0].id
+    assert [entry.id for entry in stored] == [EntryId(first.ms, first.seq + n) for n in range(3_000)]
+    assert (reply.code, reply.last_id, reply.length) == (AppendCode.OK, stored[-1].id, 3_000)
+
+
+async def test_headers_and_plain_fields_are_kept_as_they_are(group: Group) -> None:
+    """A payload with headers, and the field map of a stream that other programs write."""
+    entries: list[tuple[streams.Payload, streams.Headers]] = [
+        (b"\x00\xff", {b"trace": b"1"}),
+        ({b"temperature": b"21", b"unit": b"C"}, None),
+    ]
+    await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, entries)])
+    stored = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 5)
+    assert [dict(entry.fields) for entry in stored] == [
+        {b"v": b"\x00\xff", b"h.trace": b"1"},
+        {b"temperature": b"21", b"unit": b"C"},
+    ]
+    assert stored[0].size == 1 + 2 + 7 + 1
+
+
+async def test_appending_twice_with_one_number_writes_once(group: Group) -> None:
+    """A send whose answer was lost is sent again, and gets the id that it got."""
+    append = Append(0, "p", 5, 0, [(b"a", None), (b"b", None)])
+    (first,) = await append_many(group.backend, STREAM, [append])
+    (again,) = await append_many(group.backend, STREAM, [append])
+    assert (again.code, again.last_id, again.length) == (AppendCode.DUP, first.last_id, 2)
+
+
+async def test_each_producer_and_partition_counts_for_itself(group: Group) -> None:
+    """The same number of another producer, or in another partition, is another append."""
+    appends = [
+        Append(0, "p", 1, 0, [(b"a", None)]),
+        Append(0, "q", 1, 0, [(b"b", None)]),
+        Append(1, "p", 1, 0, [(b"c", None)]),
+    ]
+    replies = await append_many(group.backend, STREAM, appends)
+    assert [(reply.code, reply.length) for reply in replies] == [
+        (AppendCode.OK, 1),
+        (AppendCode.OK, 2),
+        (AppendCode.OK, 1),
+    ]
+
+
+async def test_two_appends_of_one_producer_keep_their_order_when_scripts_are_lost(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """Whatever the server forgets in between, the second never overtakes the first."""
+    flushing = True
+
+    async def flush() -> None:
+        while flushing:
+            raw.script_flush()
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(flush())
+    try:
+        for number in range(1, 60, 2):
+            pair = [Append(0, "p", number + n, 0, [(b"%d" % (number + n), None)]) for n in range(2)]
+            replies = await append_many(group.backend, STREAM, pair)
+            assert [reply.code for reply in replies] == [AppendCode.OK, AppendCode.OK]
+    finally:
+        flushing = False
+        await task
+    stored = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 100)
+    assert [int(entry.fields[b"v"]) for entry in stored] == list(range(1, 61))
+
+
+async def test_a_full_partition_takes_nothing(group: Group) -> None:
+    """Nothing unread is dropped and nothing is written, not even the part that would fit."""
+    await group.register()
+    await group.send(8, limit=10)
+    reply = await _append(group, 3, limit=10)
+    assert (reply.code, reply.last_id, reply.length) == (AppendCode.FULL, None, 8)
+    assert (await _append(group, 2, limit=10)).code is AppendCode.OK
+
+
+async def test_a_partition_that_nobody_reads_is_never_trimmed(group: Group) -> None:
+    """Without a group nobody has said what may go."""
+    await group.send(10)
+    assert (await _append(group, 1, limit=10)).code is AppendCode.FULL
+
+
+async def test_a_full_partition_makes_room_of_what_every_group_has_done(group: Group) -> None:
+    """The append drops it itself, down to the last entry: senders need no janitor."""
+    entries = await group.send(10, limit=10)
+    other = group.other(OTHER_GROUP)
+    lock, other_lock = await group.own(), await other.own("w2")
+    await group.commit(request(lock, entries))
+    assert (await _append(group, 1, limit=10)).code is AppendCode.FULL
+    await other.commit(request(other_lock, entries[:3], owner="w2"))
+    reply = await _append(group, 3, limit=10)
+    assert (reply.code, reply.length) == (AppendCode.OK, 10)
+    left = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 100)
+    assert [entry.id for entry in left][:7] == [entry.id for entry in entries[3:]]
+
+
+async def test_an_append_under_full_memory_writes_nothing(group: Group, full_memory: "redis.Redis") -> None:
+    """It is refused with the reason, and the same append goes through when there is room."""
+    append = Append(0, "p", 1, 0, [(b"a", None)] * 100)
+    full_memory.config_set("maxmemory", 1)
+    (reply,) = await append_many(group.backend, STREAM, [append])
+    assert reply.code is AppendCode.REFUSED
+    assert isinstance(reply.error, BackendRefused)
+    assert everything(full_memory) == {}
+    full_memory.config_set("maxmemory", 0)
+    (reply,) = await append_many(group.backend, STREAM, [append])
+    assert (reply.code, reply.length) == (AppendCode.OK, 100)
+
+
+async def test_one_broken_partition_refuses_only_its_own_appends(group: Group, raw: "redis.Redis") -> None:
+    """The reply names the key; the others are written."""
+    raw.set(STREAM.events(0), "mine")
+    broken, fine = await append_many(
+        group.backend, STREAM, [Append(p, "p", 1, 0, [(b"a", None)]) for p in range(2)]
+    )
+    assert broken.code is AppendCode.REFUSED
+    assert "sw:{shop.orders.0}:events holds another type" in str(broken.error)
+    assert fine.code is AppendCode.OK
+
+
+@pytest.mark.parametrize("fields", [0, ARGS_MAX])
+async def test_an_entry_that_no_script_can_store_is_refused_here(group: Group, fields: int) -> None:
+    """No fields, or too many to pass on."""
+    payload = {b"%d" % n: b"" for n in range(fields)}
+    with pytest.raises(RecordError):
+        await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, [(payload, None)])])
+
+
+async def test_the_memory_of_a_send_expires(group: Group, raw: "redis.Redis") -> None:
+    """A producer that is gone leaves nothing behind after an hour."""
+    await group.send(1, producer="p1")
+    assert 3_500_000 < raw.pttl(STREAM.producer(0, "p1")) <= 3_600_000
+
+
+async def _append(group: Group, count: int, limit: int) -> streams.AppendReply:
+    append = Append(0, "q", 1, limit, [(b"x", None)] * count)
+    (reply,) = await append_many(group.backend, STREAM, [append])
+    return reply

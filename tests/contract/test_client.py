@@ -1,0 +1,361 @@
+"""The connection itself: deadlines, refusals, credentials, servers that should not be used."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+
+import pytest
+import redis
+
+from streamworker.dev.server import EmbeddedServer
+from streamworker.errors import AuthenticationFailed, BackendRefused, BackendUnavailable, ConfigurationError
+from streamworker.redisio import commit, control, dead, locks, membership, readers, snapshot, state, streams
+from streamworker.redisio.client import Backend, check_server, retrying
+from streamworker.redisio.commit import CommitCode
+from streamworker.redisio.readers import ReaderPosition
+from streamworker.redisio.rights import acl_rules
+from tests.contract.support import GROUP, STREAM, Group, request, url_of_user
+from tests.helpers import wait_for_async
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "canary-Pa55word"
+
+
+async def test_a_wrong_password_is_named_without_being_shown(redis_url: str) -> None:
+    """The message says where and what to correct; the password is in no part of the error."""
+    async with Backend.open(url_of_user(redis_url, "", SECRET), name="t") as backend:
+        with pytest.raises(AuthenticationFailed) as caught:
+            await backend.execute("PING")
+    assert backend.address in str(caught.value)
+    assert "did not accept the user or password" in str(caught.value)
+    assert "STREAMWORKER_REDIS_URL" in str(caught.value)
+    assert SECRET not in repr(caught.value.args)
+
+
+async def test_a_missing_password_is_an_authentication_error(redis_url: str) -> None:
+    """The server asks who we are: NOAUTH."""
+    async with Backend.open(
+        redis_url.replace(_password(redis_url), "").replace(":@", ""), name="t"
+    ) as backend:
+        with pytest.raises(AuthenticationFailed):
+            await backend.execute("PING")
+
+
+async def test_nobody_at_the_address_is_said_at_once(tmp_path: object) -> None:
+    """No retries, no credentials; the address and the reason."""
+    async with Backend.open(f"redis://:{SECRET}@127.0.0.1:1/0", name="t") as backend:
+        started = time.monotonic()
+        with pytest.raises(BackendUnavailable) as caught:
+            await backend.execute("PING")
+        assert time.monotonic() - started < 1
+    assert "Redis at 127.0.0.1:1 cannot be reached: " in str(caught.value)
+    assert SECRET not in str(caught.value)
+    async with Backend.open(f"unix://:{SECRET}@{tmp_path}/none?db=0", name="t") as backend:
+        with pytest.raises(BackendUnavailable, match=r"none cannot be reached: No such file or directory\."):
+            await backend.execute("PING")
+
+
+@pytest.mark.parametrize(
+    "policy, refused",
+    [("noeviction", False), ("allkeys-lru", True), ("volatile-ttl", True), ("allkeys-random", True)],
+)
+async def test_a_server_that_evicts_is_refused(
+    backend: Backend, raw: "redis.Redis", policy: str, refused: bool
+) -> None:
+    """It would drop streams, locks and checkpoints when memory is full."""
+    raw.config_set("maxmemory-policy", policy)
+    try:
+        info = await backend.info()
+        assert info.maxmemory_policy == policy
+        if refused:
+            with pytest.raises(ConfigurationError, match=f"maxmemory-policy is {policy}.*noeviction"):
+                check_server(info)
+        else:
+            check_server(info)
+    finally:
+        raw.config_set("maxmemory-policy", "noeviction")
+
+
+async def test_the_server_says_what_it_is(backend: Backend, server: EmbeddedServer) -> None:
+    """Valkey calls itself Redis 7.2.4 besides; its own version counts."""
+    info = await backend.info()
+    assert info.is_valkey == (server.version.name.lower() != "redis")
+    assert info.version == f"{server.version.major}.{server.version.minor}.{server.version.patch}"
+    assert len(info.run_id) == 40
+    assert info.role == "master"
+    assert abs(await backend.time_ms() - time.time() * 1000) < 60_000
+
+
+async def test_an_idle_connection_that_was_closed_is_not_used(backend: Backend, raw: "redis.Redis") -> None:
+    """The next call connects anew instead of failing, though its command may not be repeated."""
+    await backend.execute("PING")
+    raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    (link,) = backend._node._idle
+    await wait_for_async(link._connection._reader.at_eof, "the news has come here")
+    assert await backend.execute("INCR", "n") == 1
+
+
+async def test_a_connection_that_dies_under_a_call_leaves_the_next_one_unharmed(
+    backend: Backend, raw: "redis.Redis"
+) -> None:
+    """The call has no answer; the next one gets its own."""
+    task = asyncio.create_task(backend.execute("BLPOP", "nothing", 0, timeout_ms=10_000))
+    await wait_for_async(lambda: raw.info("clients")["blocked_clients"] == 1, "the call is under way")
+    raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    with pytest.raises(BackendUnavailable):
+        await task
+    assert await backend.execute("ECHO", "mine") == b"mine"
+
+
+async def test_no_reply_is_ever_taken_for_another_calls(backend: Backend) -> None:
+    """Calls are cancelled and time out at every moment, and each answer is still its own."""
+    rng = random.Random(7)
+    wrong = []
+
+    async def call(n: int) -> None:
+        timeout_ms = rng.choice([0.05, 0.2, 1, 1_000])
+        try:
+            answer = await backend.execute("ECHO", b"%d" % n, timeout_ms=timeout_ms)
+        except BackendUnavailable:
+            return
+        if answer != b"%d" % n:
+            wrong.append((n, answer))
+
+    for n in range(400):
+        task = asyncio.create_task(call(n))
+        for _ in range(rng.randrange(6)):
+            await asyncio.sleep(0)
+        if rng.random() < 0.3:
+            task.cancel()
+            # A cancelled call ends as cancelled: nothing swallows it.
+            with pytest.raises(asyncio.CancelledError):
+                await _ended(task)
+        else:
+            await task
+    assert wrong == []
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    try:
+        await task
+    finally:
+        assert task.done()
+    raise asyncio.CancelledError  # It had finished before the cancel came.
+
+
+async def test_many_calls_share_a_few_connections(redis_url: str, raw: "redis.Redis") -> None:
+    """No more than allowed, and each call gets one in turn."""
+    async with Backend.open(redis_url, name="few", connections=2) as backend:
+        answers = await asyncio.gather(*(backend.execute("ECHO", b"%d" % n) for n in range(200)))
+        assert answers == [b"%d" % n for n in range(200)]
+        names = [client["name"] for client in raw.client_list()]
+        assert names.count("few") == 2
+    await wait_for_async(
+        lambda: "few" not in [client["name"] for client in raw.client_list()], "all connections are closed"
+    )
+
+
+async def test_a_closed_backend_says_so(redis_url: str) -> None:
+    """A call after the end is a mistake of the program."""
+    backend = Backend.open(redis_url, name="t")
+    await backend.aclose()
+    with pytest.raises(ConfigurationError, match="was closed"):
+        await backend.execute("PING")
+
+
+async def test_a_heartbeats_connection_can_be_told_from_others(redis_url: str, raw: "redis.Redis") -> None:
+    """The id is that of the connection that the next call uses, also after it was lost."""
+    async with Backend.open(redis_url, name="beat") as backend:
+        seen = []
+        for _ in range(2):
+            number, run_id = await backend.identity()
+            assert number == await backend.execute("CLIENT", "ID")
+            assert run_id == raw.info("server")["run_id"]
+            seen.append(number)
+            raw.execute_command("CLIENT", "KILL", "ID", number)
+            (link,) = backend._node._idle
+            await wait_for_async(link._connection._reader.at_eof, "the news has come here")
+        assert seen[0] != seen[1]
+
+
+async def test_a_pipeline_returns_each_refusal_in_its_place(backend: Backend, raw: "redis.Redis") -> None:
+    """The other commands are done."""
+    raw.set("text", "a")
+    fine, refused, unknown, last = await backend.pipeline(
+        [("SET", "a", 1), ("HGET", "text", "x"), ("NOSUCHCOMMAND",), ("GET", "a")]
+    )
+    assert (fine, last) == (b"OK", b"1")
+    assert isinstance(refused, BackendRefused)
+    assert "WRONGTYPE" in str(refused)
+    assert isinstance(unknown, BackendRefused)
+    assert await backend.pipeline([]) == []
+
+
+async def test_a_user_without_a_right_is_told_which(redis_url: str, raw: "redis.Redis") -> None:
+    """NOPERM names the command; the remedy says where the rights are listed."""
+    raw.execute_command(
+        "ACL", "SETUSER", "poor", "reset", "on", f">{SECRET}", "~*", "+ping", "+client|setname"
+    )
+    async with Backend.open(url_of_user(redis_url, "poor", SECRET), name="t") as backend:
+        assert await backend.execute("PING") == b"PONG"
+        with pytest.raises(BackendRefused, match=r"(?i)NOPERM.*'get'"):
+            await backend.execute("GET", "a")
+        assert await membership.connected(backend, [1]) is None
+        assert (await backend.identity()) == (0, "")
+    raw.execute_command("ACL", "DELUSER", "poor")
+
+
+async def test_the_documented_rights_are_enough(redis_url: str, raw: "redis.Redis") -> None:
+    """A user with exactly these can do all that a worker, a producer and the command line do."""
+    raw.execute_command("ACL", "SETUSER", "worker", "reset", "on", f">{SECRET}", *acl_rules("shop"))
+    async with Backend.open(url_of_user(redis_url, "worker", SECRET), name="t") as backend:
+        group = Group(backend, STREAM, GROUP)
+        await streams.declare(backend, STREAM, 1, "json")
+        await group.register()
+        entries = await group.send(300)
+        raw.xgroup_create(STREAM.events(0), "theirs", id="0")
+        raw.xreadgroup("theirs", "c", {STREAM.events(0): ">"}, count=8)
+        lock = await group.own()
+        letter = commit.DeadLetter(entries[0].id, {b"v": b"x"}, "no", 1)
+        done = request(lock, entries, rows=3, state={"a": b"1", "b": None}, dead=[letter], trim=True)
+        assert (await group.commit(done)).code is CommitCode.OK
+        assert await state.read_state(backend, GROUP, 0) == {"a": b"1"}
+        await locks.mark_many(backend, GROUP, "w1", [(0, lock.epoch, "draining", "")])
+        await membership.change_members(
+            backend, GROUP, expected=0, body='{"v":1}', message={"kind": "x"}, added=["w1"], removed=["w0"]
+        )
+        await membership.heartbeat(backend, [(GROUP, "w1", *await backend.identity(), 0)])
+        assert await membership.connected(backend, [1]) is not None
+        await control.post(backend, GROUP, [{"kind": "x"}])
+        await readers.register_reader(backend, GROUP, "spark", ReaderPosition({0: 1}, {0: lock.log}, 1))
+        await streams.trim_many(backend, GROUP, await readers.slowest_rows(backend, GROUP))
+        (stored,) = await dead.list_dead(backend, GROUP, [0])
+        await dead.replay_dead(backend, GROUP, 0, [stored.id])
+        await dead.drop_dead(backend, GROUP, 0, [stored.id])
+        await group.release("w1", lock.epoch)
+        counted = await streams.entries_up_to(backend, STREAM.events(0), entries[5].id)
+        await locks.move_checkpoint(backend, GROUP, 0, entries[5].id, entries=counted)
+        assert await snapshot.list_groups(backend, "shop") == [("orders", "price")]
+        check_server(await backend.info())
+        connection = backend.blocking()
+        await control.read_control(connection, {GROUP: await control.last_control_id(backend, GROUP)}, 5)
+        await connection.aclose()
+        with pytest.raises(BackendRefused, match="NOPERM"):
+            await backend.execute("GET", "sw:{other.orders}:stream")
+    raw.execute_command("ACL", "DELUSER", "worker")
+
+
+async def test_a_server_at_its_limit_of_connections_is_unavailable(
+    redis_url: str, raw: "redis.Redis"
+) -> None:
+    """It lets us in when there is room. It says why not, unless it has hung up before we had sent
+    our name: then it is a lost connection like any other.
+    """
+    raw.config_set("maxclients", 1)
+    try:
+        async with Backend.open(redis_url, name="t") as backend:
+            with pytest.raises(BackendUnavailable, match=r"no room for another connection|Connection lost"):
+                await backend.execute("PING")
+            raw.config_set("maxclients", 1_000)
+            assert await backend.execute("PING") == b"PONG"
+    finally:
+        raw.config_set("maxclients", 1_000)
+
+
+async def test_a_server_busy_with_a_script_is_unavailable(redis_url: str, raw: "redis.Redis") -> None:
+    """BUSY passes by itself; what was asked was not done."""
+    raw.config_set("busy-reply-threshold", 20)
+    async with Backend.open(redis_url, name="t", call_timeout_ms=2_000) as backend:
+        await backend.execute("PING")
+        spin = asyncio.create_task(backend.execute("EVAL", "while true do end", 0, timeout_ms=20_000))
+
+        async def busy() -> bool:
+            try:
+                await backend.execute("PING")
+            except BackendUnavailable as error:
+                return "busy with a script" in str(error)
+            return False
+
+        try:
+            await wait_for_async(busy, "the server says that it is busy")
+        finally:
+            raw.execute_command("SCRIPT", "KILL")
+        with pytest.raises(BackendRefused):
+            await spin
+    raw.config_set("busy-reply-threshold", 5_000)
+
+
+async def test_a_server_that_hangs_ends_a_call_at_its_deadline(own_server: EmbeddedServer) -> None:
+    """Not after a minute of hidden retries; and it answers again when it runs again."""
+    async with Backend.open(own_server.url, name="t", call_timeout_ms=300) as backend:
+        group = Group(backend, STREAM, GROUP)
+        entries = await group.send(1)
+        lock = await group.own()
+        os.kill(own_server.pid, signal.SIGSTOP)
+        try:
+            started = time.monotonic()
+            with pytest.raises(BackendUnavailable, match="gave no answer within 300 ms"):
+                await backend.execute("PING")
+            reply = await group.commit(request(lock, entries, rows=1))
+            assert time.monotonic() - started < 2
+            assert reply.code is CommitCode.UNKNOWN
+            connection = backend.blocking()
+            with pytest.raises(BackendUnavailable):
+                await connection.execute("PING", block_ms=10)
+        finally:
+            os.kill(own_server.pid, signal.SIGCONT)
+        # The commit may have reached it: either way it is there once.
+        again = await retrying(
+            lambda: _commit_known(group, request(lock, entries, rows=1)), rng=random.Random(1)
+        )
+        assert again in {CommitCode.OK, CommitCode.DUP}
+        assert await backend.execute("XLEN", GROUP.acked(0)) == 1
+        await connection.aclose()
+
+
+async def _commit_known(group: Group, what: commit.CommitRequest) -> CommitCode:
+    code = (await group.commit(what)).code
+    if code is CommitCode.UNKNOWN:
+        raise BackendUnavailable("no answer")
+    return code
+
+
+async def test_a_server_that_was_restarted_is_found_again(own_server: EmbeddedServer) -> None:
+    """Scripts and connections of the old one are gone; nobody notices."""
+    async with Backend.open(own_server.url, name="t") as backend:
+        group = Group(backend, STREAM, GROUP)
+        await group.send(1)
+        before = await backend.identity()
+        own_server.restart()
+        await group.send(1)
+        assert (await backend.identity())[1] != before[1]
+
+
+async def test_a_call_is_made_again_until_there_is_an_answer() -> None:
+    """Only for want of an answer, and only so often; a refusal is final."""
+    calls = 0
+
+    async def flaky(failures: int, error: Exception) -> int:
+        nonlocal calls
+        calls += 1
+        if calls <= failures:
+            raise error
+        return calls
+
+    gone, no = BackendUnavailable("gone"), BackendRefused("no")
+    assert await retrying(lambda: flaky(2, gone), rng=random.Random(1), pause_ms=1) == 3
+    calls = 0
+    with pytest.raises(BackendUnavailable):
+        await retrying(lambda: flaky(9, gone), rng=random.Random(1), tries=3, pause_ms=1)
+    assert calls == 3
+    calls = 0
+    with pytest.raises(BackendRefused):
+        await retrying(lambda: flaky(9, no), rng=random.Random(1), pause_ms=1)
+    assert calls == 1
+
+
+def _password(url: str) -> str:
+    return url.partition("://:")[2].partition("@")[0]

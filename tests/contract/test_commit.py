@@ -1,0 +1,304 @@
+"""The commit: what it writes, and each reason for which it writes nothing."""
+
+from dataclasses import replace
+
+import pytest
+import redis
+
+from streamworker.core.entries import EntryId
+from streamworker.errors import BackendRefused, RecordError
+from streamworker.redisio import commit
+from streamworker.redisio.ackedlog import decode_entry
+from streamworker.redisio.commit import CommitCode, DeadLetter
+from streamworker.redisio.scripts import ARGS_MAX
+from streamworker.redisio.state import read_state
+from streamworker.redisio.streams import range_entries
+from tests.contract.support import GROUP, STREAM, Group, batch_of, everything, request
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_commit_moves_the_checkpoint_and_appends_its_rows(group: Group, raw: "redis.Redis") -> None:
+    """One step: checkpoint, counts, acked log, and the position that stock tools show."""
+    entries = await group.send(5)
+    lock = await group.own()
+    reply = await group.commit(request(lock, entries[:3], rows=30))
+    assert (reply.code, reply.checkpoint, reply.rows) == (CommitCode.OK, entries[2].id, 30)
+
+    view = await group.lock()
+    assert (view.checkpoint, view.entries, view.rows) == (entries[2].id, 3, 30)
+    (info,) = raw.xinfo_groups(STREAM.events(0))
+    assert (EntryId.parse(info["last-delivered-id"]), info["entries-read"], info["lag"]) == (
+        entries[2].id,
+        3,
+        2,
+    )
+
+    (acked,) = await range_entries(group.backend, GROUP.acked(0), EntryId(0, 1), None, 10)
+    assert acked.id == EntryId(30, 0)
+    assert acked.fields[b"prev"] == b"0-0"
+    assert acked.fields[b"last"] == str(entries[2].id).encode()
+    assert acked.fields[b"first"] == str(entries[0].id).encode()
+    assert acked.fields[b"owner"] == b"w1"
+    assert acked.fields[b"epoch"] == b"%d" % lock.epoch
+    assert acked.fields[b"at"].isdigit()
+
+
+async def test_an_acked_entry_can_be_decoded(group: Group) -> None:
+    """What a commit wrote is what a reader gets, and its id counts the rows of the log."""
+    import pyarrow as pa
+
+    entries = await group.send(2)
+    lock = await group.own()
+    await group.commit(request(lock, entries[:1], rows=4))
+    await group.commit(replace(request(lock, entries[1:], rows=6), previous=entries[0].id))
+    first, second = await range_entries(group.backend, GROUP.acked(0), EntryId(0, 1), None, 10)
+    assert (first.id.ms, second.id.ms) == (4, 10)
+    schema = pa.schema({"n": pa.int64()})
+    decoded = decode_entry(second.id, second.fields, {batch_of(1).schema: schema})
+    assert decoded.column(0).to_pylist() == list(range(6))
+
+
+async def test_committing_twice_is_one_commit(group: Group, raw: "redis.Redis") -> None:
+    """A commit whose answer was lost is sent again, recognised, and changes nothing."""
+    entries = await group.send(2)
+    lock = await group.own()
+    sent = request(lock, entries, rows=2, state={"a": b"1"}, dead=[_letter(entries[0].id)])
+    assert (await group.commit(sent)).code is CommitCode.OK
+    before = everything(raw)
+    again = await group.commit(sent)
+    assert (again.code, again.checkpoint, again.rows) == (CommitCode.DUP, entries[-1].id, 2)
+    assert everything(raw) == before
+
+
+async def test_another_owner_cannot_commit_at_the_right_epoch(group: Group, raw: "redis.Redis") -> None:
+    """After a failover two owners may hold the same number: the name decides as well."""
+    entries = await group.send(1)
+    lock = await group.own("w1")
+    before = everything(raw)
+    assert (await group.commit(request(lock, entries, rows=1, owner="w2"))).code is CommitCode.FENCED
+    assert everything(raw) == before
+
+
+@pytest.mark.parametrize("step", [-1, 1])
+async def test_the_owner_cannot_commit_at_another_epoch(group: Group, raw: "redis.Redis", step: int) -> None:
+    """A worker that lost its lock and got it back does not commit what it began before."""
+    entries = await group.send(1)
+    lock = await group.own("w1")
+    before = everything(raw)
+    stale = request(lock, entries, rows=1, epoch=lock.epoch + step)
+    assert (await group.commit(stale)).code is CommitCode.FENCED
+    assert everything(raw) == before
+
+
+async def test_nobody_commits_without_a_lock(group: Group, raw: "redis.Redis") -> None:
+    """After FLUSHALL, and after a release, there is no owner to compare with."""
+    entries = await group.send(1)
+    lock = await group.own("w1")
+    await group.release("w1", lock.epoch)
+    assert (await group.commit(request(lock, entries))).code is CommitCode.FENCED
+    raw.flushall()
+    reply = await group.commit(request(lock, entries))
+    assert (reply.code, reply.epoch, reply.checkpoint) == (CommitCode.FENCED, 0, None)
+    assert everything(raw) == {}
+
+
+async def test_a_commit_that_skips_entries_is_a_gap(group: Group, raw: "redis.Redis") -> None:
+    """A batch that does not begin at the checkpoint is refused, whatever its owner believes."""
+    entries = await group.send(3)
+    lock = await group.own()
+    before = everything(raw)
+    skipping = request(lock, entries[2:], rows=1, previous=entries[1].id)
+    reply = await group.commit(skipping)
+    assert (reply.code, reply.checkpoint) == (CommitCode.GAP, lock.checkpoint)
+    assert everything(raw) == before
+
+
+@pytest.mark.usefixtures("small_nodes")
+async def test_a_full_acked_log_makes_commits_wait_until_readers_move_on(group: Group) -> None:
+    """At the limit nothing is written; once the readers are past the first batch it goes."""
+    entries = await group.send(3)
+    lock = await group.own()
+    await group.commit(request(lock, entries[:1], rows=10))
+    await group.commit(request(lock, entries[1:2], rows=10, previous=entries[0].id))
+
+    third = request(lock, entries[2:], rows=10, previous=entries[1].id, acked_limit=2)
+    reply = await group.commit(third)
+    assert (reply.code, reply.checkpoint, reply.rows) == (CommitCode.FULL, entries[1].id, 20)
+    assert (await group.commit(replace(third, acked_trim_rows=9))).code is CommitCode.FULL
+
+    assert (await group.commit(replace(third, acked_trim_rows=10))).code is CommitCode.OK
+    assert await group.backend.execute("XLEN", GROUP.acked(0)) == 2
+
+
+async def test_a_full_acked_log_does_not_stop_commits_without_rows(group: Group) -> None:
+    """What forwards nothing needs no room."""
+    entries = await group.send(2)
+    lock = await group.own()
+    await group.commit(request(lock, entries[:1], rows=1))
+    without = request(lock, entries[1:], previous=entries[0].id, acked_limit=1)
+    assert (await group.commit(without)).code is CommitCode.OK
+
+
+async def test_state_and_dead_letters_are_part_of_the_commit(group: Group) -> None:
+    """State is set and deleted, and a dead letter carries its entry and why it was given up."""
+    entries = await group.send(3)
+    lock = await group.own()
+    await group.commit(request(lock, entries[:1], state={"seen": b"1", "gone": b"x"}))
+    letter = DeadLetter(entries[1].id, {b"v": b"\xff\x00", b"h.a": b"b"}, "ValueError: no", 3)
+    await group.commit(
+        request(
+            lock, entries[1:2], previous=entries[0].id, state={"seen": b"\x002", "gone": None}, dead=[letter]
+        )
+    )
+    assert await read_state(group.backend, GROUP, 0) == {"seen": b"\x002"}
+    (stored,) = await range_entries(group.backend, GROUP.dead(0), EntryId(0, 1), None, 10)
+    fields = dict(stored.fields)
+    assert fields.pop(b"at").isdigit()
+    assert fields == {
+        b"by": b"w1",
+        b"id": str(entries[1].id).encode(),
+        b"error": b"ValueError: no",
+        b"attempts": b"3",
+        b"f.v": b"\xff\x00",
+        b"f.h.a": b"b",
+    }
+
+
+async def test_a_commit_of_thousands_of_states_and_letters_is_one_step(group: Group) -> None:
+    """Lua passes 8,000 values on at once; more than that goes in parts, in the same step."""
+    entries = await group.send(1)
+    lock = await group.own()
+    state: dict[str, bytes | None] = {f"key-{n}": b"%d" % n for n in range(9_000)}
+    dead = [_letter(entries[0].id)] * 900
+    reply = await group.commit(request(lock, entries, rows=1, state=state, dead=dead))
+    assert reply.code is CommitCode.OK
+    assert await read_state(group.backend, GROUP, 0) == state
+    assert await group.backend.execute("XLEN", GROUP.dead(0)) == 900
+
+    entries = await group.send(1)
+    gone: dict[str, bytes | None] = dict.fromkeys(state)
+    previous = reply.checkpoint
+    assert (await group.commit(request(lock, entries, state=gone, previous=previous))).code is CommitCode.OK
+    assert await read_state(group.backend, GROUP, 0) == {}
+
+
+async def test_a_dead_letter_with_too_many_fields_is_refused_here(group: Group) -> None:
+    """It cannot be passed on by a script; the message names the entry."""
+    entries = await group.send(1)
+    lock = await group.own()
+    wide = DeadLetter(entries[0].id, {b"%d" % n: b"" for n in range(ARGS_MAX // 2)}, "no", 1)
+    with pytest.raises(RecordError, match=f"Entry {entries[0].id} has {ARGS_MAX // 2} fields"):
+        await group.commit(request(lock, entries, dead=[wide]))
+
+
+async def test_the_lag_that_redis_shows_is_the_truth_after_every_commit(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """``XINFO GROUPS`` counts what is not committed, also when the source was trimmed meanwhile."""
+    lock = await group.own()
+    previous = lock.checkpoint
+    sent = done = 0
+    for size in (3, 250, 1, 120):
+        entries = await group.send(size)
+        sent += size
+        part = entries[: (size + 1) // 2] if size > 1 else entries
+        reply = await group.commit(request(lock, part, rows=1, previous=previous, trim=True))
+        assert reply.code is CommitCode.OK
+        done += len(part)
+        (info,) = raw.xinfo_groups(STREAM.events(0))
+        assert (info["lag"], info["entries-read"]) == (sent - done, done)
+        rest = entries[len(part) :]
+        previous = part[-1].id
+        if rest:
+            await group.commit(request(lock, rest, previous=previous, trim=True))
+            done, previous = done + len(rest), rest[-1].id
+            (info,) = raw.xinfo_groups(STREAM.events(0))
+            assert info["lag"] == 0
+
+
+async def test_a_group_that_was_destroyed_comes_back_with_the_next_commit(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """The checkpoint is in the lock, so nothing is lost; and trimming sees the group again."""
+    entries = await group.send(2)
+    lock = await group.own()
+    raw.xgroup_destroy(STREAM.events(0), "price")
+    assert (await group.commit(request(lock, entries[:1]))).code is CommitCode.OK
+    (info,) = raw.xinfo_groups(STREAM.events(0))
+    assert (EntryId.parse(info["last-delivered-id"]), info["lag"]) == (entries[0].id, 1)
+
+
+async def test_an_acked_log_that_is_ahead_of_its_lock_is_not_written_to(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """Redis refuses an id that does not grow; the commit is refused whole, and names the key."""
+    entries = await group.send(1)
+    lock = await group.own()
+    raw.xadd(GROUP.acked(0), {"a": "b"}, id="500-0")
+    before = everything(raw)
+    reply = await group.commit(request(lock, entries, rows=1, state={"a": b"1"}))
+    assert reply.code is CommitCode.BADTYPE
+    assert "acked:price" in str(reply.error)
+    assert everything(raw) == before
+
+
+async def test_many_partitions_commit_in_one_round_trip(group: Group) -> None:
+    """Each has its own outcome, in the order of the requests."""
+    requests = []
+    for partition in range(4):
+        entries = await group.send(1, partition)
+        lock = await group.own("w1", partition)
+        requests.append(request(lock, entries, partition=partition, rows=1))
+    requests[2] = replace(requests[2], owner="w2")
+    replies = await commit.commit_many(group.backend, GROUP, requests)
+    assert [reply.code.value for reply in replies] == ["OK", "OK", "FENCED", "OK"]
+
+
+async def test_a_commit_under_full_memory_is_all_or_nothing(group: Group, full_memory: "redis.Redis") -> None:
+    """Out of memory changes nothing; the same commit succeeds when there is room again."""
+    entries = await group.send(2)
+    lock = await group.own()
+    sent = request(lock, entries, rows=2, state={"a": b"1"}, dead=[_letter(entries[0].id)])
+    before = everything(full_memory)
+    full_memory.config_set("maxmemory", 1)
+    reply = await group.commit(sent)
+    assert reply.code is CommitCode.UNKNOWN
+    assert isinstance(reply.error, BackendRefused)
+    assert "out of memory" in str(reply.error)
+    assert everything(full_memory) == before
+    full_memory.config_set("maxmemory", 0)
+    assert (await group.commit(sent)).code is CommitCode.OK
+
+
+@pytest.mark.parametrize("what", ["state", "dead", "rows"])
+async def test_whatever_needs_memory_is_tried_first(
+    group: Group, full_memory: "redis.Redis", what: str
+) -> None:
+    """State alone, a dead letter alone and rows alone are refused before anything is written."""
+    entries = await group.send(1)
+    lock = await group.own()
+    sent = {
+        "state": request(lock, entries, state={"a": b"1"}),
+        "dead": request(lock, entries, dead=[_letter(entries[0].id)]),
+        "rows": request(lock, entries, rows=1),
+    }[what]
+    before = everything(full_memory)
+    full_memory.config_set("maxmemory", 1)
+    assert (await group.commit(sent)).code is CommitCode.UNKNOWN
+    assert everything(full_memory) == before
+
+
+async def test_a_commit_that_adds_nothing_passes_under_full_memory(
+    group: Group, full_memory: "redis.Redis"
+) -> None:
+    """It is what lets the source be trimmed, and so what makes room."""
+    entries = await group.send(500)
+    lock = await group.own()
+    full_memory.config_set("maxmemory", 1)
+    assert (await group.commit(request(lock, entries, trim=True))).code is CommitCode.OK
+    assert full_memory.xlen(STREAM.events(0)) < 500
+
+
+def _letter(id: EntryId) -> DeadLetter:
+    return DeadLetter(id, {b"v": b"x"}, "ValueError", 1)

@@ -1,0 +1,204 @@
+"""Who gets a lock, who keeps it, and who is fenced."""
+
+import pytest
+import redis
+
+from streamworker.core.entries import ZERO
+from streamworker.core.locks import Acquired, Held, Stale
+from streamworker.errors import BackendRefused
+from streamworker.redisio import locks, streams
+from streamworker.redisio.commit import CommitCode
+from tests.contract.support import DRAIN_DEADLINE_MS, GENERATION, GROUP, Group, request
+from tests.helpers import wait_for_async
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_free_lock_is_acquired_with_a_higher_epoch_each_time(group: Group) -> None:
+    """Each change of owner raises the epoch; checkpoint and counts come with the answer."""
+    first = await group.own("w1")
+    assert (first.checkpoint, first.entries, first.rows) == (ZERO, 0, 0)
+    assert await group.release("w1", first.epoch)
+    second = await group.own("w2")
+    assert second.epoch == first.epoch + 1
+    assert second.log == first.log
+
+
+async def test_acquiring_twice_gives_the_same_epoch(group: Group) -> None:
+    """An acquire whose answer was lost is sent again and changes nothing."""
+    first = await group.own()
+    assert await group.own() == first
+
+
+async def test_the_owner_keeps_its_epoch_in_a_later_generation(group: Group) -> None:
+    """A partition that stays where it is does not stop: the generation is stamped anew, no more."""
+    first = await group.own(generation=7)
+    later = await group.own(generation=9)
+    assert later == first
+    assert (await group.lock()).generation == 9
+
+
+async def test_a_live_owner_keeps_its_lock(group: Group) -> None:
+    """A contender is told who has it, and waits."""
+    await group.own("w1")
+    reply = await group.acquire("w2", live=["w1"])
+    assert isinstance(reply, Held)
+    assert reply.owner == "w1"
+    assert (await group.lock()).owner == "w1"
+
+
+async def test_the_lock_of_a_removed_member_is_free(group: Group) -> None:
+    """Whoever is not in the membership has no lock any more, and cannot commit."""
+    entries = await group.send(1)
+    old = await group.own("w1")
+    new = await group.own("w2", generation=GENERATION + 1)
+    assert new.epoch == old.epoch + 1
+    assert (await group.commit(request(old, entries, owner="w1"))).code is CommitCode.FENCED
+
+
+async def test_an_old_view_of_the_group_takes_no_lock(group: Group) -> None:
+    """A worker whose membership is older than the lock's is told the newer generation."""
+    await group.own("w1", generation=9)
+    assert await group.acquire("w2", generation=8) == Stale(9)
+
+
+async def test_an_old_view_takes_no_lock_that_was_released_later(group: Group) -> None:
+    """Release keeps the generation, so a late message of an earlier one takes nothing."""
+    lock = await group.own("w1", generation=9)
+    await group.release("w1", lock.epoch)
+    assert await group.acquire("w2", generation=8) == Stale(9)
+
+
+async def test_a_stuck_owner_is_overtaken_at_the_drain_deadline(group: Group) -> None:
+    """A contender that keeps asking gets the lock when the deadline is over, not before; and the
+    stuck owner is fenced.
+    """
+    entries = await group.send(1)
+    old = await group.own("w1")
+    waits: list[int] = []
+
+    async def ask() -> Acquired | None:
+        reply = await group.acquire("w2", live=["w1"], drain_deadline_ms=200, generation=GENERATION + 1)
+        if isinstance(reply, Held):
+            waits.append(reply.waited_ms)
+            return None
+        assert isinstance(reply, Acquired)
+        return reply
+
+    new = await wait_for_async(ask, "the drain deadline passed")
+    assert new is not None
+    assert waits == sorted(waits)
+    assert waits[0] == 0
+    assert waits[-1] < 200
+    assert new.epoch == old.epoch + 1
+    assert (await group.commit(request(old, entries, owner="w1"))).code is CommitCode.FENCED
+
+
+async def test_a_wait_starts_anew_with_another_contender(group: Group) -> None:
+    """What one contender waited is not the next one's."""
+    await group.own("w1")
+    await group.acquire("w2", live=["w1"])
+    await wait_for_async(lambda: _waited(group, "w2", at_least_ms=30), "w2 has waited")
+    assert await group.acquire("w3", live=["w1", "w2"]) == Held("w1", 0)
+
+
+async def test_a_contender_that_slept_has_not_waited(group: Group, raw: "redis.Redis") -> None:
+    """Seconds without a try do not count: the owner may have drained in the meantime."""
+    await group.own("w1")
+    await group.acquire("w2", live=["w1"])
+    for field in ("wanted_since", "wanted_at"):
+        raw.hincrby(GROUP.lock(0), field, -4000)
+    assert await group.acquire("w2", live=["w1"], drain_deadline_ms=1000) == Held("w1", 0)
+
+
+async def test_a_wait_ends_with_the_lock(group: Group) -> None:
+    """Nothing of an old wait is left when the lock was taken or given back."""
+    lock = await group.own("w1")
+    await group.acquire("w2", live=["w1"])
+    await group.release("w1", lock.epoch)
+    fields = await group.backend.execute("HKEYS", GROUP.lock(0))
+    assert not [name for name in fields if name.startswith(b"wanted")]
+
+
+async def test_release_keeps_epoch_and_checkpoint(group: Group) -> None:
+    """The next owner goes on where this one stopped."""
+    entries = await group.send(2)
+    lock = await group.own()
+    await group.commit(request(lock, entries))
+    assert await group.release("w1", lock.epoch)
+    view = await group.lock()
+    assert (view.owner, view.state, view.epoch, view.checkpoint) == ("", "", lock.epoch, entries[-1].id)
+
+
+async def test_releasing_twice_is_a_release(group: Group) -> None:
+    """A release whose answer was lost is sent again."""
+    lock = await group.own()
+    assert await group.release("w1", lock.epoch)
+    assert await group.release("w1", lock.epoch)
+
+
+async def test_nobody_releases_the_lock_of_another(group: Group) -> None:
+    """Neither another owner, nor the same one at an epoch that is over."""
+    lock = await group.own("w1")
+    assert not await group.release("w2", lock.epoch)
+    assert not await group.release("w1", lock.epoch - 1)
+    assert (await group.lock()).owner == "w1"
+
+
+async def test_a_mark_shows_what_the_owner_does(group: Group) -> None:
+    """State and reason are for people; a mark of somebody else changes nothing."""
+    lock = await group.own("w1")
+    await locks.mark_many(group.backend, GROUP, "w1", [(0, lock.epoch, "halted", "ValueError: no")])
+    view = await group.lock()
+    assert (view.state, view.reason) == ("halted", "ValueError: no")
+    await locks.mark_many(group.backend, GROUP, "w2", [(0, lock.epoch, "running", "")])
+    await locks.mark_many(group.backend, GROUP, "w1", [(0, lock.epoch + 1, "running", "")])
+    assert (await group.lock()).state == "halted"
+
+
+async def test_one_broken_lock_does_not_stop_the_others(group: Group, raw: "redis.Redis") -> None:
+    """A key that another program wrote to is left out of the answer; alone, it is an error."""
+    raw.set(GROUP.lock(1), "mine")
+    replies = await locks.acquire_many(
+        group.backend, GROUP, [0, 1, 2], owner="w1", generation=1, live=["w1"], drain_deadline_ms=1000
+    )
+    assert sorted(replies) == [0, 2]
+    with pytest.raises(BackendRefused, match="lock:price holds another type"):
+        await group.own(partition=1)
+
+
+async def test_there_is_no_lock_of_a_group_that_never_was(group: Group) -> None:
+    """Looking makes nothing."""
+    assert await locks.read_lock(group.backend, GROUP, 0) is None
+    assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0) is None
+
+
+async def test_a_checkpoint_is_moved_back_while_nobody_owns_it(group: Group, raw: "redis.Redis") -> None:
+    """After a reset the entries are read again, and the lag shows it."""
+    entries = await group.send(5)
+    lock = await group.own()
+    await group.commit(request(lock, entries))
+    await group.release("w1", lock.epoch)
+
+    counted = await streams.entries_up_to(group.backend, GROUP.events(0), entries[1].id)
+    before = await locks.move_checkpoint(group.backend, GROUP, 0, entries[1].id, entries=counted)
+    assert before == entries[-1].id
+    assert (await group.own()).checkpoint == entries[1].id
+    (info,) = raw.xinfo_groups(GROUP.events(0))
+    assert info["lag"] == 3
+
+
+async def test_a_checkpoint_is_not_moved_under_an_owner(group: Group) -> None:
+    """The reset is refused, unless it names the owner as one that is known to be dead; then that
+    one's commits are fenced.
+    """
+    entries = await group.send(1)
+    lock = await group.own("w1")
+    assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0) == Held("w1", 0)
+    assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0, owner="w1") == ZERO
+    assert (await group.commit(request(lock, entries, owner="w1"))).code is CommitCode.FENCED
+
+
+async def _waited(group: Group, owner: str, at_least_ms: int) -> bool:
+    reply = await group.acquire(owner, live=["w1"], drain_deadline_ms=DRAIN_DEADLINE_MS)
+    return isinstance(reply, Held) and reply.waited_ms >= at_least_ms

@@ -1,0 +1,213 @@
+"""The membership document, heartbeats and control messages."""
+
+import asyncio
+import json
+
+import pytest
+import redis
+
+from streamworker.core.entries import ZERO
+from streamworker.errors import BackendRefused
+from streamworker.redisio import control, membership
+from streamworker.redisio.membership import Changed, Conflict
+from tests.contract.support import GROUP, OTHER_GROUP, Group, everything
+
+pytestmark = pytest.mark.anyio
+
+MESSAGE = {"kind": "changed", "generation": "0", "cause": "join", "member": "a", "moved": "0,1"}
+
+
+async def change(group: Group, expected: int, body: str = '{"v":1}', **more: list[str]) -> Changed | Conflict:
+    """Change the document with a message."""
+    return await membership.change_members(
+        group.backend, GROUP, expected=expected, body=body, message=MESSAGE, **more
+    )
+
+
+async def test_the_first_document_gets_a_generation_that_never_was(group: Group, raw: "redis.Redis") -> None:
+    """It is the server's time, so that a group which is deleted and made again does not repeat one."""
+    first = await change(group, 0, '{"v":1,"members":[]}')
+    assert isinstance(first, Changed)
+    assert first.generation == first.server_ms
+    document = await membership.read_members(group.backend, GROUP)
+    assert document is not None
+    assert json.loads(document) == {"generation": first.generation, "v": 1, "members": []}
+
+    raw.delete(GROUP.members)
+    again = await change(group, 0)
+    assert isinstance(again, Changed)
+    assert again.generation >= first.generation
+
+
+async def test_each_change_raises_the_generation_by_one(group: Group) -> None:
+    """And is seen by all in the answer to their heartbeat."""
+    first = await change(group, 0, added=["a.1"])
+    assert isinstance(first, Changed)
+    second = await change(group, first.generation)
+    assert isinstance(second, Changed)
+    assert second.generation == first.generation + 1
+    (reply,) = await membership.heartbeat(group.backend, [(GROUP, "a.1", 5, "run", 3)])
+    assert reply.generation == second.generation
+
+
+async def test_a_change_and_its_message_are_one_step(group: Group) -> None:
+    """There is never a generation without its message, nor a message without its generation."""
+    first = await change(group, 0, added=["a.1", "b.1"])
+    assert isinstance(first, Changed)
+    connection = group.backend.blocking()
+    ((key, _, fields),) = await control.read_control(connection, {GROUP: ZERO}, 100)
+    await connection.aclose()
+    assert key == GROUP.control
+    assert fields == {**MESSAGE, "generation": str(first.generation)}
+
+
+async def test_a_conflict_changes_nothing_and_returns_the_document(group: Group, raw: "redis.Redis") -> None:
+    """Whoever was second gets what the first wrote, and starts from there."""
+    first = await change(group, 0, '{"by":"first"}', added=["a.1"])
+    assert isinstance(first, Changed)
+    before = everything(raw)
+    for expected in (0, first.generation - 1, first.generation + 1):
+        reply = await change(group, expected, '{"by":"second"}', added=["b.1"], removed=["a.1"])
+        assert isinstance(reply, Conflict)
+        assert reply.document == await membership.read_members(group.backend, GROUP)
+        assert reply.server_ms >= first.server_ms
+    assert everything(raw) == before
+
+
+async def test_a_change_of_a_document_that_was_deleted_is_a_conflict(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """Nothing is there to return, and nothing is written."""
+    reply = await change(group, 12345)
+    assert isinstance(reply, Conflict)
+    assert reply.document is None
+    assert everything(raw) == {}
+
+
+@pytest.mark.parametrize("document", ["", "[]", "garbage", '{"v":1}', ' {"generation":5,"v":1}'])
+async def test_a_document_of_somebody_else_is_not_overwritten(
+    group: Group, raw: "redis.Redis", document: str
+) -> None:
+    """Whoever reads it says so; no worker takes it for an empty group."""
+    raw.set(GROUP.members, document)
+    reply = await change(group, 0)
+    assert isinstance(reply, Conflict)
+    assert reply.document == document.encode()
+    assert raw.get(GROUP.members) == document.encode()
+
+
+async def test_of_many_who_change_at_once_one_wins(group: Group) -> None:
+    """Compare and set: the others are told."""
+    first = await change(group, 0)
+    assert isinstance(first, Changed)
+    replies = await asyncio.gather(
+        *(change(group, first.generation, json.dumps({"by": n})) for n in range(10))
+    )
+    winners = [n for n, reply in enumerate(replies) if isinstance(reply, Changed)]
+    assert len(winners) == 1
+    document = await membership.read_members(group.backend, GROUP)
+    assert json.loads(document or b"")["by"] == winners[0]
+
+
+async def test_a_heartbeat_renews_and_shows_all_members(group: Group) -> None:
+    """One answer carries the beats of all, by one clock."""
+    first = await change(group, 0, added=["a.1", "b.1"])
+    assert isinstance(first, Changed)
+    (reply,) = await membership.heartbeat(group.backend, [(GROUP, "a.1", 5, "run-1", 3)])
+    assert not reply.lost
+    beat = reply.beats["a.1"]
+    assert (beat.connection, beat.run_id, beat.load, beat.server_ms) == (5, "run-1", 3, reply.server_ms)
+    assert reply.beats["b.1"].server_ms == first.server_ms
+
+
+async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: "redis.Redis") -> None:
+    """Its heartbeat does not bring it back: it has to join again."""
+    first = await change(group, 0, added=["a.1", "b.1"])
+    assert isinstance(first, Changed)
+    await change(group, first.generation, removed=["a.1"])
+    (reply,) = await membership.heartbeat(group.backend, [(GROUP, "a.1", 5, "run-1", 3)])
+    assert reply.lost
+    assert reply.generation == first.generation + 1
+    assert list(raw.hkeys(GROUP.beats)) == [b"b.1"]
+
+
+async def test_heartbeats_of_several_groups_share_a_round_trip(group: Group) -> None:
+    """Lost in one group says nothing about the other."""
+    await change(group, 0, added=["a.1"])
+    mine, theirs = await membership.heartbeat(
+        group.backend, [(GROUP, "a.1", 5, "run", 0), (OTHER_GROUP, "a.2", 5, "run", 0)]
+    )
+    assert not mine.lost
+    assert theirs.lost
+    assert theirs.generation is None
+
+
+async def test_a_beat_that_is_not_ours_is_ignored(group: Group, raw: "redis.Redis") -> None:
+    """Another program's field cannot make a heartbeat fail."""
+    await change(group, 0, added=["a.1"])
+    raw.hset(GROUP.beats, mapping={"x": "nonsense", "y": "1|2|3|z", "z": b"\xff"})
+    (reply,) = await membership.heartbeat(group.backend, [(GROUP, "a.1", 5, "run", 0)])
+    assert sorted(reply.beats) == ["a.1"]
+
+
+async def test_the_living_are_told_from_the_dead_when_memory_is_full(
+    group: Group, full_memory: "redis.Redis"
+) -> None:
+    """Heartbeats, removals, locks and releases still work: ownership moves, and only data waits."""
+    entries = await group.send(1)
+    lock = await group.own("a.1")
+    first = await change(group, 0, added=["a.1", "b.1"])
+    assert isinstance(first, Changed)
+    full_memory.config_set("maxmemory", 1)
+
+    (beat,) = await membership.heartbeat(group.backend, [(GROUP, "b.1", 5, "run", 0)])
+    assert not beat.lost
+    assert isinstance(await change(group, first.generation, removed=["a.1"]), Changed)
+    taken = await group.own("b.1", generation=first.generation + 1)
+    assert taken.epoch == lock.epoch + 1
+    assert await group.release("b.1", taken.epoch)
+    assert entries
+
+
+async def test_the_server_tells_which_connections_it_still_has(group: Group) -> None:
+    """A closed connection is gone from the answer, and asking for none asks nobody."""
+    here = await group.backend.execute("CLIENT", "ID")
+    assert await membership.connected(group.backend, [here, here + 1_000_000]) == {here}
+    assert await membership.connected(group.backend, []) == set()
+
+
+async def test_messages_are_posted_and_waited_for(group: Group, raw: "redis.Redis") -> None:
+    """A listener starts at the newest, and gets those of all its groups, oldest first."""
+    await control.post(group.backend, GROUP, [{"kind": "old"}])
+    positions = {GROUP: await control.last_control_id(group.backend, GROUP), OTHER_GROUP: ZERO}
+    assert positions[GROUP] > ZERO
+    connection = group.backend.blocking()
+    assert await control.read_control(connection, positions, 5) == []
+    await control.post(group.backend, GROUP, [{"kind": "one", "n": "1"}, {"kind": "two"}])
+    await control.post(group.backend, OTHER_GROUP, [{"kind": "three"}])
+    got = await control.read_control(connection, positions, 1_000)
+    assert sorted((key, fields["kind"]) for key, _, fields in got) == sorted(
+        [(GROUP.control, "one"), (GROUP.control, "two"), (OTHER_GROUP.control, "three")]
+    )
+    await connection.aclose()
+
+
+async def test_a_group_without_messages_is_listened_to_from_the_start(group: Group) -> None:
+    """There is no newest message yet."""
+    assert await control.last_control_id(group.backend, GROUP) == ZERO
+
+
+async def test_the_control_stream_does_not_grow_for_ever(
+    group: Group, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old messages go, in whole nodes."""
+    monkeypatch.setattr(control, "MESSAGES_MAX", 150)
+    await control.post(group.backend, GROUP, [{"kind": "x"}] * 1_000)
+    assert raw.xlen(GROUP.control) <= 250
+
+
+async def test_posting_to_a_key_of_another_type_says_so(group: Group, raw: "redis.Redis") -> None:
+    """Nothing is swallowed here; the caller decides that a message is only a hint."""
+    raw.set(GROUP.control, "mine")
+    with pytest.raises(BackendRefused, match="WRONGTYPE"):
+        await control.post(group.backend, GROUP, [{"kind": "x"}])

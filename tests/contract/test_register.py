@@ -1,0 +1,125 @@
+"""How a group gets its place in a stream."""
+
+import pytest
+import redis
+
+from streamworker.core.entries import ZERO, EntryId
+from streamworker.core.locks import Acquired
+from streamworker.errors import ConfigurationError
+from streamworker.redisio import streams
+from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import StreamKeys
+from tests.contract.support import GROUP, STREAM, Group, request
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_new_group_begins_before_the_first_entry(group: Group) -> None:
+    """``earliest`` puts the checkpoint before all entries, on every partition."""
+    await group.send(3)
+    checkpoints = await streams.register(group.backend, GROUP, 2, "earliest")
+    assert checkpoints == {0: ZERO, 1: ZERO}
+    assert (await group.lock()).entries == 0
+
+
+async def test_a_group_that_starts_at_latest_has_no_lag(group: Group, raw: "redis.Redis") -> None:
+    """``latest`` puts the checkpoint at the last entry, and stock tools see no lag."""
+    entries = await group.send(3)
+    checkpoints = await streams.register(group.backend, GROUP, 1, "latest")
+    assert checkpoints == {0: entries[-1].id}
+    (info,) = raw.xinfo_groups(STREAM.events(0))
+    assert (info["name"], info["lag"]) == (b"price", 0)
+
+
+async def test_registering_again_changes_nothing(group: Group) -> None:
+    """A worker that starts finds the checkpoint of the one before it."""
+    entries = await group.send(2)
+    await group.register()
+    lock = await group.own()
+    await group.commit(request(lock, entries))
+    before = await group.lock()
+    again = await streams.register(group.backend, GROUP, 1, "latest")
+    assert again == {0: entries[-1].id}
+    assert await group.lock() == before
+
+
+async def test_a_group_counts_what_was_trimmed_before_it_came_as_done(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """The lag of a new group is what there is to read, not what ever was."""
+    await group.send(10)
+    raw.xtrim(STREAM.events(0), maxlen=4, approximate=False)
+    await group.register()
+    (info,) = raw.xinfo_groups(STREAM.events(0))
+    assert info["lag"] == 4
+    assert (await group.lock()).entries == 6
+
+
+async def test_a_lost_lock_resumes_where_its_group_stood(group: Group, raw: "redis.Redis") -> None:
+    """Without the lock hash the consumer group still knows the checkpoint; nothing is done twice."""
+    entries = await group.send(4)
+    await group.register()
+    old = await group.own()
+    await group.commit(request(old, entries[:3], rows=3))
+    raw.delete(GROUP.lock(0))
+
+    new = await group.acquire()
+    assert isinstance(new, Acquired)
+    assert (new.checkpoint, new.entries, new.rows) == (entries[2].id, 3, 3)
+    assert new.log != old.log  # Readers are told that something happened.
+    assert new.epoch >= old.epoch
+
+
+async def test_a_lost_group_comes_back_at_the_checkpoint(group: Group, raw: "redis.Redis") -> None:
+    """Trimming asks the group, so one that somebody destroyed is made again."""
+    entries = await group.send(4)
+    await group.register()
+    await group.commit(request(await group.own(), entries[:2]))
+    raw.xgroup_destroy(STREAM.events(0), "price")
+    await group.register()
+    (info,) = raw.xinfo_groups(STREAM.events(0))
+    assert EntryId.parse(info["last-delivered-id"]) == entries[1].id
+    assert info["lag"] == 2
+
+
+async def test_workers_go_on_after_flushall(group: Group, raw: "redis.Redis") -> None:
+    """A lock that is gone is made again by acquiring it. Its epoch begins at the server's time, and
+    should it be the old one by chance, then its owner differs.
+    """
+    entries = await group.send(1)
+    old = await group.own()
+    raw.flushall()
+    new = await group.own("w2")
+    assert new.checkpoint == ZERO
+    assert new.epoch >= old.epoch
+    assert (await group.commit(request(old, entries))).code.value == "FENCED"
+
+
+async def test_declaring_a_stream_twice_is_no_error(backend: Backend) -> None:
+    """Every worker and every producer declares the stream."""
+    for _ in range(2):
+        await streams.declare(backend, STREAM, 8, "json")
+    assert await backend.execute("HGET", STREAM.meta, "partitions") == b"8"
+
+
+@pytest.mark.parametrize(
+    "partitions, codec, message",
+    [
+        (4, "json", "has 8 partitions in Redis and 4 in the app"),
+        (8, "msgpack", "written as 'json' in Redis and as 'msgpack' in the app"),
+    ],
+)
+async def test_a_stream_that_was_declared_otherwise_is_refused(
+    backend: Backend, partitions: int, codec: str, message: str
+) -> None:
+    """Another number of partitions would route keys elsewhere; another codec reads nothing."""
+    await streams.declare(backend, STREAM, 8, "json")
+    with pytest.raises(ConfigurationError, match=message):
+        await streams.declare(backend, STREAM, partitions, codec)
+
+
+async def test_two_apps_cannot_share_keys_by_a_dot_in_their_names(backend: Backend) -> None:
+    """App ``a`` with stream ``b.c`` and app ``a.b`` with stream ``c`` would have the same keys."""
+    await streams.declare(backend, StreamKeys("a", "b.c"), 1, "json")
+    with pytest.raises(ConfigurationError, match=r"would share its keys with stream 'b\.c' of app 'a'"):
+        await streams.declare(backend, StreamKeys("a.b", "c"), 1, "json")

@@ -1,0 +1,176 @@
+"""What holds for every script: foreign types, forgotten scripts, no undeclared keys."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from streamworker.core.entries import EntryId
+from streamworker.redisio import commit, scripts, streams
+from streamworker.redisio.client import Backend
+from streamworker.redisio.commit import CommitRequest, DeadLetter
+from streamworker.redisio.link import Argument
+from streamworker.redisio.scripts import Script
+from tests.contract.support import GROUP, STREAM, Group, batch_of, everything, url_of_user
+
+pytestmark = pytest.mark.anyio
+
+_COMMIT = CommitRequest(
+    partition=0,
+    owner="w1",
+    epoch=5,
+    previous=EntryId(1, 0),
+    new=EntryId(2, 0),
+    entries=1,
+    batch=batch_of(2),
+    state={"a": b"1", "b": None},
+    dead=[DeadLetter(EntryId(2, 0), {b"v": b"x"}, "no", 1)],
+    trim=True,
+    acked_trim_rows=1,
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One correct call of a script."""
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Argument]
+
+
+LOCK, EVENTS, ACKED, DEAD = GROUP.lock(0), GROUP.events(0), GROUP.acked(0), GROUP.dead(0)
+CALLS = {
+    call.script.name: call
+    for call in (
+        Call(scripts.REGISTER, (LOCK, EVENTS, ACKED), ("price", "0-0", "nonce")),
+        Call(scripts.ACQUIRE, (LOCK, EVENTS, ACKED), ("w1", 7, 1000, "price", "nonce", "w1")),
+        Call(scripts.RELEASE, (LOCK,), ("w1", 5)),
+        Call(scripts.MARK, (LOCK,), ("w1", 5, "halted", "why")),
+        Call(scripts.COMMIT, *commit.commit_call(GROUP, _COMMIT)),
+        Call(
+            scripts.APPEND,
+            *streams.append_call(STREAM, streams.Append(0, "p", 1, 10, [(b"a", {b"h": b"1"})])),
+        ),
+        Call(scripts.TRIM, (EVENTS, ACKED), (5, 100)),
+        Call(
+            scripts.CHANGE_MEMBERS,
+            (GROUP.members, GROUP.control, GROUP.beats),
+            ("", '{"v":1}', 2, "kind", "changed", 1, "gone", 1, "a", "0||0"),
+        ),
+        Call(scripts.HEARTBEAT, (GROUP.members, GROUP.beats), ("a", "1|run|0")),
+        Call(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS), ("price", "1-0", 1, "")),
+        Call(scripts.COUNT, (EVENTS,), ("0-0", 10)),
+        Call(scripts.REPLAY_DEAD, (DEAD, EVENTS), ("1-0",)),
+    )
+}
+KEY_PLACES = [(name, place) for name, call in CALLS.items() for place in range(len(call.keys))]
+
+
+def test_every_script_is_in_these_cases() -> None:
+    """A new script is tested from its first day."""
+    assert {script.name for script in scripts.ALL} == set(CALLS)
+
+
+async def prepare(group: Group) -> None:
+    """Bring the keys into a state in which every call of CALLS would write something."""
+    run = group.backend.execute
+    await run("XADD", EVENTS, "1-0", "v", "x")
+    await run("XADD", EVENTS, "2-0", "v", "y")
+    await run("XGROUP", "CREATE", EVENTS, "price", "1-0")
+    lock = {"owner": "w1", "epoch": 5, "generation": 7, "checkpoint": "1-0", "entries": 1, "rows": 10}
+    await run("HSET", LOCK, *[part for pair in lock.items() for part in pair])
+    await run("XADD", ACKED, "10-0", "rows", "10")
+    await run("XADD", DEAD, "1-0", "id", "1-0", "f.v", "x")
+    await run("HSET", GROUP.beats, "a", "1|1|run|0", "gone", "1|1|run|0")
+
+
+@pytest.mark.usefixtures("small_nodes")
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"count"}))
+async def test_every_script_writes_where_the_types_are_right(
+    group: Group, raw: "redis.Redis", name: str
+) -> None:
+    """Without this the next test would prove nothing."""
+    await prepare(group)
+    if name in {"acquire", "register"}:
+        raw.delete(LOCK)
+    if name == "move_checkpoint":
+        raw.hset(LOCK, "owner", "")
+    before = everything(raw)
+    call = CALLS[name]
+    reply = await group.backend.run(call.script, call.keys, call.args)
+    assert reply[0] == b"OK"
+    assert everything(raw) != before
+
+
+@pytest.mark.parametrize("name, place", KEY_PLACES)
+async def test_a_key_of_another_type_stops_a_script_before_it_writes(
+    group: Group, raw: "redis.Redis", name: str, place: int
+) -> None:
+    """The reply names the key, and nothing at all was changed."""
+    await prepare(group)
+    call = CALLS[name]
+    raw.delete(call.keys[place])
+    raw.rpush(call.keys[place], "mine")
+    before = everything(raw)
+    reply = await group.backend.run(call.script, call.keys, call.args)
+    assert reply == [b"BADTYPE", call.keys[place].encode()]
+    assert everything(raw) == before
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+async def test_a_script_that_the_server_forgot_is_sent_again(
+    group: Group, raw: "redis.Redis", name: str
+) -> None:
+    """SCRIPT FLUSH, or a restart, between two calls is not noticed by the caller."""
+    call = CALLS[name]
+    for _ in range(2):
+        await group.backend.run(call.script, call.keys, call.args)
+        raw.script_flush()
+    replies = await group.backend.run_many(call.script, [(call.keys, call.args)] * 3)
+    assert not [reply for reply in replies if isinstance(reply, Exception)]
+
+
+async def test_scripts_that_are_forgotten_all_the_time_still_run_once_each(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """Whatever another program does to the script cache, each call is done, and done once."""
+    flushing = True
+
+    async def flush() -> None:
+        while flushing:
+            raw.script_flush()
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(flush())
+    try:
+        for _ in range(30):
+            await group.send(1)
+    finally:
+        flushing = False
+        await task
+    assert raw.xlen(EVENTS) == 30
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+async def test_a_script_touches_only_the_keys_that_it_declares(
+    group: Group, raw: "redis.Redis", redis_url: str, name: str
+) -> None:
+    """A user with rights to these keys alone can run it: what Cluster and ACLs need."""
+    await prepare(group)
+    call = CALLS[name]
+    rights = [f"~{key}" for key in call.keys]
+    raw.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "+@all", *rights)
+    async with Backend.open(url_of_user(redis_url, "narrow", "secret"), name="narrow") as backend:
+        reply = await backend.run(call.script, call.keys, call.args)
+        assert isinstance(reply, list)
+    raw.execute_command("ACL", "DELUSER", "narrow")
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_all_keys_of_a_script_lie_on_one_node_of_a_cluster(name: str) -> None:
+    """They share their hash tag."""
+    tags = {key[key.index("{") : key.index("}")] for key in CALLS[name].keys}
+    assert len(tags) == 1

@@ -1,0 +1,159 @@
+"""The view of a group that everything which shows something is made from."""
+
+import json
+
+import pytest
+import redis
+
+from streamworker.core.control import GroupChanged, PartitionsAcquired, to_fields
+from streamworker.core.membership import Member, Membership
+from streamworker.redisio import control, locks, membership, readers, snapshot, streams
+from streamworker.redisio.commit import DeadLetter
+from streamworker.redisio.membership import Changed
+from streamworker.redisio.readers import ReaderPosition
+from streamworker.redisio.snapshot import take_snapshot
+from tests.contract.support import GROUP, STREAM, Group, everything, request
+
+pytestmark = pytest.mark.anyio
+
+
+async def join(group: Group, *names: str, partitions: int = 4) -> tuple[Membership, Changed]:
+    """Write a document with some members, as they would."""
+    now_ms = await group.backend.time_ms()
+    document = Membership.empty(partitions, "range")
+    for name in names:
+        document = document.with_member(Member(f"{name}.1", name, "host", 42, now_ms))
+    moved = tuple(range(partitions))
+    reply = await membership.change_members(
+        group.backend,
+        GROUP,
+        expected=0,
+        body=document.body(),
+        message=to_fields(GroupChanged(0, "join", names[-1], moved)),
+        added=document.ids,
+    )
+    assert isinstance(reply, Changed)
+    return document, reply
+
+
+async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> None:
+    """All figures at one moment, by the server's clock."""
+    await streams.declare(group.backend, STREAM, 4, "json")
+    _, changed = await join(group, "a", "b", "c", "d", "e")
+    entries = await group.send(10)
+    lock = await group.own("a.1", generation=changed.generation)
+    letter = DeadLetter(entries[0].id, {b"v": b"x"}, "no", 1)
+    await group.commit(request(lock, entries[:4], owner="a.1", rows=40, dead=[letter]))
+    await group.own("b.1", 1, generation=changed.generation)
+    marked = await group.own("c.1", 2, generation=changed.generation)
+    await locks.mark_many(group.backend, GROUP, "c.1", [(2, marked.epoch, "halted", "ValueError: no")])
+    await readers.register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 25}, {0: lock.log}, 99))
+
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert (view.app, view.stream, view.processor) == ("shop", "orders", "price")
+    assert view.generation == changed.generation
+    assert view.taken_ms >= changed.server_ms
+
+    first = view.partitions[0]
+    assert (first.owner, first.assigned, first.epoch, first.state) == ("a.1", "a.1", lock.epoch, "running")
+    assert first.checkpoint == str(entries[3].id)
+    assert (first.entries, first.lag, first.length) == (4, 6, 10)
+    assert (first.rows, first.acked_length, first.dead) == (40, 1, 1)
+    assert first.since_ms > 0
+    assert [(p.owner, p.state, p.reason) for p in view.partitions[1:]] == [
+        ("b.1", "running", ""),
+        ("c.1", "halted", "ValueError: no"),
+        (None, "acquiring", ""),
+    ]
+    assert [(m.name, m.state, m.partitions) for m in view.members] == [
+        ("a", "active", (0,)),
+        ("b", "active", (1,)),
+        ("c", "active", (2,)),
+        ("d", "active", ()),  # Assigned partition 3, and on its way to it.
+        ("e", "standby", ()),
+    ]
+    assert all(m.beat_age_ms is not None and 0 <= m.beat_age_ms < 10_000 for m in view.members)
+    (reader,) = view.readers
+    assert (reader.name, reader.positions, reader.lag_rows, reader.updated_ms) == ("spark", {0: 25}, 15, 99)
+    assert view.lag == 6
+
+
+async def test_a_group_that_never_ran_is_an_empty_snapshot(group: Group, raw: "redis.Redis") -> None:
+    """Its partitions wait; looking makes nothing."""
+    await streams.declare(group.backend, STREAM, 2, "json")
+    await group.send(3, 1)
+    before = everything(raw)
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert (view.generation, view.members, view.rebalances) == (0, (), ())
+    assert [(p.state, p.lag) for p in view.partitions] == [("unowned", 0), ("unowned", 3)]
+    assert everything(raw) == before
+
+
+async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: "redis.Redis") -> None:
+    """Silent is who sent no heartbeat for a while, leaving is who said so."""
+    document, changed = await join(group, "a", "b")
+    left = document.with_leaving("b.1")
+    await membership.change_members(
+        group.backend, GROUP, expected=changed.generation, body=left.body(), message={"kind": "x"}
+    )
+    raw.hset(GROUP.beats, "a.1", f"{changed.server_ms - 60_000}|1|run|0")
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert [(m.name, m.state) for m in view.members] == [("a", "silent"), ("b", "leaving")]
+
+
+async def test_the_lock_of_a_removed_member_shows_as_being_acquired(group: Group) -> None:
+    """It is as good as free: whoever is assigned it takes it."""
+    await group.own("dead.1", generation=1)
+    await join(group, "a", partitions=1)
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert (view.partitions[0].state, view.partitions[0].assigned) == ("acquiring", "a.1")
+
+
+async def test_a_key_of_somebody_else_shows_as_a_halted_partition(group: Group, raw: "redis.Redis") -> None:
+    """With the reason; the other partitions are shown as ever."""
+    await join(group, "a", partitions=2)
+    await group.own("a.1", 1)
+    raw.set(GROUP.lock(0), "mine")
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert view.partitions[0].state == "halted"
+    assert "WRONGTYPE" in view.partitions[0].reason
+    assert view.partitions[1].state == "running"
+
+
+async def test_the_lag_is_counted_where_redis_lost_count(group: Group, raw: "redis.Redis") -> None:
+    """After XDEL of a waiting entry XINFO has no lag any more; the snapshot counts."""
+    await join(group, "a", partitions=1)
+    entries = await group.send(10)
+    lock = await group.own("a.1")
+    await group.commit(request(lock, entries[:2], owner="a.1"))
+    raw.xdel(STREAM.events(0), str(entries[5].id))
+    (info,) = raw.xinfo_groups(STREAM.events(0))
+    assert info["lag"] is None
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert view.partitions[0].lag == 7
+
+
+async def test_rebalances_show_cause_moves_and_how_long_they_took(group: Group) -> None:
+    """From the control stream alone, oldest first."""
+    _, changed = await join(group, "a", partitions=2)
+    acquired = PartitionsAcquired((0,), "a.1", changed.generation)
+    await control.post(group.backend, GROUP, [to_fields(acquired)])
+    (open_one,) = (await take_snapshot(group.backend, "shop", "orders", "price")).rebalances
+    assert (open_one.cause, open_one.member, open_one.moved, open_one.ms) == ("join", "a", (0, 1), None)
+    await control.post(
+        group.backend, GROUP, [to_fields(PartitionsAcquired((1,), "a.1", changed.generation + 3))]
+    )
+    (done,) = (await take_snapshot(group.backend, "shop", "orders", "price")).rebalances
+    assert done.ms is not None
+    assert 0 <= done.ms < 10_000
+    assert done.at_ms == changed.server_ms
+
+
+async def test_the_groups_of_an_app_are_found(group: Group, raw: "redis.Redis") -> None:
+    """Those of an app whose name begins with this one and a dot are not among them."""
+    for app, stream, name in (("shop", "orders", "price"), ("shop", "a.b", "x"), ("shop.eu", "orders", "y")):
+        raw.set(f"sw:{{{app}.{stream}:{name}}}:members", json.dumps({"generation": 1}))
+        raw.hset(f"sw:{{{app}.{stream}}}:stream", mapping={"app": app, "stream": stream})
+    assert await snapshot.list_groups(group.backend, "shop") == [("a.b", "x"), ("orders", "price")]
+    assert await snapshot.list_groups(group.backend, "shop.eu") == [("orders", "y")]
+    assert await snapshot.list_groups(group.backend, "sho") == []

@@ -1,0 +1,128 @@
+"""Trimming: only what every group has committed and every reader has read."""
+
+import pytest
+import redis
+
+from streamworker.core.entries import ZERO, EntryId
+from streamworker.redisio import readers, streams
+from streamworker.redisio.readers import ReaderPosition
+from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, request
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.usefixtures("small_nodes")
+@pytest.mark.parametrize("mine, theirs", [(5, 5), (8, 3), (2, 9), (10, 0), (0, 0)])
+async def test_the_source_is_trimmed_up_to_the_slowest_group(group: Group, mine: int, theirs: int) -> None:
+    """All that both have committed goes, and nothing that one of them has not."""
+    entries = await group.send(10)
+    other = group.other(OTHER_GROUP)
+    lock, other_lock = await group.own(), await other.own("w2")
+    if mine:
+        await group.commit(request(lock, entries[:mine]))
+    if theirs:
+        await other.commit(request(other_lock, entries[:theirs], owner="w2"))
+    dropped = await streams.trim_many(group.backend, GROUP, {0: 0})
+    slowest = min(mine, theirs)
+    assert dropped == {0: (slowest, 0)}
+    left = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 100)
+    assert left == entries[slowest:]
+
+
+@pytest.mark.usefixtures("small_nodes")
+async def test_what_another_programs_group_has_not_acknowledged_stays(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """A group of XREADGROUP was given entries that it has not finished: they are not dropped."""
+    entries = await group.send(10)
+    await group.commit(request(await group.own(), entries))
+    key = STREAM.events(0)
+    raw.xgroup_create(key, "theirs", id="0")
+    raw.xreadgroup("theirs", "c", {key: ">"}, count=8)
+    raw.xack(key, "theirs", *[str(entry.id) for entry in entries[:4]])
+    assert await streams.trim_many(group.backend, GROUP, {0: 0}) == {0: (4, 0)}
+
+
+async def test_a_stream_without_a_group_is_not_trimmed(group: Group) -> None:
+    """Nobody has said that it read anything."""
+    await group.send(500)
+    assert await streams.trim_many(group.backend, GROUP, {0: 0, 1: 0}) == {0: (0, 0), 1: (0, 0)}
+
+
+@pytest.mark.usefixtures("small_nodes")
+async def test_a_commit_may_trim_as_it_goes(group: Group) -> None:
+    """With the flag it drops what every group is past; without it nothing."""
+    entries = await group.send(6)
+    lock = await group.own()
+    await group.commit(request(lock, entries[:2]))
+    assert await group.backend.execute("XLEN", STREAM.events(0)) == 6
+    await group.commit(request(lock, entries[2:4], previous=entries[1].id, trim=True))
+    assert await group.backend.execute("XLEN", STREAM.events(0)) == 2
+
+
+@pytest.mark.usefixtures("small_nodes")
+@pytest.mark.parametrize("passed, left", [(0, 4), (9, 4), (10, 3), (25, 2), (40, 0), (99, 0)])
+async def test_acked_batches_go_when_their_last_row_was_read(group: Group, passed: int, left: int) -> None:
+    """A batch that a reader has read in part stays whole."""
+    entries = await group.send(4)
+    lock = await group.own()
+    previous = lock.checkpoint
+    for entry in entries:
+        await group.commit(request(lock, [entry], rows=10, previous=previous))
+        previous = entry.id
+    assert await streams.trim_many(group.backend, GROUP, {0: passed}) == {0: (4, 4 - left)}
+    kept = await streams.range_entries(group.backend, GROUP.acked(0), ZERO, None, 10)
+    assert [entry.id.ms for entry in kept] == [10, 20, 30, 40][4 - left :]
+
+
+async def test_rows_go_on_after_the_whole_log_was_trimmed(group: Group) -> None:
+    """The log's ids count all rows that ever were, not those that are left."""
+    entries = await group.send(2)
+    lock = await group.own()
+    await group.commit(request(lock, entries[:1], rows=10))
+    await group.backend.execute("XTRIM", GROUP.acked(0), "MAXLEN", 0)
+    reply = await group.commit(request(lock, entries[1:], rows=5, previous=entries[0].id))
+    assert reply.rows == 15
+    (entry,) = await streams.range_entries(group.backend, GROUP.acked(0), ZERO, None, 10)
+    assert entry.id == EntryId(15, 0)
+
+
+async def test_the_slowest_reader_decides_about_the_acked_log(group: Group) -> None:
+    """Each partition for itself; one that a reader has not begun yet is not trimmed at all."""
+    logs = {p: (await group.own(partition=p)).log for p in range(3)}
+    assert await readers.slowest_rows(group.backend, GROUP) == {}
+    fast = ReaderPosition({0: 10, 1: 20, 2: 30}, logs, 5)
+    slow = ReaderPosition({0: 40, 1: 7}, {0: logs[0], 1: logs[1]}, 6)
+    await readers.register_reader(group.backend, GROUP, "fast", fast)
+    assert await readers.slowest_rows(group.backend, GROUP) == {0: 10, 1: 20, 2: 30}
+    await readers.register_reader(group.backend, GROUP, "slow", slow)
+    assert await readers.slowest_rows(group.backend, GROUP) == {0: 10, 1: 7}
+    assert await readers.positions(group.backend, GROUP) == {"fast": fast, "slow": slow}
+
+
+async def test_a_position_in_a_log_that_was_replaced_trims_nothing(group: Group, raw: "redis.Redis") -> None:
+    """Rows of the old log say nothing about those of the new one."""
+    old = await group.own()
+    await readers.register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: old.log}, 5))
+    raw.delete(GROUP.lock(0), GROUP.acked(0))
+    await group.own()
+    assert await readers.slowest_rows(group.backend, GROUP) == {}
+
+
+async def test_a_reader_that_cannot_be_read_holds_everything_back(group: Group, raw: "redis.Redis") -> None:
+    """Trimming too little is noticed and can be put right."""
+    log = (await group.own()).log
+    await readers.register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: log}, 5))
+    for broken in ("", "[]", "{}", '{"p": {"0": "x"}, "log": {}, "at": 1}', "\xff"):
+        raw.hset(GROUP.readers, "broken", broken.encode("latin-1"))
+        assert await readers.slowest_rows(group.backend, GROUP) == {}
+
+
+async def test_a_forgotten_reader_holds_nothing_back(group: Group) -> None:
+    """Once it is gone the others decide; forgetting it again is no error."""
+    log = (await group.own()).log
+    for name, rows in (("gone", 0), ("here", 50)):
+        await readers.register_reader(group.backend, GROUP, name, ReaderPosition({0: rows}, {0: log}, 5))
+    assert await readers.forget(group.backend, GROUP, "gone")
+    assert not await readers.forget(group.backend, GROUP, "gone")
+    assert await readers.slowest_rows(group.backend, GROUP) == {0: 50}
