@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamworker.errors import ConfigurationError, InternalError
+from streamworker.errors import ConfigurationError
 from streamworker.processors import PipelineSpec
 from streamworker.spark.checks import (
     FILE_FORMATS,
@@ -293,28 +293,18 @@ def start_query(spec: PipelineSpec, session: Session, *, once: bool = False) -> 
     """
     from pyspark.errors import AnalysisException
 
-    result = spec.function(source_rows(spec, session))
     trigger = {"availableNow": True} if once else trigger_of(spec)
     checkpoint = _absolute(checkpoint_of(spec, spec.processor.stream.app))
-    # Spark cannot append an aggregate without a watermark. All that a pipeline can mean by it
-    # is the whole result, so that is tried next.
-    modes = ["append", "complete"] if spec.mode == "append" else [spec.mode]
-    for mode in modes:
-        writer = _writer_of(spec, result, mode, checkpoint)
+    try:
+        writer = _writer_of(spec, spec.function(source_rows(spec, session)), checkpoint)
         writer = writer.queryName(spec.name).option("checkpointLocation", checkpoint)
-        try:
-            query: StreamingQuery = writer.trigger(**trigger).start()
-        except AnalysisException as error:
-            if result is not writer and mode != modes[-1] and "OUTPUT_MODE" in (error.getCondition() or ""):
-                continue
-            raise ConfigurationError(
-                f"Spark refuses pipeline {spec.name!r}: {str(error).splitlines()[0]}",
-                remedy="Another mode may fit: append, complete, or update with a writer of your own.",
-            ) from None
-        if mode != modes[0]:
-            log.info("pipeline %s has no watermark: its whole result is written each time", spec.name)
-        return query
-    raise InternalError(f"Pipeline {spec.name!r} was tried in no mode.")
+        query: StreamingQuery = writer.trigger(**trigger).start()
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"Spark refuses pipeline {spec.name!r}: {str(error).splitlines()[0]}",
+            remedy="An aggregate needs mode='complete', or a watermark; other errors are in the function.",
+        ) from error
+    return query
 
 
 def source_rows(spec: PipelineSpec, session: Session) -> "DataFrame":
@@ -341,16 +331,43 @@ def source_rows(spec: PipelineSpec, session: Session) -> "DataFrame":
     return reader.options(**options, **source).load()
 
 
-def _writer_of(spec: PipelineSpec, result: Any, mode: str, checkpoint: str) -> Any:
+def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
+    """Return the stream writer of what a pipeline's function returned."""
     if hasattr(result, "foreachBatch") and hasattr(result, "start"):
         return result
-    if not hasattr(result, "writeStream"):
+    if not hasattr(result, "isStreaming"):
         raise ConfigurationError(
             f"Pipeline {spec.name!r} returned {type(result).__name__}.",
             remedy="Its function returns a DataFrame, or the stream writer of one (df.writeStream...).",
         )
     _check_frame(spec, result)
+    mode = spec.mode
+    if mode == "append" and not _can_append(result):
+        log.info("pipeline %s has no watermark: its whole result is written each time", spec.name)
+        mode = "complete"
     return _writer(spec, result, mode, checkpoint)
+
+
+def _can_append(frame: Any) -> bool:
+    """Return whether rows of a result are final once they are written.
+
+    Those of an aggregate without a watermark are not: all that a pipeline can mean by it is the
+    whole result. Spark says so only when the query is started, and by then a file sink has left
+    its mark in the directory; so its checker is asked first. A remote Spark cannot be asked.
+    """
+    from pyspark.errors import AnalysisException
+
+    plan = getattr(frame, "_jdf", None)
+    if plan is None:
+        return True
+    jvm = frame.sparkSession._jvm  # noqa: SLF001, the checker has no other way in
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    append = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
+    try:
+        checker.checkForStreaming(plan.queryExecution().analyzed(), append)
+    except AnalysisException as error:
+        return "OUTPUT_MODE" not in (error.getCondition() or "")
+    return True
 
 
 def _check_frame(spec: PipelineSpec, frame: Any) -> None:

@@ -2,40 +2,12 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 
 from streamworker.errors import ConfigurationError
-from streamworker.processors import Mode, PipelineSpec, ProcessorSpec, StreamSpec
-from streamworker.records import RecordType
 from streamworker.spark.checks import beside, check_pipeline, checkpoint_of, is_local, local, trigger_of
-
-
-@dataclass
-class Row:
-    """A forwarded row."""
-
-    n: int
-
-
-def pipeline(*, forward: bool = True, **given: Any) -> PipelineSpec:
-    """Return a pipeline that is well declared but for ``given``."""
-    stream = StreamSpec(
-        app="shop", name="orders", record=RecordType.of(Row), key=lambda row: None, partitions=2,
-        codec="json", entries_max=100, start="earliest",
-    )  # fmt: skip
-    processor = ProcessorSpec(
-        name="price", stream=stream, function=print, mode=Mode.RECORD, is_async=False, takes_context=False,
-        batch=10, within_ms=10, batch_bytes=1000, on_error="halt", attempts=1, backoff_ms=1,
-        backoff_max_ms=1, forward=forward, output=stream.record if forward else None,
-    )  # fmt: skip
-    spec = PipelineSpec(
-        name="revenue", processor=processor, function=print, trigger="10 seconds", path="lake/revenue",
-        format="parquet", mode="append", checkpoint=None, options={},
-    )  # fmt: skip
-    return replace(spec, **given)
+from tests.spark.specs import pipeline
 
 
 def test_a_pipeline_over_a_processor_that_forwards_nothing_is_refused() -> None:

@@ -34,7 +34,9 @@ def test_a_stream_that_is_not_declared_yet_is_waited_for() -> None:
 
 def test_an_error_in_the_user_s_own_function_is_shown_with_its_kind() -> None:
     """The last line of the Python part."""
-    failure = read_failure("org.apache.spark.X\nTraceback:\n  File\nZeroDivisionError: division by zero\n\tat java")
+    failure = read_failure(
+        "org.apache.spark.X\nTraceback:\n  File\nZeroDivisionError: division by zero\n\tat java"
+    )
     assert failure.message == "ZeroDivisionError: division by zero"
     assert not failure.final
 

@@ -1,0 +1,35 @@
+"""Pipelines as an app declares them, for tests."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamworker.processors import Mode, PipelineSpec, ProcessorSpec, StreamSpec
+from streamworker.records import RecordType
+
+
+@dataclass
+class Order:
+    """What the acked logs of tests hold."""
+
+    n: int
+    user: str
+    amount: float
+
+
+def pipeline(function: Callable[..., Any] = print, *, forward: bool = True, **given: Any) -> PipelineSpec:
+    """Return a pipeline over processor ``price`` that is well declared but for ``given``."""
+    stream = StreamSpec(
+        app="shop", name="orders", record=RecordType.of(Order), key=lambda order: order.user, partitions=2,
+        codec="json", entries_max=100, start="earliest",
+    )  # fmt: skip
+    processor = ProcessorSpec(
+        name="price", stream=stream, function=print, mode=Mode.RECORD, is_async=False, takes_context=False,
+        batch=10, within_ms=10, batch_bytes=1000, on_error="halt", attempts=1, backoff_ms=1,
+        backoff_max_ms=1, forward=forward, output=stream.record if forward else None,
+    )  # fmt: skip
+    spec = PipelineSpec(
+        name="revenue", processor=processor, function=function, trigger="100 milliseconds",
+        path="lake/revenue", format="parquet", mode="append", checkpoint=None, options={},
+    )  # fmt: skip
+    return replace(spec, **given)

@@ -1,0 +1,368 @@
+"""Pipelines: a function of a DataFrame becomes a table, whatever happens on the way."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
+
+from streamworker.errors import ConfigurationError
+from streamworker.processors import PipelineSpec
+from streamworker.spark import pipelines
+from streamworker.spark.pipelines import run_pipelines
+from streamworker.spark.progress import PipelineProgress
+from streamworker.spark.session import Session
+from streamworker.spark.sink import WholeResult
+from tests.helpers import wait_for
+from tests.spark.acked import AckedLog
+from tests.spark.specs import pipeline
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results go where the test runs, as they do for a user with a relative path."""
+    monkeypatch.chdir(tmp_path)
+
+
+def same(frame: DataFrame) -> DataFrame:
+    """Return the rows as they are."""
+    return frame
+
+
+def by_user(frame: DataFrame) -> DataFrame:
+    """Return what each user spent."""
+    return frame.groupBy("user").agg(F.sum("amount").alias("amount"), F.count("*").alias("orders"))
+
+
+class Running:
+    """``run_pipelines`` in a thread, with all that it told."""
+
+    def __init__(self, session: Session, *specs: PipelineSpec) -> None:
+        self.stop = threading.Event()
+        self.told: list[PipelineProgress] = []
+        self.code: int | None = None
+        self._thread = threading.Thread(target=self._run, args=(session, specs), daemon=True)
+        self._thread.start()
+
+    def _run(self, session: Session, specs: tuple[PipelineSpec, ...]) -> None:
+        self.code = run_pipelines(specs, session=session, stop=self.stop, on_progress=self.told.append)
+
+    def rows(self) -> int:
+        """Return how many rows it has written."""
+        return sum(each.rows for each in self.told)
+
+    def wait_for_rows(self, count: int) -> None:
+        """Wait until it has written so many rows."""
+        wait_for(lambda: self.rows() >= count, f"the pipeline has written {count} rows", timeout_s=60)
+
+    def wait_for_state(self, state: str) -> PipelineProgress:
+        """Wait until it says so, and return what it said."""
+        return wait_for(
+            lambda: next((each for each in self.told if each.state == state), None),
+            f"the pipeline is {state}",
+            timeout_s=60,
+        )  # type: ignore[return-value]  # wait_for returns what is true
+
+    def end(self) -> int | None:
+        """Stop it and return its code."""
+        self.stop.set()
+        self._thread.join(60)
+        return self.code
+
+
+def numbers(session: Session, path: str = "lake/revenue") -> list[int]:
+    """Return column ``n`` of a table, sorted."""
+    return sorted(row.n for row in session.spark.read.parquet(str(Path(path).absolute())).collect())
+
+
+def spent(session: Session) -> dict[str, tuple[float, int]]:
+    """Return the table of :func:`by_user`."""
+    rows = session.spark.read.parquet(str(Path("lake/revenue").absolute())).collect()
+    return {row.user: (row.amount, row.orders) for row in rows}
+
+
+def expected_spent(acked: AckedLog) -> dict[str, tuple[float, int]]:
+    """Return what :func:`by_user` must come to."""
+    found: dict[str, tuple[float, int]] = {}
+    for row in [row for rows in acked.written.values() for row in rows]:
+        amount, orders = found.get(row["user"], (0.0, 0))
+        found[row["user"]] = (amount + row["amount"], orders + 1)
+    return found
+
+
+# -- what is written -------------------------------------------------------------------------
+
+
+def test_a_frame_that_is_returned_is_appended_to_files_with_a_checkpoint_beside_them(
+    spark_session: Session, acked: AckedLog
+) -> None:
+    """Run by run, each row once."""
+    acked.fill(0, [5])
+    assert run_pipelines([pipeline(same)], session=spark_session, once=True) == 0
+    acked.fill(1, [5])
+    assert run_pipelines([pipeline(same)], session=spark_session, once=True) == 0
+    assert numbers(spark_session) == acked.numbers()
+    assert Path("lake/.streamworker/revenue/revenue/checkpoint/metadata").exists()
+
+
+def test_an_aggregate_is_replaced_as_a_whole(spark_session: Session, acked: AckedLog) -> None:
+    """In the default mode too: an aggregate without a watermark has no other meaning."""
+    acked.fill(0, [20])
+    assert run_pipelines([pipeline(by_user)], session=spark_session, once=True) == 0
+    assert spent(spark_session) == expected_spent(acked)
+    for _ in range(3):
+        acked.fill(1, [10])
+        assert run_pipelines([pipeline(by_user, mode="complete")], session=spark_session, once=True) == 0
+    assert spent(spark_session) == expected_spent(acked)
+    versions = Path("lake/.streamworker/revenue/revenue/versions")
+    assert Path("lake/revenue").is_symlink()
+    assert len([each for each in versions.iterdir() if not each.name.startswith(".")]) == 2
+
+
+def test_a_reader_of_a_replaced_result_always_sees_a_whole_one(
+    spark_session: Session, acked: AckedLog
+) -> None:
+    """Each look finds some batch's total, never a part of one, and never an older one than before."""
+    acked.fill(0, [10] * 30)
+    spec = pipeline(lambda frame: frame.agg(F.count("*").alias("orders")), mode="complete",
+                    options={"maxRowsPerTrigger": "20"})  # fmt: skip
+    running = Running(spark_session, spec)
+    seen = [0]
+
+    def look() -> bool:
+        if Path("lake/revenue").exists():
+            found = spark_session.spark.read.parquet(str(Path("lake/revenue").resolve())).collect()
+            seen.extend(row.orders for row in found)
+        return seen[-1] == 300
+
+    wait_for(look, "the result is complete", timeout_s=60)
+    assert running.end() == 0
+    assert seen == sorted(seen)
+    assert all(total % 20 == 0 for total in seen)
+
+
+def test_a_batch_that_runs_again_changes_nothing(spark_session: Session, tmp_path: Path) -> None:
+    """After a kill between the swap and Spark's commit; a half-written version is written over."""
+    checkpoint = tmp_path / "ck"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text('{"id": "12345678-aaaa"}')
+    whole = WholeResult(str(tmp_path / "table"), str(tmp_path / "v"), str(checkpoint), "parquet")
+    half = tmp_path / "v" / "versions" / "12345678-000003"
+    half.mkdir(parents=True)
+    (half / "part-0.parquet").write_bytes(b"half")
+    whole(spark_session.spark.range(5), 3)
+    assert spark_session.spark.read.parquet(str(tmp_path / "table")).count() == 5
+    whole(spark_session.spark.range(99), 3)
+    assert spark_session.spark.read.parquet(str(tmp_path / "table")).count() == 5
+    whole(spark_session.spark.range(7), 4)
+    assert spark_session.spark.read.parquet(str(tmp_path / "table")).count() == 7
+
+
+def test_a_stream_writer_that_is_returned_is_started_with_our_checkpoint_and_trigger(
+    spark_session: Session, acked: AckedLog, tmp_path: Path
+) -> None:
+    """For a sink of the user's own."""
+    seen: list[int] = []
+
+    def keep(frame: DataFrame, batch: int) -> None:
+        seen.extend(row.n for row in frame.collect())
+
+    acked.fill(0, [5])
+    spec = pipeline(lambda frame: frame.writeStream.foreachBatch(keep), path=None)
+    assert run_pipelines([spec], session=spark_session, once=True) == 0
+    assert run_pipelines([spec], session=spark_session, once=True) == 0
+    assert sorted(seen) == acked.numbers()
+    assert (tmp_path / ".streamworker/shop/revenue/checkpoint/metadata").exists()
+
+
+def test_options_of_source_and_writer_are_told_apart(spark_session: Session, acked: AckedLog) -> None:
+    """A limit goes to the source, a compression to the files."""
+    acked.fill(0, [10])
+    told: list[PipelineProgress] = []
+    options = {"maxRowsPerTrigger": "4", "compression": "gzip", "partitionBy": "user"}
+    spec = pipeline(same, options=options)
+    assert run_pipelines([spec], session=spark_session, once=True, on_progress=told.append) == 0
+    assert [each.rows for each in told if each.state == "running"] == [4, 4, 2]
+    assert numbers(spark_session) == acked.numbers()
+    assert {path.parent.name for path in Path("lake/revenue").rglob("*.gz.parquet")} == {
+        f"user=user-{n}" for n in range(7)
+    }
+
+
+def test_metadata_columns_reach_the_pipeline(spark_session: Session, acked: AckedLog) -> None:
+    """Where the pipeline's options ask for them."""
+    acked.fill(1, [3])
+    spec = pipeline(lambda frame: frame.select("_offset"), options={"includeMetadata": "true"})
+    assert run_pipelines([spec], session=spark_session, once=True) == 0
+    found = spark_session.spark.read.parquet(str(Path("lake/revenue").absolute())).collect()
+    assert sorted(row._offset for row in found) == [1, 2, 3]
+
+
+# -- what is told ----------------------------------------------------------------------------
+
+
+def test_progress_tells_rows_positions_and_lag(spark_session: Session, acked: AckedLog) -> None:
+    """After each micro-batch, in rows; and the end."""
+    acked.fill(0, [6])
+    acked.fill(1, [2])
+    told: list[PipelineProgress] = []
+    spec = pipeline(same, options={"maxRowsPerTrigger": "5"})
+    run_pipelines([spec], session=spark_session, once=True, on_progress=told.append)
+    assert [(each.state, each.batch, each.rows, each.lag) for each in told] == [
+        ("running", 0, 5, 3),
+        ("running", 1, 3, 0),
+        ("done", 1, 0, 0),
+    ]
+    assert told[1].positions == {0: 6, 1: 2}
+    assert told[0].rows_per_s > 0
+    assert told[0].seconds > 0
+
+
+def test_a_pipeline_is_a_reader_under_its_own_name(spark_session: Session, acked: AckedLog) -> None:
+    """So trimming waits for it, and status shows it."""
+    acked.fill(0, [6])
+    run_pipelines([pipeline(same)], session=spark_session, once=True)
+    assert [name.decode() for name in acked.redis.hkeys(acked.keys.readers)] == ["revenue"]
+
+
+# -- stopping and failing --------------------------------------------------------------------
+
+
+def test_a_stop_lets_the_batch_under_way_finish(spark_session: Session, acked: AckedLog) -> None:
+    """And ends with 0."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slowly(frame: DataFrame, batch: int) -> None:
+        frame.collect()
+        entered.set()
+        go_on.wait(30)
+
+    acked.fill(0, [3])
+    running = Running(
+        spark_session, pipeline(lambda frame: frame.writeStream.foreachBatch(slowly), path=None)
+    )
+    assert entered.wait(60)
+    running.stop.set()
+    go_on.set()
+    assert running.end() == 0
+    assert running.rows() == 3
+    assert running.told[-1].state == "stopped"
+
+
+def quick(monkeypatch: pytest.MonkeyPatch, restarts: int = 5) -> None:
+    """Do not wait long before a query is started again."""
+    monkeypatch.setattr(pipelines, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(pipelines, "RESTARTS_MAX", restarts)
+
+
+def test_a_failed_query_is_started_again_from_its_checkpoint(
+    spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure that passes costs a restart, and no rows."""
+    quick(monkeypatch)
+    seen: list[int] = []
+    failures = iter([True, True])
+
+    def sometimes(frame: DataFrame, batch: int) -> None:
+        if next(failures, False):
+            raise OSError("the disk is away")
+        seen.extend(row.n for row in frame.collect())
+
+    acked.fill(0, [3])
+    spec = pipeline(lambda frame: frame.writeStream.foreachBatch(sometimes), path=None)
+    running = Running(spark_session, spec)
+    running.wait_for_rows(3)
+    assert running.end() == 0
+    assert seen == [0, 1, 2]
+    restarts = [each for each in running.told if each.state == "restarting"]
+    assert [each.error for each in restarts] == ["OSError: the disk is away"] * 2
+
+
+def test_a_query_that_keeps_failing_ends_all_with_1(
+    spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loudly: a supervisor sees it, and the other pipelines are stopped in order."""
+    quick(monkeypatch, restarts=1)
+
+    def always(frame: DataFrame, batch: int) -> None:
+        raise OSError("the disk is gone")
+
+    acked.fill(0, [3])
+    bad = pipeline(lambda frame: frame.writeStream.foreachBatch(always), path=None, name="bad")
+    running = Running(spark_session, bad, pipeline(same))
+    failed = running.wait_for_state("failed")
+    assert failed.pipeline == "bad"
+    assert "the disk is gone" in failed.error
+    wait_for(lambda: running.code is not None, "it has ended by itself", timeout_s=40)
+    assert running.code == 1
+
+
+def test_a_data_loss_is_not_tried_again(spark_session: Session, acked: AckedLog) -> None:
+    """Starting again would not bring the rows back."""
+    acked.fill(0, [3, 3])
+    acked.trim(0, 3)
+    told: list[PipelineProgress] = []
+    spec = pipeline(same, options={"startingOffsets": '{"0": 3}'})
+    assert run_pipelines([spec], session=spark_session, once=True) == 0
+    acked.fill(0, [3])
+    acked.trim(0, 9)
+    assert run_pipelines([spec], session=spark_session, once=True, on_progress=told.append) == 1
+    assert [each.state for each in told] == ["failed"]
+    assert told[0].error.startswith("Rows 7 to 9 are missing")
+
+
+def test_a_pipeline_waits_for_a_stream_that_nobody_has_declared_yet(
+    spark_session: Session, redis_url: str, connect: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Spark may be up before the first worker."""
+    quick(monkeypatch, restarts=0)
+    connect("default", redis_url)
+    running = Running(spark_session, pipeline(same))
+    running.wait_for_state("waiting")
+    with AckedLog(redis_url, partitions=2) as acked:
+        acked.fill(0, [3])
+        running.wait_for_rows(3)
+        assert running.end() == 0
+        assert numbers(spark_session) == acked.numbers()
+
+
+# -- wrong use -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("returned", "given", "complaint"),
+    [
+        (lambda frame: None, {}, "returned NoneType"),
+        (lambda frame: frame.sparkSession.range(3), {}, "does not come from its argument"),
+        (same, {"path": None}, "has no path"),
+        (by_user, {"path": "s3a://bucket/x"}, "not on a local disk"),
+        (lambda frame: frame.select("nothing"), {}, "Spark refuses"),
+    ],
+)
+def test_a_pipeline_that_cannot_run_is_refused_by_name(
+    spark_session: Session, acked: AckedLog, returned: Any, given: dict[str, Any], complaint: str
+) -> None:
+    """With what to write instead."""
+    with pytest.raises(ConfigurationError, match=f"revenue.*{complaint}|{complaint}.*revenue"):
+        run_pipelines([pipeline(returned, **given)], session=spark_session, once=True)
+
+
+def test_a_whole_result_does_not_replace_what_is_not_its_own(spark_session: Session, acked: AckedLog) -> None:
+    """A directory with files in it was not made by us."""
+    Path("lake/revenue").mkdir(parents=True)
+    Path("lake/revenue/precious.csv").write_text("1")
+    with pytest.raises(ConfigurationError, match="holds files already"):
+        run_pipelines([pipeline(by_user, mode="complete")], session=spark_session, once=True)
+    assert Path("lake/revenue/precious.csv").exists()
+
+
+def test_an_unknown_pipeline_is_answered_with_the_nearest_name() -> None:
+    """Before Spark is started."""
+    with pytest.raises(ConfigurationError, match="Did you mean 'revenue'"):
+        run_pipelines([pipeline(same)], pipeline="revenu")
+    with pytest.raises(ConfigurationError, match="no pipeline"):
+        run_pipelines([])
