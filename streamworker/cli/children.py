@@ -22,6 +22,8 @@ from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import say
 
 POLL_S = 0.1
+FORCE_ORPHAN_AFTER_S = 10.0
+"""How long a child without a parent may take; longer than ``grace_period_ms`` by default."""
 KILL_AFTER_S = 5.0
 """How long a child that was told twice may take to end before it is killed."""
 
@@ -97,12 +99,15 @@ class Children:
             )
         child = Child(name, essential, process)
         self._children.append(child)
+        if self._stopping:
+            process.terminate()
         return child
 
     def stop(self) -> None:
-        """Tell all of them to finish what is in hand and end."""
-        self._stopping = True
-        self._signal(signal.SIGTERM)
+        """Tell all of them, once, to finish what is in hand and end."""
+        if not self._stopping:
+            self._stopping = True
+            self._signal(signal.SIGTERM)
 
     def force(self) -> None:
         """Tell them a second time; those that do not end on it are killed."""
@@ -132,7 +137,7 @@ class Children:
     def report(self) -> None:
         """Name each child that has failed since the last call."""
         for child in self._children:
-            code = child.process.poll()
+            code = self._code(child)
             if code and not child.reported:
                 child.reported = True
                 where = f" The log: {self._log_file}" if self._log_file is not None else ""
@@ -142,7 +147,7 @@ class Children:
     @property
     def failed(self) -> bool:
         """Whether one of them has ended with anything but 0."""
-        return any(child.process.poll() not in (None, 0) for child in self._children)
+        return any(self._code(child) for child in self._children)
 
     def _signal(self, number: signal.Signals) -> None:
         for child in self._children:
@@ -156,15 +161,18 @@ class Children:
     def _exit_code(self) -> int:
         if self._forced:
             return ExitCode.FORCED
-        workers = [child.process.returncode for child in self._children if child.essential]
-        ended_well = 0 in workers
-        failed = [code for code in workers if code > 0]
-        if failed:
-            return failed[0]
-        if workers and not ended_well:
-            return ExitCode.FAILED
-        others = [child.process.returncode for child in self._children if not child.essential]
-        return ExitCode.FAILED if any(others) else ExitCode.OK
+        workers = [self._code(child) for child in self._children if child.essential]
+        for code in workers:
+            if code is not None and code > 0:
+                return code
+        others = [self._code(child) for child in self._children if not child.essential]
+        return ExitCode.OK if 0 in workers and not any(others) else ExitCode.FAILED
+
+    def _code(self, child: Child) -> int | None:
+        """Return a child's exit code; None while it runs."""
+        code = child.process.poll()
+        # Told to stop before it was ready to listen: it had nothing in hand.
+        return 0 if self._stopping and code == -signal.SIGTERM else code
 
 
 def _kill(child: Child) -> None:
@@ -195,12 +203,18 @@ def two_stages(first: Callable[[], None], second: Callable[[], None]) -> Iterato
 
 
 def end_with_parent() -> None:
-    """Send this process a SIGTERM when stdin closes, which it does when the parent ends."""
+    """Send this process a SIGTERM when stdin closes, which it does when the parent ends.
+
+    And a second one later: the server of ``dev`` has ended with the parent, so that a worker
+    could neither commit nor leave before its own deadline.
+    """
 
     def watch() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(FORCE_ORPHAN_AFTER_S)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()

@@ -98,7 +98,7 @@ def show_letter(
     for label, value in (
         ("letter", _name(found)),
         ("entry", f"{found.entry_id} in partition {found.partition}"),
-        ("given up", f"{_time(found.at_ms)} by {found.by} after {found.attempts} attempts"),
+        ("given up", f"{_time(found.at_ms)} by {found.by}, attempts: {found.attempts}"),
         ("error", found.error),
     ):
         say(f"{label:<9} {value.rstrip()}")
@@ -323,10 +323,10 @@ def _text(value: bytes) -> str:
 
 
 def _short(error: str) -> str:
-    """Return the last line of an error, which names it, at a length that a table can hold."""
-    lines = error.strip().splitlines() or [""]
+    """Return the last line of an error, which names it; on a terminal as much as the table can hold."""
+    line = (error.strip().splitlines() or [""])[-1]
     width = max(40, console().width - 60)
-    return lines[-1] if len(lines[-1]) <= width else lines[-1][: width - 3] + "..."
+    return line if len(line) <= width or not sys.stdout.isatty() else line[: width - 3] + "..."
 
 
 def _record(selection: "Selection", letter: "StoredLetter") -> object:

@@ -138,8 +138,8 @@ async def _refuse_if_alive(backend: "Backend", app: "App", spec: "ProcessorSpec"
     alive = _alive(snapshot, app.settings.session_timeout_ms)
     if alive:
         raise CoordinationError(
-            f"Processor {spec.name!r} has {len(alive)} live workers: {', '.join(sorted(alive.values()))}.",
-            remedy="Stop them first: their commits would be refused after the move.",
+            f"Processor {spec.name!r} is being run by {', '.join(sorted(alive.values()))}.",
+            remedy="Stop all of its workers first: their commits would be refused after the move.",
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import progress_bar, run_async, say
+from streamworker.cli.support import connected, progress_bar, run_async, say
 
 if TYPE_CHECKING:
     from streamworker.app import Stream
@@ -124,6 +124,9 @@ async def _send(stream: "Stream[Any]", lines: Lines, source: BinaryIO, size: int
                 if lines.ended:
                     return
 
+        # A server that goes away later is waited for; one that never was there is a wrong URL.
+        async with connected(stream.app) as backend:
+            await backend.time_ms()
         async with stream.app:
             return await stream.send_many(records())
 

@@ -156,9 +156,15 @@ def progress_bar(known: bool = True, note: str = "") -> "Progress":
 
 
 def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """Run an async function to its end on an event loop of its own."""
+    """Run an async function to its end on an event loop of its own.
+
+    Warnings that come up on the way go to stderr: stdout is for what was asked for.
+    """
     import anyio
 
+    from streamworker.cli import logs
+
+    logs.configure("warning")
     return anyio.run(function, *arguments)
 
 

@@ -1,0 +1,86 @@
+"""An app on disk, and the command line in this process."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from streamworker.cli.root import app
+
+SHOP = """
+import msgspec
+from streamworker import App
+
+app = App("shop")
+
+
+class Order(msgspec.Struct):
+    order_id: int
+    customer: str
+    amount: float
+
+
+orders = app.stream("orders", Order, key="customer", partitions=4)
+
+
+@app.processor(orders)
+async def audit(order: Order) -> None: ...
+
+
+@app.processor(orders, batch=100, on_error="dead_letter", attempts=1, name="price")
+async def pricing(batch: list[Order]) -> list[Order]:
+    for order in batch:
+        if order.amount < 0:
+            raise ValueError(f"order {order.order_id}: amount is negative")
+    return batch
+"""
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with modules that are forgotten after the test."""
+    before, path = set(sys.modules), list(sys.path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in [name for name in os.environ if name.startswith("STREAMWORKER_")]:
+        monkeypatch.delenv(name)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def shop(folder: Path) -> Path:
+    """A folder with shop.py in it."""
+    (folder / "shop.py").write_text(SHOP, "utf-8")
+    return folder
+
+
+@pytest.fixture
+def invoke(shop: Path) -> Invoke:
+    """Run ``streamworker ARGUMENTS`` in this process, without Redis."""
+    del shop
+
+    def run(*arguments: str, input: str | bytes | None = None, env: dict[str, str] | None = None) -> Result:
+        return CliRunner().invoke(app, list(arguments), input=input, env=env, prog_name="streamworker")
+
+    return run
+
+
+@pytest.fixture
+def streamworker(invoke: Invoke, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Run ``streamworker ARGUMENTS`` in this process on an empty server."""
+    monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
+    return invoke
+
+
+def lines_of(records: Sequence[str]) -> str:
+    """Join lines as a file has them."""
+    return "".join(f"{record}\n" for record in records)

@@ -1,0 +1,165 @@
+"""`dead list|show|replay|drop` and `reset`, on letters that a real worker has left."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.reset import parse_target
+from streamworker.core.entries import SEQUENCE_MAX, ZERO, EntryId
+from tests.cli.conftest import Invoke
+from tests.conftest import SpawnWorker
+from tests.helpers import WorkerProcess, wait_for
+
+ORDERS = [{"order_id": n, "customer": f"c{n}", "amount": -1.0 if n % 4 == 0 else 1.0} for n in range(12)]
+
+
+def letters(streamworker: Invoke) -> list[dict[str, object]]:
+    """The dead letters of `price`."""
+    listed: list[dict[str, object]] = json.loads(streamworker("dead", "list", "shop:price", "--json").stdout)
+    return listed
+
+
+def lag(streamworker: Invoke) -> int:
+    """Entries that wait for `price`."""
+    return int(json.loads(streamworker("lag", "shop:price", "--json").stdout)[0]["lag"])
+
+
+@pytest.fixture
+def worker(streamworker: Invoke, spawn: SpawnWorker) -> WorkerProcess:
+    """A worker that has taken twelve orders and given up three of them."""
+    sent = streamworker("send", "shop:orders", "-", input="\n".join(map(json.dumps, ORDERS)))
+    assert sent.exit_code == 0, sent.output
+    process = spawn("run", "shop:price", "--name", "w1")
+    wait_for(lambda: len(letters(streamworker)) == 3 and lag(streamworker) == 0, "three orders are dead")
+    return process
+
+
+@pytest.fixture
+def stopped(worker: WorkerProcess) -> WorkerProcess:
+    """The same worker after it has left."""
+    worker.terminate()
+    assert worker.wait() == 0
+    return worker
+
+
+def test_dead_letters_are_listed_with_their_error(stopped: WorkerProcess, streamworker: Invoke) -> None:
+    """And one of them is shown in full: the record, the entry, who gave it up."""
+    listed = letters(streamworker)
+    assert {letter["record"]["order_id"] for letter in listed} == {0, 4, 8}  # type: ignore[index]
+    table = streamworker("dead", "list", "shop:price").stdout
+    assert table.count("amount is negative") == 3
+    shown = streamworker("dead", "show", "shop:price", str(listed[0]["letter"]))
+    assert shown.exit_code == 0
+    for part in ("ValueError", "Order(order_id=", "by w1", "attempts: 1"):
+        assert part in shown.stdout
+    assert streamworker("dead", "list", "shop:price", "-n", "2").stdout.count("negative") == 2
+
+
+def test_a_replayed_letter_goes_through_the_processor_again(
+    worker: WorkerProcess, streamworker: Invoke
+) -> None:
+    """It dies again here, as a new letter: replay ends all the same, and replays each once."""
+    before = {letter["letter"] for letter in letters(streamworker)}
+    result = streamworker("dead", "replay", "shop:price", "--all")
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "Replayed 3 dead letters." in result.stdout
+    wait_for(lambda: len(letters(streamworker)) == 3 and lag(streamworker) == 0, "they are dead again")
+    assert before.isdisjoint(letter["letter"] for letter in letters(streamworker))
+
+
+def test_a_letter_that_is_not_there_is_named(stopped: WorkerProcess, streamworker: Invoke) -> None:
+    """It may have been replayed by somebody else."""
+    one = str(letters(streamworker)[0]["letter"])
+    assert streamworker("dead", "replay", "shop:price", one).exit_code == ExitCode.OK
+    again = streamworker("dead", "replay", "shop:price", one)
+    assert again.exit_code == ExitCode.FAILED
+    assert one in again.stderr
+    shown = streamworker("dead", "show", "shop:price", one)
+    assert shown.exit_code == ExitCode.CONFIGURATION
+    assert "dead list" in shown.stderr
+
+
+def test_dropping_asks_first(stopped: WorkerProcess, streamworker: Invoke) -> None:
+    """Without a terminal only with --yes; then they are gone."""
+    refused = streamworker("dead", "drop", "shop:price", "--all")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "--yes" in refused.stderr
+    assert len(letters(streamworker)) == 3
+    dropped = streamworker("dead", "drop", "shop:price", "--all", "--yes")
+    assert "Dropped 3 dead letters." in dropped.stdout
+    assert streamworker("dead", "list", "shop:price").stdout == "price has no dead letters.\n"
+
+
+@pytest.mark.parametrize("letter", ["7", "9/1-0", "0/x", "a/1-0"])
+def test_what_is_no_letter_is_a_wrong_command_line(invoke: Invoke, letter: str) -> None:
+    """Partition 9 of four partitions neither."""
+    assert invoke("dead", "show", "shop:price", letter).exit_code == ExitCode.USAGE
+
+
+def test_letters_or_all_but_not_both(invoke: Invoke) -> None:
+    """Nothing is replayed because somebody forgot an argument."""
+    assert invoke("dead", "replay", "shop:price").exit_code == ExitCode.USAGE
+    assert invoke("dead", "replay", "shop:price", "0/1-0", "--all").exit_code == ExitCode.USAGE
+
+
+def test_reset_is_refused_while_a_worker_lives(worker: WorkerProcess, streamworker: Invoke) -> None:
+    """Its commits would be refused after the move."""
+    result = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
+    assert result.exit_code == ExitCode.FAILED
+    assert "is being run by w1.\nStop all of its workers first" in result.stderr
+
+
+def test_reset_runs_records_again_or_leaves_them_out(stopped: WorkerProcess, streamworker: Invoke) -> None:
+    """To the earliest everything waits again; to the latest nothing does."""
+    asked = streamworker("reset", "shop:price", "--to", "earliest")
+    assert asked.exit_code == ExitCode.USAGE
+    assert lag(streamworker) == 0
+    back = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
+    assert back.exit_code == ExitCode.OK, back.output
+    assert "run again" in back.stdout
+    assert lag(streamworker) == 12
+    ahead = streamworker("reset", "shop:price", "--to", "latest", "--yes")
+    assert "are left out" in ahead.stdout
+    assert lag(streamworker) == 0
+
+
+def test_reset_to_a_time_or_an_entry_of_one_partition(stopped: WorkerProcess, streamworker: Invoke) -> None:
+    """A time in the past is the earliest, one in the future the latest: no entry to come is left out."""
+    assert streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "-y").exit_code == ExitCode.OK
+    assert lag(streamworker) == 12
+    assert streamworker("reset", "shop:price", "--to", "2200-01-01T00:00Z", "-y").exit_code == ExitCode.OK
+    assert lag(streamworker) == 0
+    snapshot = json.loads(streamworker("status", "shop:price", "--json").stdout)[0]
+    entry = snapshot["partitions"][2]["checkpoint"]
+    result = streamworker("reset", "shop:price", "--to", entry, "--partition", "2", "-y")
+    assert result.exit_code == ExitCode.OK, result.output
+    assert lag(streamworker) == 0
+    assert (
+        streamworker("reset", "shop:price", "--to", entry, "--partition", "4", "-y").exit_code
+        == ExitCode.USAGE
+    )
+
+
+def test_a_processor_that_never_ran_has_nothing_to_reset(streamworker: Invoke, shop: Path) -> None:
+    """It starts where its stream says."""
+    result = streamworker("reset", "shop:price", "--to", "latest", "-y")
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "has never run" in result.stderr
+
+
+def test_where_a_reset_may_go_to() -> None:
+    """A time means the first entry at or after it, so the checkpoint is the end of the ms before."""
+    assert parse_target("earliest") == ZERO
+    assert parse_target("latest") is None
+    assert parse_target("1769860800000-3") == EntryId(1769860800000, 3)
+    assert parse_target("1970-01-01T00:00:01Z") == EntryId(999, SEQUENCE_MAX)
+
+
+@pytest.mark.parametrize("text", ["yesterday", "-", "12:00", ""])
+def test_what_is_no_place_to_reset_to_is_refused(invoke: Invoke, text: str) -> None:
+    """The message names the four forms."""
+    result = invoke("reset", "shop:price", "--to", text)
+    assert result.exit_code == ExitCode.USAGE
+    assert "neither earliest, latest" in result.stderr

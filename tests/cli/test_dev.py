@@ -1,0 +1,124 @@
+"""`streamworker dev` and the children of a process: all of them end, however it ends."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamworker.cli.children import Children
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.importing import REDIS_URL_OVERRIDE
+from tests.cli.conftest import SHOP
+from tests.conftest import SpawnWorker
+from tests.helpers import WorkerProcess, process_is_gone, wait_for
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """All that a process has started, and what that has started."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+@pytest.fixture
+def dev(spawn: SpawnWorker, shop: Path) -> WorkerProcess:
+    """Two workers on a server of their own, for an app that names another server."""
+    elsewhere = SHOP.replace('App("shop")', 'App("shop", redis_url="redis://127.0.0.1:1/0")')
+    (shop / "shop.py").write_text(elsewhere, "utf-8")
+    process = spawn("dev", "shop:app", "--workers", "2", "--keep-data", "data")
+    wait_for(lambda: process.log().count("worker_started") == 2, "both workers have started", 40)
+    return process
+
+
+def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
+    dev: WorkerProcess, shop: Path
+) -> None:
+    """Two workers share the partitions; SIGTERM drains them and ends with 0."""
+    children = family(dev.pid)
+    url = next(
+        child.environ()[REDIS_URL_OVERRIDE]
+        for child in children
+        if "--name" in child.cmdline() and child.environ().get(REDIS_URL_OVERRIDE)
+    )
+
+    def owners() -> set[str]:
+        shown = subprocess.run(
+            [sys.executable, "-m", "streamworker", "status", "shop:price", "--json"],
+            env={**os.environ, REDIS_URL_OVERRIDE: url},
+            cwd=shop,
+            capture_output=True,
+            check=True,
+        )
+        return {member["name"] for member in json.loads(shown.stdout)[0]["members"]}
+
+    wait_for(lambda: owners() == {"w1", "w2"}, "both are members", 20)
+    dev.terminate()
+    assert dev.wait(60) == ExitCode.OK, dev.log()
+    assert dev.log().count("worker_left") == 2
+    assert all(process_is_gone(child.pid) for child in children)
+    assert (shop / "data" / "redis").is_dir()
+
+
+def test_nothing_outlives_dev_even_if_it_is_killed(dev: WorkerProcess) -> None:
+    """The kernel closes the pipes that the children look at."""
+    children = family(dev.pid)
+    assert len(children) >= 3
+    dev.kill()
+    wait_for(lambda: all(process_is_gone(child.pid) for child in children), "all have ended", 60)
+
+
+def test_a_killed_worker_is_named_and_the_others_go_on(dev: WorkerProcess) -> None:
+    """To kill one is what many will try first."""
+    victim = next(child for child in family(dev.pid) if "w2" in child.cmdline())
+    victim.kill()
+    wait_for(lambda: "worker w2 was ended by signal 9" in dev.log(), "its end is reported")
+    assert dev.running
+    dev.terminate()
+    assert dev.wait(60) == ExitCode.OK, dev.log()
+
+
+def test_dev_ends_when_no_worker_can_run(dev: WorkerProcess, spawn: SpawnWorker, shop: Path) -> None:
+    """With the code of the worker, and its message: the data that was kept has other partitions."""
+    dev.terminate()
+    assert dev.wait(60) == ExitCode.OK, dev.log()
+    (shop / "shop.py").write_text(SHOP.replace("partitions=4", "partitions=6"), "utf-8")
+    process = spawn("dev", "shop:app", "--workers", "1", "--keep-data", "data")
+    assert process.wait(60) == ExitCode.CONFIGURATION
+    assert "has 4 partitions in Redis and 6 in the app" in process.log()
+    assert "worker w1 ended with 3" in process.log()
+
+
+def test_a_child_that_does_not_end_is_killed_when_told_twice(tmp_path: Path) -> None:
+    """With all that it has started itself."""
+    (tmp_path / "streamworker.py").write_text(
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(inner.pid, flush=True)\n"
+        "time.sleep(600)\n",
+        "utf-8",
+    )
+    log = tmp_path / "log"
+    with contextlib.chdir(tmp_path), Children({"PYTHONPATH": str(tmp_path)}, log_file=log) as children:
+        child = children.start("deaf", [])
+        inner = int(wait_for(log.read_text, "the child has started"))
+        children.stop()
+        assert child.running
+        children.force()
+        assert children.wait() == ExitCode.FORCED
+    wait_for(lambda: process_is_gone(inner), "the grandchild has ended too")
+
+
+def test_a_signal_while_children_start_reaches_the_late_ones_too(tmp_path: Path) -> None:
+    """A child that is told before it listens has nothing in hand: that is no failure."""
+    (tmp_path / "streamworker.py").write_text("import time\ntime.sleep(600)\n", "utf-8")
+    with contextlib.chdir(tmp_path), Children({"PYTHONPATH": str(tmp_path)}) as children:
+        children.start("early", [])
+        children.stop()
+        late = children.start("late", [])
+        assert children.wait() == ExitCode.OK
+        assert late.process.returncode == -signal.SIGTERM

@@ -1,0 +1,159 @@
+"""From a path on the command line to the object, and what is said if there is none."""
+
+from pathlib import Path
+
+import pytest
+
+from streamworker import ConfigurationError
+from streamworker.importing import (
+    REDIS_URL_OVERRIDE,
+    resolve_app,
+    resolve_processor,
+    resolve_processors,
+    resolve_stream,
+)
+
+
+def test_an_app_is_found_as_uvicorn_would_find_it(shop: Path) -> None:
+    """Module, colon, attribute; the current folder is on the path."""
+    assert resolve_app("shop:app").name == "shop"
+
+
+def test_an_attribute_may_have_dots(shop: Path) -> None:
+    """As in uvicorn."""
+    (shop / "nested.py").write_text("import shop\nclass Site:\n    app = shop.app\n", "utf-8")
+    assert resolve_app("nested:Site.app").name == "shop"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("shop", "'shop' is not the path of an app. Write MODULE:ATTRIBUTE"),
+        ("shop:", "Here perhaps shop:app."),
+        (":app", "'.*' is not the path of an app"),
+        ("shop.py", "Here perhaps shop:app."),
+        ("shop.py:app", "shop.py is a file, and a module is needed. Write shop:app."),
+        ("site/shop.py:app", "Write site.shop:app."),
+    ],
+)
+def test_a_path_of_the_wrong_form_is_put_right(shop: Path, path: str, said: str) -> None:
+    """The message has the path as it should be."""
+    with pytest.raises(ConfigurationError, match=said):
+        resolve_app(path)
+
+
+def test_an_unknown_module_names_the_folder_and_what_is_there(shop: Path) -> None:
+    """Most often one is in the wrong folder."""
+    with pytest.raises(ConfigurationError) as raised:
+        resolve_app("shoop:app")
+    assert f"There is no module 'shoop' in {shop}" in str(raised.value)
+    assert "Modules in that folder: shop." in str(raised.value)
+
+
+def test_an_empty_folder_is_said_to_be_empty(folder: Path) -> None:
+    """No modules: change the folder."""
+    with pytest.raises(ConfigurationError, match="no Python modules in that folder"):
+        resolve_app("shop:app")
+
+
+def test_a_module_that_imports_a_missing_one_is_not_taken_for_missing(folder: Path) -> None:
+    """The fault is inside the module, and is shown with its line."""
+    (folder / "broken.py").write_text("import json\nimport not_installed_here\n", "utf-8")
+    with pytest.raises(ConfigurationError) as raised:
+        resolve_app("broken:app")
+    text = str(raised.value)
+    assert "Importing module 'broken' failed." in text
+    assert 'broken.py", line 2' in text
+    assert "No module named 'not_installed_here'" in text
+    assert "importlib" not in text
+
+
+def test_an_exception_in_the_module_is_shown_as_python_shows_it(folder: Path) -> None:
+    """With the user's frames and without ours."""
+    (folder / "failing.py").write_text("def f():\n    return 1 / 0\n\nf()\n", "utf-8")
+    with pytest.raises(ConfigurationError) as raised:
+        resolve_app("failing:app")
+    assert "ZeroDivisionError: division by zero" in str(raised.value)
+    assert "line 2, in f" in str(raised.value)
+    assert "importing.py" not in str(raised.value)
+
+
+def test_a_syntax_error_is_shown_with_its_line(folder: Path) -> None:
+    """It has no frame of its own in a traceback."""
+    (folder / "typo.py").write_text("x = 1\ndef f(:\n", "utf-8")
+    with pytest.raises(ConfigurationError, match=r'(?s)typo\.py", line 2.*SyntaxError'):
+        resolve_app("typo:app")
+
+
+def test_a_wrong_declaration_says_where_it_stands(folder: Path) -> None:
+    """The message of our own errors is kept, and the line is added."""
+    (folder / "braces.py").write_text("from streamworker import App\napp = App('a{b}')\n", "utf-8")
+    with pytest.raises(ConfigurationError, match=r"has '\{' as character 2") as raised:
+        resolve_app("braces:app")
+    assert any("braces.py, line 2" in note for note in raised.value.__notes__)
+
+
+def test_an_unknown_attribute_lists_the_apps(shop: Path) -> None:
+    """There is hardly ever more than one."""
+    with pytest.raises(ConfigurationError, match=r"has no 'ap'. Apps in that module: shop:app\."):
+        resolve_app("shop:ap")
+
+
+def test_something_else_than_an_app_is_named_by_its_type(shop: Path) -> None:
+    """A stream is not an app, and neither is a function that would make one."""
+    with pytest.raises(
+        ConfigurationError, match=r"shop:orders is a Stream, not an App\. Apps in that module: shop:app"
+    ):
+        resolve_app("shop:orders")
+    (shop / "factory.py").write_text("from shop import app\ndef make():\n    return app\n", "utf-8")
+    with pytest.raises(ConfigurationError, match="call it in the module and name the result"):
+        resolve_app("factory:make")
+
+
+def test_a_stream_is_found_by_attribute_by_name_and_through_its_app(shop: Path) -> None:
+    """An app with one stream needs no name for it."""
+    assert resolve_stream("shop:orders").name == "orders"
+    assert resolve_stream("shop:app").name == "orders"
+    assert resolve_stream("shop:app", "orders").name == "orders"
+
+
+def test_an_unknown_stream_lists_those_there_are(shop: Path) -> None:
+    """By --stream, or behind the colon."""
+    with pytest.raises(ConfigurationError, match=r"no stream 'order'\. Name one with --stream: orders"):
+        resolve_stream("shop:app", "order")
+    with pytest.raises(ConfigurationError, match="Names in them: orders"):
+        resolve_stream("shop:order")
+    with pytest.raises(ConfigurationError, match=r"is a Processor, not a Stream\. Streams there: orders"):
+        resolve_stream("shop:audit")
+
+
+def test_a_processor_is_found_by_its_function_and_by_its_name(shop: Path) -> None:
+    """The name is the group's; the function may be called otherwise."""
+    assert resolve_processor("shop:pricing").processors[0].name == "price"
+    assert resolve_processor("shop:price").processors[0].name == "price"
+    assert [spec.name for spec in resolve_processors("shop:app").processors] == ["audit", "price"]
+    assert [spec.name for spec in resolve_processors("shop:app", ["price"]).processors] == ["price"]
+
+
+def test_an_unknown_processor_lists_those_there_are(shop: Path) -> None:
+    """By --processor, or behind the colon."""
+    with pytest.raises(ConfigurationError, match=r"no processor 'prize'\. Its processors: audit, price"):
+        resolve_processors("shop:app", ["prize"])
+    with pytest.raises(ConfigurationError, match="Names in them: audit, price"):
+        resolve_processor("shop:prize")
+
+
+def test_an_app_with_several_processors_is_not_one_processor(shop: Path) -> None:
+    """To replay or to reset one must say whose."""
+    with pytest.raises(ConfigurationError, match=r"2 processors\. Name one of them: shop:audit, shop:price"):
+        resolve_processor("shop:app")
+
+
+def test_the_server_of_dev_wins_over_the_one_that_an_app_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `streamworker dev` could not run an app that names its production server."""
+    source = "from streamworker import App\napp = App('a', redis_url='redis://production:6379/0')\n"
+    (folder / "fixed.py").write_text(source, "utf-8")
+    monkeypatch.setenv(REDIS_URL_OVERRIDE, "redis://embedded:1/0")
+    assert resolve_app("fixed:app").settings.redis_url == "redis://embedded:1/0"

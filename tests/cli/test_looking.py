@@ -1,0 +1,72 @@
+"""`status`, `lag`, `history`, `top --once` on a group that has worked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Invoke
+from tests.cli.test_send import orders
+from tests.conftest import SpawnWorker
+from tests.helpers import WorkerProcess, wait_for
+
+
+@pytest.fixture
+def worker(streamworker: Invoke, spawn: SpawnWorker) -> WorkerProcess:
+    """A worker of both processors, which has committed fifty orders."""
+    sent = streamworker("send", "shop:orders", "-", input="\n".join(orders(50)))
+    assert sent.exit_code == 0, sent.output
+    process = spawn("run", "shop:app", "--name", "w1")
+    wait_for(lambda: "worker_started" in process.log(), "the worker has started")
+    wait_for(lambda: _lag(streamworker) == {"audit": 0, "price": 0}, "all orders are committed")
+    return process
+
+
+def _lag(streamworker: Invoke) -> dict[str, int]:
+    listed = json.loads(streamworker("lag", "shop:app", "--json").stdout)
+    return {group["processor"]: group["lag"] for group in listed}
+
+
+def test_status_names_owner_epoch_and_state_of_each_partition(
+    worker: WorkerProcess, streamworker: Invoke
+) -> None:
+    """As a table for people and as JSON for programs."""
+    table = streamworker("status", "shop:price")
+    assert table.exit_code == 0
+    rows = [line.split() for line in table.stdout.splitlines()]
+    assert [row[:2] for row in rows if row and row[0].isdigit()] == [[str(p), "w1"] for p in range(4)]
+    snapshot = json.loads(streamworker("status", "shop:price", "--json").stdout)[0]
+    assert snapshot["members"][0]["name"] == "w1"
+    assert {view["state"] for view in snapshot["partitions"]} == {"running"}
+    assert sum(view["rows"] for view in snapshot["partitions"]) == 50
+
+
+def test_history_tells_why_what_moved_and_how_long(worker: WorkerProcess, streamworker: Invoke) -> None:
+    """A join of the first worker moves all partitions to it; its leave moves none."""
+    worker.terminate()
+    assert worker.wait() == 0
+    listed = json.loads(streamworker("history", "shop:price", "--json").stdout)
+    assert (listed[0]["cause"], listed[0]["member"], listed[0]["moved"]) == ("join", "w1", [0, 1, 2, 3])
+    assert listed[0]["ms"] >= 0
+    table = streamworker("history", "shop:price").stdout
+    assert "join" in table
+    assert "0-3" in table
+    assert len(streamworker("history", "shop:price", "--limit", "1").stdout.splitlines()) == 2
+
+
+def test_top_prints_one_picture_where_there_is_no_terminal(
+    worker: WorkerProcess, streamworker: Invoke
+) -> None:
+    """One for each processor, without colours or control characters."""
+    result = streamworker("top", "shop:app")
+    assert result.exit_code == 0
+    assert result.stdout.count("A w1") == 4  # in the matrix and among the members, twice
+    assert "\x1b" not in result.stdout
+
+
+def test_a_group_that_never_ran_is_shown_as_such(streamworker: Invoke, shop: Path) -> None:
+    """Not as an error."""
+    assert "No worker runs." in streamworker("status", "shop:app").stdout
+    assert "no worker has joined" in streamworker("history", "shop:app").stdout
+    assert streamworker("lag", "shop:app").exit_code == 0
+    assert "no worker runs" in streamworker("top", "shop:price", "--once").stdout

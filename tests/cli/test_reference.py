@@ -1,0 +1,89 @@
+"""Help texts, their examples, and the page made from them."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamworker.cli import reference
+from streamworker.cli.exit_codes import MEANINGS, ExitCode
+from streamworker.cli.root import app
+from tests.cli.conftest import Invoke
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+COMMANDS = [command.path for command in reference._commands(app, "")]
+
+
+def test_the_page_is_current() -> None:
+    """Else: python -m streamworker.cli.reference docs/cli.md."""
+    assert PAGE.read_text(encoding="utf-8") == reference.render()
+
+
+def test_every_command_of_the_design_is_there() -> None:
+    """And no other."""
+    assert set(COMMANDS) == {
+        *("run", "dev", "demo", "send", "status", "lag", "history", "top", "spark", "reset", "doctor"),
+        *("dead list", "dead show", "dead replay", "dead drop"),
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(invoke: Invoke, command: str) -> None:
+    """The first thing that somebody new looks for."""
+    result = invoke(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert f"Examples:\n    streamworker {command}" in result.stdout
+
+
+def test_every_example_names_options_that_exist() -> None:
+    """An example that fails is worse than none."""
+    text = PAGE.read_text(encoding="utf-8")
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        for line in block.splitlines():
+            words = shlex.split(line.split("|")[-1] if "| streamworker" in line else line.split("|")[0])
+            command = " ".join(words[1:3]) if words[1] == "dead" else words[1]
+            assert command in COMMANDS
+            section = text.split(f"## streamworker {command}\n")[1].split("\n## ")[0]
+            for option in (word for word in words if word.startswith("--")):
+                assert f"{option}" in section.split("| argument |")[1], line
+
+
+def test_every_exit_code_is_documented() -> None:
+    """The table is the module's."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert set(MEANINGS) == set(ExitCode)
+    for code in ExitCode:
+        assert f"| {code.value} | {code.meaning} |" in text
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_loads_nothing_of_weight(arguments: list[str]) -> None:
+    """No pyspark and no pyarrow for somebody who wants to read."""
+    code = (
+        "import sys; from streamworker.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('pyspark', 'pandas') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(PAGE.parents[1])},
+    )
+    assert done.stderr.strip() == "[]"
+
+
+def test_typer_and_rich_stay_in_the_command_line_and_the_live_view() -> None:
+    """A worker in a container needs neither to import."""
+    package = PAGE.parents[1] / "streamworker"
+    for path in package.rglob("*.py"):
+        inside = path.relative_to(package).parts[0]
+        if inside in ("cli", "tui", "dev"):
+            continue
+        assert not re.search(r"^\s*(from|import) (rich|typer)\b", path.read_text("utf-8"), re.MULTILINE), path

@@ -1,0 +1,277 @@
+"""`streamworker run` as a real process: how it ends, and what else it can do."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamworker.cli import metrics
+from streamworker.cli.exit_codes import ExitCode
+from tests.cli.conftest import Invoke
+from tests.cli.test_send import orders
+from tests.conftest import SpawnWorker
+from tests.helpers import WorkerProcess, process_is_gone, wait_for
+from tests.tui.groups import group
+
+BLOCKING = """
+import time
+import msgspec
+from streamworker import App
+
+app = App("shop")
+
+class Order(msgspec.Struct):
+    order_id: int
+    customer: str
+    amount: float
+
+orders = app.stream("orders", Order, key="customer", partitions=4)
+
+@app.processor(orders)
+async def audit(order: Order) -> None:
+    print("blocked", flush=True)
+    time.sleep(60)
+"""
+
+
+def started(worker: WorkerProcess) -> None:
+    """Wait until a worker has joined."""
+    wait_for(lambda: "worker_started" in worker.log(), "the worker has started", 20)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_told_to_stop_ends_with_0(
+    streamworker: Invoke, spawn: SpawnWorker, number: signal.Signals
+) -> None:
+    """It drains and leaves: the group has no member afterwards."""
+    worker = spawn("run", "shop:app")
+    started(worker)
+    worker.send_signal(number)
+    assert worker.wait() == ExitCode.OK
+    assert "No worker runs." in streamworker("status", "shop:audit").stdout
+
+
+def test_a_worker_that_is_told_twice_ends_with_5(
+    streamworker: Invoke, spawn: SpawnWorker, shop: Path
+) -> None:
+    """Whatever its handler does."""
+    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(1))).exit_code == 0
+    (shop / "blocking.py").write_text(BLOCKING, "utf-8")
+    worker = spawn("run", "blocking:app")
+    wait_for(lambda: "blocked" in worker.log(), "the handler blocks", 20)
+    worker.terminate()
+    wait_for(lambda: "worker_stopping" in worker.log(), "the first signal is seen")
+    worker.terminate()
+    assert worker.wait(10) == ExitCode.FORCED
+
+
+def test_a_worker_that_cannot_end_in_time_ends_with_5(
+    streamworker: Invoke, spawn: SpawnWorker, shop: Path
+) -> None:
+    """The hard deadline is a setting."""
+    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(1))).exit_code == 0
+    (shop / "blocking.py").write_text(BLOCKING, "utf-8")
+    environ = {"STREAMWORKER_GRACE_PERIOD_MS": "200", "STREAMWORKER_SHUTDOWN_TIMEOUT_MS": "500"}
+    worker = spawn("run", "blocking:app", environ=environ)
+    wait_for(lambda: "blocked" in worker.log(), "the handler blocks", 20)
+    worker.terminate()
+    assert worker.wait(10) == ExitCode.FORCED
+
+
+def test_only_the_named_processor_runs_under_the_given_name(streamworker: Invoke, spawn: SpawnWorker) -> None:
+    """The other group has no member."""
+    worker = spawn("run", "shop:app", "--processor", "price", "--name", "price-1")
+    started(worker)
+    taken = json.loads(streamworker("status", "shop:app", "--json").stdout)
+    assert {s["processor"]: [m["name"] for m in s["members"]] for s in taken} == {
+        "audit": [],
+        "price": ["price-1"],
+    }
+
+
+def test_log_lines_can_be_json(streamworker: Invoke, spawn: SpawnWorker) -> None:
+    """One object a line, with event, level and time."""
+    worker = spawn("run", "shop:app", "--log-format", "json", "--loop", "asyncio")
+    started(worker)
+    worker.terminate()
+    assert worker.wait() == 0
+    lines = [json.loads(line) for line in worker.log().splitlines()]
+    assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
+
+
+def test_a_worker_ends_with_its_parent(
+    streamworker: Invoke, spawn: SpawnWorker, shop: Path, redis_url: str
+) -> None:
+    """`run --spark` and `dev` leave no worker behind, even if they are killed."""
+    environ = {**os.environ, "STREAMWORKER_REDIS_URL": redis_url}
+    with subprocess.Popen(
+        [sys.executable, "-m", "streamworker", "run", "shop:app", "--end-with-parent"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ,
+        cwd=shop,
+    ) as worker:
+        assert worker.stdin is not None
+        wait_for(
+            lambda: "w" and json.loads(streamworker("status", "shop:audit", "--json").stdout)[0]["members"],
+            "the worker has joined",
+            20,
+        )
+        worker.stdin.close()
+        assert worker.wait(20) == ExitCode.OK
+
+
+def test_with_reload_a_change_starts_the_worker_anew(
+    streamworker: Invoke, spawn: SpawnWorker, shop: Path
+) -> None:
+    """The old one leaves first; a broken file is waited out; a signal ends all of it."""
+    source = (shop / "shop.py").read_text("utf-8")
+    worker = spawn("run", "shop:app", "--reload")
+    started(worker)
+    (shop / "shop.py").write_text(source + "\n1 / 0\n", "utf-8")
+    wait_for(lambda: "ZeroDivisionError" in worker.log(), "the broken file is tried", 20)
+    assert worker.running
+    (shop / "shop.py").write_text(source + "\n# mended, and longer\n", "utf-8")
+    wait_for(lambda: worker.log().count("worker_started") == 2, "the mended file runs", 20)
+    assert "worker_left" in worker.log()
+    child = psutil.Process(worker.pid).children()[0]
+    worker.terminate()
+    assert worker.wait() == ExitCode.OK
+    assert process_is_gone(child.pid)
+
+
+def test_metrics_are_served_for_prometheus(streamworker: Invoke, spawn: SpawnWorker) -> None:
+    """From a thread of its own, and only at /metrics."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    worker = spawn("run", "shop:app", "--metrics-port", str(port), "--name", "w1")
+    started(worker)
+    url = f"http://127.0.0.1:{port}"
+    wait_for(lambda: 'state="active"} 1' in _get(f"{url}/metrics"), "the member is in the metrics")
+    text = _get(f"{url}/metrics")
+    assert "streamworker_up 1" in text
+    assert 'streamworker_lag_entries{app="shop",stream="orders",processor="price",partition="3"} 0' in text
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        _get(f"{url}/other")
+    second = spawn("run", "shop:app", "--metrics-port", str(port))
+    assert second.wait() == ExitCode.CONFIGURATION
+    assert f"port {port}" in second.log()
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def test_metrics_escape_labels_and_write_whole_numbers() -> None:
+    """An epoch has thirteen digits, and all of them count."""
+    text = metrics.render([group(partitions=1, workers=1)], up=True)
+    assert re.search(r"streamworker_partition_epoch\{.*\} 1763700000000$", text, re.MULTILINE)
+    assert metrics._labels({"a": 'x"\\\n'}) == '{a="x\\"\\\\\\n"}'
+    assert metrics.render([], up=False).endswith("streamworker_up 0\n")
+
+
+def test_reload_goes_with_nothing_that_has_the_terminal(invoke: Invoke) -> None:
+    """A wrong command line, said before anything starts."""
+    assert invoke("run", "shop:app", "--reload", "--tui").exit_code == ExitCode.USAGE
+
+
+def test_spark_without_a_pipeline_is_refused(streamworker: Invoke) -> None:
+    """Before a worker starts."""
+    result = streamworker("run", "shop:app", "--spark")
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "has no pipeline" in result.stderr
+
+
+class Terminal:
+    """A process with a terminal of its own, 100 x 30."""
+
+    def __init__(self, arguments: list[str], cwd: Path, environ: dict[str, str]) -> None:
+        self.text = ""
+        self.pid, self._master = pty.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            os.environ.update(environ, TERM="xterm-256color", COLUMNS="100", LINES="30")
+            os.execv(sys.executable, [sys.executable, "-m", "streamworker", *arguments])
+
+    def read(self) -> str:
+        """Return all that it has written so far."""
+        while select.select([self._master], [], [], 0.05)[0]:
+            try:
+                chunk = os.read(self._master, 65536)
+            except OSError:  # Linux's way to say that the other side has gone.
+                break
+            if not chunk:
+                break
+            self.text += chunk.decode("utf-8", "replace")
+        return self.text
+
+    def press(self, keys: str) -> None:
+        """Type something."""
+        os.write(self._master, keys.encode())
+
+    def wait(self, timeout_s: float = 20) -> int:
+        """Wait for its end, reading on, and return its exit code."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            self.read()
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self._master)
+                return os.waitstatus_to_exitcode(status)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        raise AssertionError(f"It did not end in {timeout_s} s: {self.text[-2000:]}")
+
+
+OpenTerminal = Callable[..., Terminal]
+
+
+@pytest.fixture
+def terminal(shop: Path, redis_url: str) -> OpenTerminal:
+    """Run ``streamworker ARGUMENTS`` on a terminal."""
+
+    def run(*arguments: str) -> Terminal:
+        return Terminal(list(arguments), shop, {"STREAMWORKER_REDIS_URL": redis_url})
+
+    return run
+
+
+def test_the_live_view_on_a_terminal_obeys_its_keys(terminal: OpenTerminal) -> None:
+    """Tab switches the processor, p pauses, q gives the terminal back."""
+    view = terminal("top", "shop:app")
+    wait_for(lambda: "orders → audit" in view.read(), "the first processor is shown", 20)
+    view.press("\t")
+    wait_for(lambda: "orders → price" in view.read(), "the second processor is shown")
+    view.press("p")
+    wait_for(lambda: "PAUSED" in view.read(), "it is paused")
+    view.press("q")
+    assert view.wait() == ExitCode.OK
+    assert view.text.rstrip().endswith("\x1b[?25h") or "\x1b[?1049l" in view.text
+
+
+def test_run_with_the_live_view_stops_its_worker_when_it_is_left(
+    terminal: OpenTerminal, streamworker: Invoke, shop: Path
+) -> None:
+    """Log lines are in the file, not across the picture."""
+    view = terminal("run", "shop:app", "--tui", "--name", "w1")
+    wait_for(lambda: "A w1" in view.read(), "the worker is in the picture", 30)
+    view.press("q")
+    assert view.wait() == ExitCode.OK
+    assert "worker_left" in (shop / "streamworker.log").read_text("utf-8")
+    assert "worker_started" not in view.text
+    assert "No worker runs." in streamworker("status", "shop:audit").stdout

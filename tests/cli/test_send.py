@@ -1,0 +1,82 @@
+"""`streamworker send`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import redis
+
+from streamworker.cli.exit_codes import ExitCode
+from tests.cli.conftest import Invoke, lines_of
+
+
+def orders(count: int) -> list[str]:
+    """JSON lines of so many orders."""
+    return [json.dumps({"order_id": n, "customer": f"c{n % 7}", "amount": 1.5}) for n in range(count)]
+
+
+def stored(redis_url: str) -> list[int]:
+    """The order ids in Redis, by partition."""
+    with redis.Redis.from_url(redis_url) as client:
+        return [
+            json.loads(fields[b"v"])["order_id"]
+            for partition in range(4)
+            for _, fields in client.xrange(f"sw:{{shop.orders.{partition}}}:events")
+        ]
+
+
+def test_a_file_is_sent_in_order(streamworker: Invoke, shop: Path, redis_url: str) -> None:
+    """Every line arrives, and within a partition in the order of the lines."""
+    (shop / "orders.jsonl").write_text(lines_of(orders(3_000)), "utf-8")
+    result = streamworker("send", "shop:orders", "orders.jsonl")
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "Sent 3,000 records to shop:orders" in result.stdout
+    found = stored(redis_url)
+    assert sorted(found) == list(range(3_000))
+    for customer in range(7):
+        mine = [number for number in found if number % 7 == customer]
+        assert mine == sorted(mine)
+
+
+def test_stdin_is_read_to_its_end_with_or_without_a_last_newline(
+    streamworker: Invoke, redis_url: str
+) -> None:
+    """As `zcat orders.gz | streamworker send shop:app -` gives it."""
+    result = streamworker("send", "shop:app", "-", input=lines_of(orders(5)).rstrip())
+    assert result.exit_code == ExitCode.OK, result.output
+    assert len(stored(redis_url)) == 5
+
+
+def test_a_bad_line_stops_the_sending_and_is_named_by_its_number(
+    streamworker: Invoke, shop: Path, redis_url: str
+) -> None:
+    """What was before it is sent, nothing behind it is."""
+    lines = [*orders(10), '{"order_id": "ten"}', *orders(3)]
+    (shop / "orders.jsonl").write_text(lines_of(lines), "utf-8")
+    result = streamworker("send", "shop:orders", "orders.jsonl")
+    assert result.exit_code == ExitCode.FAILED
+    assert "Line 11: " in result.stderr
+    assert "Sent 10 records" in result.stdout
+    assert len(stored(redis_url)) == 10
+
+
+def test_bad_lines_can_be_left_out(streamworker: Invoke, shop: Path, redis_url: str) -> None:
+    """Each is named; empty lines are no records and no errors."""
+    lines = [*orders(2), "not json", "", *orders(2), "[1, 2]"]
+    (shop / "orders.jsonl").write_text(lines_of(lines), "utf-8")
+    result = streamworker("send", "shop:orders", "orders.jsonl", "--on-error", "skip")
+    assert result.exit_code == ExitCode.FAILED
+    assert "Line 3: " in result.stderr
+    assert "Line 7: " in result.stderr
+    assert "2 were left out" in result.stderr
+    assert len(stored(redis_url)) == 4
+
+
+@pytest.mark.parametrize("arguments", [["nothing.jsonl"], ["."]])
+def test_a_file_that_cannot_be_read_is_a_wrong_command_line(
+    streamworker: Invoke, arguments: list[str]
+) -> None:
+    """Named, with the system's reason."""
+    result = streamworker("send", "shop:orders", *arguments)
+    assert result.exit_code == ExitCode.USAGE
+    assert arguments[0] in result.stderr
