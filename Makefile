@@ -1,6 +1,6 @@
 # Every target makes what it needs: .venv with the exact versions of constraints.txt.
 #
-#   make demo     the whole system on real data, about two minutes
+#   make demo     the whole system on real data, about a minute
 #   make test     all tests but the soak tests
 #   make lint     ruff: rules and format
 #   make types    mypy --strict
@@ -39,6 +39,7 @@ types: $(READY)
 
 docs: $(READY)
 	$(PY) docs/generate.py
+	$(PY) -m streamworker.tui.picture tests/tui/recorded/top.json docs/images/top.svg
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

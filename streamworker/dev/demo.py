@@ -6,6 +6,7 @@ Spark wrote with the data set. Everything it starts ends with it.
 """
 
 import asyncio
+import contextlib
 import importlib
 import itertools
 import os
@@ -87,7 +88,7 @@ def run_demo(
     json_output
         Print one JSON object with the figures last, and all else to stderr.
     keep
-        Leave server, worker and Spark running afterwards until Ctrl-C.
+        Leave server, workers and Spark running afterwards until Ctrl-C.
     directory
         Where tables and logs go. None: a temporary directory, removed if all went well.
     flights, send_s
@@ -96,7 +97,8 @@ def run_demo(
     Returns
     -------
     int
-        0 if the tables are exactly right and every rebalance happened, else 1; 130 after Ctrl-C.
+        0 if the tables are exactly right and every rebalance happened, else 1; 130 if Ctrl-C
+        came before that was known.
 
     Raises
     ------
@@ -361,12 +363,16 @@ class _Demo:
             child.wait(STOP_SPARK_S if name == "spark" else STOP_WORKER_S)
 
     async def _wait_for_ctrl_c(self) -> None:
+        """Bring the workers back that are gone, and leave all as it is until Ctrl-C or SIGTERM."""
+        for name in sorted(self.gone - {"spark"}):
+            self._start(name, "run", f"{APP}:app", "--name", name)
         self.reporter.say(
             "Left running until Ctrl-C. To look, in another terminal:\n"
             f"  STREAMWORKER_REDIS_URL='{self.server.url}' streamworker top {APP}:app\n"
             f"Tables and logs are in {self.where}"
         )
-        await asyncio.Event().wait()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
 
     # -- small things --------------------------------------------------------------------------
 
