@@ -88,7 +88,7 @@ class BatchMode(Mode):
         while (bounds := search.next()) is not None:
             start, end = bounds
             limit = 1 if end - start > 1 else self.spec.attempts
-            outcome = await self._call(entries[start:end], records[start:end], limit, part)
+            outcome = await self._call(entries[start:end], records[start:end], limit, part, quiet=True)
             if isinstance(outcome, GivenUp):
                 return False
             if isinstance(outcome, Failed):
@@ -100,7 +100,13 @@ class BatchMode(Mode):
         return True
 
     async def _call(
-        self, entries: Sequence[Entry], records: list[Any], limit: int, part: _Part
+        self,
+        entries: Sequence[Entry],
+        records: list[Any],
+        limit: int,
+        part: _Part,
+        *,
+        quiet: bool = False,
     ) -> Effects | Failed | GivenUp:
         rows: pa.RecordBatch | None = None
 
@@ -111,7 +117,7 @@ class BatchMode(Mode):
             rows = self.invoker.to_rows(effects.outputs)
             return effects
 
-        outcome = await self.attempts(call, entries, limit)
+        outcome = await self.attempts(call, entries, limit, quiet=quiet)
         if isinstance(outcome, Effects):
             self.state.keep(outcome.changes)
             if rows is not None:

@@ -114,11 +114,12 @@ class GroupingMode(Mode):
     async def _commits(self) -> None:
         while True:
             await self.runner.flush()
+            # Said before the look, so that a thread which adds after the look knows to wake us.
+            self._idle = True
             if not self._work or self.refused is not None:
-                self._idle = True
                 await self._done.wait()
-                self._idle = False
                 continue
+            self._idle = False
             try:
                 work = self._take()
             except RecordError as error:

@@ -11,6 +11,7 @@ The rules for errors are the same everywhere:
 - A cancel, and a drain during a pause between attempts, give up the call: nothing is acked.
 """
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -72,9 +73,29 @@ class Mode(ABC):
         return self.spec.on_error == "halt"
 
     async def attempts(
-        self, call: Callable[[int], Awaitable[Effects]], entries: Sequence[Entry], limit: int, first: int = 1
+        self,
+        call: Callable[[int], Awaitable[Effects]],
+        entries: Sequence[Entry],
+        limit: int,
+        *,
+        first: int = 1,
+        quiet: bool = False,
     ) -> Effects | Failed | GivenUp:
-        """Make a call until it succeeds, ``limit`` attempts are used up or the partition drains."""
+        """Make a call until it succeeds, ``limit`` attempts are used up or the partition drains.
+
+        Parameters
+        ----------
+        call
+            Makes attempt number so and so much.
+        entries
+            What the call is about, for the log.
+        limit
+            Number of the last attempt.
+        first
+            Number of the first.
+        quiet
+            Log no failures: they are expected.
+        """
         pauses = Pauses(self.runner.rng, first_ms=self.spec.backoff_ms, max_ms=self.spec.backoff_max_ms)
         attempt = first
         while True:
@@ -84,7 +105,8 @@ class Mode(ABC):
             except Exception as error:  # noqa: BLE001 - whatever a user function raises
                 self.runner.busy_since_ms = None
                 failed = Failed(error, attempt)
-                self.note_failure(entries, failed, limit)
+                if not quiet:
+                    self.note_failure(entries, failed, limit)
             else:
                 self.runner.ends()
                 return effects
@@ -95,14 +117,18 @@ class Mode(ABC):
             attempt += 1
 
     def note_failure(self, entries: Sequence[Entry], failed: Failed, limit: int) -> None:
-        """Log a failed call."""
+        """Log a failed call; the traceback with the first attempt only, since the others are alike."""
+        details = {}
+        if failed.attempts == 1:
+            # As text: a renderer that is given the exception itself may show the records in its locals.
+            details["exception"] = "".join(traceback.format_exception(failed.error))
         self.log.warning(
             "handler_failed",
             entries=span(entries) if entries else "none",
             attempt=failed.attempts,
             of=limit,
             error=describe_error(failed.error),
-            exc_info=failed.error,
+            **details,
         )
 
     def reason(self, entries: Sequence[Entry], failed: Failed) -> str:

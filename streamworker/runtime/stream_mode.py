@@ -158,6 +158,7 @@ class StreamMode(GroupingMode):
             return items
 
     async def _fill(self, count: int, within_ms: int) -> bool:
+        self.poke()
         records = self.spec.batch if within_ms == 0 else count
         within_ms = self.spec.within_ms if within_ms < 0 else within_ms
         limits = BatchLimits(records, self.spec.batch_bytes, within_ms)

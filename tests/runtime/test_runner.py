@@ -3,6 +3,8 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -120,7 +122,8 @@ async def test_a_stream_processor_may_take_lists(redis_url: str) -> None:
 
     async def price(records: Records[Order]) -> None:
         async for batch in records.take(40, within=0.01):
-            lists.append([order.number for order in batch])
+            numbers = [order.number for order in batch]
+            lists.append(numbers)
 
     async with bench(redis_url) as desk:
         await desk.send(range(100))
@@ -221,7 +224,9 @@ async def test_a_def_function_runs_in_a_thread_and_the_event_loop_goes_on(redis_
         assert threading.get_ident() not in threads
         since_ms = running.runner.busy_since_ms
         assert since_ms is not None
-        await wait_for_async(lambda: running.runner.busy_since_ms == since_ms, "it is seen as busy since then")
+        await wait_for_async(
+            lambda: running.runner.busy_since_ms == since_ms, "it is seen as busy since then"
+        )
         release.set()
         await desk.until_committed(100)
         assert len(await desk.rows()) == 100
@@ -328,7 +333,8 @@ async def test_draining_finishes_and_commits_what_is_in_hand(redis_url: str, mod
         async for order in records:
             await work([order.number])
 
-    function = {"batch": batch, "record": record, "stream": stream}[mode]
+    functions: dict[str, Callable[..., Any]] = {"batch": batch, "record": record, "stream": stream}
+    function = functions[mode]
     async with bench(redis_url) as desk:
         await desk.send(range(20))
         size = {"batch": 5} if mode == "batch" else {}
@@ -369,7 +375,9 @@ async def test_a_cancel_acks_nothing_of_what_is_in_hand(redis_url: str, mode: st
         after.append(order.number)
         return Priced(1, 1.0)
 
-    function = {"batch": batch, "record": record, "stream": stream, "thread": thread}[mode]
+    functions: dict[str, Callable[..., Any]]
+    functions = {"batch": batch, "record": record, "stream": stream, "thread": thread}
+    function = functions[mode]
     async with bench(redis_url) as desk:
         await desk.send(range(10))
         running = await desk.start(desk.spec(function))
@@ -532,7 +540,9 @@ async def test_state_is_committed_with_the_records_and_found_by_the_next_owner(
     def thread(order: Order, ctx: Context) -> None:
         count(order.customer, ctx)
 
-    function = {"batch": batch, "record": record, "stream": stream, "thread": thread}[mode]
+    functions: dict[str, Callable[..., Any]]
+    functions = {"batch": batch, "record": record, "stream": stream, "thread": thread}
+    function = functions[mode]
     async with bench(redis_url) as desk:
         spec = desk.spec(function, **({"batch": 7} if mode == "batch" else {}))
         await desk.send(range(100))
@@ -562,5 +572,3 @@ async def test_rows_forwarded_through_the_context_come_before_those_returned(red
         await desk.start(desk.spec(price))
         await desk.until_committed(3)
         assert [row["number"] for row in await desk.rows()] == [0, 1, 2, -1]
-
-

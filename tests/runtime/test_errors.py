@@ -1,0 +1,407 @@
+"""What becomes of records whose handling fails: halted, dead-lettered or skipped, never lost silently."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from streamworker.context import Context, Records
+from streamworker.runtime.invoke import describe_error
+from streamworker.runtime.runner import StopReason
+from tests.helpers import wait_for_async
+from tests.runtime.bench import Bench, Order, Priced, Running, bench
+
+pytestmark = pytest.mark.anyio
+
+MODES = ["batch", "record", "stream", "thread"]
+
+
+def handler(mode: str, handle: Callable[[int], None], *, batch: int = 10) -> Callable[..., Any]:
+    """Make a processor function of a mode that handles numbers one after the other."""
+
+    async def in_batches(batch: list[Order]) -> list[Priced]:
+        for order in batch:
+            handle(order.number)
+        return [Priced(order.number, 1.0) for order in batch]
+
+    async def by_record(order: Order) -> Priced:
+        handle(order.number)
+        return Priced(order.number, 1.0)
+
+    async def as_stream(records: Records[Order], ctx: Context) -> None:
+        async for part in records.take(batch):
+            for order in part:
+                ctx.forward(Priced(order.number, 1.0))
+                handle(order.number)
+
+    def in_thread(order: Order) -> Priced:
+        handle(order.number)
+        return Priced(order.number, 1.0)
+
+    functions: dict[str, Callable[..., Any]]
+    functions = {"batch": in_batches, "record": by_record, "stream": as_stream, "thread": in_thread}
+    return functions[mode]
+
+
+async def start(desk: Bench, mode: str, handle: Callable[[int], None], **given: Any) -> Running:
+    """Run such a function."""
+    options: dict[str, Any] = {"batch": 10} if mode == "batch" else {}
+    if mode == "stream":
+        options = {"output": Priced, "forward": True}
+    return await desk.start(desk.spec(handler(mode, handle), **(options | given)))
+
+
+def failing_at(*poison: int) -> tuple[Callable[[int], None], list[int]]:
+    """Return a function that fails at some numbers, and the list of numbers that it is called with."""
+    seen: list[int] = []
+
+    def handle(number: int) -> None:
+        seen.append(number)
+        if number in poison:
+            raise ValueError(f"cannot price {number}")
+
+    return handle, seen
+
+
+# -- halt ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_failing_record_halts_the_partition_and_what_came_before_is_committed(
+    redis_url: str, mode: str
+) -> None:
+    """Nothing of the failed call is acked; the reason names the entry and the exception."""
+    handle, seen = failing_at(25)
+    async with bench(redis_url) as desk:
+        await desk.send(range(40))
+        running = await start(desk, mode, handle, attempts=3)
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        ids = await desk.ids()
+        good = 20 if mode in ("batch", "stream") else 25
+        assert await desk.committed() == good
+        assert [row["number"] for row in await desk.rows()] == list(range(good))
+        assert seen.count(25) == 3
+        (reason,) = running.halted
+        assert ids[25 if good == 25 else 20] in reason
+        assert "ValueError: cannot price 25" in reason and "3 attempts" in reason
+        assert "test_errors.py" in reason
+        assert desk.budget.used == 0
+        stopped = await running.drained()
+        assert stopped.reason is StopReason.HALTED and stopped.detail == reason
+
+
+async def test_a_second_attempt_may_succeed(redis_url: str) -> None:
+    """A call that fails once is made again with the same records, and its attempt is counted."""
+    attempts: list[int] = []
+
+    async def price(batch: list[Order], ctx: Context) -> list[Priced]:
+        attempts.append(ctx.attempt)
+        ctx.state["tries"] = ctx.attempt
+        ctx.forward(Priced(-1, 0.0))
+        if ctx.attempt < 3:
+            raise ConnectionError("not now")
+        return [Priced(order.number, 1.0) for order in batch]
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(5))
+        await desk.start(desk.spec(price, attempts=3))
+        await desk.until_committed(5)
+        assert attempts == [1, 2, 3]
+        assert [row["number"] for row in await desk.rows()] == [-1, 0, 1, 2, 3, 4]
+        assert await desk.backend.execute("HGETALL", desk.keys.state(0)) == [b"tries", b"\x03"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_draining_during_a_pause_between_attempts_gives_up_the_call(redis_url: str, mode: str) -> None:
+    """A partition that is to be handed over does not wait for a long backoff."""
+    handle, seen = failing_at(3)
+    async with bench(redis_url) as desk:
+        await desk.send(range(4))
+        running = await start(desk, mode, handle, attempts=5, backoff=60.0, backoff_max=60.0)
+        await wait_for_async(lambda: 3 in seen, "the first attempt has failed")
+        with anyio.fail_after(2):
+            stopped = await running.drained()
+        assert stopped.reason is StopReason.DRAINED
+        assert await desk.committed() == (0 if mode in ("batch", "stream") else 3)
+
+
+# -- dead letters ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_poison_goes_to_the_dead_letters_and_the_rest_goes_on_in_order(
+    redis_url: str, mode: str
+) -> None:
+    """Each poison record is a dead letter with its entry and error; all others are forwarded in order."""
+    handle, _ = failing_at(3, 4, 17, 39)
+    async with bench(redis_url) as desk:
+        await desk.send(range(40))
+        await start(desk, mode, handle, on_error="dead_letter", attempts=2)
+        await desk.until_committed(40)
+        good = [n for n in range(40) if n not in (3, 4, 17, 39)]
+        assert [row["number"] for row in await desk.rows()] == good
+        ids, dead = await desk.ids(), await desk.dead()
+        assert [letter[b"id"].decode() for letter in dead] == [ids[n] for n in (3, 4, 17, 39)]
+        assert msgspec.json.decode(dead[0][b"f.v"])["number"] == 3
+        assert b"ValueError: cannot price 3" in dead[0][b"error"]
+        assert dead[0][b"attempts"] == b"2"
+
+
+async def test_the_poison_of_a_batch_is_found_with_few_calls(redis_url: str) -> None:
+    """One poison record among 64 costs about log2(64) calls after the attempts of the batch."""
+    calls: list[int] = []
+
+    async def price(batch: list[Order]) -> None:
+        calls.append(len(batch))
+        if any(order.number == 40 for order in batch):
+            raise ValueError("no")
+
+    async with bench(redis_url) as desk:
+        desk.gate.close()
+        await desk.send(range(64))
+        running = await desk.start(desk.spec(price, batch=64, on_error="dead_letter", attempts=2))
+        await wait_for_async(lambda: running.runner.buffer.waiting == 64, "the whole batch waits")
+        desk.gate.open()
+        await desk.until_committed(64)
+        assert calls[:2] == [64, 64]
+        assert len(calls) <= 2 + 12 + 1
+        assert len(await desk.dead()) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_effects_of_failing_calls_are_dropped_and_those_of_the_rest_kept(
+    redis_url: str, mode: str
+) -> None:
+    """A sum in the state counts each good record once, whatever was tried around it."""
+
+    def add(number: int, ctx: Context) -> None:
+        ctx.state["sum"] = ctx.state.get("sum", 0) + number
+        if number in (5, 12):
+            raise ValueError("no")
+
+    async def in_batches(batch: list[Order], ctx: Context) -> None:
+        for order in batch:
+            add(order.number, ctx)
+
+    async def by_record(order: Order, ctx: Context) -> None:
+        add(order.number, ctx)
+
+    async def as_stream(records: Records[Order], ctx: Context) -> None:
+        async for part in records.take(8):
+            for order in part:
+                add(order.number, ctx)
+
+    def in_thread(order: Order, ctx: Context) -> None:
+        add(order.number, ctx)
+
+    functions: dict[str, Callable[..., Any]]
+    functions = {"batch": in_batches, "record": by_record, "stream": as_stream, "thread": in_thread}
+    function = functions[mode]
+    async with bench(redis_url) as desk:
+        await desk.send(range(20))
+        options = {"batch": 8} if mode == "batch" else {}
+        running = await desk.start(desk.spec(function, on_error="skip", attempts=2, **options))
+        await desk.until_committed(20)
+        await running.drained()
+        stored = await desk.backend.execute("HGET", desk.keys.state(0), "sum")
+        assert msgspec.msgpack.decode(stored) == sum(range(20)) - 5 - 12
+        assert await desk.dead() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_row_without_an_arrow_form_is_an_error_of_its_record(redis_url: str, mode: str) -> None:
+    """A number too large for its column takes the road of a handler that raised."""
+
+    async def in_batches(batch: list[Order]) -> list[Priced]:
+        return [Priced(2**80 if order.number == 7 else order.number, 1.0) for order in batch]
+
+    async def by_record(order: Order) -> Priced:
+        return (await in_batches([order]))[0]
+
+    async def as_stream(records: Records[Order], ctx: Context) -> None:
+        async for order in records:
+            ctx.forward((await in_batches([order]))[0])
+
+    def in_thread(order: Order) -> list[Priced]:
+        return [Priced(2**80 if order.number == 7 else order.number, 1.0)]
+
+    functions: dict[str, Callable[..., Any]]
+    functions = {"batch": in_batches, "record": by_record, "stream": as_stream, "thread": in_thread}
+    function = functions[mode]
+    async with bench(redis_url) as desk:
+        await desk.send(range(20))
+        options: dict[str, Any] = {"output": Priced, "forward": True} if mode == "stream" else {}
+        await desk.start(desk.spec(function, on_error="dead_letter", **options))
+        await desk.until_committed(20)
+        assert [row["number"] for row in await desk.rows()] == [n for n in range(20) if n != 7]
+        ids = await desk.ids()
+        assert [letter[b"id"].decode() for letter in await desk.dead()] == [ids[7]]
+
+
+@pytest.mark.parametrize("on_error", ["halt", "dead_letter", "skip"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_entry_that_is_no_record_takes_the_same_road_without_a_call(
+    redis_url: str, mode: str, on_error: str
+) -> None:
+    """The function never sees it; the policy decides, and the records around it are handled in order."""
+    handle, seen = failing_at()
+    async with bench(redis_url) as desk:
+        await desk.send(range(5))
+        bad = await desk.add_raw(b"{not json")
+        await desk.send(range(5, 10))
+        running = await start(desk, mode, handle, on_error=on_error, attempts=3)
+        if on_error == "halt":
+            await wait_for_async(lambda: bool(running.halted), "the partition halts")
+            assert bad in running.halted[0] and "DecodeError" in running.halted[0]
+            assert await desk.committed() == 5 and seen == list(range(5))
+            return
+        await desk.until_committed(11)
+        assert seen == list(range(10))
+        assert [row["number"] for row in await desk.rows()] == list(range(10))
+        dead = await desk.dead()
+        assert [letter[b"id"].decode() for letter in dead] == ([bad] if on_error == "dead_letter" else [])
+        assert all(letter[b"attempts"] == b"0" for letter in dead)
+
+
+async def test_a_batch_of_nothing_but_poison_moves_the_checkpoint(redis_url: str) -> None:
+    """A commit may hold dead letters alone."""
+    async with bench(redis_url) as desk:
+        for _ in range(3):
+            await desk.add_raw(b"x")
+        handle, seen = failing_at()
+        await start(desk, "batch", handle, on_error="dead_letter")
+        await desk.until_committed(3)
+        assert len(await desk.dead()) == 3 and seen == []
+        assert await desk.acked_entries() == []
+
+
+# -- kinds of failure --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_call_that_takes_too_long_has_failed(redis_url: str, is_async: bool) -> None:
+    """The timeout counts as a failure, and its reason says so."""
+    release = asyncio.Event()
+    hold = threading.Event()
+
+    async def price(order: Order) -> None:
+        if order.number == 2:
+            await release.wait()
+
+    def price_in_thread(order: Order) -> None:
+        if order.number == 2:
+            hold.wait(20)
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(4))
+        running = await desk.start(desk.spec(price if is_async else price_in_thread, timeout_ms=50))
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        hold.set()
+        assert "TimeoutError: the call took longer than 0.05 s" in running.halted[0]
+        assert await desk.committed() == 2
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [(Priced(1, 1.0), "returned a Priced for a batch"), ([1], "forwarded a int"), ("text", "returned a str")],
+)
+async def test_a_return_value_of_another_type_is_a_clear_error(
+    redis_url: str, returned: object, said: str
+) -> None:
+    """The reason says what was returned and what should have been."""
+
+    async def price(batch: list[Order]) -> list[Priced]:
+        return returned  # type: ignore[return-value]
+
+    async with bench(redis_url) as desk:
+        await desk.send([1])
+        running = await desk.start(desk.spec(price))
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        assert said in running.halted[0] and "Priced" in running.halted[0]
+
+
+async def test_a_handler_that_is_cancelled_from_inside_has_failed(redis_url: str) -> None:
+    """CancelledError that we did not ask for is an error of the handler, not a silent end."""
+
+    async def price(order: Order) -> None:
+        raise asyncio.CancelledError
+
+    async with bench(redis_url) as desk:
+        await desk.send([1])
+        running = await desk.start(desk.spec(price))
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        assert "nobody had cancelled it" in running.halted[0]
+
+
+async def test_a_stop_iteration_in_a_thread_is_an_ordinary_failure(redis_url: str) -> None:
+    """It cannot pass through a future, and must not hang the partition."""
+
+    def price(order: Order) -> None:
+        next(iter([]))
+
+    async with bench(redis_url) as desk:
+        await desk.send([1])
+        running = await desk.start(desk.spec(price))
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        assert "StopIteration" in running.halted[0]
+
+
+async def test_a_stream_processor_that_asks_for_nothing_halts(redis_url: str) -> None:
+    """Returning without asking for a record would spin for ever; it is a failure instead."""
+
+    async def price(records: Records[Order]) -> None: ...
+
+    async with bench(redis_url) as desk:
+        running = await desk.start(desk.spec(price, on_error="skip", attempts=2))
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        assert "without asking for a record" in running.halted[0]
+
+
+async def test_nothing_can_be_forwarded_or_stored_after_the_call(redis_url: str) -> None:
+    """A context that outlives its call refuses, instead of losing what it is given."""
+    kept: list[Context] = []
+
+    async def price(order: Order, ctx: Context) -> Priced:
+        kept.append(ctx)
+        return Priced(1, 1.0)
+
+    async with bench(redis_url) as desk:
+        await desk.send([1])
+        await desk.start(desk.spec(price))
+        await desk.until_committed(1)
+        with pytest.raises(Exception, match="after its call was over"):
+            kept[0].forward(Priced(2, 1.0))
+        with pytest.raises(Exception, match="after the call was over"):
+            kept[0].state["a"] = 1
+
+
+async def test_an_error_that_passes_is_not_poison(redis_url: str) -> None:
+    """A handler that fails for a while under dead_letter loses nothing that works later."""
+    left = 4
+
+    async def price(batch: list[Order]) -> list[Priced]:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise ConnectionError("not now")
+        return [Priced(order.number, 1.0) for order in batch]
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(16))
+        await desk.start(desk.spec(price, batch=16, on_error="dead_letter", attempts=3))
+        await desk.until_committed(16)
+        assert await desk.dead() == []
+        assert [row["number"] for row in await desk.rows()] == list(range(16))
+
+
+def test_an_error_is_described_with_the_place_where_it_was_raised() -> None:
+    """Type, text in one line, file and line; without our own frames."""
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        text = describe_error(error)
+    assert text.startswith("ValueError: two lines (test_errors.py:")
