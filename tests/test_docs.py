@@ -1,0 +1,219 @@
+"""The documentation says what the code does."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+
+from streamworker.cli.reference import _commands
+from streamworker.cli.root import app as command_line
+from streamworker.core.lifecycle import diagram
+from streamworker.dev.server import EmbeddedServer
+from streamworker.redisio.keys import KEY_TABLE
+from streamworker.settings import ENV_PREFIX, Settings
+from streamworker.testing import local_worker
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+BLOCK = re.compile(
+    r"(?:<!-- runnable: (?P<name>[\w.]+) -->\n)?^```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
+)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def load_generator() -> ModuleType:
+    """Import docs/generate.py, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def name_of(path: Path) -> str:
+    """Return a page's name for a test's id."""
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path) -> list[tuple[str | None, str]]:
+    """Return the Python blocks of a page, each with the name under which it is to be run, if any."""
+    return [(match["name"], match["code"]) for match in BLOCK.finditer(path.read_text("utf-8"))]
+
+
+def anchors(path: Path) -> set[str]:
+    """Return what a link may name in a page, as GitHub makes it from the headings."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[Path, str]:
+    """Everything that docs/generate.py would write."""
+    pages: dict[Path, str] = load_generator().render()
+    return pages
+
+
+def test_pages_that_are_made_from_the_code_are_current(rendered: dict[Path, str]) -> None:
+    """Else: make docs."""
+    stale = [name_of(path) for path, text in rendered.items() if path.read_text("utf-8") != text]
+    assert not stale, "run `make docs`"
+    made = {name_of(path) for path in rendered}
+    assert made >= {
+        "docs/settings.md",
+        "docs/redis-keys.md",
+        "docs/cli.md",
+        "docs/protocol.md",
+        "docs/spark.md",
+        "docs/operations.md",
+        "docs/decisions/README.md",
+    }
+
+
+def test_the_diagram_is_that_of_the_table_of_transitions() -> None:
+    """A transition that is added or removed shows in docs/protocol.md."""
+    assert f"```mermaid\n{diagram()}\n```" in (DOCS / "protocol.md").read_text("utf-8")
+
+
+def test_every_setting_is_documented_with_its_variable_and_default() -> None:
+    """A setting without a reason below it cannot be rendered at all."""
+    page = (DOCS / "settings.md").read_text("utf-8")
+    for field in fields(Settings):
+        assert f"| `{field.name}` |" in page
+        assert f"`{ENV_PREFIX}{field.name.upper()}`" in page
+
+
+def test_every_kind_of_key_is_documented() -> None:
+    """Nobody should have to guess what a key in Redis is for."""
+    page = (DOCS / "redis-keys.md").read_text("utf-8")
+    assert all(f"`{row.key}`" in page and f"`{row.example}`" in page for row in KEY_TABLE)
+
+
+ORDERS = """
+import msgspec
+from streamworker import App, Context
+
+app = App("shop")
+
+class Order(msgspec.Struct):
+    customer: str
+    amount: int
+
+orders = app.stream("orders", Order, key="customer", partitions=2)
+
+@app.processor(orders, on_error="dead_letter", attempts=1)
+async def check(order: Order, ctx: Context) -> Order:
+    ctx.state["last"] = order.amount
+    if order.amount < 0:
+        raise ValueError(order.amount)
+    return order
+"""
+
+
+@pytest.mark.anyio
+async def test_the_documented_rights_are_enough_for_a_worker(own_server: EmbeddedServer) -> None:
+    """They are applied as they stand in docs/operations.md; Redis logs whatever they forbid."""
+    page = (DOCS / "operations.md").read_text("utf-8")
+    rules = re.search(r"ACL SETUSER (shop on .*?)```", page, re.DOTALL)
+    assert rules
+    names: dict[str, Any] = {"__name__": "shop"}
+    exec(compile(ORDERS, "shop.py", "exec"), names)
+    app, order, orders = names["app"], names["Order"], names["orders"]
+    with redis.Redis.from_url(own_server.url) as admin:
+        admin.execute_command("ACL", "SETUSER", *rules[1].split())
+        user_url = re.sub(r"//:[^@]*@", "//shop:PASSWORD@", own_server.url)
+        async with local_worker(app, redis_url=user_url) as worker:
+            await orders.send_many([order("ann", 5), order("bob", -1), order("ann", 6)])
+            await worker.until_drained(10)
+            await worker.until(lambda s: s.members[0].beat_age_ms is not None, "it beats", processor="check")
+            assert len(await worker.rows("check")) == 2
+            assert len(await worker.dead_letters("check")) == 1
+        assert admin.execute_command("ACL", "LOG") == []
+    with redis.Redis.from_url(user_url) as user:
+        for forbidden in (("FLUSHALL",), ("GET", "other"), ("CONFIG", "GET", "*"), ("KEYS", "*")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                user.execute_command(*forbidden)
+
+
+def test_every_command_is_documented_and_used_in_the_guides() -> None:
+    """In cli.md as a section; and in some other page, where a reader learns when to use it."""
+    reference = (DOCS / "cli.md").read_text("utf-8")
+    guides = "\n".join(page.read_text("utf-8") for page in PAGES if page.name != "cli.md")
+    for command in _commands(command_line, ""):
+        assert f"## streamworker {command.path}\n" in reference
+        assert f"streamworker {command.path}" in guides, f"no guide mentions `streamworker {command.path}`"
+
+
+def test_every_setting_a_guide_names_exists() -> None:
+    """A renamed setting must not live on in prose."""
+    known = {field.name for field in fields(Settings)}
+    endings = ("_ms", "_bytes", "_max", "_entries_max")
+    for page in PAGES:
+        for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", page.read_text("utf-8")):
+            if name.endswith(endings):
+                assert name in known, f"{name_of(page)} names {name}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    """To a file that is there, and to a heading that it has."""
+    for target in LINK.findall(path.read_text("utf-8")):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        page = (path.parent / file).resolve() if file else path
+        assert page.exists(), f"{name_of(path)}: {target}"
+        if anchor:
+            assert anchor in anchors(page), f"{name_of(path)}: {target}"
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if blocks(page)], ids=name_of)
+def test_python_in_the_pages_compiles(path: Path) -> None:
+    """Each block by itself."""
+    for _, code in blocks(path):
+        compile(code, name_of(path), "exec")
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "code"),
+    [(path, name, code) for path in PAGES for name, code in blocks(path) if name],
+    ids=lambda value: name_of(value) if isinstance(value, Path) else None,
+)
+def test_python_that_a_reader_is_told_to_run_runs(path: Path, name: str, code: str, tmp_path: Path) -> None:
+    """Saved under the name that the page gives it, as a program of its own."""
+    (tmp_path / name).write_text(code, "utf-8")
+    result = subprocess.run(
+        [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, f"{name_of(path)}\n{result.stdout}{result.stderr}"
+
+
+def test_the_worker_in_the_readme_has_twenty_lines_and_is_an_app() -> None:
+    """As its heading says; blank ones and comments of their own do not count."""
+    name, code = blocks(ROOT / "README.md")[0]
+    assert name == "shop.py"
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+
+
+def test_the_glossary_is_in_order_and_names_nothing_twice() -> None:
+    """One meaning for each word."""
+    rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "glossary.md").read_text("utf-8"), re.MULTILINE)
+    words = [row.strip().lower() for row in rows[1:] if not row.startswith("-")]
+    assert words == sorted(words)
+    assert len(set(words)) == len(words)
+
+
+def test_every_decision_says_what_was_not_taken_and_its_price() -> None:
+    """Numbered without a gap."""
+    pages = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+    for number, path in enumerate(pages, start=1):
+        text = path.read_text("utf-8")
+        assert text.startswith(f"# {number:04}: ")
+        assert all(f"**{part}.**" in text for part in ("Chosen", "Not taken", "Price")), path.name
