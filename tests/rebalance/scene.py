@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import redis
@@ -163,7 +164,7 @@ class Scene:
         """Return the numbers of all records that were executed, repeats included."""
         return [n for call in self.calls() for n in call.n]
 
-    def acked(self) -> dict[int, list[dict[str, object]]]:
+    def acked(self) -> dict[int, list[dict[str, Any]]]:
         """Return the rows of each partition's acked log."""
         with redis.Redis.from_url(self.url) as client:
             stored = client.hgetall(self._keys.schemas)
@@ -185,11 +186,10 @@ class Scene:
         """Nothing lost, nothing twice, and each key in the order in which it was sent."""
         rows = [row for rows in self.acked().values() for row in rows]
         assert sorted(row["n"] for row in rows) == list(range(self.sent))
-        last: dict[object, int] = {}
+        last: dict[str, int] = {}
         for partition_rows in self.acked().values():
             for row in partition_rows:
                 number = row["n"]
-                assert isinstance(number, int)
                 assert number > last.get(row["key"], -1), f"key {row['key']} went back to {number}"
                 last[row["key"]] = number
 
