@@ -6,16 +6,31 @@ import random
 import signal
 import time
 
+import pyarrow as pa
 import pytest
 import redis
 
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import AuthenticationFailed, BackendRefused, BackendUnavailable, ConfigurationError
-from streamworker.redisio import commit, control, dead, locks, membership, readers, snapshot, state, streams
+from streamworker.redisio import (
+    commit,
+    control,
+    dead,
+    locks,
+    membership,
+    readers,
+    schemas,
+    snapshot,
+    state,
+    streams,
+)
 from streamworker.redisio.client import Backend, check_server, retrying
 from streamworker.redisio.commit import CommitCode
 from streamworker.redisio.readers import ReaderPosition
-from streamworker.redisio.rights import acl_rules
+from streamworker.redisio.rights import acl_rules, reader_rules
+from streamworker.spark.logs import AckedLogs
+from streamworker.spark.offsets import Slice
+from streamworker.spark.options import parse_options
 from tests.contract.support import GROUP, STREAM, Group, request, url_of_user
 from tests.helpers import wait_for_async
 
@@ -93,8 +108,7 @@ async def test_an_idle_connection_that_was_closed_is_not_used(backend: Backend, 
     """The next call connects anew instead of failing, though its command may not be repeated."""
     await backend.execute("PING")
     raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    (link,) = backend._node._idle
-    await wait_for_async(link._connection._reader.at_eof, "the news has come here")
+    await wait_for_async(lambda: _closed_by_server(backend), "the news has come here")
     assert await backend.execute("INCR", "n") == 1
 
 
@@ -176,8 +190,7 @@ async def test_a_heartbeats_connection_can_be_told_from_others(redis_url: str, r
             assert run_id == raw.info("server")["run_id"]
             seen.append(number)
             raw.execute_command("CLIENT", "KILL", "ID", number)
-            (link,) = backend._node._idle
-            await wait_for_async(link._connection._reader.at_eof, "the news has come here")
+            await wait_for_async(lambda: _closed_by_server(backend), "the news has come here")
         assert seen[0] != seen[1]
 
 
@@ -246,6 +259,41 @@ async def test_the_documented_rights_are_enough(redis_url: str, raw: "redis.Redi
         with pytest.raises(BackendRefused, match="NOPERM"):
             await backend.execute("GET", "sw:{other.orders}:stream")
     raw.execute_command("ACL", "DELUSER", "worker")
+
+
+async def test_the_documented_rights_of_readers_are_enough(
+    backend: Backend, redis_url: str, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Spark query can plan, read and say where it is, and can change nothing else."""
+    group = Group(backend, STREAM, GROUP)
+    await streams.declare(backend, STREAM, 1, "json")
+    await schemas.declare_schema(backend, GROUP, pa.schema({"n": pa.int64()}))
+    await group.commit(request(await group.own(), await group.send(2), rows=3))
+    raw.execute_command("ACL", "SETUSER", "spark", "reset", "on", f">{SECRET}", *reader_rules("shop"))
+    url = url_of_user(redis_url, "spark", SECRET)
+    monkeypatch.setenv("STREAMWORKER_REDIS_URL", url)
+    clients: dict[object, redis.Redis] = {}
+    monkeypatch.setattr("streamworker.spark.connection._clients", clients)
+    logs = AckedLogs(parse_options({"app": "shop", "stream": "orders", "processor": "price", "reader": "q"}))
+    tails = logs.tails()
+    assert tails[0].rows == 3
+    logs.first_positions(tails)
+    assert logs.schema().names == ["n"]
+    (entry,) = logs.read(Slice(0, tails[0].log, 0, 3))
+    assert entry.batch.num_rows == 3
+    logs.register(tails, 1, retry=False)
+    assert list(await readers.positions(backend, GROUP)) == ["q"]
+    async with Backend.open(url, name="t") as narrow:
+        for command in (
+            ("DEL", GROUP.acked(0)),
+            ("XADD", GROUP.acked(0), "*", "a", "b"),
+            ("HSET", GROUP.lock(0), "a", 1),
+        ):
+            with pytest.raises(BackendRefused, match="NOPERM"):
+                await narrow.execute(*command)
+    for client in clients.values():
+        client.close()
+    raw.execute_command("ACL", "DELUSER", "spark")
 
 
 async def test_a_server_at_its_limit_of_connections_is_unavailable(
@@ -355,6 +403,12 @@ async def test_a_call_is_made_again_until_there_is_an_answer() -> None:
     with pytest.raises(BackendRefused):
         await retrying(lambda: flaky(9, no), rng=random.Random(1), pause_ms=1)
     assert calls == 1
+
+
+def _closed_by_server(backend: Backend) -> bool:
+    (link,) = backend._node._idle
+    reader = link._connection._reader
+    return reader is not None and reader.at_eof()
 
 
 def _password(url: str) -> str:

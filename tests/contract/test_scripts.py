@@ -80,8 +80,8 @@ async def prepare(group: Group) -> None:
     await run("XADD", EVENTS, "1-0", "v", "x")
     await run("XADD", EVENTS, "2-0", "v", "y")
     await run("XGROUP", "CREATE", EVENTS, "price", "1-0")
-    lock = {"owner": "w1", "epoch": 5, "generation": 7, "checkpoint": "1-0", "entries": 1, "rows": 10}
-    await run("HSET", LOCK, *[part for pair in lock.items() for part in pair])
+    lock = ["owner", "w1", "epoch", "5", "generation", "7", "checkpoint", "1-0", "entries", "1", "rows", "10"]
+    await run("HSET", LOCK, *lock)
     await run("XADD", ACKED, "10-0", "rows", "10")
     await run("XADD", DEAD, "1-0", "id", "1-0", "f.v", "x")
     await run("HSET", GROUP.beats, "a", "1|1|run|0", "gone", "1|1|run|0")

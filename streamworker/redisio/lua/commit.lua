@@ -57,7 +57,7 @@ if rows > 0 then
     'codec', ARGV[batch_at + 3], 'size', ARGV[batch_at + 4], 'batch', ARGV[batch_at + 5])
   if type(added) == 'table' and added.err then
     -- The log is ahead of the lock: somebody else wrote to one of them.
-    if string.find(added.err, 'equal or smaller', 1, true) then return {'BADTYPE', acked} end
+    if string.find(tostring(added.err), 'equal or smaller', 1, true) then return {'BADTYPE', acked} end
     return added
   end
 end

@@ -1,0 +1,62 @@
+"""Working out rebalances from control messages."""
+
+from collections.abc import Mapping
+
+from streamworker.core.control import GroupChanged, PartitionsAcquired, PartitionsReleased, to_fields
+from streamworker.core.snapshot import Rebalance
+from streamworker.redisio.snapshot import rebalances
+
+Messages = list[tuple[int, Mapping[str, str]]]
+
+
+def changed(at_ms: int, generation: int, *moved: int, cause: str = "join") -> tuple[int, Mapping[str, str]]:
+    """A change of the membership."""
+    return at_ms, to_fields(GroupChanged(generation, cause, "w", moved))
+
+
+def acquired(at_ms: int, generation: int, *partitions: int) -> tuple[int, Mapping[str, str]]:
+    """Partitions that run again."""
+    return at_ms, to_fields(PartitionsAcquired(partitions, "w.1", generation))
+
+
+def times(messages: Messages) -> dict[int, int | None]:
+    """Duration of each rebalance, by generation."""
+    return {each.generation: each.ms for each in rebalances(messages)}
+
+
+def test_a_rebalance_lasts_until_the_last_moved_partition_runs_again() -> None:
+    """Whoever acquires them, and in however many steps."""
+    messages = [changed(100, 5, 0, 1, 2), acquired(130, 5, 0), acquired(150, 5, 2), acquired(190, 5, 1)]
+    assert times(messages) == {5: 90}
+
+
+def test_a_rebalance_goes_on_while_a_partition_is_missing() -> None:
+    """It has no duration yet."""
+    assert times([changed(100, 5, 0, 1), acquired(130, 5, 0)]) == {5: None}
+
+
+def test_a_change_that_moves_nothing_takes_no_time() -> None:
+    """Such as a member that leaves the list after its partitions were given away."""
+    assert times([changed(100, 5, cause="left")]) == {5: 0}
+
+
+def test_an_acquisition_of_an_earlier_generation_does_not_count() -> None:
+    """It was under way before, and the partition has to be given up again."""
+    assert times([changed(100, 5, 0), changed(110, 6, 0), acquired(120, 5, 0)]) == {5: 20, 6: None}
+
+
+def test_an_acquisition_of_a_later_generation_ends_the_earlier_rebalance_too() -> None:
+    """The partition runs, which is what the time is about."""
+    assert times([changed(100, 5, 0), changed(110, 6, 0), acquired(150, 6, 0)]) == {5: 50, 6: 40}
+
+
+def test_what_is_not_known_is_passed_over() -> None:
+    """Messages of a later release, of other kinds, and broken ones."""
+    messages: Messages = [
+        (90, {"kind": "of-a-later-release", "generation": "5"}),
+        changed(100, 5, 3),
+        (110, to_fields(PartitionsReleased((3,), "v.1", 4))),
+        (115, {"kind": "acquired", "generation": "x", "partitions": "3", "owner": "w"}),
+        acquired(120, 5, 3, 4),
+    ]
+    assert rebalances(messages) == (Rebalance(5, "join", "w", 100, (3,), 20),)
