@@ -1,0 +1,44 @@
+"""A Spark driver of its own, to be killed: ``python -m tests.spark.driver FOLDER``.
+
+Runs two pipelines over the acked logs of ``tests.spark.acked`` until SIGTERM: ``legs`` appends
+every row, ``totals`` keeps one row a user.
+"""
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
+
+from streamworker.spark.pipelines import run_pipelines
+from tests.spark.specs import pipeline
+
+ROWS_A_BATCH = "2000"
+
+
+def legs(frame: DataFrame) -> DataFrame:
+    """Return every row with where it comes from."""
+    return frame.select("n", "_partition", "_offset")
+
+
+def totals(frame: DataFrame) -> DataFrame:
+    """Return what there is of each user."""
+    return frame.groupBy("user").agg(F.count("*").alias("orders"), F.sum("n").alias("n"))
+
+
+def main(folder: Path) -> int:
+    """Run until told to stop."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    limit = {"maxRowsPerTrigger": ROWS_A_BATCH}
+    specs = [
+        pipeline(legs, name="legs", path=str(folder / "legs"), options={**limit, "includeMetadata": "true"}),
+        pipeline(totals, name="totals", path=str(folder / "totals"), mode="complete", options=limit),
+    ]
+    return run_pipelines(specs, master="local[2]", stop=stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
