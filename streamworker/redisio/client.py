@@ -273,10 +273,10 @@ class BlockingConnection:
             If Redis gave no answer. The call under way finds out for itself.
         """
         woken = self._under_way
-        while woken and self._under_way == woken and self._link.client_id:
+        while woken and self._under_way == woken:
             try:
                 # It may overtake the read on its way to the server, and then wakes nobody.
-                if await self._backend.execute("CLIENT", "UNBLOCK", self._link.client_id):
+                if await self._unblock_at_server():
                     return
             except BackendRefused:
                 # Not allowed to this user. Cutting the connection costs a new one, but wakes too.
@@ -284,6 +284,11 @@ class BlockingConnection:
                 await self._link.close()
                 return
             await asyncio.sleep(UNBLOCK_PAUSE_S)
+
+    async def _unblock_at_server(self) -> bool:
+        if not self._link.client_id:
+            raise BackendRefused("This user may not ask for CLIENT ID.")
+        return bool(await self._backend.execute("CLIENT", "UNBLOCK", self._link.client_id))
 
     async def aclose(self) -> None:
         """Close the connection."""

@@ -1,8 +1,9 @@
 """The least rights that a user of Redis needs, as rules for ``ACL SETUSER``.
 
-A worker, a producer and the command line need the same ones; Spark's queries need few. A command that a server does not
-know makes ``ACL SETUSER`` fail: ``CLIENT SETINFO`` came with Redis 7.2, and is left out, since
-redis-py does not mind being refused it.
+A worker, a producer and the command line need the same ones; Spark's queries need few.
+
+A command that a server does not know makes ``ACL SETUSER`` fail: ``CLIENT SETINFO`` came with
+Redis 7.2, and is left out, since redis-py does not mind being refused it.
 """
 
 from streamworker.redisio.keys import check_name

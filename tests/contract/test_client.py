@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 import redis
 
+from streamworker.core.entries import ZERO
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import AuthenticationFailed, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio import (
@@ -37,6 +38,22 @@ from tests.helpers import wait_for_async
 pytestmark = pytest.mark.anyio
 
 SECRET = "canary-Pa55word"
+
+
+async def test_a_port_serves_as_well_as_a_socket() -> None:
+    """Everything else here goes through unix sockets; TCP takes the same road."""
+    with EmbeddedServer(port=0) as server:
+        async with Backend.open(server.url, name="tcp") as backend:
+            assert backend.address == f"127.0.0.1:{server.url.rpartition(':')[2].partition('/')[0]}"
+            group = Group(backend, STREAM, GROUP)
+            entries = await group.send(3)
+            connection = backend.blocking()
+            assert await streams.read(connection, STREAM, {0: ZERO}, 10, 1_000) == {0: entries}
+            task = asyncio.create_task(streams.read(connection, STREAM, {0: entries[-1].id}, 10, 30_000))
+            await wait_for_async(lambda: connection._under_way, "the read was sent")
+            await connection.unblock()
+            assert await task == {}
+            await connection.aclose()
 
 
 async def test_a_wrong_password_is_named_without_being_shown(redis_url: str) -> None:

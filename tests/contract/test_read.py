@@ -76,11 +76,12 @@ async def test_waking_nobody_does_nothing(group: Group) -> None:
     await connection.aclose()
 
 
+@pytest.mark.parametrize("missing", ["-client|unblock", "-client|id"])
 async def test_a_user_who_may_not_unblock_wakes_by_closing(
-    group: Group, raw: "redis.Redis", redis_url: str
+    group: Group, raw: "redis.Redis", redis_url: str, missing: str
 ) -> None:
     """Without the right to CLIENT UNBLOCK the connection is cut, and made anew for the next read."""
-    raw.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@all", "-client|unblock")
+    raw.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@all", missing)
     async with Backend.open(url_of_user(redis_url, "reader", "secret"), name="reader") as backend:
         connection = backend.blocking()
         task = asyncio.create_task(streams.read(connection, STREAM, {0: ZERO}, 10, 30_000))
