@@ -1,0 +1,71 @@
+"""A function that takes a list is called with batches: by number, by age, by bytes."""
+
+import msgspec
+import pytest
+
+from streamworker import App, Context
+from streamworker.testing import local_worker
+
+pytestmark = pytest.mark.anyio
+
+
+class Reading(msgspec.Struct):
+    """A small record."""
+
+    value: int
+
+
+async def test_a_batch_has_at_most_so_many_records_and_loses_none(redis_url: str) -> None:
+    """`batch` is a limit; what is there when the time is up is handled, however little."""
+    app = App("meters", redis_url=redis_url)
+    readings = app.stream("readings", Reading, partitions=1)
+    batches: list[list[int]] = []
+
+    @app.processor(readings, batch=40, within=0.1)
+    async def store(batch: list[Reading]) -> None:
+        batches.append([reading.value for reading in batch])
+
+    await readings.send_many(Reading(n) for n in range(100))
+    async with local_worker(app) as worker:
+        await worker.until_drained()
+
+    assert [len(batch) for batch in batches] == [40, 40, 20]
+    assert [value for batch in batches for value in batch] == list(range(100))
+
+
+async def test_a_batch_waits_for_company_only_as_long_as_within_says(redis_url: str) -> None:
+    """One record alone is handled too, once it is `within` seconds old."""
+    app = App("meters", redis_url=redis_url)
+    readings = app.stream("readings", Reading, partitions=1)
+    sizes: list[int] = []
+
+    @app.processor(readings, batch=1_000_000, within=0.05)
+    async def store(batch: list[Reading]) -> None:
+        sizes.append(len(batch))
+
+    async with local_worker(app) as worker:
+        await readings.send(Reading(1))
+        await worker.until_drained()
+
+    assert sizes == [1]
+
+
+async def test_a_batch_is_one_commit(redis_url: str) -> None:
+    """Its rows are one entry of the acked log, and its context names each entry."""
+    app = App("meters", redis_url=redis_url)
+    readings = app.stream("readings", Reading, partitions=1)
+    ids: list[str] = []
+
+    @app.processor(readings, batch=10, within=0.5)
+    async def store(batch: list[Reading], ctx: Context) -> list[Reading]:
+        assert len(ctx.entry_ids) == len(batch)
+        ids.extend(str(entry_id) for entry_id in ctx.entry_ids)
+        return batch
+
+    await readings.send_many(Reading(n) for n in range(30))
+    async with local_worker(app) as worker:
+        await worker.until_drained()
+        (partition,) = (await worker.snapshot(store)).partitions
+
+    assert (partition.rows, partition.acked_length) == (30, 3)
+    assert partition.checkpoint == ids[-1]

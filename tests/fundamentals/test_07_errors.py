@@ -1,0 +1,146 @@
+"""What becomes of a record that cannot be handled: halt, dead letter, skip."""
+
+import msgspec
+import pytest
+
+from streamworker import App, Context, StreamworkerError
+from streamworker.testing import local_worker
+
+pytestmark = pytest.mark.anyio
+
+
+class Payment(msgspec.Struct):
+    """A record; negative amounts cannot be booked."""
+
+    account: str
+    amount: int
+
+
+class Untyped(msgspec.Struct):
+    """What a careless producer sends to the same stream."""
+
+    account: str
+    amount: str
+
+
+def must_be_positive(batch: list[Payment]) -> None:
+    """Fail as a function of a user would."""
+    for payment in batch:
+        if payment.amount < 0:
+            raise ValueError(f"{payment.account} has a negative amount")
+
+
+async def test_by_default_one_partition_halts_and_says_why_while_others_go_on(redis_url: str) -> None:
+    """What came before the record is committed; the record and what follows wait."""
+    app = App("bank", redis_url=redis_url)
+    payments = app.stream("payments", Payment, key="account", partitions=8)
+    booked: list[str] = []
+
+    @app.processor(payments, attempts=2, backoff=0.01)
+    async def book(payment: Payment) -> Payment:
+        must_be_positive([payment])
+        booked.append(payment.account)
+        return payment
+
+    async with local_worker(app) as worker:
+        bad = await payments.send(Payment("ann", -1))
+        await payments.send(Payment("ann", 5))
+        await payments.send_many(Payment(f"other-{n}", 5) for n in range(50))
+        with pytest.raises(StreamworkerError, match="ann has a negative amount"):
+            await worker.until_drained()
+        snapshot = await worker.until(
+            lambda s: all(v.lag == 0 for v in s.partitions if v.state != "halted"),
+            "all other partitions are done",
+            processor=book,
+        )
+
+    (halted,) = [view for view in snapshot.partitions if view.state == "halted"]
+    assert halted.partition == bad.partition
+    assert str(bad.entry_id) in halted.reason
+    assert "after 2 attempts" in halted.reason
+    assert "ann" not in booked
+
+
+async def test_a_halted_partition_goes_on_when_the_function_was_put_right(redis_url: str) -> None:
+    """The next worker begins with the record at which the last one stopped."""
+    app = App("bank", redis_url=redis_url)
+    payments = app.stream("payments", Payment, partitions=1)
+    fixed = False
+
+    @app.processor(payments, attempts=1)
+    async def book(payment: Payment) -> Payment:
+        if not fixed:
+            must_be_positive([payment])
+        return payment
+
+    await payments.send_many([Payment("ann", 1), Payment("ann", -2), Payment("ann", 3)])
+    async with local_worker(app) as worker:
+        await worker.until(lambda s: s.partitions[0].state == "halted", "it halts", processor=book)
+        assert [row["amount"] for row in await worker.rows(book)] == [1]
+    fixed = True
+    async with local_worker(app) as worker:
+        await worker.until_drained()
+        assert [row["amount"] for row in await worker.rows(book)] == [1, -2, 3]
+
+
+async def test_a_dead_letter_leaves_the_batch_and_the_rest_keeps_its_order(redis_url: str) -> None:
+    """It keeps the entry as it was, with the error; the rows of the others are forwarded."""
+    app = App("bank", redis_url=redis_url)
+    payments = app.stream("payments", Payment, partitions=1)
+
+    @app.processor(payments, batch=100, within=0.2, on_error="dead_letter", attempts=1)
+    async def book(batch: list[Payment]) -> list[Payment]:
+        must_be_positive(batch)
+        return batch
+
+    await payments.send_many(Payment(f"a{n}", -1 if n in (7, 40) else n) for n in range(60))
+    async with local_worker(app) as worker:
+        await worker.until_drained()
+        rows, letters = await worker.rows(book), await worker.dead_letters(book)
+
+    assert [row["account"] for row in rows] == [f"a{n}" for n in range(60) if n not in (7, 40)]
+    assert [msgspec.json.decode(letter.fields[b"v"])["account"] for letter in letters] == ["a7", "a40"]
+    assert "negative amount" in letters[0].error
+
+
+async def test_an_entry_that_is_no_record_takes_the_same_road(redis_url: str) -> None:
+    """It is not tried again, since it would fail each time."""
+    app = App("bank", redis_url=redis_url)
+    careless = App("bank", redis_url=redis_url)
+    payments = app.stream("payments", Payment, key="account", partitions=1)
+    untyped = careless.stream("payments", Untyped, key="account", partitions=1)
+
+    @app.processor(payments, on_error="dead_letter", attempts=3)
+    async def book(payment: Payment) -> Payment:
+        return payment
+
+    async with careless:
+        await untyped.send(Untyped("ann", "five"))
+    await payments.send(Payment("ann", 5))
+    async with local_worker(app) as worker:
+        await worker.until_drained()
+        (letter,) = await worker.dead_letters(book)
+        assert [row["amount"] for row in await worker.rows(book)] == [5]
+
+    assert "amount" in letter.error
+
+
+async def test_skip_passes_over_and_retry_is_the_chance_before(redis_url: str) -> None:
+    """A record that fails for a moment is not lost to `skip`: it has all its attempts."""
+    app = App("bank", redis_url=redis_url)
+    payments = app.stream("payments", Payment, partitions=1)
+
+    @app.processor(payments, on_error="skip", attempts=3, backoff=0.01)
+    async def book(payment: Payment, ctx: Context) -> Payment:
+        if payment.account == "moody" and ctx.attempt < 3:
+            raise ConnectionError("try again")
+        must_be_positive([payment])
+        return payment
+
+    await payments.send_many([Payment("moody", 1), Payment("bad", -1), Payment("good", 2)])
+    async with local_worker(app) as worker:
+        await worker.until_drained()
+        rows, letters = await worker.rows(book), await worker.dead_letters(book)
+
+    assert [row["account"] for row in rows] == ["moody", "good"]
+    assert letters == []
