@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from streamworker.cli.rendezvous import announced
 from streamworker.cli.run import Format, Level, LogFormat, LogLevel
 from streamworker.cli.support import AppPath, say
 
@@ -37,8 +38,9 @@ def dev(
     The whole system on one machine, in one command.
 
     The server is embedded, belongs to this command and ends with it; an app that names another
-    Redis uses this one. `q` or Ctrl-C stops everything: workers drain first; a second Ctrl-C
-    ends all at once.
+    Redis uses this one, and so do `send`, `status` and all other commands in this folder
+    meanwhile. `q` or Ctrl-C stops everything: workers drain first; a second Ctrl-C ends all at
+    once.
 
     \b
     Examples:
@@ -61,6 +63,7 @@ def dev(
         )
         # For the children, and for our own look at the groups.
         os.environ["STREAMWORKER_REDIS_URL"] = os.environ[REDIS_URL_OVERRIDE] = server.url
+        stack.enter_context(announced(server.url))
         selection = resolve_processors(app)
         options = ["--log-level", log_level, "--log-format", log_format]
         raise typer.Exit(

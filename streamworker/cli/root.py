@@ -18,6 +18,7 @@ from streamworker.cli import (
     status,
     top,
 )
+from streamworker.cli.rendezvous import use_running_dev
 from streamworker.cli.support import Commands, say
 
 app = typer.Typer(
@@ -41,11 +42,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    show_version: Annotated[
+    context: typer.Context,
+    _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
+    if context.invoked_subcommand not in ("dev", "demo"):
+        use_running_dev()
 
 
 app.command()(demo.demo)

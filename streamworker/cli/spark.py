@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from streamworker.cli.run import EndWithParent, Format, Level, LogFormat, LogLevel
-from streamworker.cli.support import AppPath, console
+from streamworker.cli.support import AppPath, connected, console, run_async, say
+from streamworker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from streamworker.app import App
 
 
 def spark(
@@ -23,6 +27,14 @@ def spark(
         str | None,
         typer.Option("--remote", metavar="URL", help="Spark Connect server, such as sc://host:15002."),
     ] = None,
+    forget: Annotated[
+        str | None,
+        typer.Option(
+            "--forget",
+            metavar="NAME",
+            help="Run nothing: drop the position of a pipeline or reader that will not come back.",
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Process what is there, then end.")] = False,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.CONSOLE,
@@ -34,11 +46,15 @@ def spark(
     batch in hand; a second one ends the process at once. Either way a restart goes on from the
     checkpoint directory, and the table holds each row once.
 
+    Acked logs wait for each reader that ever committed a position; one that is gone for good
+    must be forgotten, or the logs fill up and commits wait.
+
     \b
     Examples:
       streamworker spark shop:app
       streamworker spark shop:app --pipeline revenue --once
       streamworker spark shop:app --master spark://host:7077
+      streamworker spark shop:app --forget revenue
     """
     import os
     import threading
@@ -52,6 +68,9 @@ def spark(
 
     if master is not None and remote is not None:
         raise typer.BadParameter("Give either --master or --remote.")
+    if forget is not None:
+        run_async(_forget, resolve_app(app), forget)
+        return
     logs.configure(log_level.value, log_format.value)
     if end_with_parent:
         watch_parent()
@@ -68,6 +87,26 @@ def spark(
             on_progress=lambda _: started(),
         )
     raise typer.Exit(code)
+
+
+async def _forget(app: "App", name: str) -> None:
+    """Remove a reader from every group of the app that has it."""
+    from streamworker.redisio import readers
+    from streamworker.redisio.keys import GroupKeys
+
+    known, done = set[str](), list[str]()
+    async with connected(app) as backend:
+        for spec in app.processors.values():
+            keys = GroupKeys(app.name, spec.stream.name, spec.name)
+            known |= (await readers.positions(backend, keys)).keys()
+            if await readers.forget(backend, keys, name):
+                done.append(spec.name)
+    if not done:
+        raise ConfigurationError(
+            f"No processor of app {app.name!r} has a reader {name!r}.",
+            remedy=f"Its readers: {', '.join(sorted(known)) or 'none'}.",
+        )
+    say(f"Forgot {name}: the acked logs of {', '.join(done)} do not wait for it any more.")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from streamworker.cli.root import app
+from tests.cli.terminal import Terminal
 
 SHOP = """
 import msgspec
@@ -39,6 +40,7 @@ async def pricing(batch: list[Order]) -> list[Order]:
 """
 
 Invoke = Callable[..., Result]
+OpenTerminal = Callable[..., Terminal]
 
 
 @pytest.fixture
@@ -79,6 +81,20 @@ def streamworker(invoke: Invoke, redis_url: str, monkeypatch: pytest.MonkeyPatch
     """Run ``streamworker ARGUMENTS`` in this process on an empty server."""
     monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
     return invoke
+
+
+@pytest.fixture
+def terminal(shop: Path, redis_url: str) -> Iterator[OpenTerminal]:
+    """Run ``streamworker ARGUMENTS`` on a terminal, ended with the test at the latest."""
+    opened: list[Terminal] = []
+
+    def run(*arguments: str, **environ: str) -> Terminal:
+        opened.append(Terminal(list(arguments), shop, {"STREAMWORKER_REDIS_URL": redis_url, **environ}))
+        return opened[-1]
+
+    yield run
+    for each in opened:
+        each.end()
 
 
 def lines_of(records: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from streamworker.cli import rendezvous
 from streamworker.cli.children import Children
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.importing import REDIS_URL_OVERRIDE
@@ -22,6 +23,19 @@ from tests.helpers import WorkerProcess, process_is_gone, wait_for
 def family(pid: int) -> list[psutil.Process]:
     """All that a process has started, and what that has started."""
     return psutil.Process(pid).children(recursive=True)
+
+
+def owners(shop: Path, url: str | None = None) -> set[str]:
+    """The members of `price`, as a command in the folder sees them."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "streamworker", "status", "shop:price", "--json"],
+        env={**os.environ, **({REDIS_URL_OVERRIDE: url} if url else {})},
+        cwd=shop,
+        capture_output=True,
+        check=True,
+    )
+    assert url or b"Using the server of `streamworker dev`" in shown.stderr
+    return {member["name"] for member in json.loads(shown.stdout)[0]["members"]}
 
 
 @pytest.fixture
@@ -45,17 +59,7 @@ def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
         if "--name" in child.cmdline() and child.environ().get(REDIS_URL_OVERRIDE)
     )
 
-    def owners() -> set[str]:
-        shown = subprocess.run(
-            [sys.executable, "-m", "streamworker", "status", "shop:price", "--json"],
-            env={**os.environ, REDIS_URL_OVERRIDE: url},
-            cwd=shop,
-            capture_output=True,
-            check=True,
-        )
-        return {member["name"] for member in json.loads(shown.stdout)[0]["members"]}
-
-    wait_for(lambda: owners() == {"w1", "w2"}, "both are members", 20)
+    wait_for(lambda: owners(shop, url) == {"w1", "w2"}, "both are members", 20)
     dev.terminate()
     assert dev.wait(60) == ExitCode.OK, dev.log()
     assert dev.log().count("worker_left") == 2
@@ -122,3 +126,24 @@ def test_a_signal_while_children_start_reaches_the_late_ones_too(tmp_path: Path)
         late = children.start("late", [])
         assert children.wait() == ExitCode.OK
         assert late.process.returncode == -signal.SIGTERM
+
+
+def test_other_commands_in_the_folder_find_the_server_of_dev(dev: WorkerProcess, shop: Path) -> None:
+    """In a second terminal nothing has to be set; when dev has gone, so has its file."""
+    wait_for(lambda: owners(shop) == {"w1", "w2"}, "both are members", 20)
+    assert rendezvous.FILE.stat().st_mode & 0o777 == 0o600
+    found = rendezvous.find()
+    assert found is not None
+    assert found[0] == dev.pid
+    rendezvous.FILE.chmod(0o644)
+    assert rendezvous.find() is None, "a file that others may write to is not trusted"
+    dev.terminate()
+    assert dev.wait(60) == ExitCode.OK, dev.log()
+    assert not rendezvous.FILE.exists()
+
+
+def test_the_file_of_a_dev_that_was_killed_is_ignored(dev: WorkerProcess, shop: Path) -> None:
+    """It is still there, and names a process that is not."""
+    dev.kill()
+    assert rendezvous.FILE.exists()
+    assert rendezvous.find() is None

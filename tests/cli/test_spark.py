@@ -1,0 +1,64 @@
+"""`streamworker spark` and `run --spark`: the command around the pipelines, with real Spark."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import redis
+
+from streamworker.cli.exit_codes import ExitCode
+from tests.cli.conftest import SHOP, Invoke
+from tests.cli.test_send import orders
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+
+PIPELINE = """
+
+@app.pipeline(pricing, path="lake/orders", trigger="1 second")
+def table(frame):
+    return frame
+"""
+
+
+@pytest.mark.slow
+def test_run_with_spark_writes_the_table_and_ends_both(
+    streamworker: Invoke, spawn: SpawnWorker, shop: Path
+) -> None:
+    """One command: the worker commits, Spark writes; SIGTERM ends both with 0; `--once` adds nothing."""
+    (shop / "shop.py").write_text(SHOP + PIPELINE, "utf-8")
+    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(40))).exit_code == 0
+    both = spawn("run", "shop:app", "--spark", "--processor", "price")
+
+    table = shop / "lake" / "orders"
+    wait_for(lambda: list(table.glob("_spark_metadata/0")), "Spark has committed a batch", 90)
+
+    def readers() -> dict[str, int]:
+        found: dict[str, int] = json.loads(streamworker("lag", "shop:price", "--json").stdout)[0]["readers"]
+        return found
+
+    wait_for(readers, "the reader is known", 30)
+    both.terminate()
+    assert both.wait(60) == ExitCode.OK, both.log()
+    once = spawn("spark", "shop:app", "--pipeline", "table", "--once")
+    assert once.wait(90) == ExitCode.OK, once.log()
+    assert pq.read_table(table).num_rows == 40
+
+
+def test_a_reader_that_will_not_come_back_can_be_forgotten(
+    streamworker: Invoke, shop: Path, redis_url: str
+) -> None:
+    """Then the acked logs do not wait for it; a wrong name lists the readers there are."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.hset("sw:{shop.orders:price}:readers", "revenue", '{"p":{"0":5},"log":{"0":"x"},"at":1}')
+        wrong = streamworker("spark", "shop:app", "--forget", "revenues")
+        assert wrong.exit_code == ExitCode.CONFIGURATION
+        assert "Its readers: revenue." in wrong.stderr
+        assert streamworker("spark", "shop:app", "--forget", "revenue").exit_code == ExitCode.OK
+        assert client.hlen("sw:{shop.orders:price}:readers") == 0
+
+
+def test_master_and_remote_contradict_each_other(invoke: Invoke) -> None:
+    """Before Spark starts."""
+    result = invoke("spark", "shop:app", "--master", "local", "--remote", "sc://host")
+    assert result.exit_code == ExitCode.USAGE
