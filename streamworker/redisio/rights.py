@@ -13,7 +13,6 @@ COMMANDS = (
     "client|list",
     "client|setname",
     "client|unblock",
-    "eval",
     "evalsha",
     "exists",
     "get",
