@@ -177,8 +177,17 @@ def _start(
                 remedy=f"Its own words are in {log_path}.",
             ) from None
     spark = SparkSession.builder.getOrCreate()
+    _quiet_pyspark()
     register(spark)
     return Session(spark, log_path, True, scratch, gateway.proc)
+
+
+def _quiet_pyspark() -> None:
+    """Keep pyspark from printing each exception that it raises as a page of JSON."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _launch(conf: "SparkConf", output: IO[bytes]) -> Any:

@@ -1,12 +1,14 @@
 """Spark for its tests: one session for the whole run, on a real server."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from streamworker.spark import pyspark_streamworker
 from streamworker.spark.connection import FILE_VARIABLE
 from streamworker.spark.session import Session, open_session
 from tests.spark.acked import AckedLog
@@ -44,13 +46,18 @@ def connect(connections_file: Path) -> Connect:
 def spark_session(connections_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """The session that all Spark tests share; a start takes some six seconds."""
     folder = tmp_path_factory.mktemp("spark")
+    # Where a wheel puts it: at the top level, for Spark to find.
+    shutil.copytree(Path(pyspark_streamworker.__file__).parent, folder / "site" / "pyspark_streamworker")
     conf = {
         "spark.sql.shuffle.partitions": "2",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": str(folder),
         "spark.eventLog.compress": "false",
     }
-    with open_session("tests", master="local[2]", log_path=folder / "jvm.log", conf=conf) as session:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder / "site"))
+        session = open_session("tests", master="local[2]", log_path=folder / "jvm.log", conf=conf)
+    with session:
         yield session
 
 

@@ -1,0 +1,158 @@
+"""Sessions: quiet, started and stopped as often as wanted, and the source is there in each."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle as untyped_cloudpickle
+
+from streamworker.errors import ConfigurationError
+from streamworker.spark.connection import URL_VARIABLE
+from streamworker.spark.session import Session, open_session, travelling_modules
+from streamworker.spark.source import StreamworkerDataSource
+from tests.spark.acked import AckedLog
+
+cloudpickle: Any = untyped_cloudpickle
+
+TWICE = """
+import sys
+from pathlib import Path
+from streamworker.spark.session import open_session
+
+for attempt in (1, 2):
+    places = {"redis_url": sys.argv[1], "log_path": Path(sys.argv[2])}
+    with open_session("twice", master="local[1]", **places) as session:
+        rows = session.spark.read.format("streamworker")
+        rows = rows.options(app="shop", stream="orders", processor="price").load()
+        assert rows.count() == 3, rows.count()
+        jvm = session._jvm
+    assert jvm.poll() is not None
+"""
+
+
+@pytest.mark.slow
+def test_a_session_is_quiet_and_can_be_started_again(acked: AckedLog, redis_url: str, tmp_path: Path) -> None:
+    """Its JVM prints to a file, ends with it, and leaves nothing in the folder it was started in."""
+    acked.fill(0, [3])
+    environ = {key: value for key, value in os.environ.items() if key != "STREAMWORKER_CONNECTIONS"}
+    here = tmp_path / "here"
+    here.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, redis_url, str(tmp_path / "jvm.log")],
+        cwd=here,
+        env={**environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list(here.iterdir()) == []
+    assert (tmp_path / "jvm.log").exists()
+
+
+def test_spark_finds_the_source_by_itself(spark_session: Session, acked: AckedLog) -> None:
+    """In a session in which nobody has registered it."""
+    acked.fill(0, [3])
+    fresh = spark_session.spark.newSession()
+    assert fresh.read.format("streamworker").options(**acked.options()).load().count() == 3
+
+
+def test_the_redis_url_reaches_spark_s_processes_through_their_environment(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is gone from ours afterwards."""
+    from streamworker.spark import session
+
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    values = session._jvm_environment(Path("/java"), redis_url, local=True)
+    with session._environment(values):
+        assert os.environ[URL_VARIABLE] == redis_url
+    assert URL_VARIABLE not in os.environ
+
+
+def test_a_second_session_in_one_process_is_refused(spark_session: Session) -> None:
+    """It would silently get the first one's settings."""
+    with pytest.raises(ConfigurationError, match="running in this process already"):
+        open_session("second")
+
+
+def test_a_master_that_cannot_be_is_said_with_the_log_s_place(
+    spark_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's own words are in the log."""
+    code = (
+        "import sys; from pathlib import Path; from streamworker.spark.session import open_session\n"
+        "from streamworker.errors import BackendUnavailable\n"
+        "try: open_session('x', master='nonsense', log_path=Path(sys.argv[1]))\n"
+        "except BackendUnavailable as error: print(error)"
+    )
+    log = tmp_path / "jvm.log"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert "Spark did not start on nonsense" in done.stdout
+    assert str(log) in done.stdout
+
+
+def test_master_and_remote_together_are_refused() -> None:
+    """One of them would be ignored."""
+    with pytest.raises(ConfigurationError, match="--master or --remote"):
+        open_session("x", master="local[1]", remote="sc://h:1")
+
+
+def test_a_remote_server_has_a_scheme_of_its_own() -> None:
+    """The remedy shows it."""
+    with pytest.raises(ConfigurationError, match="sc://host:15002"):
+        open_session("x", remote="spark://h:7077")
+
+
+def test_pyspark_missing_or_old_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra that has it."""
+    import pyspark
+
+    monkeypatch.setattr(pyspark, "__version__", "4.1.2")
+    with pytest.raises(ConfigurationError, match=r"pyspark>=4\.2"):
+        open_session("x")
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(ConfigurationError, match=r"streamworker\[spark\]"):
+        open_session("x")
+
+
+FAR_AWAY = """
+import pickle, sys
+for name in list(sys.modules):
+    assert not name.startswith("streamworker"), name
+source = pickle.load(sys.stdin.buffer)
+try:
+    source({"app": "shop", "stream": "orders", "processor": "price", "retryTimeout": "0.1"}).schema()
+except Exception as error:
+    print(type(error).__name__, error)
+assert not any(name == "streamworker" for name in sys.modules)
+"""
+
+
+def test_the_source_travels_to_a_server_where_streamworker_is_not_installed(tmp_path: Path) -> None:
+    """A remote Spark needs redis and pyarrow only; the rest comes with the query."""
+    modules = travelling_modules()
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        data = cloudpickle.dumps(StreamworkerDataSource)
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+    environ = {"STREAMWORKER_REDIS_URL": "redis://127.0.0.1:1/0", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, "-c", FAR_AWAY],
+        input=data,
+        capture_output=True,
+        cwd=tmp_path,
+        env=environ,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().startswith("BackendUnavailable Redis at 127.0.0.1:1 (connection 'default')")
