@@ -17,26 +17,39 @@ from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.locks import Acquired, AcquireReply
 from streamworker.core.membership import Membership
 
+
+class Event:
+    """Something that happened. Each kind is a frozen dataclass below, or in a protocol's module."""
+
+    __slots__ = ()
+
+
+class Effect:
+    """Something to be done. Each kind is a frozen dataclass below, or in a protocol's module."""
+
+    __slots__ = ()
+
+
 # -- events: in ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class Started(Event):
     """The worker was told to take part in the group."""
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(Event):
     """The worker was told to finish: drain, release, leave."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeadlinePassed:
+class DeadlinePassed(Event):
     """The time that ``next_deadline_ms`` named has come."""
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentRead:
+class DocumentRead(Event):
     """Answer to ``ReadDocument``."""
 
     document: bytes | None
@@ -44,14 +57,14 @@ class DocumentRead:
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentChanged:
+class DocumentChanged(Event):
     """Answer to ``ChangeDocument``: done."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeRefused:
+class ChangeRefused(Event):
     """Answer to ``ChangeDocument``: somebody else was first, and this is what they wrote."""
 
     document: bytes | None
@@ -66,14 +79,14 @@ class Call(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class CallFailed:
+class CallFailed(Event):
     """No answer to ``ReadDocument``, ``ChangeDocument`` or ``ProbePeers``."""
 
     call: Call
 
 
 @dataclass(frozen=True, slots=True)
-class ControlReceived:
+class ControlReceived(Event):
     """Messages from the control stream, oldest first."""
 
     messages: tuple[ControlMessage, ...]
@@ -92,7 +105,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatDone:
+class HeartbeatDone(Event):
     """Our heartbeat was taken, or refused because we are no member any more (``lost``)."""
 
     member: str
@@ -107,7 +120,7 @@ class HeartbeatDone:
 
 
 @dataclass(frozen=True, slots=True)
-class PeersProbed:
+class PeersProbed(Event):
     """Answer to ``ProbePeers``."""
 
     connected: frozenset[int] | None
@@ -115,7 +128,7 @@ class PeersProbed:
 
 
 @dataclass(frozen=True, slots=True)
-class LocksAnswered:
+class LocksAnswered(Event):
     """Answer to ``AcquireLocks``; a partition that is missing got no answer."""
 
     owner: str
@@ -124,7 +137,7 @@ class LocksAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class LocksReleased:
+class LocksReleased(Event):
     """Answer to ``ReleaseLocks``; a partition that is missing got no answer."""
 
     owner: str
@@ -133,7 +146,7 @@ class LocksReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerStopped:
+class RunnerStopped(Event):
     """A runner ended: it drained, or it was cancelled."""
 
     partition: int
@@ -141,7 +154,7 @@ class RunnerStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerFenced:
+class RunnerFenced(Event):
     """A runner ended: a commit was refused, since the lock is not ours any more."""
 
     partition: int
@@ -149,7 +162,7 @@ class RunnerFenced:
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerHalted:
+class RunnerHalted(Event):
     """A runner stopped handling records; it keeps its partition until it is drained."""
 
     partition: int
@@ -157,34 +170,16 @@ class RunnerHalted:
     reason: str
 
 
-Event = (
-    Started
-    | StopRequested
-    | DeadlinePassed
-    | DocumentRead
-    | DocumentChanged
-    | ChangeRefused
-    | CallFailed
-    | ControlReceived
-    | HeartbeatDone
-    | PeersProbed
-    | LocksAnswered
-    | LocksReleased
-    | RunnerStopped
-    | RunnerFenced
-    | RunnerHalted
-)
-
 # -- effects: out ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class ReadDocument:
+class ReadDocument(Effect):
     """Read the membership document. Answer: ``DocumentRead`` or ``CallFailed``."""
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeDocument:
+class ChangeDocument(Effect):
     """Write a membership document if the generation is still ``expected``.
 
     Answer: ``DocumentChanged``, ``ChangeRefused`` or ``CallFailed``.
@@ -200,26 +195,26 @@ class ChangeDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class StartHeartbeat:
+class StartHeartbeat(Effect):
     """From now on send heartbeats for this member, in place of any other of ours."""
 
     member: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopHeartbeat:
+class StopHeartbeat(Effect):
     """Send no more heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProbePeers:
+class ProbePeers(Effect):
     """Ask the server which of these connections it still has. Answer: ``PeersProbed``."""
 
     connections: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class AcquireLocks:
+class AcquireLocks(Effect):
     """Ask for the locks of some partitions. Answer: ``LocksAnswered``."""
 
     partitions: tuple[int, ...]
@@ -230,7 +225,7 @@ class AcquireLocks:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseLocks:
+class ReleaseLocks(Effect):
     """Give locks back. Answer: ``LocksReleased``."""
 
     owner: str
@@ -238,14 +233,14 @@ class ReleaseLocks:
 
 
 @dataclass(frozen=True, slots=True)
-class PostControl:
+class PostControl(Effect):
     """Post to the control stream. No answer; a lost message costs one pause."""
 
     message: ControlMessage
 
 
 @dataclass(frozen=True, slots=True)
-class StartRunner:
+class StartRunner(Effect):
     """Handle the records of a partition from its checkpoint on."""
 
     partition: int
@@ -254,7 +249,7 @@ class StartRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRunner:
+class DrainRunner(Effect):
     """Finish the batch in hand, commit it and stop. Event: ``RunnerStopped``."""
 
     partition: int
@@ -262,7 +257,7 @@ class DrainRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelRunner:
+class CancelRunner(Effect):
     """Stop at once; what is not committed is not. Event: ``RunnerStopped``."""
 
     partition: int
@@ -270,7 +265,7 @@ class CancelRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class DropRunner:
+class DropRunner(Effect):
     """Stop at once, and send no event: the membership it belonged to is lost."""
 
     partition: int
@@ -278,7 +273,7 @@ class DropRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkLock:
+class MarkLock(Effect):
     """Show a partition's state in its lock, for those who look. No answer."""
 
     partition: int
@@ -289,17 +284,17 @@ class MarkLock:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseBatches:
+class PauseBatches(Effect):
     """Start no batch: our heartbeats do not get through, and peers may think us dead."""
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeBatches:
+class ResumeBatches(Effect):
     """Batches may start again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Note(Effect):
     """Something for the log. The core knows reasons that nobody else can know."""
 
     event: str
@@ -307,26 +302,5 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Effect):
     """This worker has left the group and owns nothing. The last effect there is."""
-
-
-Effect = (
-    ReadDocument
-    | ChangeDocument
-    | StartHeartbeat
-    | StopHeartbeat
-    | ProbePeers
-    | AcquireLocks
-    | ReleaseLocks
-    | PostControl
-    | StartRunner
-    | DrainRunner
-    | CancelRunner
-    | DropRunner
-    | MarkLock
-    | PauseBatches
-    | ResumeBatches
-    | Note
-    | Finished
-)
