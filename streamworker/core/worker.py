@@ -379,7 +379,6 @@ class WorkerCore:
         if event.member != self.member or not self._pulse.is_started:
             return []
         if event.lost:
-            self._must_read = True
             return self._removed()
         if event.generation != self._membership.generation:
             self._must_read = True
