@@ -9,7 +9,7 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,34 +17,21 @@ import anyio
 from anyio.abc import TaskGroup
 from structlog.stdlib import BoundLogger
 
-from streamworker.core.control import ControlMessage, to_fields
+from streamworker.core.control import GroupChanged
 from streamworker.core.events import (
-    AcquireLocks,
-    Call,
-    CallFailed,
     CancelRunner,
-    ChangeDocument,
-    ChangeRefused,
     ControlReceived,
     DeadlinePassed,
-    DocumentChanged,
-    DocumentRead,
     DrainRunner,
     DropRunner,
     Effect,
     Event,
     Finished,
     HeartbeatDone,
-    LocksAnswered,
-    LocksReleased,
     MarkLock,
     Note,
     PauseBatches,
-    PeersProbed,
     PostControl,
-    ProbePeers,
-    ReadDocument,
-    ReleaseLocks,
     ResumeBatches,
     RunnerFenced,
     RunnerHalted,
@@ -55,12 +42,13 @@ from streamworker.core.events import (
     StopHeartbeat,
     StopRequested,
 )
-from streamworker.errors import BackendError, StreamworkerError
+from streamworker.errors import BackendError, InternalError, StreamworkerError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
-from streamworker.redisio import control, locks, membership, readers, state, streams
+from streamworker.redisio import readers, state, streams
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.operations import OPERATIONS, Access, Operation, mark, post
 from streamworker.runtime.buffer import ByteBudget
 from streamworker.runtime.committer import Committer
 from streamworker.runtime.fetcher import Fetcher
@@ -126,6 +114,7 @@ class Group:
         self._core = core
         self._backend = backend
         self._keeper = keeper
+        self._access = Access(backend, self.keys, settings.drain_deadline_ms)
         self._settings = settings
         self._rng = rng
         self._log = get_logger("streamworker.group").bind(processor=spec.name)
@@ -155,6 +144,15 @@ class Group:
 
     def control_received(self, event: ControlReceived) -> None:
         """Bring messages of the control stream."""
+        for message in event.messages:
+            if isinstance(message, GroupChanged):
+                self._log.info(
+                    "rebalance",
+                    generation=message.generation,
+                    cause=message.cause,
+                    member=message.member,
+                    moved=list(message.moved),
+                )
         self.deliver(event)
 
     def stop(self) -> None:
@@ -207,12 +205,16 @@ class Group:
         effects = self._core.handle(event, monotonic_ms())
         marks = [effect for effect in effects if isinstance(effect, MarkLock)]
         if marks:
-            self._spawn(self._mark, marks)
+            self._spawn(self._tell, mark, marks)
         posts = [effect.message for effect in effects if isinstance(effect, PostControl)]
         if posts:
-            self._spawn(self._post, posts)
+            self._spawn(self._tell, post, posts)
         for effect in effects:
-            self._perform(effect)
+            operation = OPERATIONS.get(type(effect))
+            if operation is not None:
+                self._spawn(self._operate, operation, effect)
+            else:
+                self._perform(effect)
 
     def _spawn(self, function: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
         assert self._tasks is not None
@@ -220,16 +222,6 @@ class Group:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case ReadDocument():
-                self._spawn(self._read_document)
-            case ChangeDocument():
-                self._spawn(self._change_document, effect)
-            case ProbePeers():
-                self._spawn(self._probe, effect)
-            case AcquireLocks():
-                self._spawn(self._acquire, effect)
-            case ReleaseLocks():
-                self._spawn(self._release, effect)
             case StartHeartbeat(member):
                 self._keeper.keep(self.keys, member, self._heartbeat_done)
             case StopHeartbeat():
@@ -252,107 +244,28 @@ class Group:
             case Finished():
                 self._finished = True
             case MarkLock() | PostControl():
-                pass  # done together, before the others
+                pass  # told together, before the others
+            case _:
+                raise InternalError(f"Nobody performs the effect {effect!r}.")
 
     def _heartbeat_done(self, event: HeartbeatDone) -> None:
         self.deliver(event)
 
-    # -- the document --------------------------------------------------------------------------
-
-    async def _read_document(self) -> None:
+    async def _operate(self, operation: Operation, effect: Effect) -> None:
+        """Do an effect at Redis and bring its answer; "no answer" is an answer too."""
         try:
-            document = await membership.read_members(self._backend, self.keys)
-            server_ms = await self._backend.time_ms()
+            event = await operation.do(self._access, effect)
         except BackendError as error:
-            self._log.warning("membership_unreadable", error=str(error))
-            self.deliver(CallFailed(Call.DOCUMENT))
-            return
-        self.deliver(DocumentRead(document, server_ms))
+            self._log.warning("call_unanswered", call=type(effect).__name__, error=str(error))
+            event = operation.failed(effect)
+        self.deliver(event)
 
-    async def _change_document(self, effect: ChangeDocument) -> None:
-        message = effect.message
+    async def _tell(self, telling: Callable[..., Awaitable[None]], what: Sequence[object]) -> None:
+        """Do effects that have no answer; one that is lost costs a hint or a view."""
         try:
-            reply = await membership.change_members(
-                self._backend,
-                self.keys,
-                expected=effect.expected,
-                body=effect.membership.body(),
-                message=to_fields(message),
-                added=effect.added,
-                removed=effect.removed,
-            )
-            if isinstance(reply, membership.Conflict):
-                self.deliver(ChangeRefused(reply.document, reply.server_ms))
-                return
+            await telling(self._access, what)
         except BackendError as error:
-            self._log.warning("membership_change_unknown", error=str(error))
-            self.deliver(CallFailed(Call.DOCUMENT))
-            return
-        self._log.info(
-            "rebalance",
-            generation=reply.generation,
-            cause=message.cause,
-            member=message.member,
-            moved=list(message.moved),
-        )
-        self.deliver(DocumentChanged(reply.generation))
-
-    async def _probe(self, effect: ProbePeers) -> None:
-        try:
-            connected = (
-                await membership.connected(self._backend, effect.connections)
-                if effect.connections
-                else frozenset[int]()
-            )
-        except BackendError:
-            self.deliver(CallFailed(Call.PROBE))
-            return
-        self.deliver(PeersProbed(None if connected is None else frozenset(connected)))
-
-    # -- locks ---------------------------------------------------------------------------------
-
-    async def _acquire(self, effect: AcquireLocks) -> None:
-        try:
-            replies = await locks.acquire_many(
-                self._backend,
-                self.keys,
-                effect.partitions,
-                owner=effect.owner,
-                generation=effect.generation,
-                live=effect.live,
-                drain_deadline_ms=self._settings.drain_deadline_ms,
-            )
-        except BackendError as error:
-            self._log.warning("acquire_unknown", partitions=list(effect.partitions), error=str(error))
-            replies = {}
-        self.deliver(LocksAnswered(effect.owner, effect.partitions, replies))
-
-    async def _release(self, effect: ReleaseLocks) -> None:
-        try:
-            replies = await locks.release_many(self._backend, self.keys, effect.epochs, effect.owner)
-            # A lock that is not ours any more needs no release: either answer ends it.
-            released = frozenset(replies)
-        except BackendError as error:
-            self._log.warning("release_unknown", partitions=list(effect.epochs), error=str(error))
-            released = frozenset()
-        self.deliver(LocksReleased(effect.owner, tuple(effect.epochs), released))
-
-    async def _mark(self, marks: Sequence[MarkLock]) -> None:
-        try:
-            await locks.mark_many(
-                self._backend,
-                self.keys,
-                marks[0].owner,
-                [(mark.partition, mark.epoch, mark.state, mark.reason) for mark in marks],
-            )
-        except BackendError as error:
-            self._log.warning("mark_failed", error=str(error))
-
-    async def _post(self, messages: Sequence[ControlMessage]) -> None:
-        try:
-            await control.post(self._backend, self.keys, [to_fields(message) for message in messages])
-        except BackendError as error:
-            self._log.warning("control_post_failed", error=str(error))
+            self._log.warning("telling_failed", what=telling.__name__, error=str(error))
 
     # -- runners -------------------------------------------------------------------------------
 
@@ -407,8 +320,8 @@ class Group:
 
     def _show(self, effect: StartRunner, reason: str) -> None:
         """Show in the lock what holds a running partition up, or that it goes on."""
-        mark = MarkLock(effect.partition, effect.owner, effect.lock.epoch, "running", reason)
-        self._spawn(self._mark, [mark])
+        view = MarkLock(effect.partition, effect.owner, effect.lock.epoch, "running", reason)
+        self._spawn(self._tell, mark, [view])
 
     async def _stored_state(self, partition: int, log: BoundLogger) -> dict[str, bytes]:
         while True:

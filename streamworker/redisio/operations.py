@@ -1,0 +1,127 @@
+"""What the effects of a core do at Redis: one operation each, from effect to the event that answers it.
+
+The runtime brings every effect that it does not perform itself here, and knows none of them by
+name: a protocol adds its effects to its core and its operations to this table, and runs.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from streamworker.core.control import ControlMessage, to_fields
+from streamworker.core.events import (
+    AcquireLocks,
+    Call,
+    CallFailed,
+    ChangeDocument,
+    ChangeRefused,
+    DocumentChanged,
+    DocumentRead,
+    Effect,
+    Event,
+    LocksAnswered,
+    LocksReleased,
+    MarkLock,
+    PeersProbed,
+    ProbePeers,
+    ReadDocument,
+    ReleaseLocks,
+)
+from streamworker.redisio import control, locks, membership
+from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import GroupKeys
+
+E = TypeVar("E", bound=Effect)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What operations work with."""
+
+    backend: Backend
+    keys: GroupKeys
+    drain_deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """How one kind of effect is done, and what its core is told when there is no answer."""
+
+    do: Callable[[Access, Any], Awaitable[Event]]
+    failed: Callable[[Any], Event]
+
+
+async def read_document(access: Access, effect: ReadDocument) -> Event:
+    """Read the membership document and the server's clock."""
+    del effect
+    document = await membership.read_members(access.backend, access.keys)
+    return DocumentRead(document, await access.backend.time_ms())
+
+
+async def change_document(access: Access, effect: ChangeDocument) -> Event:
+    """Write the membership document by compare-and-set."""
+    reply = await membership.change_members(
+        access.backend,
+        access.keys,
+        expected=effect.expected,
+        body=effect.membership.body(),
+        message=to_fields(effect.message),
+        added=effect.added,
+        removed=effect.removed,
+    )
+    if isinstance(reply, membership.Conflict):
+        return ChangeRefused(reply.document, reply.server_ms)
+    return DocumentChanged(reply.generation)
+
+
+async def probe_peers(access: Access, effect: ProbePeers) -> Event:
+    """Ask which connections the server still has."""
+    connected = await membership.connected(access.backend, effect.connections)
+    return PeersProbed(None if connected is None else frozenset(connected))
+
+
+async def acquire_locks(access: Access, effect: AcquireLocks) -> Event:
+    """Ask for locks."""
+    replies = await locks.acquire_many(
+        access.backend,
+        access.keys,
+        effect.partitions,
+        owner=effect.owner,
+        generation=effect.generation,
+        live=effect.live,
+        drain_deadline_ms=access.drain_deadline_ms,
+    )
+    return LocksAnswered(effect.owner, effect.partitions, replies)
+
+
+async def release_locks(access: Access, effect: ReleaseLocks) -> Event:
+    """Give locks back. One that is not ours any more needs no release: either answer ends it."""
+    replies = await locks.release_many(access.backend, access.keys, effect.epochs, effect.owner)
+    return LocksReleased(effect.owner, tuple(effect.epochs), frozenset(replies))
+
+
+OPERATIONS: dict[type[Effect], Operation] = {
+    ReadDocument: Operation(read_document, lambda _: CallFailed(Call.DOCUMENT)),
+    ChangeDocument: Operation(change_document, lambda _: CallFailed(Call.DOCUMENT)),
+    ProbePeers: Operation(probe_peers, lambda _: CallFailed(Call.PROBE)),
+    AcquireLocks: Operation(acquire_locks, lambda effect: LocksAnswered(effect.owner, effect.partitions, {})),
+    ReleaseLocks: Operation(
+        release_locks, lambda effect: LocksReleased(effect.owner, tuple(effect.epochs), frozenset())
+    ),
+}
+"""Every effect that has an answer. Each may be done twice, or its core copes with that."""
+
+
+async def mark(access: Access, marks: Sequence[MarkLock]) -> None:
+    """Show partitions' states in their locks, in one round trip."""
+    await locks.mark_many(
+        access.backend,
+        access.keys,
+        marks[0].owner,
+        [(each.partition, each.epoch, each.state, each.reason) for each in marks],
+    )
+
+
+async def post(access: Access, messages: Sequence[ControlMessage]) -> None:
+    """Post to the control stream, in one round trip."""
+    await control.post(access.backend, access.keys, [to_fields(message) for message in messages])
