@@ -118,18 +118,13 @@ class AckedLogs:
         Not 0: after a trim, 0 would be a gap. Reads one entry of each log, so it is for the
         start of a query.
         """
-
-        def ask(redis: Redis) -> list[Any]:
-            pipe = redis.pipeline(transaction=False)
-            for p in tails:
-                pipe.xrange(self._keys.acked(p), count=1)
-            return list(pipe.execute())
-
         found: dict[int, Position] = {}
-        for (p, tail), entries in zip(tails.items(), self._connection.call(ask), strict=True):
+        for p, tail in tails.items():
+            # One at a time: an entry may be megabytes, and a stream may have many partitions.
+            entries = self._range(p, 0, 1)
             if entries:
-                entry_id = EntryId.parse(entries[0][0])
-                before = entry_id.ms - ackedlog.entry_rows(entry_id, entries[0][1])
+                entry_id, fields = entries[0]
+                before = entry_id.ms - ackedlog.entry_rows(entry_id, fields)
                 found[p] = Position(min(before, tail.rows), tail.log)
             else:
                 found[p] = tail if tail.rows else START

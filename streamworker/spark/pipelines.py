@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamworker.errors import ConfigurationError
+from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.processors import PipelineSpec
 from streamworker.spark.checks import (
     FILE_FORMATS,
@@ -44,6 +44,8 @@ POLL_S = 0.5
 GRACE_S = 30.0
 """How long a stop waits for the micro-batch under way. One that is interrupted is run again
 by the next start, so this saves work, not rows."""
+JVM_END_S = 2.0
+"""How long a JVM that does not answer any more may take to be gone."""
 RESTARTS_MAX = 5
 """Failures in a row, without a finished micro-batch between them, before it is given up."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
@@ -123,6 +125,14 @@ def run_pipelines(
     try:
         runs = [_Run(spec, found, once=once, tell=on_progress) for spec in specs]
         return _watch(runs, stop or threading.Event())
+    except Exception:
+        if not found.has_ended(within_s=JVM_END_S):
+            raise
+        raise BackendUnavailable(
+            f"Spark's JVM has ended by itself; its own words are in {found.log_path}.",
+            remedy="It may have been killed, or have run out of memory (spark.driver.memory). Every query "
+            "goes on from its checkpoint when it is started again.",
+        ) from None
     finally:
         if own:
             found.stop()
@@ -167,7 +177,8 @@ def _watch(runs: "list[_Run]", stop: threading.Event) -> int:
         # Also on Ctrl-C and on an error: a query that is not stopped keeps the JVM busy.
         deadline = time.monotonic() + GRACE_S
         for run in runs:
-            run.stop(deadline)
+            if not run.session.has_ended():
+                run.stop(deadline)
     return 1 if failed else 0
 
 
@@ -233,7 +244,12 @@ class _Run:
         self._say("stopped")
 
     def _pass_on(self, query: "StreamingQuery") -> None:
-        for event in query.recentProgress:
+        last = query.lastProgress
+        if last is None or int(last["batchId"]) < self._seen[0]:
+            return
+        # Each event costs a call into the JVM, so all are asked for only where some were missed.
+        missed = int(last["batchId"]) > self._seen[0] + 1
+        for event in query.recentProgress if missed else [last]:
             key = (int(event["batchId"]), str(event["timestamp"]))
             if key > self._seen:
                 self._seen = key

@@ -35,6 +35,7 @@ SMALL_MACHINE = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.log.level": "WARN",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -57,17 +58,33 @@ class Session:
     spark: "SparkSession"
     log_path: Path | None
     """What the JVM printed; None for a remote server."""
-    local: bool
+    remote: bool = False
     _scratch: Path | None = None
     _jvm: "subprocess.Popen[bytes] | None" = None
 
     @property
     def parallelism(self) -> int | None:
         """Return how many tasks run at once, where that is known."""
-        return int(self.spark.sparkContext.defaultParallelism) if self.local else None
+        return None if self.remote else int(self.spark.sparkContext.defaultParallelism)
+
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        """Return whether our JVM has ended by itself, or does so in the time given."""
+        if self._jvm is None:
+            return False
+        try:
+            self._jvm.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def stop(self) -> None:
-        """End the session, and the JVM if it is ours. Twice is harmless."""
+        """End the session, and the JVM if it is ours. Twice is harmless.
+
+        The log of a JVM that ended by itself is kept, for it says why.
+        """
+        if self.has_ended():
+            _forget_gateway()
+            return
         self.spark.stop()
         jvm, self._jvm = self._jvm, None
         if jvm is not None:
@@ -179,7 +196,7 @@ def _start(
     spark = SparkSession.builder.getOrCreate()
     _quiet_pyspark()
     register(spark)
-    return Session(spark, log_path, True, scratch, gateway.proc)
+    return Session(spark, log_path, False, scratch, gateway.proc)
 
 
 def _quiet_pyspark() -> None:
@@ -261,6 +278,7 @@ def _forget_gateway() -> None:
 
     gateway = SparkContext._gateway  # noqa: SLF001, pyspark has no other way to let go of it
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+    SparkContext._active_spark_context = None  # noqa: SLF001
     if gateway is not None:
         gateway.shutdown()
 
@@ -292,7 +310,7 @@ def _connect(name: str, remote: str, conf: Mapping[str, str]) -> Session:
             f"The Spark server {remote.partition(';')[0]} did not answer: {type(error).__name__}.",
             remedy="Is it running, of Spark 4.2 or later, and is the port 15002 reachable?",
         ) from error
-    return Session(spark, None, False)
+    return Session(spark, None, remote=True)
 
 
 def register(spark: "SparkSession", *, by_value: bool = False) -> None:

@@ -122,8 +122,8 @@ def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int
             f"Offsets are given for partition {unknown[0]}, and the stream has {len(tails)} partitions.",
             remedy=f"They are numbered 0 to {len(tails) - 1}.",
         )
-    firsts = logs.first_positions(tails)
-    return {p: _place(options, p, wanted.of(p), firsts[p], tail) for p, tail in tails.items()}
+    firsts = logs.first_positions({p: tail for p, tail in tails.items() if wanted.of(p) != "latest"})
+    return {p: _place(options, p, wanted.of(p), firsts.get(p, START), tail) for p, tail in tails.items()}
 
 
 def _place(options: SourceOptions, p: int, where: Where, first: Position, tail: Position) -> Position:

@@ -50,6 +50,7 @@ def spark_session(connections_file: Path, tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(Path(pyspark_streamworker.__file__).parent, folder / "site" / "pyspark_streamworker")
     conf = {
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.numRecentProgressUpdates": "100",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": str(folder),
         "spark.eventLog.compress": "false",

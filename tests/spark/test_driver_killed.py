@@ -1,13 +1,16 @@
 """The table equals the log, however often and whenever Spark's driver is killed."""
 
+import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -42,9 +45,20 @@ class Driver:
 
     def kill(self) -> None:
         """End driver and JVM with SIGKILL."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
+
+    def kill_jvm(self) -> None:
+        """End the JVM alone with SIGKILL, as the kernel does when memory is short."""
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            if process.name() == "java":
+                process.kill()
+
+    def wait(self) -> int:
+        """Wait until it has ended by itself; returns its exit code."""
+        return self._process.wait(60)
 
     def end(self) -> int:
         """Ask it to end in order; returns its exit code."""
@@ -151,3 +165,28 @@ def test_a_driver_killed_ten_times_in_mid_batch_leaves_no_trace(
 ) -> None:
     """Ten times over."""
     survive(10, acked, redis_url, tmp_path, spark)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_driver_whose_jvm_is_killed_says_so_and_ends(
+    acked: AckedLog, redis_url: str, tmp_path: Path
+) -> None:
+    """It does not hang, and names the log of the JVM."""
+    acked.fill(0, [10])
+    driver = Driver(tmp_path, redis_url)
+    try:
+        wait_for(
+            lambda: driver.alive() and numbered(tmp_path, "commits") >= 0,
+            "the driver has done a batch",
+            timeout_s=START_S,
+        )
+        driver.kill_jvm()
+        assert driver.wait() != 0
+    finally:
+        driver.kill()
+    said = (tmp_path / "driver.log").read_text()
+    assert "Spark's JVM has ended by itself" in said
+    log = said.rpartition("its own words are in ")[2].split()[0].rstrip(".")
+    assert Path(log).exists()
+    shutil.rmtree(Path(log).parent)

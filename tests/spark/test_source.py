@@ -237,6 +237,7 @@ def test_every_arrow_type_that_records_have_arrives_as_it_was(spark: SparkSessio
         "n": 1, "small": 5, "flag": True, "text": "ä", "blob": b"\x00\xff", "naive": naive,
         "at": naive.replace(tzinfo=dt.UTC), "day": dt.date(1999, 12, 31), "price": 12, "tags": ["a", None],
         "where": {"lat": 1.5, "names": ["x"]}, "counts": [("k", 2)], "none": None, "count": 2**32 - 1,
+        "took": dt.timedelta(hours=1, microseconds=1),
     }  # fmt: skip
     schema = pa.schema(
         [
@@ -245,6 +246,7 @@ def test_every_arrow_type_that_records_have_arrives_as_it_was(spark: SparkSessio
             ("day", pa.date32()), ("price", pa.decimal128(10, 2)), ("tags", pa.list_(pa.string())),
             ("where", pa.struct([("lat", pa.float64()), ("names", pa.list_(pa.string()))])),
             ("counts", pa.map_(pa.string(), pa.int64())), ("none", pa.int64()), ("count", pa.uint32()),
+            ("took", pa.duration("us")),
         ]
     )  # fmt: skip
     acked.append(0, pa.RecordBatch.from_pylist([row], schema=schema))

@@ -1,0 +1,174 @@
+"""Reading the logs, without Spark: in bounded chunks, with few rights, on after an outage."""
+
+import os
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from redis import Redis
+
+from streamworker.dev.server import EmbeddedServer
+from streamworker.errors import BackendUnavailable
+from streamworker.spark import connection, logs
+from streamworker.spark.logs import AckedLogs, LogEntry
+from streamworker.spark.offsets import Position, Slice
+from streamworker.spark.options import SourceOptions
+from streamworker.spark.schema import BATCH_ROWS, Coalescer
+from tests.spark.acked import AckedLog, orders
+
+OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="r", retry_timeout_ms=200)
+
+
+@pytest.fixture
+def acked(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[AckedLog]:
+    """Acked logs that this process reads itself."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
+    with AckedLog(redis_url, partitions=2) as log:
+        yield log
+
+
+def whole(reader: AckedLogs, partition: int = 0) -> Slice:
+    """Return the slice of all rows of a partition."""
+    tail = reader.tails()[partition]
+    return Slice(partition, tail.log, 0, tail.rows)
+
+
+def values(entries: Iterator[LogEntry]) -> list[int]:
+    """Return column ``n`` of entries, in order."""
+    return [n for entry in entries for n in entry.batch["n"].to_pylist()]
+
+
+def test_planning_fetches_no_payload(acked: AckedLog) -> None:
+    """Positions come from the locks; a log may hold gigabytes."""
+    reader = AckedLogs(OPTIONS)
+    acked.fill(0, [50_000] * 3)
+    reader.tails()
+    before = int(acked.redis.info("stats")["total_net_output_bytes"])
+    assert reader.tails()[0].rows == 150_000
+    assert int(acked.redis.info("stats")["total_net_output_bytes"]) - before < 10_000
+
+
+def test_a_tail_names_its_log_and_the_group_s_checkpoint(acked: AckedLog) -> None:
+    """A partition without a log is at row 0 of none."""
+    acked.fill(0, [3])
+    tails = AckedLogs(OPTIONS).tails()
+    assert tails[0] == Position(3, acked.identity(0), "3-0")
+    assert tails[1].rows == 0
+
+
+def test_a_log_is_read_in_chunks_of_bounded_size(acked: AckedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one call for each small entry nor one for all large ones."""
+    asked: list[int] = []
+    real = AckedLogs._range
+
+    def watched(self: AckedLogs, p: int, first: int, count: int) -> object:
+        asked.append(count)
+        return real(self, p, first, count)
+
+    monkeypatch.setattr(AckedLogs, "_range", watched)
+    reader = AckedLogs(OPTIONS)
+    acked.fill(0, [1] * 1000)
+    assert values(reader.read(whole(reader))) == acked.numbers(0)
+    assert len(asked) < 8
+    asked.clear()
+    acked.fill(1, [40_000] * 6)
+    assert values(reader.read(whole(reader, 1))) == acked.numbers(1)
+    size = len(acked.entries(1)[0][1][b"batch"])
+    assert max(asked[1:]) * size <= 2 * logs.CHUNK_BYTES
+
+
+def test_any_range_of_rows_is_read_exactly(acked: AckedLog) -> None:
+    """Beginning and ending inside entries, or at their edges."""
+    acked.fill(0, [3, 1, 4])
+    reader = AckedLogs(OPTIONS)
+    log = acked.identity(0)
+    for start in range(8):
+        for end in range(start + 1, 9):
+            assert values(reader.read(Slice(0, log, start, end))) == list(range(start, end))
+
+
+def test_each_entry_says_which_rows_it_holds(acked: AckedLog) -> None:
+    """Also where only part of it was asked for."""
+    acked.fill(0, [3, 4])
+    reader = AckedLogs(OPTIONS)
+    found = list(reader.read(Slice(0, acked.identity(0), 1, 5)))
+    assert [(entry.start, entry.end, entry.last) for entry in found] == [(1, 3, "3-0"), (3, 5, "7-0")]
+
+
+def test_reading_goes_on_after_an_outage_where_it_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """No row twice, none left out."""
+    with EmbeddedServer(data_dir=str(tmp_path), appendonly=True) as server:
+        monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", server.url)
+        with AckedLog(server.url, partitions=1) as log:
+            log.fill(0, [2] * 20)
+            reader = AckedLogs(SourceOptions(app="shop", stream="orders", processor="price"))
+            entries = reader.read(whole(reader))
+            found = [next(entries), next(entries)]
+            server.kill()
+            # What the first chunk brought is there; the next one has to wait for the server.
+            found += [next(entries) for _ in range(logs.FIRST_COUNT - 2)]
+            server.start()
+            found += list(entries)
+            assert values(iter(found)) == log.numbers()
+
+
+def test_a_server_that_hangs_is_given_up_after_the_timeout(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is open and silent is no reason to wait for ever."""
+    import signal
+
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", own_server.url)
+    monkeypatch.setattr(connection, "CALL_TIMEOUT_S", 0.2)
+    with AckedLog(own_server.url, partitions=1) as log:
+        log.fill(0, [1])
+        reader = AckedLogs(OPTIONS)
+        reader.tails()
+        os.kill(own_server.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(BackendUnavailable, match="no answer"):
+                reader.tails()
+        finally:
+            os.kill(own_server.pid, signal.SIGCONT)
+        assert reader.tails()[0].rows == 1
+
+
+LEAST_RIGHTS = (
+    "resetkeys %R~sw:* %RW~sw:*:readers resetchannels -@all "
+    "+hello +auth +select +client|setname +hget +hmget +hset +xrange +time"
+)
+
+
+def test_a_reader_needs_few_rights(acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads, and writes nothing but its own position."""
+    acked.redis.execute_command("ACL", "SETUSER", "spark", "on", ">reader-password", *LEAST_RIGHTS.split())
+    try:
+        password = redis_url.partition("://:")[2].partition("@")[0]
+        url = redis_url.replace(f":{password}@", "spark:reader-password@")
+        monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", url)
+        acked.fill(0, [5])
+        reader = AckedLogs(OPTIONS)
+        tails, now_ms = reader.tails_and_time()
+        assert reader.first_positions(tails)[0].rows == 0
+        assert reader.schema().names == ["n", "user", "amount"]
+        reader.register(tails, now_ms, retry=False)
+        assert values(reader.read(whole(reader))) == acked.numbers(0)
+        with Redis.from_url(url) as client, pytest.raises(Exception, match=r"NOPERM|no permissions"):
+            client.delete(acked.keys.lock(0))
+    finally:
+        acked.redis.execute_command("ACL", "DELUSER", "spark")
+
+
+def test_small_batches_are_joined_and_large_ones_left_alone() -> None:
+    """The cost of handing one to the JVM is fixed."""
+    coalescer = Coalescer(rows=10)
+    assert coalescer.add(orders(0, 4)) == []
+    assert coalescer.add(orders(4, 0)) == []
+    joined = coalescer.add(orders(4, 7))
+    assert [batch.num_rows for batch in joined] == [11]
+    assert pa.Table.from_batches(joined)["n"].to_pylist() == list(range(11))
+    large = orders(0, BATCH_ROWS)
+    assert coalescer.add(large) == [large]
+    assert coalescer.flush() == []
