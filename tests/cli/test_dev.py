@@ -22,7 +22,8 @@ from tests.helpers import WorkerProcess, process_is_gone, wait_for
 
 def family(pid: int) -> list[psutil.Process]:
     """All that a process has started, and what that has started."""
-    return psutil.Process(pid).children(recursive=True)
+    children: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+    return children
 
 
 def owners(shop: Path, url: str | None = None) -> set[str]:

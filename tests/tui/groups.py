@@ -1,6 +1,13 @@
 """Snapshots of groups of any size, for the tests of the live view."""
 
-from streamworker.core.snapshot import GroupSnapshot, MemberView, PartitionView, ReaderView, Rebalance
+from streamworker.core.snapshot import (
+    GroupSnapshot,
+    MemberState,
+    MemberView,
+    PartitionView,
+    ReaderView,
+    Rebalance,
+)
 
 
 def group(
@@ -26,7 +33,7 @@ def group(
     for number in range(1, workers + standbys + 1):
         name = f"w{number}"
         held = tuple(p for p in range(partitions) if owner[p] == name)
-        state = "active" if held else "standby"
+        state: MemberState = "active" if held else "standby"
         members.append(MemberView(name, name, "host", 100 + number, number, 200, state, held))
     views = tuple(
         PartitionView(
