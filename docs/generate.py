@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from streamworker.cli.reference import render as render_cli
 from streamworker.core.lifecycle import diagram
 from streamworker.core.partitioner import VECTORS
 from streamworker.redisio.keys import KEY_TABLE
+from streamworker.redisio.rights import acl_rules, reader_rules
 from streamworker.settings import ENV_PREFIX, Settings
 from streamworker.spark.options import NAMES as SPARK_OPTIONS
 
@@ -180,6 +182,18 @@ def vectors() -> str:
     return "\n".join([*head, *rows])
 
 
+def rights(rules: list[str]) -> str:
+    """Return the rules for a user of Redis, as a command in short lines."""
+    lines = textwrap.wrap(
+        " ".join(["ACL SETUSER shop on >PASSWORD", *rules]),
+        90,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(["```text", *lines, "```"])
+
+
 def decisions() -> str:
     """Return the list of decisions, from their titles."""
     rows = []
@@ -198,6 +212,8 @@ def parts() -> dict[str, str]:
         "metrics": metrics(),
         "spark options": spark_options(),
         "vectors": vectors(),
+        "rights": rights(acl_rules("shop")),
+        "rights of readers": rights(reader_rules("shop")),
         "decisions": decisions(),
         **told,
     }

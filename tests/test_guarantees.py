@@ -1,0 +1,489 @@
+"""One test for each promise of docs/guarantees.md, on real servers and, where it needs them, processes.
+
+The promises are tested in more depth elsewhere: tests/rebalance, tests/contract, tests/spark. Here each is
+shown once, as short as it can be shown.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import msgspec
+import psutil
+import pyarrow as pa
+import pytest
+import redis
+from structlog.testing import capture_logs
+
+from streamworker import App, Context, StreamFull
+from streamworker.core.entries import EntryId
+from streamworker.core.locks import Acquired
+from streamworker.dev.server import EmbeddedServer
+from streamworker.dev.tables import read_table
+from streamworker.redisio import locks, streams
+from streamworker.redisio.ackedlog import encode_batch
+from streamworker.redisio.client import Backend
+from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest, commit_many
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.testing import local_worker
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for, wait_for_async
+from tests.rebalance.scene import FAST, Scene, slack_for_this_machine
+from tests.runtime.proxy import proxied
+
+DOCS = Path(__file__).parent.parent / "docs" / "guarantees.md"
+
+
+class Item(msgspec.Struct):
+    """A numbered record of one key."""
+
+    key: str
+    n: int
+
+
+def entries_of(url: str, key: str) -> list[tuple[EntryId, dict[str, str]]]:
+    """Return the entries of an acked log, without their payload."""
+    with redis.Redis.from_url(url) as client:
+        return [
+            (EntryId.parse(id_), {k.decode(): v.decode() for k, v in fields.items() if k != b"batch"})
+            for id_, fields in client.xrange(key)
+        ]
+
+
+def test_i1_nothing_that_was_confirmed_is_lost(spawn: SpawnWorker, tmp_path: Path) -> None:
+    """A worker is killed, the server restarts, all connections are cut; each record is in the log."""
+    with EmbeddedServer(data_dir=tmp_path / "redis") as server:
+        environ = {**FAST, "STREAMWORKER_REDIS_URL": server.url}
+        scene = Scene(server.url, spawn, tmp_path, partitions=4)
+        first = scene.worker("w1", **environ)
+        scene.worker("w2", **environ)
+        scene.wait_for_owners({"w1": 2, "w2": 2})
+        with scene.steady_load():
+            first.kill()
+            server.restart()
+            with redis.Redis.from_url(server.url) as client:
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            scene.worker("w3", **environ)
+            scene.wait_for_owners({"w2": 2, "w3": 2}, timeout_s=30)
+        scene.wait_until_drained()
+        scene.check_acked_log()
+        assert scene.sent > 0
+
+
+@pytest.mark.anyio
+async def test_i2_no_source_entry_is_in_the_acked_log_twice(redis_url: str) -> None:
+    """Answers to sends and commits are lost all the time, and each is repeated until there is one."""
+    async with proxied(redis_url) as proxy:
+        app = App("shop", redis_url=proxy.url)
+        items = app.stream("items", Item, key="key", partitions=2)
+
+        @app.processor(items, batch=10, within=0.01)
+        async def keep(batch: list[Item]) -> list[Item]:
+            return batch
+
+        async def lose() -> None:
+            while proxy.lost < 12:
+                proxy.lose = 1
+                await anyio.sleep(0.1)
+
+        proxy.only_after = b"EVALSHA"
+        async with local_worker(app) as worker, anyio.create_task_group() as tasks:
+            tasks.start_soon(lose)
+            n = 0
+            while proxy.lost < 12:
+                await items.send_many(Item(f"k{i % 10}", i) for i in range(n, n + 20))
+                n += 20
+            await worker.until_drained()
+            rows = await worker.rows(keep)
+    assert sorted(row["n"] for row in rows) == list(range(n))
+    keys = GroupKeys("shop", "items", "keep")
+    for partition in range(2):
+        spans = [(f["prev"], f["last"]) for _, f in entries_of(redis_url, keys.acked(partition))]
+        assert all(EntryId.parse(a[1]) <= EntryId.parse(b[0]) for a, b in pairwise(spans))
+
+
+@pytest.mark.anyio
+async def test_i3_order_holds_in_each_partition_and_for_each_key(redis_url: str) -> None:
+    """While two workers come and go, and every tenth record is a dead letter after retries."""
+    app = App("shop", redis_url=redis_url)
+    items = app.stream("items", Item, key="key", partitions=4)
+    entries: dict[int, list[EntryId]] = defaultdict(list)
+
+    @app.processor(items, batch=7, within=0.01, on_error="dead_letter", attempts=1)
+    async def keep(batch: list[Item], ctx: Context) -> list[Item]:
+        if any(item.n % 10 == 3 for item in batch):
+            raise ValueError("not this one")
+        entries[ctx.partition] += ctx.entry_ids
+        return batch
+
+    async with local_worker(app, name="w1") as worker:
+        for start in range(0, 600, 200):
+            async with local_worker(app, name=f"guest-{start}"):
+                await items.send_many(Item(f"k{n % 13}", n) for n in range(start, start + 200))
+                await anyio.sleep(0.05)
+        await worker.until_drained()
+        rows = await worker.rows(keep)
+
+    assert all(ids == sorted(ids) for ids in entries.values())
+    by_key: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        by_key[row["key"]].append(row["n"])
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+    assert sorted(n for numbers in by_key.values() for n in numbers) == [n for n in range(600) if n % 10 != 3]
+
+
+def test_i4_a_worker_that_lost_its_partition_cannot_commit(
+    redis_url: str, spawn: SpawnWorker, tmp_path: Path
+) -> None:
+    """It sleeps with batches in hand, loses its partitions, wakes, and tries to commit."""
+    scene = Scene(redis_url, spawn, tmp_path, partitions=4)
+    environ = {**FAST, "HANDLER_S": "0.3"}
+    scene.worker("w1", **environ)
+    sleeper = scene.worker("w2", **environ)
+    scene.wait_for_owners({"w1": 2, "w2": 2})
+    with scene.steady_load(200):
+        wait_for(lambda: any(call.pid == sleeper.pid for call in scene.calls()), "the sleeper is busy")
+        sleeper.pause()
+        scene.wait_for_owners({"w1": 4})
+        sleeper.resume()
+        scene.wait_for_owners({"w1": 2, "w2": 2})
+    scene.wait_until_drained()
+    scene.check_acked_log()
+    assert sleeper.running
+    assert len(scene.executed()) > scene.sent, "what it had in hand was executed again, and not logged again"
+    keys = GroupKeys("ledger", "items", "record")
+    for partition in range(4):
+        owners = [(int(f["epoch"]), f["owner"]) for _, f in entries_of(redis_url, keys.acked(partition))]
+        assert [epoch for epoch, _ in owners] == sorted(epoch for epoch, _ in owners)
+        assert len({owner for _, owner in owners}) <= len({epoch for epoch, _ in owners})
+        assert all(len({o for e, o in owners if e == epoch}) == 1 for epoch, _ in owners)
+
+
+@pytest.mark.anyio
+async def test_i5_each_entry_of_the_log_follows_the_one_before(redis_url: str) -> None:
+    """With commits that forward nothing in between, a dead letter, and a change of the owner."""
+    app = App("shop", redis_url=redis_url)
+    items = app.stream("items", Item, partitions=1)
+
+    @app.processor(items, batch=5, within=0.01, on_error="dead_letter", attempts=1)
+    async def some(batch: list[Item]) -> list[Item]:
+        if any(item.n == 37 for item in batch):
+            raise ValueError("not this one")
+        return [item for item in batch if item.n % 25 >= 10]
+
+    for start in (0, 50):
+        async with local_worker(app, name=f"w{start}") as worker:
+            await items.send_many(Item("k", n) for n in range(start, start + 50))
+            await worker.until_drained()
+    keys = GroupKeys("shop", "items", "some")
+    log = entries_of(redis_url, keys.acked(0))
+    rows = 0
+    before = EntryId.parse("0-0")
+    for entry_id, fields in log:
+        rows += int(fields["rows"])
+        assert entry_id == EntryId(rows, 0)
+        assert before <= EntryId.parse(fields["prev"]) < EntryId.parse(fields["first"])
+        assert EntryId.parse(fields["first"]) <= EntryId.parse(fields["last"])
+        before = EntryId.parse(fields["last"])
+    assert rows == sum(n % 25 >= 10 for n in range(100)) - 1
+    async with Backend.open(redis_url, name="test") as backend:
+        lock = await locks.read_lock(backend, keys, 0)
+    assert lock is not None
+    assert (lock.rows, lock.entries) == (rows, 100)
+    assert before <= lock.checkpoint
+
+
+@pytest.mark.anyio
+async def test_i6_a_commit_tells_the_truth(redis_url: str) -> None:
+    """OK and DUP: it is in the log. FENCED and GAP: it is not. No answer: nobody knows, and asking tells."""
+    keys = GroupKeys("shop", "items", "keep")
+    rows = encode_batch(pa.RecordBatch.from_pylist([{"n": 1}]), first=EntryId(1, 0))[1]
+
+    async def commit(backend: Backend, owner: str, epoch: int, previous: int, new: int) -> CommitReply:
+        request = CommitRequest(
+            partition=0,
+            owner=owner,
+            epoch=epoch,
+            previous=EntryId(previous, 0),
+            new=EntryId(new, 0),
+            entries=1,
+            batch=rows,
+        )
+        (reply,) = await commit_many(backend, keys, [request])
+        return reply
+
+    def logged() -> list[str]:
+        return [fields["last"] for _, fields in entries_of(redis_url, keys.acked(0))]
+
+    async with Backend.open(redis_url, name="test") as backend, proxied(redis_url) as proxy:
+        await streams.declare(backend, StreamKeys("shop", "items"), 1, "json")
+        await streams.register(backend, keys, 1, "earliest")
+
+        async def acquire(owner: str, live: list[str]) -> Acquired:
+            replies = await locks.acquire_many(
+                backend, keys, [0], owner=owner, generation=1, live=live, drain_deadline_ms=60_000
+            )
+            reply = replies[0]
+            assert isinstance(reply, Acquired)
+            return reply
+
+        a = await acquire("a", ["a"])
+        assert (await commit(backend, "a", a.epoch, 0, 1)).code is CommitCode.OK
+        assert (await commit(backend, "a", a.epoch, 0, 1)).code is CommitCode.DUP
+        assert logged() == ["1-0"]
+        assert (await commit(backend, "a", a.epoch, 0, 2)).code is CommitCode.GAP
+        assert logged() == ["1-0"]
+        async with Backend.open(proxy.url, name="unlucky", call_timeout_ms=500) as unlucky:
+            await unlucky.execute("PING")
+            proxy.only_after, proxy.lose = b"EVALSHA", 1
+            assert (await commit(unlucky, "a", a.epoch, 1, 2)).code is CommitCode.UNKNOWN
+            assert (await commit(unlucky, "a", a.epoch, 1, 2)).code in (CommitCode.OK, CommitCode.DUP)
+            assert logged() == ["1-0", "2-0"]
+        b = await acquire("b", ["b"])
+        assert b.epoch > a.epoch
+        assert b.checkpoint == EntryId(2, 0)
+        assert (await commit(backend, "a", a.epoch, 2, 3)).code is CommitCode.FENCED
+        assert (await commit(backend, "a", b.epoch, 2, 3)).code is CommitCode.FENCED
+        assert logged() == ["1-0", "2-0"]
+
+
+def test_i7_the_partitions_of_a_killed_worker_run_again_within_five_seconds(
+    redis_url: str, spawn: SpawnWorker, tmp_path: Path
+) -> None:
+    """At default settings; and those of one that was asked to stop, half a second after its last batch."""
+    scene = Scene(redis_url, spawn, tmp_path, partitions=4)
+    scene.worker("w1")
+    scene.wait_for_owners({"w1": 4})
+    killed, stopped = scene.worker("w2"), scene.worker("w3")
+    scene.wait_for_owners({"w1": 2, "w2": 1, "w3": 1})
+    with scene.steady_load():
+        wait_for(lambda: len({call.pid for call in scene.calls()}) == 3, "all three are busy")
+        orphans = {view.partition for view in scene.held_by("w2")}
+        killed.kill()
+        at = time.monotonic()
+        wait_for(
+            lambda: orphans <= {c.partition for c in scene.calls() if c.pid != killed.pid and c.start > at},
+            "its partitions run elsewhere",
+        )
+        took = min(c.start for c in scene.calls() if c.partition in orphans and c.start > at) - at
+        stopped.terminate()
+        assert stopped.wait() == 0
+    print(f"takeover after SIGKILL: {took:.2f} s")
+    assert took <= 5.0
+    leave = next(change for change in scene.snapshot().rebalances if change.cause == "leave")
+    longest_ms = 1000 * max(call.end - call.start for call in scene.calls())
+    print(f"handover after SIGTERM: {leave.ms} ms")
+    assert leave.ms is not None
+    assert leave.ms <= 500 + longest_ms + 1000 * slack_for_this_machine()
+
+
+@pytest.mark.anyio
+async def test_i8_a_worker_that_left_leaves_nothing_behind(redis_url: str) -> None:
+    """No lock, member, heartbeat, connection, thread or task; and no key more at each visit."""
+    app = App("shop", redis_url=redis_url)
+    items = app.stream("items", Item, key="key", partitions=4)
+
+    @app.processor(items)
+    def keep(item: Item, ctx: Context) -> Item:
+        ctx.state["n"] = item.n
+        return item
+
+    async def visit() -> None:
+        async with local_worker(app, name="guest") as worker:
+            await items.send_many(Item(f"k{n}", n) for n in range(50))
+            await worker.until_drained()
+
+    with redis.Redis.from_url(redis_url) as client:
+        await visit()  # Threads of the pool that runs `def` functions stay for a while, once.
+        keys = {key for key in client.scan_iter() if b":producer:" not in key}
+        connections = len(client.client_list())
+        threads = {thread.name for thread in threading.enumerate()}
+        tasks = len(asyncio.all_tasks())
+        files = psutil.Process().num_fds()
+        for _ in range(3):
+            await visit()
+        await wait_for_async(lambda: len(client.client_list()) <= connections, "its connections are closed")
+        assert {key for key in client.scan_iter() if b":producer:" not in key} == keys
+        assert all(0 < client.ttl(key) <= 3600 for key in client.keys("*:producer:*"))
+        group = GroupKeys("shop", "items", "keep")
+        assert client.hlen(group.beats) == 0
+        document = msgspec.json.decode(client.get(group.members))
+        assert document["members"] == []
+        assert [client.hget(group.lock(p), "owner") for p in range(4)] == [b""] * 4
+    assert {thread.name for thread in threading.enumerate()} <= threads
+    assert len(asyncio.all_tasks()) <= tasks
+    assert psutil.Process().num_fds() <= files
+
+
+FLOW = """
+import msgspec
+from pyspark.sql import DataFrame
+from streamworker import App
+
+app = App("flow")
+
+class Item(msgspec.Struct):
+    key: str
+    n: int
+
+items = app.stream("items", Item, key="key", partitions=2)
+
+@app.processor(items, batch=100, within=0.05)
+async def keep(batch: list[Item]) -> list[Item]:
+    return batch
+
+@app.pipeline(keep, trigger="100 milliseconds", path="table", options={"maxRowsPerTrigger": "500"})
+def table(frame: DataFrame) -> DataFrame:
+    return frame
+"""
+
+
+@pytest.mark.timeout(240)
+def test_i9_the_spark_table_equals_the_log(
+    redis_url: str, spawn: SpawnWorker, write_app: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """Spark is killed in the middle of a micro-batch, and started again from its checkpoint directory."""
+    write_app("flow", FLOW)
+    total = 20_000
+
+    async def send_and_collect() -> list[tuple[str, int]]:
+        app = App("flow", redis_url=redis_url)
+        items = app.stream("items", Item, key="key", partitions=2)
+
+        @app.processor(items, batch=100, within=0.05)
+        async def keep(batch: list[Item]) -> list[Item]:
+            return batch
+
+        async with local_worker(app) as worker:
+            await items.send_many(Item(f"k{n % 50}", n) for n in range(total))
+            await worker.until_drained()
+            return [(row["key"], row["n"]) for row in await worker.rows(keep)]
+
+    log = asyncio.run(send_and_collect())
+    spark = spawn("spark", "flow:app")
+    wait_for(lambda: read_table(tmp_path / "table").num_rows > 0, "Spark has written rows", 90)
+    os.killpg(spark.pid, signal.SIGKILL)
+    spark.process.wait()
+    part = read_table(tmp_path / "table").num_rows
+    again = spawn("spark", "flow:app", "--once")
+    assert again.wait(120) == 0, again.log()
+    table = read_table(tmp_path / "table")
+    print(f"{part} rows when it was killed, {table.num_rows} in the end")
+    assert 0 < part < total
+    assert Counter(zip(*table.select(["key", "n"]).to_pydict().values(), strict=True)) == Counter(log)
+
+
+@pytest.mark.anyio
+async def test_i10_a_partition_that_stands_still_says_why(redis_url: str) -> None:
+    """Halted at a record, full behind a reader, stuck in a function, without Redis; and a sender is told."""
+    with capture_logs() as logs:
+
+        def is_logged(event: str) -> bool:
+            return any(line["event"] == event for line in logs)
+
+        await a_halted_partition_says_why(redis_url)
+        await a_full_log_says_why(redis_url)
+        await a_function_without_progress_is_reported(redis_url, is_logged)
+        await an_absent_redis_is_reported(redis_url, is_logged)
+        assert is_logged("partition_halted")
+        assert is_logged("acked_log_full")
+
+
+async def a_halted_partition_says_why(redis_url: str) -> None:
+    """In the snapshot that status and top show; and a sender that it holds up is told."""
+    app = App("halted", redis_url=redis_url)
+    items = app.stream("items", Item, key="key", partitions=1, max_entries=5)
+
+    @app.processor(items, attempts=1)
+    async def keep(item: Item) -> Item:
+        raise ValueError("cannot be booked")
+
+    async with local_worker(app) as worker:
+        sent = await items.send(Item("k", 0))
+        snapshot = await worker.until(lambda s: s.partitions[0].state == "halted", "it halts", processor=keep)
+        reason = snapshot.partitions[0].reason
+        assert str(sent.entry_id) in reason
+        assert "cannot be booked" in reason
+        for n in range(4):
+            await items.send(Item("k", n))
+        with pytest.raises(StreamFull):
+            await items.send(Item("k", 9), timeout=0.1)
+
+
+async def a_full_log_says_why(redis_url: str) -> None:
+    """A commit that waits for readers does not look like one that has nothing to do."""
+    app = App("full", redis_url=redis_url, acked_entries_max=2)
+    items = app.stream("items", Item, key="key", partitions=1)
+
+    @app.processor(items, batch=1)
+    async def keep(batch: list[Item]) -> list[Item]:
+        return batch
+
+    async with local_worker(app) as worker:
+        await items.send_many(Item("k", n) for n in range(5))
+        snapshot = await worker.until(
+            lambda s: "acked log full" in s.partitions[0].reason, "it says so", processor=keep
+        )
+        assert snapshot.partitions[0].lag > 0
+        with redis.Redis.from_url(redis_url) as client:  # As if a reader had passed them.
+            client.xtrim(GroupKeys("full", "items", "keep").acked(0), maxlen=0, approximate=False)
+            goes_on = await worker.until(
+                lambda s: s.partitions[0].rows == 4, "it goes on with room", processor=keep
+            )
+            client.xtrim(GroupKeys("full", "items", "keep").acked(0), maxlen=0, approximate=False)
+        assert goes_on.partitions[0].rows == 4
+        await worker.until_drained()
+
+
+async def a_function_without_progress_is_reported(redis_url: str, is_logged: Callable[[str], bool]) -> None:
+    """It keeps its partition; the alarm is for people."""
+    app = App("stuck", redis_url=redis_url, max_processing_time_ms=200, trim_interval_ms=100)
+    items = app.stream("items", Item, key="key", partitions=1)
+
+    @app.processor(items)
+    async def keep(item: Item) -> None:
+        await wait_for_async(lambda: is_logged("handler_makes_no_progress"), "the alarm is raised")
+
+    async with local_worker(app) as worker:
+        await items.send(Item("k", 0))
+        await worker.until_drained()
+        assert [change.cause for change in (await worker.snapshot(keep)).rebalances] == ["join"]
+
+
+async def an_absent_redis_is_reported(redis_url: str, is_logged: Callable[[str], bool]) -> None:
+    """Nothing can be written to Redis then, so the log says it; afterwards the worker goes on."""
+    async with proxied(redis_url) as proxy:
+        app = App("away", redis_url=proxy.url, call_timeout_ms=200, heartbeat_interval_ms=100)
+        items = app.stream("items", Item, key="key", partitions=1)
+        handled: list[int] = []
+
+        @app.processor(items)
+        async def keep(item: Item) -> None:
+            handled.append(item.n)
+
+        async with local_worker(app) as worker:
+            proxy.passing.clear()
+            await wait_for_async(lambda: is_logged("heartbeat_failed"), "the log says that Redis is away")
+            proxy.passing.set()
+            await items.send(Item("k", 7))
+            await worker.until_drained()
+        assert handled == [7]
+
+
+def test_the_promises_and_their_tests_have_the_same_numbers() -> None:
+    """Each promise names its test, and each test is named by its promise."""
+    page = DOCS.read_text("utf-8")
+    promised = re.findall(r"^## (I\d+): ", page, re.MULTILINE)
+    named = re.findall(r"^Test: `(\w+)`$", page, re.MULTILINE)
+    tests = [name for name in globals() if re.match(r"test_i\d+_", name)]
+    assert promised == [f"I{number}" for number in range(1, 11)]
+    assert sorted(named) == sorted(tests)
+    assert [name.split("_")[1].upper() for name in named] == promised
