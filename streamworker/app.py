@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
 from streamworker.core.membership import Membership
+from streamworker.core.protocols import PROTOCOLS
 from streamworker.declare import describe
 from streamworker.errors import ConfigurationError
 from streamworker.processors import Codec, PipelineSpec, ProcessorSpec, Start, StreamSpec
@@ -28,7 +29,6 @@ R = TypeVar("R")
 
 CODECS: tuple[str, ...] = ("json", "msgpack", "fields")
 STARTS: tuple[str, ...] = ("earliest", "latest")
-COORDINATIONS: tuple[str, ...] = ("membership",)
 PARTITIONS_MAX = 4096
 """Each partition is a Redis key, a lock and a task; beyond this a worker's start takes seconds."""
 
@@ -174,10 +174,10 @@ class App:
     ) -> None:
         self.name = check_name("app", name)
         self.settings = Settings.from_env(redis_url=redis_url, **settings)
-        if coordination not in COORDINATIONS:
+        if coordination not in PROTOCOLS:
             raise ConfigurationError(
                 f"There is no coordination {coordination!r}.",
-                remedy=f"Use one of: {', '.join(COORDINATIONS)}.",
+                remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}.",
             )
         Membership.empty(1, assignment)
         self.coordination = coordination

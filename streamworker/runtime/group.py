@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -42,6 +42,7 @@ from streamworker.core.events import (
     StopHeartbeat,
     StopRequested,
 )
+from streamworker.core.protocols import Coordinator
 from streamworker.errors import BackendError, InternalError, StreamworkerError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
@@ -58,16 +59,6 @@ from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
 
 RETRY_PAUSE_S = 0.2
-
-
-class Coordinator(Protocol):
-    """What the runtime asks of a protocol core."""
-
-    def handle(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take one event; return what is to be done, in this order."""
-
-    def next_deadline_ms(self) -> int | None:
-        """Return when to bring ``DeadlinePassed`` if nothing else happens before."""
 
 
 @dataclass(slots=True)

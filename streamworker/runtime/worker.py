@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from streamworker.core.worker import Identity, Timing, WorkerCore
+from streamworker.core.protocols import Coordinator, Setup, make_coordinator
+from streamworker.core.worker import Identity, Timing
 from streamworker.errors import ConfigurationError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio import schemas, streams
 from streamworker.redisio.client import Backend, check_server
 from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
-from streamworker.runtime.group import Coordinator, Group, worker_name
+from streamworker.runtime.group import Group, worker_name
 from streamworker.runtime.keeper import Keeper
 from streamworker.runtime.listener import Listener
 from streamworker.settings import Settings
@@ -135,10 +136,10 @@ class Worker:
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
         settings = self._settings
-        return WorkerCore(
-            Identity(self.name, socket.gethostname(), os.getpid()),
+        setup = Setup(
+            identity=Identity(self.name, socket.gethostname(), os.getpid()),
             partitions=spec.stream.partitions,
-            strategy=self._app.assignment,
+            assignment=self._app.assignment,
             timing=Timing(
                 heartbeat_interval_ms=settings.heartbeat_interval_ms,
                 dead_after_ms=settings.dead_after_ms,
@@ -150,6 +151,7 @@ class Worker:
             nonce=lambda: secrets.token_hex(4),
             jitter=lambda most: rng.randint(0, most),
         )
+        return make_coordinator(self._app.coordination, setup)
 
 
 def run_worker(

@@ -1,0 +1,74 @@
+"""The rebalance protocols behind one interface, and the table that names them.
+
+A protocol is a pure object: ``handle(event, now_ms)`` returns effects, ``next_deadline_ms()`` says
+when time itself is the next event. The runtime and the simulator drive any of them and name none.
+A new one is a module with a core, operations for the effects that it brings (``redisio.operations``
+and, for the simulator, ``testing.model``) and a line in ``PROTOCOLS``.
+
+Whatever the protocol, ownership is a lock with an owner and an epoch, and commits are fenced by
+both: a protocol decides who works where, never whether what was done is true.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from streamworker.core.events import Effect, Event
+from streamworker.core.worker import Identity, Timing, WorkerCore
+from streamworker.errors import ConfigurationError
+
+
+class Coordinator(Protocol):
+    """What drives a worker's part in one group."""
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take one event; return what is to be done, in this order."""
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when to bring ``DeadlinePassed`` if nothing else happens before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What every protocol is made from."""
+
+    identity: Identity
+    partitions: int
+    assignment: str
+    """Name of the assignment, where the protocol has one."""
+    timing: Timing
+    nonce: Callable[[], str]
+    """Returns a text that is new each time; part of the owner's name."""
+    jitter: Callable[[int], int]
+    """Returns a number from 0 up to its argument, which is also how random choices are made."""
+
+
+def membership(setup: Setup) -> Coordinator:
+    """Make the default protocol: a document of members, an assignment, locks."""
+    return WorkerCore(
+        setup.identity,
+        partitions=setup.partitions,
+        strategy=setup.assignment,
+        timing=setup.timing,
+        nonce=setup.nonce,
+        jitter=setup.jitter,
+    )
+
+
+PROTOCOLS: dict[str, Callable[[Setup], Coordinator]] = {"membership": membership}
+
+
+def make_coordinator(name: str, setup: Setup) -> Coordinator:
+    """Make a worker's core by the name of its protocol.
+
+    Raises
+    ------
+    ConfigurationError
+        For a name that is not in the table.
+    """
+    make = PROTOCOLS.get(name)
+    if make is None:
+        raise ConfigurationError(
+            f"There is no coordination {name!r}.", remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}."
+        )
+    return make(setup)
