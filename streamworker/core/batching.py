@@ -72,8 +72,9 @@ class SizeEstimate:
     that is rarely exceeded, and that follows when the load changes.
     """
 
-    FIRST_BYTES = 16 * 1024
-    """Before anything is known: large, so that the first read is careful."""
+    FIRST_BYTES = 64 * 1024
+    """Before anything is known: large, so that the first read is careful. It costs one small read
+    more; with too small a number the first read would exceed the budget."""
 
     __slots__ = ("_deviation", "_mean")
 

@@ -94,8 +94,11 @@ class PartitionBuffer:
 
     @property
     def has_room(self) -> bool:
-        """Whether the fetcher should read more for this partition."""
-        return not self.closed and self._waiting < self._ahead and self._held < self._budget.share
+        """Whether the fetcher should read more for this partition.
+
+        Not before half of what may wait is used up: few large reads cost less than many small ones.
+        """
+        return not self.closed and 2 * self._waiting <= self._ahead and self._held < self._budget.share
 
     @property
     def room_entries(self) -> int:
@@ -116,10 +119,9 @@ class PartitionBuffer:
     def needs_more(self) -> bool:
         """Whether a read that is under way should be interrupted for this partition.
 
-        Only when half is used up: each interruption is a call to Redis.
+        Only when half of its share is free: each interruption is a call to Redis.
         """
-        half = self._waiting * 2 <= self._ahead and self._held * 2 <= self._budget.share
-        return self.has_room and (self._waiting == 0 or half)
+        return self.has_room and (self._waiting == 0 or 2 * self._held <= self._budget.share)
 
     def put(self, entries: list[Entry]) -> None:
         """Add what a read brought; moves ``position``. Ignored once the buffer is closed."""

@@ -1,0 +1,117 @@
+"""The committer groups commits of many partitions and tells the truth about each."""
+
+import asyncio
+
+import anyio
+import pytest
+
+from streamworker.core.entries import ZERO, EntryId
+from streamworker.core.locks import Acquired
+from streamworker.redisio.commit import CommitCode, CommitRequest
+from tests.runtime.bench import bench
+from tests.runtime.proxy import proxied
+
+pytestmark = pytest.mark.anyio
+
+
+def request(lock: Acquired, new: EntryId, *, partition: int = 0, previous: EntryId = ZERO) -> CommitRequest:
+    """A commit of one entry that forwards nothing."""
+    return CommitRequest(
+        partition=partition, owner="w1", epoch=lock.epoch, previous=previous, new=new, entries=1
+    )
+
+
+async def test_commits_that_are_ready_together_share_a_round_trip(redis_url: str) -> None:
+    """Forty partitions commit at once in a handful of pipelines."""
+    async with bench(redis_url, partitions=40) as desk:
+        locks = [await desk.acquire(p, "w1") for p in range(40)]
+        replies = await asyncio.gather(
+            *(
+                desk.committer.submit(request(lock, EntryId(5, 0), partition=p))
+                for p, lock in enumerate(locks)
+            )
+        )
+        assert {reply.code for reply in replies} == {CommitCode.OK}
+        assert desk.committer.pipelines <= 2
+
+
+async def test_a_commit_without_an_answer_is_sent_again_and_recognised(redis_url: str) -> None:
+    """The reply was lost, the commit was done: the second try says DUP, and the trouble was told."""
+    async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
+        lock = await desk.acquire(0, "w1")
+        assert (await desk.committer.submit(request(lock, EntryId(1, 0)))).code is CommitCode.OK
+        troubles: list[str] = []
+        proxy.only_after, proxy.lose = b"EVALSHA", 1
+        again = request(lock, EntryId(5, 0), previous=EntryId(1, 0))
+        reply = await desk.committer.submit(again, on_trouble=troubles.append)
+        assert reply.code is CommitCode.DUP
+        assert len(troubles) == 1 and "trying again" in troubles[0]
+        assert await desk.checkpoint() == "5-0"
+
+
+async def test_a_refused_commit_is_sent_again_until_redis_takes_it(redis_url: str) -> None:
+    """Out of memory is not the end: the commit waits, visibly, and is done once there is room."""
+    async with bench(redis_url) as desk:
+        lock = await desk.acquire(0, "w1")
+        troubled = anyio.Event()
+        await desk.backend.execute("CONFIG", "SET", "maxmemory", "1")
+        commit = CommitRequest(
+            partition=0,
+            owner="w1",
+            epoch=lock.epoch,
+            previous=ZERO,
+            new=EntryId(5, 0),
+            entries=1,
+            state={"a": b"1"},
+        )
+        task = asyncio.create_task(desk.committer.submit(commit, on_trouble=lambda _: troubled.set()))
+        with anyio.fail_after(5):
+            await troubled.wait()
+        await desk.backend.execute("CONFIG", "SET", "maxmemory", "1gb")
+        assert (await asyncio.wait_for(task, 10)).code is CommitCode.OK
+
+
+@pytest.mark.parametrize("passed", [False, True])
+async def test_a_commit_that_is_fenced_after_a_lost_reply_is_judged_by_the_checkpoint(
+    redis_url: str, passed: bool
+) -> None:
+    """Below ours: it was not done. At or past ours: it was done, by us or by the next owner."""
+    async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
+        lock = await desk.acquire(0, "w1")
+        assert (await desk.committer.submit(request(lock, EntryId(1, 0)))).code is CommitCode.OK
+
+        def overtaken(_: str) -> None:
+            desk.tasks.start_soon(desk.acquire, 0, "w2")
+
+        proxy.only_after, proxy.lose = b"EVALSHA", 1
+        if not passed:
+            # The first try is lost on its way: its epoch is one that never held the lock.
+            lock = Acquired(lock.epoch - 1, lock.checkpoint, 0, 0, lock.log)
+        commit = request(lock, EntryId(5, 0), previous=EntryId(1, 0))
+        reply = await desk.committer.submit(commit, on_trouble=overtaken)
+        assert reply.code is (CommitCode.UNKNOWN if passed else CommitCode.FENCED)
+
+
+async def test_a_fenced_commit_at_the_first_try_was_not_done(redis_url: str) -> None:
+    """The reply names the epoch that overtook ours, and nothing moved."""
+    async with bench(redis_url) as desk:
+        lock = await desk.acquire(0, "w1")
+        later = await desk.acquire(0, "w2")
+        reply = await desk.committer.submit(request(lock, EntryId(5, 0)))
+        assert reply.code is CommitCode.FENCED and reply.epoch == later.epoch
+        assert await desk.checkpoint() == "0-0"
+
+
+async def test_a_submit_that_is_cancelled_leaves_the_others_alone(redis_url: str) -> None:
+    """One of two commits in the queue is cancelled; the other is done."""
+    async with bench(redis_url, partitions=2) as desk:
+        locks = [await desk.acquire(p, "w1") for p in range(2)]
+        tasks = [
+            asyncio.create_task(desk.committer.submit(request(locks[p], EntryId(5, 0), partition=p)))
+            for p in range(2)
+        ]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        assert (await asyncio.wait_for(tasks[1], 5)).code is CommitCode.OK
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]

@@ -1,0 +1,240 @@
+"""The fetcher keeps buffers filled within the budget, wakes quickly and never dies."""
+
+import asyncio
+import time
+
+import anyio
+import pytest
+
+from streamworker.core.batching import ENTRY_OVERHEAD_BYTES
+from streamworker.core.entries import ZERO, Entry, EntryId
+from streamworker.runtime import fetcher as fetcher_module
+from streamworker.runtime.buffer import ByteBudget, PartitionBuffer
+from streamworker.runtime.fetcher import regression
+from tests.helpers import wait_for_async
+from tests.runtime.bench import Bench, Order, bench
+from tests.runtime.proxy import proxied
+
+pytestmark = pytest.mark.anyio
+
+
+async def waits_at_the_server(desk: Bench) -> None:
+    """Wait until a read is blocked."""
+
+    async def blocked() -> bool:
+        clients = (await desk.backend.execute("INFO", "clients")).decode()
+        return "blocked_clients:1" in clients
+
+    await wait_for_async(blocked, "the fetcher's read waits at the server")
+
+
+# -- wake-ups ----------------------------------------------------------------------------------
+
+
+async def test_one_blocking_read_serves_all_partitions(redis_url: str) -> None:
+    """Sixty idle partitions cost one connection and no polling."""
+    async with bench(redis_url, partitions=60) as desk:
+        buffers = [desk.fetcher.add(p, ZERO) for p in range(60)]
+        await waits_at_the_server(desk)
+        before = desk.fetcher.reads
+        await desk.backend.execute("XADD", desk.stream_keys.events(41), "*", "v", "x")
+        await wait_for_async(lambda: buffers[41].waiting == 1, "the entry is there")
+        assert desk.fetcher.reads <= before + 1
+
+
+async def test_a_new_entry_reaches_its_buffer_within_milliseconds(redis_url: str) -> None:
+    """The read is waiting at the server when the entry comes."""
+    async with bench(redis_url) as desk:
+        buffer = desk.fetcher.add(0, ZERO)
+        times: list[float] = []
+        for n in range(20):
+            await waits_at_the_server(desk)
+            began = time.perf_counter()
+            await desk.backend.execute("XADD", desk.stream_keys.events(0), "*", "v", str(n))
+            while buffer.waiting <= n:
+                await buffer.wait_change()
+            times.append(time.perf_counter() - began)
+        times.sort()
+        print(f"wake latency: median {times[10] * 1e3:.2f} ms, worst {times[-1] * 1e3:.2f} ms")
+        assert times[10] < 0.02
+
+
+async def test_a_partition_that_is_added_does_not_wait_for_the_read_under_way(redis_url: str) -> None:
+    """The read that blocks on other partitions is woken, long before its time is over."""
+    async with bench(redis_url, partitions=2, fetch_block_ms=30_000) as desk:
+        desk.fetcher.add(0, ZERO)
+        await waits_at_the_server(desk)
+        await desk.backend.execute("XADD", desk.stream_keys.events(1), "*", "v", "x")
+        began = time.perf_counter()
+        buffer = desk.fetcher.add(1, ZERO)
+        with anyio.fail_after(5):
+            await buffer.wait_nonempty()
+        assert time.perf_counter() - began < 1
+
+
+async def test_a_partition_that_gets_room_again_is_read_again(redis_url: str) -> None:
+    """A full buffer is left out of reads; taking from it interrupts the read that goes on without it."""
+    async with bench(redis_url, partitions=2, fetch_block_ms=30_000, fetch_count=10) as desk:
+        for n in range(100):
+            await desk.backend.execute("XADD", desk.stream_keys.events(0), "*", "v", str(n))
+        buffer = desk.fetcher.add(0, ZERO)
+        desk.fetcher.add(1, ZERO)
+        got = 0
+        with anyio.fail_after(10):
+            while got < 100:
+                await buffer.wait_nonempty()
+                taken = buffer.take(5, 10_000)
+                buffer.release(len(taken), sum(entry.size for entry in taken))
+                got += len(taken)
+        assert buffer.waiting == 0
+
+
+async def test_a_partition_that_is_removed_gets_nothing_any_more(redis_url: str) -> None:
+    """What a read brings for it is dropped, and its bytes are given back."""
+    async with bench(redis_url) as desk:
+        buffer = desk.fetcher.add(0, ZERO)
+        await waits_at_the_server(desk)
+        desk.fetcher.remove(0)
+        await desk.backend.execute("XADD", desk.stream_keys.events(0), "*", "v", "x")
+        second = desk.fetcher.add(0, ZERO)
+        await wait_for_async(lambda: second.waiting == 1, "the new buffer has it")
+        assert buffer.waiting == 0 and buffer.closed
+        desk.fetcher.remove(0)
+        assert desk.budget.used == 0
+
+
+# -- budget ------------------------------------------------------------------------------------
+
+
+async def test_memory_stays_within_the_budget_with_many_partitions(redis_url: str) -> None:
+    """Sixty-four partitions full of large entries hold little more than the budget together."""
+    budget = 4 * 1024 * 1024
+    payload = b"x" * 20_000
+    async with bench(redis_url, partitions=64, prefetch_bytes=budget) as desk:
+        for partition in range(64):
+            await desk.backend.pipeline(
+                [("XADD", desk.stream_keys.events(partition), "*", "v", payload)] * 30
+            )
+        most = 0
+        got = [0] * 64
+        buffers = [desk.fetcher.add(p, ZERO) for p in range(64)]
+        async with asyncio.timeout(30):
+            while sum(got) < 64 * 30:
+                most = max(most, desk.budget.used)
+                moved = False
+                for p, buffer in enumerate(buffers):
+                    taken = buffer.take(7, 1_000_000)
+                    moved = moved or bool(taken)
+                    got[p] += len(taken)
+                    buffer.release(len(taken), sum(entry.size for entry in taken))
+                await asyncio.sleep(0 if moved else 0.001)
+        assert got == [30] * 64
+        print(f"most bytes held: {most / budget:.2f} of the budget")
+        assert most <= 1.25 * budget
+        assert desk.budget.used == 0
+
+
+async def test_a_partition_that_is_stuck_does_not_starve_the_others(redis_url: str) -> None:
+    """One whose handler never ends holds its share, and no more."""
+    async with bench(redis_url, partitions=4, prefetch_bytes=2 * 1024 * 1024) as desk:
+        for partition in range(4):
+            await desk.backend.pipeline(
+                [("XADD", desk.stream_keys.events(partition), "*", "v", b"x" * 10_000)] * 400
+            )
+        buffers = [desk.fetcher.add(p, ZERO) for p in range(4)]
+        got = 0
+        with anyio.fail_after(20):
+            while got < 1_200:
+                for buffer in buffers[1:]:
+                    taken = buffer.take(10, 1_000_000)
+                    got += len(taken)
+                    buffer.release(len(taken), sum(entry.size for entry in taken))
+                await asyncio.sleep(0)
+        assert buffers[0].held <= 1.5 * desk.budget.limit / 4
+
+
+def entry(number: int, size: int) -> Entry:
+    """Make an entry."""
+    return Entry(EntryId(number, 0), {b"v": b"x" * (size - 1)}, size)
+
+
+def test_a_buffer_gives_entries_in_order_and_keeps_count_of_bytes() -> None:
+    """Bytes are charged until they are released; takes respect both limits."""
+    budget = ByteBudget(1_000_000)
+    buffer = PartitionBuffer(0, ZERO, budget, ahead=100)
+    buffer.put([entry(n, 100) for n in range(1, 6)])
+    buffer.put([entry(n, 100) for n in range(6, 11)])
+    assert buffer.position == EntryId(10, 0)
+    assert budget.used == 10 * (100 + ENTRY_OVERHEAD_BYTES)
+    assert [e.id.ms for e in buffer.take(3, 10_000)] == [1, 2, 3]
+    assert [e.id.ms for e in buffer.take(100, 450)] == [4, 5, 6, 7]
+    assert buffer.peek() == entry(8, 100)
+    assert (buffer.waiting, buffer.waiting_bytes) == (3, 300)
+    buffer.release(7, 700)
+    assert budget.used == buffer.held == 3 * (100 + ENTRY_OVERHEAD_BYTES)
+    assert [e.id.ms for e in buffer.take(1, 10)] == [8]
+    buffer.close()
+    assert budget.used == 0 and buffer.waiting == 0
+    buffer.put([entry(11, 100)])
+    assert buffer.waiting == 0
+
+
+# -- trouble -----------------------------------------------------------------------------------
+
+
+async def test_the_fetcher_goes_on_after_its_connection_was_cut(redis_url: str) -> None:
+    """Nothing is lost or read twice when connections end again and again."""
+    async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
+        buffer = desk.fetcher.add(0, ZERO)
+        got: list[bytes] = []
+        for n in range(60):
+            if n % 6 == 3:
+                proxy.only_after, proxy.lose = b"XREAD", 1
+            await desk.backend.execute("XADD", desk.stream_keys.events(0), "*", "v", str(n))
+            with anyio.fail_after(10):
+                while len(got) <= n:
+                    await buffer.wait_nonempty()
+                    got += [entry.fields[b"v"] for entry in buffer.take(100, 10_000)]
+        assert got == [str(n).encode() for n in range(60)]
+        assert proxy.lost >= 5
+
+
+async def test_a_deleted_stream_is_noticed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XREAD would wait for ever; the position is ahead of what Redis has, and that is reported once."""
+    monkeypatch.setattr(fetcher_module, "REGRESSION_CHECK_MS", 50)
+    async with bench(redis_url, partitions=2, fetch_block_ms=100) as desk:
+        for partition in range(2):
+            await desk.backend.execute("XADD", desk.stream_keys.events(partition), "9-1", "v", "x")
+        buffers = [desk.fetcher.add(p, ZERO) for p in range(2)]
+        await wait_for_async(lambda: all(b.waiting == 1 for b in buffers), "both are read")
+        await desk.backend.execute("DEL", desk.stream_keys.events(0))
+        await wait_for_async(lambda: bool(desk.regressed), "it is reported")
+        assert desk.regressed == [
+            (0, f"stream {desk.stream_keys.events(0)} was deleted; we had read up to 9-1")
+        ]
+        await desk.backend.execute("DEL", desk.stream_keys.events(1))
+        await desk.backend.execute("XADD", desk.stream_keys.events(1), "3-1", "v", "y")
+        await wait_for_async(lambda: len(desk.regressed) == 2, "the other one, too")
+        assert "its last id is 3-1" in desk.regressed[1][1]
+
+
+async def test_a_key_of_another_type_stops_only_its_partition(redis_url: str) -> None:
+    """The partition is reported with the key's name; the others are read on."""
+    async with bench(redis_url, partitions=3) as desk:
+        await desk.backend.execute("SET", desk.stream_keys.events(1), "x")
+        buffers = [desk.fetcher.add(p, ZERO) for p in range(3)]
+        await wait_for_async(lambda: bool(desk.regressed), "it is reported")
+        assert desk.regressed[0][0] == 1 and desk.stream_keys.events(1) in desk.regressed[0][1]
+        await desk.producer.send_many([Order(n, f"c{n}") for n in range(2)])
+        await desk.backend.execute("XADD", desk.stream_keys.events(2), "*", "v", "x")
+        await wait_for_async(lambda: buffers[2].waiting >= 1, "another partition is read")
+
+
+def test_regression_compares_ids_as_numbers() -> None:
+    """9-1 is before 10-0, whatever text comparison says; an empty stream at its start is no loss."""
+    assert regression(EntryId(10, 0), [b"length", 1, b"last-generated-id", b"9-1"])
+    assert not regression(EntryId(9, 1), [b"length", 1, b"last-generated-id", b"10-0"])
+    assert not regression(EntryId(9, 1), {b"last-generated-id": b"9-1"})
+    assert not regression(ZERO, Exception("no such key"))
+    assert regression(EntryId(1, 0), Exception("ERR no such key"))
+    assert not regression(EntryId(1, 0), Exception("LOADING"))
