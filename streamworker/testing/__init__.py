@@ -3,6 +3,7 @@
 See :func:`local_worker`.
 """
 
+from streamworker.core.snapshot import GroupSnapshot
 from streamworker.testing.local import LocalWorker, local_worker, quiet_logs
 
-__all__ = ["LocalWorker", "local_worker", "quiet_logs"]
+__all__ = ["GroupSnapshot", "LocalWorker", "local_worker", "quiet_logs"]

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from streamworker import App, Context
-from streamworker.core.snapshot import GroupSnapshot
-from streamworker.testing import local_worker
+from streamworker.testing import GroupSnapshot, local_worker
 
 pytestmark = pytest.mark.anyio
 
