@@ -1,13 +1,14 @@
 """`streamworker send`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import redis
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.cli.conftest import Invoke, lines_of
+from tests.cli.conftest import Invoke, OpenTerminal, lines_of
 
 
 def orders(count: int) -> list[str]:
@@ -80,3 +81,13 @@ def test_a_file_that_cannot_be_read_is_a_wrong_command_line(
     result = streamworker("send", "shop:orders", *arguments)
     assert result.exit_code == ExitCode.USAGE
     assert arguments[0] in result.stderr
+
+
+def test_on_a_terminal_a_long_sending_shows_its_progress(terminal: OpenTerminal, shop: Path) -> None:
+    """A bar while it goes on, and only the result when it is over."""
+    (shop / "orders.jsonl").write_text(lines_of(orders(100_000)), "utf-8")
+    process = terminal("send", "shop:orders", "orders.jsonl")
+    assert process.wait(60) == ExitCode.OK
+    assert "sending" in process.text
+    assert re.search(r"\d+%", process.text)
+    assert "Sent 100,000 records" in process.text.splitlines()[-1]
