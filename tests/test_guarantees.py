@@ -273,7 +273,8 @@ def test_i7_the_partitions_of_a_killed_worker_run_again_within_five_seconds(
             lambda: orphans <= {c.partition for c in scene.calls() if c.pid != killed.pid and c.start > at},
             "its partitions run elsewhere",
         )
-        took = min(c.start for c in scene.calls() if c.partition in orphans and c.start > at) - at
+        after = [call for call in scene.calls() if call.pid != killed.pid and call.start > at]
+        took = max(min(c.start for c in after if c.partition == p) for p in orphans) - at
         stopped.terminate()
         assert stopped.wait() == 0
     print(f"takeover after SIGKILL: {took:.2f} s")
@@ -346,6 +347,7 @@ def table(frame: DataFrame) -> DataFrame:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_i9_the_spark_table_equals_the_log(
     redis_url: str, spawn: SpawnWorker, write_app: Callable[[str, str], Path], tmp_path: Path
