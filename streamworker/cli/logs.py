@@ -42,3 +42,5 @@ def configure(level: str = "info", format: LogFormat = "console") -> None:
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Spark's bridge tells of each connection and command at INFO.
+    logging.getLogger("py4j").setLevel(logging.WARNING)

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import anyio
+import pyarrow as pa
 
 from streamworker.core.protocols import Coordinator, Setup, make_coordinator
 from streamworker.core.worker import Identity, Timing
@@ -132,6 +133,9 @@ class Worker:
             )
             await streams.register(backend, keys, stream.partitions, stream.start)
             if spec.forward and spec.output is not None:
+                # The first array makes pyarrow look for pandas, 0.3 s in which nothing else runs:
+                # now, and not when partitions wait.
+                pa.array([0])
                 await schemas.declare_schema(backend, keys, spec.output.arrow_schema())
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
