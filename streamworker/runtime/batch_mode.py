@@ -119,7 +119,8 @@ class BatchMode(Mode):
 
         outcome = await self.attempts(call, entries, limit, quiet=quiet)
         if isinstance(outcome, Effects):
-            self.state.keep(outcome.changes)
+            if outcome.changes:
+                self.state.keep(outcome.changes)
             if rows is not None:
                 part.rows.append(rows)
         return outcome

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -20,19 +20,23 @@ import pyarrow as pa
 from streamworker.context import Call, Context, Place
 from streamworker.core.entries import Entry
 from streamworker.errors import DecodeError, RecordError
-from streamworker.processors import ProcessorSpec
+from streamworker.processors import Mode, ProcessorSpec
 from streamworker.runtime.state import Changes, PartitionState
 
 ERROR_TEXT_MAX = 1_000
 """Characters of an error that go into a dead letter or a lock's reason."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Effects:
     """What one successful call left to be committed."""
 
-    outputs: list[Any] = field(default_factory=list)
-    changes: Changes = field(default_factory=dict)
+    outputs: Sequence[Any] = ()
+    changes: Changes | None = None
+
+
+NOTHING = Effects()
+"""What a call leaves that forwards and stores nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Invoker:
         """Whether the records themselves are forwarded where nothing else is."""
         self._returns_rows_as_list = not issubclass(self._row_type or object, list)
         self._warned = False
+        self._is_plain = spec.is_async and spec.timeout_ms is None and not spec.takes_context
 
     # -- decoding ----------------------------------------------------------------------------
 
@@ -90,7 +95,16 @@ class Invoker:
 
     async def call_record(self, entry: Entry, record: Any, attempt: int) -> Effects:
         """Call the function with one record."""
-        return await self._call(record, (entry,), (record,), attempt)
+        if not self._is_plain:
+            return await self._call(record, (entry,), (record,), attempt)
+        # The same in fewer steps: this is what is done a hundred thousand times a second.
+        try:
+            result = await self.spec.function(record)
+        except asyncio.CancelledError:
+            if error := foreign_cancel():
+                raise error from None
+            raise
+        return self._effects(result, (), None, (record,))
 
     async def _call(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
@@ -127,7 +141,7 @@ class Invoker:
         function = self.spec.function
         try:
             if not self.spec.takes_context:
-                return self._effects(await function(argument), [], {}, records)
+                return self._effects(await function(argument), (), None, records)
             view = self._state.view()
             call = Call(entries, view, attempt)
             try:
@@ -136,13 +150,9 @@ class Invoker:
                 call.is_over = True
                 view.close()
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Nobody cancels us: something that the function awaited was cancelled.
-            raise RuntimeError(
-                "the function ended with CancelledError, and nobody had cancelled it"
-            ) from None
+            if error := foreign_cancel():
+                raise error from None
+            raise
         return self._effects(result, call.outputs, view.changes, records)
 
     def call_here(
@@ -151,7 +161,7 @@ class Invoker:
         """Call a ``def`` function in this thread."""
         function = self.spec.function
         if not self.spec.takes_context:
-            return self._effects(function(argument), [], {}, records)
+            return self._effects(function(argument), (), None, records)
         view = self._state.view()
         call = Call(entries, view, attempt)
         try:
@@ -163,35 +173,38 @@ class Invoker:
 
     # -- what it returned ----------------------------------------------------------------------
 
-    def _effects(self, result: Any, outputs: list[Any], changes: Changes, records: Sequence[Any]) -> Effects:
+    def _effects(
+        self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]
+    ) -> Effects:
+        if result is None and not outputs:
+            rows: Sequence[Any] = records if self.forwards_input else ()
+            return Effects(rows, changes) if rows or changes else NOTHING
         if not self.spec.forward:
-            return Effects(self.unwanted(outputs if result is None else [result]), changes)
+            self.unwanted()
+            return Effects((), changes)
         if result is None:
-            if not outputs and self.forwards_input:
-                return Effects(list(records), changes)
-            return Effects(self.checked(outputs), changes)
-        if isinstance(result, list) and self._returns_rows_as_list:
-            rows = result
-        elif self.spec.mode.value == "batch":
+            returned: list[Any] = []
+        elif isinstance(result, list) and self._returns_rows_as_list:
+            returned = result
+        elif self.spec.mode is Mode.BATCH:
             raise RecordError(
                 f"Processor {self.spec.name!r} returned a {type(result).__name__} for a batch.",
                 remedy=f"Return a list of {self._row_name()}, or None.",
             )
         else:
-            rows = [result]
-        return Effects(self.checked(outputs + rows if outputs else rows), changes)
+            returned = [result]
+        return Effects(self.checked([*outputs, *returned] if outputs else returned), changes)
 
-    def unwanted(self, rows: list[Any]) -> list[Any]:
-        """Drop rows of a processor that forwards nothing; say so the first time."""
-        if rows and not self._warned:
+    def unwanted(self) -> None:
+        """Say, the first time, that rows of a processor that forwards nothing are dropped."""
+        if not self._warned:
             self._warned = True
             self._place.log.warning(
                 "rows_not_forwarded",
                 reason="the processor has no output type: annotate what it returns, or set forward=True",
             )
-        return []
 
-    def to_rows(self, outputs: list[Any]) -> pa.RecordBatch | None:
+    def to_rows(self, outputs: Sequence[Any]) -> pa.RecordBatch | None:
         """Turn rows into Arrow's form; None if there are none.
 
         Raises
@@ -203,7 +216,7 @@ class Invoker:
             return None
         return self.spec.output.to_arrow(outputs)
 
-    def checked(self, rows: list[Any]) -> list[Any]:
+    def checked(self, rows: Sequence[Any]) -> Sequence[Any]:
         """Return the rows, having checked that each is of the output type.
 
         Raises
@@ -230,6 +243,18 @@ class Invoker:
 
     def _row_name(self) -> str:
         return "rows" if self.spec.output is None else self.spec.output.name
+
+
+def foreign_cancel() -> RuntimeError | None:
+    """Return the error that a CancelledError stands for if nobody has cancelled this task.
+
+    Something that the function awaited was cancelled, and it let the CancelledError through.
+    Taken for a cancel of ours it would end the partition in silence.
+    """
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        return None
+    return RuntimeError("the function ended with CancelledError, and nobody had cancelled it")
 
 
 _limiters: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("handler_threads")

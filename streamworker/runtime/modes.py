@@ -27,7 +27,7 @@ from streamworker.runtime.work import span
 if TYPE_CHECKING:
     from streamworker.runtime.runner import PartitionRunner
 
-SLICE_S = 0.002
+SLICE_MS = 2
 """Records are handled one after the other for this long before the event loop gets its turn and a
 commit may start. A turn costs some 30 us, so this keeps it below 2 %."""
 

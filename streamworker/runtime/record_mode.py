@@ -1,18 +1,18 @@
 """One record a call; commits take what was done since the last one."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from streamworker.core.batching import BatchLimits
 from streamworker.core.entries import Entry
+from streamworker.runtime.buffer import now_ms
 from streamworker.runtime.grouping import GroupingMode
 from streamworker.runtime.invoke import Effects
-from streamworker.runtime.modes import SLICE_S, Failed, GivenUp
+from streamworker.runtime.modes import SLICE_MS, Failed, GivenUp
 
-THREAD_SLICE_S = 0.005
-"""As ``SLICE_S``, in a worker thread, where the way there and back costs about 0.1 ms."""
+THREAD_SLICE_MS = 5
+"""As ``SLICE_MS``, in a worker thread, where the way there and back costs about 0.1 ms."""
 
 
 class RecordMode(GroupingMode):
@@ -107,17 +107,19 @@ class RecordMode(GroupingMode):
             loop = asyncio.get_running_loop()
             place, error = await self.invoker.in_thread(self._slice_here, loop, entries, records, start, end)
             return place, error
-        runner, until = self.runner, time.monotonic() + SLICE_S
+        runner, clock_ms = self.runner, now_ms()
+        until_ms = clock_ms + SLICE_MS
         for place in range(start, end):
-            runner.begins()
+            runner.busy_since_ms = clock_ms
             try:
                 effects = await self.invoker.call_record(entries[place], records[place], 1)
             except Exception as error:  # noqa: BLE001 - whatever a user function raises
                 runner.busy_since_ms = None
                 return place, error
-            runner.ends()
+            runner.progress_ms = clock_ms = now_ms()
+            runner.busy_since_ms = None
             self.add((entries[place],), effects.outputs, effects.changes)
-            if not runner.may_start or time.monotonic() >= until:
+            if clock_ms >= until_ms or not runner.may_start:
                 return place + 1, None
             self.poke()
         return end, None
@@ -131,17 +133,19 @@ class RecordMode(GroupingMode):
         end: int,
     ) -> tuple[int, Exception | None]:
         """As :meth:`_slice`, in a worker thread; the event loop waits for it meanwhile."""
-        runner, until = self.runner, time.monotonic() + THREAD_SLICE_S
+        runner, clock_ms = self.runner, now_ms()
+        until_ms = clock_ms + THREAD_SLICE_MS
         for place in range(start, end):
-            runner.begins()
+            runner.busy_since_ms = clock_ms
             try:
                 effects = self.invoker.call_here(records[place], (entries[place],), (records[place],), 1)
             except Exception as error:  # noqa: BLE001 - whatever a user function raises
                 runner.busy_since_ms = None
                 return place, error
-            runner.ends()
+            runner.progress_ms = clock_ms = now_ms()
+            runner.busy_since_ms = None
             self.add((entries[place],), effects.outputs, effects.changes)
-            if not runner.may_start or time.monotonic() >= until:
+            if clock_ms >= until_ms or not runner.may_start:
                 return place + 1, None
             self.poke_from_thread(loop)
         return end, None

@@ -1,9 +1,8 @@
 """The function iterates over the records itself; asking for the next acks the one before."""
 
 import asyncio
-import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,52 +11,58 @@ from streamworker.context import Call, Context, Records
 from streamworker.core.batching import BatchLimits, Halving
 from streamworker.core.entries import Entry, EntryId
 from streamworker.errors import DecodeError, RecordError
+from streamworker.runtime.buffer import now_ms
 from streamworker.runtime.grouping import GroupingMode
-from streamworker.runtime.modes import SLICE_S, Failed
+from streamworker.runtime.invoke import foreign_cancel
+from streamworker.runtime.modes import SLICE_MS, Failed
 from streamworker.runtime.pauses import Pauses
 
 if TYPE_CHECKING:
     from streamworker.runtime.runner import PartitionRunner
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """An entry that was taken from the buffer, with its record or why it has none."""
-
-    entry: Entry
-    record: Any
-    error: DecodeError | None = None
+_Item = tuple[Entry, Any, DecodeError | None]
+"""An entry that was taken from the buffer, its record, and why it has none."""
 
 
 class _Search:
     """The search for the poison in a list of records that the function could not handle."""
 
     def __init__(self, items: list[_Item]) -> None:
-        self.items = items
-        self.halving = Halving(len(items))
-        self._bounds = (0, 0)
-        self._again: list[_Item] = []
-
-    def repeat(self) -> None:
-        """Give the slice that was given last once more."""
-        start, end = self._bounds
-        self._again = self.items[start:end]
+        self._items = items
+        self._halving = Halving(len(items))
+        self._slice = (0, 0)
+        self._rest_at = 0
+        self._again = False
 
     def next(self) -> list[_Item]:
         """Return the slice to give to the function now; empty at the end."""
         if self._again:
-            again, self._again = self._again, []
-            return again
-        bounds = self.halving.next()
-        if bounds is None:
-            return []
-        self._bounds = bounds
-        return self.items[bounds[0] : bounds[1]]
+            self._again = False
+        else:
+            self._slice = self._halving.next() or (0, 0)
+            self._rest_at = self._slice[0]
+        return self._items[slice(*self._slice)]
+
+    def repeat(self) -> None:
+        """Give the slice that was given last once more."""
+        self._again = True
+
+    def succeeded(self) -> None:
+        """Say that the slice that was given last was acked."""
+        self._halving.succeeded()
+        self._rest_at = self._slice[1]
+
+    def failed(self) -> None:
+        """Say that it failed; a single record is taken out then."""
+        start, end = self._slice
+        self._halving.failed()
+        self._rest_at = start if end - start > 1 else end
 
     @property
     def rest(self) -> list[_Item]:
-        """What was not handled yet, with the slice that was given last."""
-        return self.items[self._bounds[0] :]
+        """What was neither acked nor taken out."""
+        return self._items[self._rest_at :]
 
 
 class StreamMode(GroupingMode):
@@ -78,7 +83,7 @@ class StreamMode(GroupingMode):
         """First record in hand when the function failed last."""
         self._halted = ""
         self._scope = anyio.CancelScope()
-        self._turn_at = 0.0
+        self._turn_due_ms = 0
 
     async def handle_all(self) -> str:
         """Call the function until draining; return why the partition halts, or nothing."""
@@ -103,10 +108,9 @@ class StreamMode(GroupingMode):
                 if not self._asked and not self.runner.draining:
                     raise RuntimeError("the function returned without asking for a record")
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                return RuntimeError("the function ended with CancelledError, and nobody had cancelled it")
+                if error := foreign_cancel():
+                    return error
+                raise
             except Exception as error:  # noqa: BLE001 - whatever a user function raises
                 return error
             finally:
@@ -120,10 +124,12 @@ class StreamMode(GroupingMode):
         """Ack what is in hand and give the next records; none at the end."""
         self._asked = True
         self._ack()
-        self.runner.ends()
-        if time.monotonic() - self._turn_at >= SLICE_S:
+        runner = self.runner
+        runner.busy_since_ms = None
+        runner.progress_ms = clock_ms = now_ms()
+        if clock_ms >= self._turn_due_ms:
             await self.turn()
-            self._turn_at = time.monotonic()
+            self._turn_due_ms = now_ms() + SLICE_MS
         if self.refused is not None:
             await self._rewind(self.refused)
         items = await self._next_items(count, within_ms)
@@ -132,30 +138,28 @@ class StreamMode(GroupingMode):
             return []
         self._hand = items
         if self.spec.takes_context:
-            self._show([item.entry for item in items])
-        self.runner.begins()
-        return [item.record for item in items]
+            self._show([entry for entry, _, _ in items])
+        runner.busy_since_ms = clock_ms
+        return [record for _, record, _ in items]
 
     async def _next_items(self, count: int, within_ms: int) -> list[_Item]:
-        runner = self.runner
-        while True:
-            if not await runner.wait_may_start():
-                return []
-            if self._search is not None:
-                items = self._next_of_search(count)
-                if items:
-                    return items
-            if not self._ahead and not await self._fill(count, within_ms):
+        ahead = self._ahead
+        while await self.runner.wait_may_start():
+            if self._search is not None and (items := self._next_of_search(count)):
+                return items
+            if not ahead and not await self._fill(count, within_ms):
                 if self.refused is not None:
                     await self._rewind(self.refused)
                 return []
-            if self._ahead[0].error is not None:
-                await self._undecodable(self._ahead.popleft())
+            first = ahead.popleft()
+            if first[2] is not None:
+                await self._undecodable(first[0], first[2])
                 continue
-            items = [self._ahead.popleft()]
-            while len(items) < count and self._ahead and self._ahead[0].error is None:
-                items.append(self._ahead.popleft())
+            items = [first]
+            while len(items) < count and ahead and ahead[0][2] is None:
+                items.append(ahead.popleft())
             return items
+        return []
 
     async def _fill(self, count: int, within_ms: int) -> bool:
         self.poke()
@@ -163,12 +167,13 @@ class StreamMode(GroupingMode):
         within_ms = self.spec.within_ms if within_ms < 0 else within_ms
         limits = BatchLimits(records, self.spec.batch_bytes, within_ms)
         entries = await self.runner.next_entries(limits, self.is_refused)
-        decoded = self.invoker.decode(entries)
-        self._ahead.extend(
-            _Item(entry, record, decoded.bad.get(place))
-            for place, (entry, record) in enumerate(zip(entries, decoded.records, strict=True))
-        )
+        self._ahead.extend(self._items(entries))
         return bool(entries)
+
+    def _items(self, entries: list[Entry]) -> list[_Item]:
+        decoded = self.invoker.decode(entries)
+        errors = map(decoded.bad.get, range(len(entries)))
+        return list(zip(entries, decoded.records, errors, strict=True))
 
     def _ack(self) -> None:
         """Count what is in hand as done.
@@ -180,20 +185,26 @@ class StreamMode(GroupingMode):
         """
         if not self._hand:
             return
-        outputs = self._seen.outputs
-        if not self.spec.forward:
-            outputs = self.invoker.unwanted(outputs)
-        elif not outputs and self.invoker.forwards_input:
-            outputs = [item.record for item in self._hand]
-        self.invoker.checked(outputs)
-        if self._careful:
-            self.invoker.to_rows(outputs)
-        self.add([item.entry for item in self._hand], outputs, self._view.changes)
+        outputs: Sequence[Any] = self._seen.outputs
+        if not outputs and self.invoker.forwards_input:
+            outputs = [record for _, record, _ in self._hand]
+        if outputs:
+            outputs = self._checked(outputs)
+        self.add([entry for entry, _, _ in self._hand], outputs, self._view.changes)
         self.poke()
         self._hand = []
         self._failing, self._failures = None, 0
         if self._search is not None:
-            self._search.halving.succeeded()
+            self._search.succeeded()
+
+    def _checked(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        if not self.spec.forward:
+            self.invoker.unwanted()
+            return ()
+        self.invoker.checked(outputs)
+        if self._careful:
+            self.invoker.to_rows(outputs)
+        return outputs
 
     def _show(self, entries: list[Entry]) -> None:
         """Let the context show these entries, with nothing forwarded or stored yet."""
@@ -213,14 +224,10 @@ class StreamMode(GroupingMode):
         each is looked at when it is acked.
         """
         self.log.warning("rows_refused", error=str(error))
-        entries = self.undo()
-        decoded = self.invoker.decode(entries)
-        self._ahead.extendleft(reversed(self._search.rest if self._search else []))
-        items = [
-            _Item(entry, record, decoded.bad.get(place))
-            for place, (entry, record) in enumerate(zip(entries, decoded.records, strict=True))
-        ]
-        self._ahead.extendleft(reversed(items))
+        again = self._items(self.undo())
+        if self._search is not None:
+            again += self._search.rest
+        self._ahead.extendleft(reversed(again))
         self._search, self._careful = None, True
         await self._interrupt()
 
@@ -231,23 +238,23 @@ class StreamMode(GroupingMode):
 
     # -- errors --------------------------------------------------------------------------------
 
-    async def _undecodable(self, item: _Item) -> None:
-        assert item.error is not None
-        failed = Failed(item.error, 0)
+    async def _undecodable(self, entry: Entry, error: DecodeError) -> None:
+        failed = Failed(error, 0)
         if self.halts:
-            self._halted = self.reason([item.entry], failed)
+            self._halted = self.reason([entry], failed)
             await self._interrupt()
-        self.add([item.entry], dead=self.removed(item.entry, failed))
+        self.add([entry], dead=self.removed(entry, failed))
 
     async def _failed(self, error: Exception) -> bool:
         """Decide what becomes of the records in hand; False to end."""
         hand, self._hand = self._hand, []
-        first = hand[0].entry.id if hand else None
+        entries = [entry for entry, _, _ in hand]
+        first = entries[0].id if hand else None
         self._failures = self._failures + 1 if self._failing == first and self._failures else 1
         self._failing = first
         limit = 1 if self._search is not None and len(hand) > 1 else self.spec.attempts
         failed = Failed(error, self._failures)
-        self.note_failure([item.entry for item in hand], failed, limit)
+        self.note_failure(entries, failed, limit)
         if self._halted or self.runner.draining:
             return False
         if self._failures < limit:
@@ -258,17 +265,17 @@ class StreamMode(GroupingMode):
             return await self._paused()
         self._failures = 0
         if self.halts or not hand:
-            self._halted = self.reason([item.entry for item in hand], failed)
+            self._halted = self.reason(entries, failed)
             return False
         if len(hand) > 1:
             if self._search is None:
                 self._search = _Search(hand)
             else:
-                self._search.halving.failed()
+                self._search.failed()
             return True
-        self.add([hand[0].entry], dead=self.removed(hand[0].entry, failed))
+        self.add(entries, dead=self.removed(entries[0], failed))
         if self._search is not None:
-            self._search.halving.failed()
+            self._search.failed()
         return True
 
     async def _paused(self) -> bool:
