@@ -78,6 +78,8 @@ class PartitionBuffer:
         self.position = position
         self.estimate = SizeEstimate()
         self.closed = False
+        self.in_use = False
+        """Whether a runner takes from here; it closes the buffer at its end."""
         self._budget = budget
         self._ahead = ahead
         self._on_room = on_room
@@ -154,8 +156,10 @@ class PartitionBuffer:
         """When the first entry that waits arrived, by the monotonic clock."""
         return self._chunks[0][0] if self._chunks else None
 
-    def expect(self, entries: int) -> None:
-        """Make room for batches of that many entries beside one that is being filled."""
+    def use(self, entries: int) -> None:
+        """Take batches of that many entries from now on, and close the buffer at the end."""
+        self.in_use = True
+        # Room for a batch that waits beside one that is being read.
         self._ahead = max(self._ahead, 2 * entries)
 
     def peek(self) -> Entry | None:

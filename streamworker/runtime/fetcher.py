@@ -95,8 +95,11 @@ class Fetcher:
         return self._reads
 
     def add(self, partition: int, position: EntryId) -> PartitionBuffer:
-        """Read a partition from now on, beginning after ``position``."""
-        self.remove(partition)
+        """Read a partition from now on, beginning after ``position``.
+
+        A buffer that the partition had before is closed: its runner gets nothing more.
+        """
+        self._drop(partition)
         buffer = PartitionBuffer(
             partition, position, self._budget, ahead=2 * self._settings.fetch_count, on_room=self._room
         )
@@ -105,7 +108,16 @@ class Fetcher:
         return buffer
 
     def remove(self, partition: int) -> None:
-        """Stop reading a partition, and drop what was read. What a read still brings is dropped."""
+        """Stop reading a partition, and drop what was read. What a read still brings is dropped.
+
+        Does nothing while a runner uses the partition's buffer, since that may be a later one than
+        the caller's. A runner closes its buffer when it ends.
+        """
+        buffer = self._buffers.get(partition)
+        if buffer is not None and (buffer.closed or not buffer.in_use):
+            self._drop(partition)
+
+    def _drop(self, partition: int) -> None:
         buffer = self._buffers.pop(partition, None)
         self._broken.discard(partition)
         if buffer is not None:

@@ -164,7 +164,7 @@ class PartitionRunner:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
         self._mode = _MODES[spec.mode](self)
-        buffer.expect(spec.batch)
+        buffer.use(spec.batch)
 
     # -- life ------------------------------------------------------------------------------
 

@@ -103,6 +103,24 @@ async def test_a_partition_that_is_removed_gets_nothing_any_more(redis_url: str)
         assert desk.budget.used == 0
 
 
+async def test_an_old_runner_that_ends_late_does_not_stop_the_new_one(redis_url: str) -> None:
+    """A partition was lost and taken again while its old handler still cleaned up: reading goes on."""
+
+    async def price(batch: list[Order]) -> None: ...
+
+    async with bench(redis_url) as desk:
+        old = await desk.start(desk.spec(price))
+        new = await desk.start(desk.spec(price), owner="w2")
+        assert old.runner.buffer.closed
+        await old.drained()
+        desk.fetcher.remove(0)
+        await desk.send(range(3))
+        await desk.until_committed(3)
+        await new.drained()
+        desk.fetcher.remove(0)
+        assert desk.budget.buffers == 0
+
+
 # -- budget ------------------------------------------------------------------------------------
 
 

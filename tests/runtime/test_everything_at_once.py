@@ -1,0 +1,123 @@
+"""Poison, rows without a form, damaged entries, passing errors and lost replies, all in one run."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streamworker.context import Context, Records
+from tests.runtime.bench import Bench, Order, Priced, bench
+from tests.runtime.proxy import proxied
+
+pytestmark = pytest.mark.anyio
+
+COUNT = 150
+
+
+class Trouble:
+    """What goes wrong in one run, drawn from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        numbers = range(COUNT)
+        self.poison = set(self.rng.sample(numbers, self.rng.randrange(8)))
+        self.misfits = set(self.rng.sample(numbers, self.rng.randrange(4)))
+        self.damaged = set(self.rng.sample(numbers, self.rng.randrange(4)))
+        self.passing = dict.fromkeys(self.rng.sample(numbers, self.rng.randrange(4)), 1)
+        """Numbers that fail once."""
+        self.calls: Counter[int] = Counter()
+
+    @property
+    def good(self) -> list[int]:
+        """Numbers that must come out, in order."""
+        bad = self.poison | self.misfits | self.damaged
+        return [n for n in range(COUNT) if n not in bad]
+
+    def handle(self, number: int, ctx: Context) -> Priced:
+        """Handle one number, or fail."""
+        self.calls[number] += 1
+        ctx.state["sum"] = ctx.state.get("sum", 0) + number
+        if number in self.poison:
+            raise ValueError(f"poison {number}")
+        if self.passing.get(number, 0) > 0:
+            self.passing[number] -= 1
+            raise ConnectionError("not now")
+        return Priced(2**80 if number in self.misfits else number, 1.0)
+
+    def function(self, mode: str) -> Callable[..., Any]:
+        """Return a processor function of a mode."""
+
+        async def in_batches(batch: list[Order], ctx: Context) -> list[Priced]:
+            return [self.handle(order.number, ctx) for order in batch]
+
+        async def by_record(order: Order, ctx: Context) -> Priced:
+            if order.number % 7 == 0:
+                await asyncio.sleep(0)
+            return self.handle(order.number, ctx)
+
+        def in_thread(order: Order, ctx: Context) -> Priced:
+            return self.handle(order.number, ctx)
+
+        async def as_stream(records: Records[Order], ctx: Context) -> None:
+            async for order in records:
+                ctx.forward(self.handle(order.number, ctx))
+
+        async def as_lists(records: Records[Order], ctx: Context) -> None:
+            async for part in records.take(9):
+                for order in part:
+                    ctx.forward(self.handle(order.number, ctx))
+                if self.calls[part[0].number] % 5 == 4:
+                    return
+
+        functions: dict[str, Callable[..., Any]] = {
+            "batch": in_batches,
+            "record": by_record,
+            "thread": in_thread,
+            "stream": as_stream,
+            "lists": as_lists,
+        }
+        return functions[mode]
+
+
+async def send(desk: Bench, trouble: Trouble) -> None:
+    """Append the records, with damaged ones among them."""
+    for number in range(COUNT):
+        payload = b"{" if number in trouble.damaged else b'{"number":%d}' % number
+        await desk.add_raw(payload)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mode", ["batch", "record", "thread", "stream", "lists"])
+async def test_every_good_record_comes_out_once_in_order_and_every_bad_one_is_a_dead_letter(
+    redis_url: str, mode: str, seed: int
+) -> None:
+    """Rows, dead letters and state are exactly what they would be without any trouble."""
+    trouble = Trouble(seed * 31 + len(mode))
+    options: dict[str, Any] = {
+        "on_error": "dead_letter",
+        "attempts": 2,
+        "backoff": 0.001,
+        "backoff_max": 0.002,
+    }
+    if mode == "batch":
+        options["batch"] = trouble.rng.randrange(1, 40)
+    if mode in ("stream", "lists"):
+        options |= {"output": Priced, "forward": True}
+    async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
+        await send(desk, trouble)
+        desk.gate.close()
+        running = await desk.start(desk.spec(trouble.function(mode), **options))
+        proxy.only_after, proxy.lose = b"EVALSHA", trouble.rng.randrange(4)
+        desk.gate.open()
+        await desk.until_committed(COUNT)
+        proxy.lose = 0
+        await running.drained()
+        ids, dead = await desk.ids(), await desk.dead()
+        assert [row["number"] for row in await desk.rows()] == trouble.good
+        bad = sorted(trouble.poison | trouble.misfits | trouble.damaged)
+        assert sorted(letter[b"id"].decode() for letter in dead) == sorted(ids[n] for n in bad)
+        assert dict(running.runner.state.view()) == {"sum": sum(trouble.good)}
+        assert desk.budget.used == 0
