@@ -34,7 +34,10 @@ from streamworker.dev.timeline import Timeline
 from streamworker.dev.verdict import judge
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.readers import positions
 from streamworker.redisio.snapshot import take_snapshot
+from streamworker.redisio.streams import declare
 
 APP = "streamworker.dev.demo_app"
 SEND_S = 45.0
@@ -186,6 +189,7 @@ class _Demo:
     async def _flow(self, app: Any, backend: Backend, flights: pa.Table) -> tuple[Rebalance, ...]:
         """Send everything while workers come and go; return once Spark has it all."""
         total = flights.num_rows
+        await self._spark_runs(app, backend)
         self.timeline = Timeline(partitions=app.streams["flights"].spec.partitions)
         self.reporter.begin(total)
         begun = time.monotonic()
@@ -219,6 +223,25 @@ class _Demo:
             self.reporter.end()
         found = await self._look(app, backend)
         return found.rebalances
+
+    async def _spark_runs(self, app: Any, backend: Backend) -> None:
+        """Wait until both pipelines read, so that the tables grow while workers come and go."""
+        stream = app.streams["flights"].spec
+        keys = GroupKeys(app.name, stream.name, "legs")
+        # Nobody has sent or worked yet, so nobody else has said that there is such a stream.
+        await declare(backend, StreamKeys(app.name, stream.name), stream.partitions, stream.codec)
+        known: set[str] = set()
+        looking = asyncio.create_task(self._watch_readers(backend, keys, known))
+        try:
+            await self._until("Spark ran both pipelines", lambda: len(known) >= len(app.pipelines), looking)
+        finally:
+            looking.cancel()
+        self._say("Spark runs both pipelines")
+
+    async def _watch_readers(self, backend: Backend, keys: GroupKeys, known: set[str]) -> None:
+        while True:
+            known.update(await positions(backend, keys))
+            await asyncio.sleep(SAMPLE_S)
 
     def _do(self, act: Act) -> None:
         self._say(f"{act.worker} {act.text}")
