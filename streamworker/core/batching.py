@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from streamworker.errors import InternalError
 
-ENTRY_OVERHEAD_BYTES = 600
+ENTRY_OVERHEAD_BYTES = 450
 """What an entry costs in memory beside its bytes: an id, a dict, the bytes objects (measured
-on CPython 3.11: 560 to 640 bytes for an entry of one field). Counted in byte budgets, since for
-small records it is most of the memory."""
+on CPython 3.11: 445 bytes for an entry of one field). Counted in byte budgets, since for small
+records it is most of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class ReadPlan:
 
 READ_ENTRIES_MAX = 8_000
 """Entries that one read may bring in all. Turning a reply into entries holds the event loop for
-about 2 us an entry (measured), so this bounds a read's pause to some 20 ms."""
+1.3 us an entry (measured), so this bounds a read's pause to some 10 ms."""
 
 
 def plan_read(

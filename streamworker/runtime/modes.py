@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 SLICE_MS = 2
 """Records are handled one after the other for this long before the event loop gets its turn and a
-commit may start. A turn costs some 30 us, so this keeps it below 2 %."""
-
+commit may start. Shorter, and commits become many and small; longer, and other partitions wait."""
 
 DEAD_FIELDS_MAX = 1_000
 """Fields of a dead letter. A script cannot pass on more than some thousand, and an entry of ours

@@ -111,6 +111,17 @@ async def test_a_record_that_is_too_large_is_refused_by_name_and_setting(redis_u
         assert not await desk.backend.execute("EXISTS", desk.stream_keys.events(0))
 
 
+async def test_a_record_that_cannot_be_appended_does_not_fail_those_beside_it(redis_url: str) -> None:
+    """Its error is raised before it is put together with others."""
+    many = {f"h{n}": "x" for n in range(5_000)}
+    async with bench(redis_url, run=False) as desk:
+        sends = [desk.producer.send(Order(n), headers=many if n == 1 else None) for n in range(3)]
+        first, second, third = await asyncio.gather(*sends, return_exceptions=True)
+        assert isinstance(second, RecordError) and "5000 headers" in str(second)
+        assert not isinstance(first, BaseException) and not isinstance(third, BaseException)
+        assert await numbers(desk) == [0, 2]
+
+
 async def test_a_full_partition_raises_or_waits_as_asked(redis_url: str) -> None:
     """With ``raise`` the sender is told at once; with ``wait`` the record goes in when there is room."""
     async with bench(redis_url, run=False, stream={"entries_max": 10}) as desk:
