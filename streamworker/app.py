@@ -262,6 +262,7 @@ class App:
         attempts: int = 3,
         backoff: float = 0.2,
         backoff_max: float = 30.0,
+        timeout: float | None = None,
         forward: bool | None = None,
         output: type | None = None,
     ) -> Callable[[Callable[P, R]], Processor[P, R]]:
@@ -287,6 +288,10 @@ class App:
             Calls for one record or batch before ``on_error``.
         backoff, backoff_max
             Seconds before the second attempt, doubled for each further one, and their limit.
+        timeout
+            Seconds that one call may take; a longer one counts as failed. None: no limit, and
+            ``max_processing_time_ms`` raises an alarm. A ``def`` function cannot be interrupted:
+            its thread is left behind, and what it still does has no effect.
         forward
             Whether rows go to the acked log. None: if the function returns something.
         output
@@ -309,6 +314,7 @@ class App:
                 attempts=attempts,
                 backoff=backoff,
                 backoff_max=backoff_max,
+                timeout=timeout,
                 forward=forward,
                 output=output,
             )

@@ -35,6 +35,7 @@ def describe(
     attempts: int,
     backoff: float,
     backoff_max: float,
+    timeout: float | None,
     forward: bool | None,
     output: type | None,
 ) -> ProcessorSpec:
@@ -52,6 +53,14 @@ def describe(
     is_async = inspect.iscoroutinefunction(function)
     if mode is Mode.STREAM and not is_async:
         raise _wrong(name, "takes Records, and is no async function.", "Write it as `async def`.")
+    if timeout is not None and (mode is Mode.STREAM or timeout <= 0):
+        raise _wrong(
+            name,
+            f"has timeout={timeout:g}.",
+            "Leave it out: the one call of a function that takes Records lasts as long as the partition."
+            if mode is Mode.STREAM
+            else "timeout must be more than 0 seconds.",
+        )
     if on_error == "retry":
         on_error = "halt"
     if on_error not in ON_ERROR:
@@ -76,6 +85,7 @@ def describe(
         attempts=attempts,
         backoff_ms=round(backoff * 1000),
         backoff_max_ms=round(backoff_max * 1000),
+        timeout_ms=None if timeout is None else round(timeout * 1000),
         forward=forwards,
         output=_output_type(produced, stream, name) if forwards else None,
     )

@@ -124,6 +124,7 @@ class Bench:
             "attempts": 1,
             "backoff": 0.01,
             "backoff_max": 0.02,
+            "timeout": None,
             "forward": None,
             "output": None,
         }

@@ -1,0 +1,156 @@
+"""What the decorators read from a function's annotations, and what they refuse."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamworker import App, ConfigurationError, Context, Records
+from streamworker.processors import Mode
+
+
+class Order(msgspec.Struct):
+    """What the stream holds."""
+
+    customer: str
+    amount: float
+
+
+class Priced(msgspec.Struct):
+    """What some processors return."""
+
+    customer: str
+    price: float
+
+
+async def one(order: Order) -> None:
+    """Take a record."""
+
+
+async def some(orders: list[Order], ctx: Context) -> list[Priced]:
+    """Take a batch and a context, and forward rows."""
+    return []
+
+
+async def all_of_them(records: Records[Order]) -> None:
+    """Take the stream."""
+
+
+def blocking(order: Order) -> Priced | None:
+    """Filter in a thread."""
+    return None
+
+
+def bare(order, ctx):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Say nothing."""
+
+
+@pytest.fixture
+def app() -> App:
+    """An app that connects to nothing."""
+    return App("shop", redis_url="redis://localhost:1/0")
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "expected"),
+    [
+        (one, {}, (Mode.RECORD, True, False, False)),
+        (some, {}, (Mode.BATCH, True, True, True)),
+        (all_of_them, {}, (Mode.STREAM, True, False, False)),
+        (blocking, {}, (Mode.RECORD, False, False, True)),
+        (bare, {}, (Mode.RECORD, False, True, False)),
+        (bare, {"batch": 10}, (Mode.BATCH, False, True, False)),
+        (one, {"forward": True}, (Mode.RECORD, True, False, True)),
+    ],
+)
+def test_annotations_say_how_records_come_and_what_is_forwarded(
+    app: App, function: Callable[..., Any], options: dict[str, Any], expected: tuple[Mode, bool, bool, bool]
+) -> None:
+    """Mode, async or not, context or not, forwarding or not."""
+    orders = app.stream("orders", Order, key="customer", partitions=4)
+    spec = app.processor(orders, **options)(function).spec
+    assert expected == (spec.mode, spec.is_async, spec.takes_context, spec.forward)
+
+
+def test_a_decorated_function_is_still_a_function(app: App) -> None:
+    """A unit test calls it as if it had no decorator."""
+    orders = app.stream("orders", Order)
+
+    @app.processor(orders)
+    def double(order: Order) -> Priced:
+        """Double it."""
+        return Priced(order.customer, 2 * order.amount)
+
+    assert double(Order("ann", 1.5)) == Priced("ann", 3.0)
+    assert double.__doc__ == "Double it."
+    assert double.spec.output is not None
+    assert double.spec.output.python_type is Priced
+
+
+def test_a_pipeline_makes_its_processor_forward_the_records_themselves(app: App) -> None:
+    """Unless the processor was told not to."""
+    orders = app.stream("orders", Order)
+    quiet = app.processor(orders, name="quiet")(one)
+    assert not quiet.spec.forward
+    app.pipeline(quiet, name="table", path="lake/orders")(lambda df: df)
+    assert quiet.spec.forward
+    assert quiet.spec.output is orders.spec.record
+    mute = app.processor(orders, name="mute", forward=False)(one)
+    with pytest.raises(ConfigurationError, match="mute"):
+        app.pipeline(mute, name="other", path="lake/other")(lambda df: df)
+
+
+def takes_too_much(a: Order, b: Context, c: int) -> None:
+    """Take three things."""
+
+
+def takes_something_else(order: Order, number: int) -> None:
+    """Take a number for a context."""
+
+
+def takes_records(records: Records[Order]) -> None:
+    """Take the stream without being async."""
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "said"),
+    [
+        (takes_too_much, {}, "3 parameters"),
+        (takes_something_else, {}, "number"),
+        (takes_records, {}, "async"),
+        (one, {"batch": 5}, "list\\[Order\\]"),
+        (one, {"attempts": 0}, "attempts"),
+        (one, {"timeout": 0}, "timeout"),
+        (all_of_them, {"timeout": 1.0}, "timeout"),
+        (one, {"name": "a b"}, "a b"),
+        (one, {"on_error": "panic"}, "panic"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_processors_name(
+    app: App, function: Callable[..., Any], options: dict[str, Any], said: str
+) -> None:
+    """At import, before anything runs."""
+    orders = app.stream("orders", Order)
+    with pytest.raises(ConfigurationError, match=said):
+        app.processor(orders, **options)(function)
+
+
+def test_two_of_one_name_are_refused(app: App) -> None:
+    """Streams, processors and pipelines each have names of their own."""
+    orders = app.stream("orders", Order)
+    app.processor(orders)(one)
+    with pytest.raises(ConfigurationError, match="two processors named 'one'"):
+        app.processor(orders)(one)
+    with pytest.raises(ConfigurationError, match="two streams named 'orders'"):
+        app.stream("orders", Order)
+
+
+def test_a_setting_from_the_environment_loses_to_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a variable that is no number is named."""
+    monkeypatch.setenv("STREAMWORKER_GRACE_PERIOD_MS", "5000")
+    assert App("shop").settings.grace_period_ms == 5000
+    assert App("shop", grace_period_ms=6000).settings.grace_period_ms == 6000
+    monkeypatch.setenv("STREAMWORKER_GRACE_PERIOD_MS", "soon")
+    with pytest.raises(ConfigurationError, match="STREAMWORKER_GRACE_PERIOD_MS"):
+        App("shop")
