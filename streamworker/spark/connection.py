@@ -52,7 +52,15 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 """Pauses between attempts double from the first to the longest, each shortened at random by
 up to a half, so that the tasks of a query do not come back all at once."""
 
-_clients: dict[tuple[int, str], redis.Redis] = {}
+
+class _Clients(dict[tuple[int, str], redis.Redis]):
+    """A cache that stays at home: the module may travel to a remote Spark, connections may not."""
+
+    def __reduce__(self) -> tuple[type["_Clients"], tuple[()]]:
+        return _Clients, ()
+
+
+_clients = _Clients()
 """By process and URL. Spark forks its Python workers and uses them again for later tasks, so
 that a connection is made once a worker; a forked one must not share its parent's."""
 

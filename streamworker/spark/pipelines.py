@@ -46,6 +46,8 @@ GRACE_S = 30.0
 by the next start, so this saves work, not rows."""
 JVM_END_S = 2.0
 """How long a JVM that does not answer any more may take to be gone."""
+LOG_INTERVAL_S = 10.0
+"""A running pipeline says how far it is this often, if it has done anything."""
 RESTARTS_MAX = 5
 """Failures in a row, without a finished micro-batch between them, before it is given up."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
@@ -197,6 +199,8 @@ class _Run:
     _seen: tuple[int, str] = (-1, "")
     _failures: int = 0
     _start_at: float = 0.0
+    _log_at: float = 0.0
+    _rows: int = 0
     _rng: random.Random = field(default_factory=random.Random)
 
     def start(self) -> None:
@@ -245,18 +249,26 @@ class _Run:
 
     def _pass_on(self, query: "StreamingQuery") -> None:
         last = query.lastProgress
-        if last is None or int(last["batchId"]) < self._seen[0]:
+        if last is None or int(last.batchId) < self._seen[0]:
             return
         # Each event costs a call into the JVM, so all are asked for only where some were missed.
-        missed = int(last["batchId"]) > self._seen[0] + 1
+        missed = int(last.batchId) > self._seen[0] + 1
         for event in query.recentProgress if missed else [last]:
-            key = (int(event["batchId"]), str(event["timestamp"]))
+            key = (int(event.batchId), str(event.timestamp))
             if key > self._seen:
                 self._seen = key
                 self._failures = 0
                 self._last = from_event(self.spec.name, event)
+                self._log(self._last)
                 if self.tell is not None:
                     self.tell(self._last)
+
+    def _log(self, progress: PipelineProgress) -> None:
+        self._rows += progress.rows
+        if self._rows == 0 or time.monotonic() < self._log_at:
+            return
+        log.info("pipeline %s: %d rows more, %d wait", self.spec.name, self._rows, progress.lag)
+        self._rows, self._log_at = 0, time.monotonic() + LOG_INTERVAL_S
 
     def _fail(self, failure: Failure) -> None:
         waits = failure.nothing_there_yet and not self.once
@@ -349,9 +361,10 @@ def source_rows(spec: PipelineSpec, session: Session) -> "DataFrame":
 
 def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
     """Return the stream writer of what a pipeline's function returned."""
-    if hasattr(result, "foreachBatch") and hasattr(result, "start"):
-        return result
+    # Asked in this order, since a remote DataFrame seems to have any attribute: a column.
     if not hasattr(result, "isStreaming"):
+        if hasattr(result, "foreachBatch"):
+            return result
         raise ConfigurationError(
             f"Pipeline {spec.name!r} returned {type(result).__name__}.",
             remedy="Its function returns a DataFrame, or the stream writer of one (df.writeStream...).",

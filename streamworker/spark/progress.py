@@ -43,29 +43,21 @@ def from_event(pipeline: str, event: Any) -> PipelineProgress:
     pipeline
         The pipeline's name.
     event
-        ``query.lastProgress``; an object with attributes, or a mapping.
+        ``query.lastProgress``. Its attributes are read, since a remote Spark's has no items.
     """
-    source = _get(event, "sources")[0]
-    end = _offset(_get(source, "endOffset"))
-    latest = _offset(_get(source, "latestOffset")) or end
-    durations = _get(event, "durationMs") or {}
+    source = event.sources[0]
+    end = _offset(source.endOffset)
+    latest = _offset(source.latestOffset) or end
     return PipelineProgress(
         pipeline=pipeline,
         state="running",
-        batch=int(_get(event, "batchId")),
-        rows=int(_get(event, "numInputRows")),
-        rows_per_s=float(_get(event, "processedRowsPerSecond") or 0),
+        batch=int(event.batchId),
+        rows=int(source.numInputRows),
+        rows_per_s=float(event.processedRowsPerSecond or 0),
         positions={p: position.rows for p, position in end.items()},
         lag_rows=offsets.lag(end, latest),
-        seconds=float(durations.get("triggerExecution", 0)) / 1000,
+        seconds=float((event.durationMs or {}).get("triggerExecution", 0)) / 1000,
     )
-
-
-def _get(event: Any, name: str) -> Any:
-    """Read a field of an event: classic Spark gives mappings, Connect gives objects."""
-    if isinstance(event, Mapping):
-        return event.get(name)
-    return getattr(event, name)
 
 
 def _offset(value: Any) -> dict[int, offsets.Position]:

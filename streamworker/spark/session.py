@@ -322,20 +322,14 @@ def register(spark: "SparkSession", *, by_value: bool = False) -> None:
     """
     from streamworker.spark.source import StreamworkerDataSource
 
-    if not by_value:
-        spark.dataSource.register(StreamworkerDataSource)
-        return
-    from pyspark import cloudpickle as untyped_cloudpickle
+    if by_value:
+        from pyspark import cloudpickle as untyped_cloudpickle
 
-    cloudpickle: Any = untyped_cloudpickle
-    modules = travelling_modules()
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        spark.dataSource.register(StreamworkerDataSource)
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
+        cloudpickle: Any = untyped_cloudpickle
+        # For good, since the sink of a pipeline travels later, when its query is started.
+        for module in travelling_modules():
+            cloudpickle.register_pickle_by_value(module)
+    spark.dataSource.register(StreamworkerDataSource)
 
 
 def travelling_modules() -> list[ModuleType]:

@@ -14,7 +14,7 @@ from streamworker.redisio.ackedlog import encode_batch
 from streamworker.redisio.client import Backend
 from streamworker.redisio.commit import CommitCode, CommitRequest, commit_many
 from streamworker.redisio.keys import GroupKeys, StreamKeys
-from streamworker.redisio.locks import acquire_many
+from streamworker.redisio.locks import acquire_many, move_checkpoint
 from streamworker.redisio.schemas import declare_schema
 from streamworker.redisio.streams import declare, register
 
@@ -121,6 +121,11 @@ class AckedLog:
         for count in counts:
             first = len(self.written[partition]) + partition * 1_000_000
             self.append(partition, orders(first, count))
+
+    def reset(self, partition: int, to: EntryId) -> None:
+        """Move the group's checkpoint, as ``streamworker reset`` does."""
+        moved = move_checkpoint(self._backend, self.keys, partition, to, entries=0, owner=OWNER)
+        assert isinstance(self._runner.run(moved), EntryId)
 
     def trim(self, partition: int, rows: int) -> None:
         """Drop entries up to row ``rows``, whoever needs them."""

@@ -10,7 +10,7 @@ import pytest
 from pyspark import cloudpickle as untyped_cloudpickle
 
 from streamworker.errors import ConfigurationError
-from streamworker.spark.connection import URL_VARIABLE
+from streamworker.spark.connection import URL_VARIABLE, Connection
 from streamworker.spark.session import Session, open_session, travelling_modules
 from streamworker.spark.source import StreamworkerDataSource
 from tests.spark.acked import AckedLog
@@ -135,8 +135,13 @@ assert not any(name == "streamworker" for name in sys.modules)
 """
 
 
-def test_the_source_travels_to_a_server_where_streamworker_is_not_installed(tmp_path: Path) -> None:
+def test_the_source_travels_to_a_server_where_streamworker_is_not_installed(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A remote Spark needs redis and pyarrow only; the rest comes with the query."""
+    # A connection that is open here stays here.
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_HERE", redis_url)
+    assert Connection("here", 1000).call(lambda client: client.ping())
     modules = travelling_modules()
     for module in modules:
         cloudpickle.register_pickle_by_value(module)

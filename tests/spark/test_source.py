@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
+from streamworker.core.entries import EntryId
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.ackedlog import schema_fingerprint, serialize_schema
 from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
@@ -384,6 +385,19 @@ def test_a_log_that_was_rolled_back_and_has_grown_again_ends_the_query(
     acked.append(0, orders(200, 4))
     with pytest.raises(PySparkException, match=r"DataLoss.*rolled back and has grown again"):
         run(spark, acked.options(), tmp_path)
+
+
+def test_a_group_that_was_reset_is_no_loss(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
+    """Entries that are processed again add their rows again: the log goes on, and so does the query."""
+    acked.fill(0, [4, 4])
+    run(spark, acked.options(), tmp_path)
+    acked.reset(0, EntryId(2, 0))
+    run(spark, acked.options(), tmp_path)
+    acked.append(0, orders(100, 1))
+    run(spark, acked.options(), tmp_path)
+    acked.append(0, orders(101, 1))
+    run(spark, acked.options(), tmp_path)
+    assert table(spark, tmp_path) == [*range(8), 100, 101]
 
 
 def test_a_damaged_entry_is_named_and_never_taken_for_data(
