@@ -92,7 +92,8 @@ def test_a_pipeline_makes_its_processor_forward_the_records_themselves(app: App)
     """Unless the processor was told not to."""
     orders = app.stream("orders", Order)
     quiet = app.processor(orders, name="quiet")(one)
-    assert not quiet.spec.forward
+    before = quiet.spec
+    assert not before.forward
     app.pipeline(quiet, name="table", path="lake/orders")(lambda df: df)
     assert quiet.spec.forward
     assert quiet.spec.output is orders.spec.record
