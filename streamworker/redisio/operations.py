@@ -4,9 +4,7 @@ The runtime brings every effect that it does not perform itself here, and knows 
 name: a protocol adds its effects to its core and its operations to this table, and runs.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from streamworker.core.control import ControlMessage, to_fields
 from streamworker.core.events import (
@@ -28,27 +26,7 @@ from streamworker.core.events import (
     ReleaseLocks,
 )
 from streamworker.redisio import control, locks, membership
-from streamworker.redisio.client import Backend
-from streamworker.redisio.keys import GroupKeys
-
-E = TypeVar("E", bound=Effect)
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What operations work with."""
-
-    backend: Backend
-    keys: GroupKeys
-    drain_deadline_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """How one kind of effect is done, and what its core is told when there is no answer."""
-
-    do: Callable[[Access, Any], Awaitable[Event]]
-    failed: Callable[[Any], Event]
+from streamworker.redisio.operation import Access, Operation
 
 
 async def read_document(access: Access, effect: ReadDocument) -> Event:

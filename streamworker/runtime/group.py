@@ -49,7 +49,8 @@ from streamworker.processors import ProcessorSpec
 from streamworker.redisio import readers, state, streams
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys, StreamKeys
-from streamworker.redisio.operations import OPERATIONS, Access, Operation, mark, post
+from streamworker.redisio.operation import Access, Operation
+from streamworker.redisio.operations import OPERATIONS, mark, post
 from streamworker.runtime.buffer import ByteBudget
 from streamworker.runtime.committer import Committer
 from streamworker.runtime.fetcher import Fetcher
