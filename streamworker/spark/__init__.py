@@ -5,8 +5,10 @@
     schema               Arrow and Spark types, casting, metadata columns
     source               format("streamworker"): the classes that Spark calls
     checks, progress     what a pipeline must be; what it tells. Without pyspark
-    session, sink        a local session; writing a result
-    pipelines            run_pipelines: queries, restarts, a graceful stop
+    java, session        a Java, a session; local or remote
+    queries, sink        from a pipeline to a query; writing a whole result
+    failures             why a query ended, out of Spark's page of frames
+    pipelines            run_pipelines: watching queries, restarts, a graceful stop
 
 Nothing is imported here: executors load ``source`` without the rest, and ``checks`` is used
 where pyspark may not be installed.

@@ -178,7 +178,7 @@ class Connection:
             except redis.RedisError as error:
                 # Once an answer is missing, the next one on that connection may be its answer.
                 _clients.pop((os.getpid(), url), None)
-                refusal = self._explain(url, error)
+                refusal = self._explain(url, error, tried=retry)
                 if not isinstance(refusal, BackendUnavailable):
                     raise refusal from None
                 left = give_up_at - time.monotonic()
@@ -193,7 +193,7 @@ class Connection:
             _clients[key] = _open(self.name, url)
         return _clients[key]
 
-    def _explain(self, url: str, error: redis.RedisError) -> BackendError:
+    def _explain(self, url: str, error: redis.RedisError, *, tried: bool) -> BackendError:
         where = f"Redis at {address(url)} (connection {self.name!r})"
         if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
             return AuthenticationFailed(
@@ -201,8 +201,9 @@ class Connection:
                 remedy="Correct the URL behind the connection's name.",
             )
         if isinstance(error, _UNANSWERED):
+            how_long = f" for {self.retry_timeout_ms / 1000:g} s" if tried else ""
             return BackendUnavailable(
-                f"{where} gave no answer for {self.retry_timeout_ms / 1000:g} s: {error}",
+                f"{where} gave no answer{how_long}: {error}",
                 remedy="Is it running, and can this machine reach it? The query can be started again from "
                 "its checkpoint; option retryTimeout sets how long it waits.",
             )

@@ -12,29 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.processors import PipelineSpec
-from streamworker.spark.checks import (
-    FILE_FORMATS,
-    PATHLESS_FORMATS,
-    beside,
-    check_pipeline,
-    checkpoint_of,
-    is_local,
-    local,
-    trigger_of,
-)
+from streamworker.spark.checks import check_pipeline
 from streamworker.spark.failures import Failure, read_failure
-from streamworker.spark.options import is_source_option
 from streamworker.spark.progress import PipelineProgress, from_event
+from streamworker.spark.queries import start_query
 from streamworker.spark.session import Session, open_session
-from streamworker.spark.sink import WholeResult
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
@@ -306,131 +294,3 @@ class _Run:
                 error=error,
             )
         )
-
-
-# -- building a query ------------------------------------------------------------------------
-
-
-def start_query(spec: PipelineSpec, session: Session, *, once: bool = False) -> "StreamingQuery":
-    """Start the query of a pipeline from its checkpoint directory, and return it.
-
-    Raises
-    ------
-    ConfigurationError
-        If the function returns something else, or Spark refuses the query.
-    """
-    from pyspark.errors import AnalysisException
-
-    trigger = {"availableNow": True} if once else trigger_of(spec)
-    checkpoint = _absolute(checkpoint_of(spec, spec.processor.stream.app))
-    try:
-        writer = _writer_of(spec, spec.function(source_rows(spec, session)), checkpoint)
-        writer = writer.queryName(spec.name).option("checkpointLocation", checkpoint)
-        query: StreamingQuery = writer.trigger(**trigger).start()
-    except AnalysisException as error:
-        raise ConfigurationError(
-            f"Spark refuses pipeline {spec.name!r}: {str(error).splitlines()[0]}",
-            remedy="An aggregate needs mode='complete', or a watermark; other errors are in the function.",
-        ) from error
-    return query
-
-
-def source_rows(spec: PipelineSpec, session: Session) -> "DataFrame":
-    """Return the streaming DataFrame of the rows that a pipeline reads.
-
-    Its type comes from the processor, so that a pipeline can start before the first row.
-    """
-    from streamworker.spark.schema import spark_schema
-    from streamworker.spark.source import FORMAT
-
-    source = {name: value for name, value in spec.options.items() if is_source_option(name)}
-    given = {name.lower(): value for name, value in source.items()}
-    stream = spec.processor.stream
-    options = {"app": stream.app, "stream": stream.name, "processor": spec.processor.name}
-    if "reader" not in given:
-        options["reader"] = spec.name
-    if session.parallelism and not {"minpartitions", "maxpartitions"} & set(given):
-        options["maxPartitions"] = str(session.parallelism)
-    record = spec.processor.output or stream.record
-    declared = spark_schema(
-        record.arrow_schema(), include_metadata=given.get("includemetadata", "").lower() == "true"
-    )
-    reader = session.spark.readStream.format(FORMAT).schema(declared)
-    return reader.options(**options, **source).load()
-
-
-def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
-    """Return the stream writer of what a pipeline's function returned."""
-    # Asked in this order, since a remote DataFrame seems to have any attribute: a column.
-    if not hasattr(result, "isStreaming"):
-        if hasattr(result, "foreachBatch"):
-            return result
-        raise ConfigurationError(
-            f"Pipeline {spec.name!r} returned {type(result).__name__}.",
-            remedy="Its function returns a DataFrame, or the stream writer of one (df.writeStream...).",
-        )
-    _check_frame(spec, result)
-    mode = spec.mode
-    if mode == "append" and not _can_append(result):
-        log.info("pipeline %s has no watermark: its whole result is written each time", spec.name)
-        mode = "complete"
-    return _writer(spec, result, mode, checkpoint)
-
-
-def _can_append(frame: Any) -> bool:
-    """Return whether rows of a result are final once they are written.
-
-    Those of an aggregate without a watermark are not: all that a pipeline can mean by it is the
-    whole result. Spark says so only when the query is started, and by then a file sink has left
-    its mark in the directory; so its checker is asked first. A remote Spark cannot be asked.
-    """
-    from pyspark.errors import AnalysisException
-
-    plan = getattr(frame, "_jdf", None)
-    if plan is None:
-        return True
-    jvm = frame.sparkSession._jvm  # noqa: SLF001, the checker has no other way in
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    append = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
-    try:
-        checker.checkForStreaming(plan.queryExecution().analyzed(), append)
-    except AnalysisException as error:
-        return "OUTPUT_MODE" not in (error.getCondition() or "")
-    return True
-
-
-def _check_frame(spec: PipelineSpec, frame: Any) -> None:
-    if not frame.isStreaming:
-        raise ConfigurationError(
-            f"Pipeline {spec.name!r} returned a DataFrame that does not come from its argument.",
-            remedy="Derive the result from the DataFrame that the function is given.",
-        )
-    if spec.path is None and spec.format not in PATHLESS_FORMATS:
-        raise ConfigurationError(
-            f"Pipeline {spec.name!r} has no path for its result.",
-            remedy='Give it one: @app.pipeline(..., path="lake/..."), or return a stream writer.',
-        )
-
-
-def _writer(spec: PipelineSpec, frame: Any, mode: str, checkpoint: str) -> Any:
-    options = {name: value for name, value in spec.options.items() if not is_source_option(name)}
-    partition_by = [name.strip() for name in options.pop("partitionBy", "").split(",") if name.strip()]
-    if mode == "complete" and spec.format in FILE_FORMATS:
-        if not (spec.path and is_local(spec.path) and is_local(checkpoint)):
-            raise ConfigurationError(
-                f"Pipeline {spec.name!r} writes its whole result each time, and {spec.path!r} or its "
-                "checkpoint is not on a local disk.",
-                remedy="Use local paths, or return a stream writer for a table format such as delta.",
-            )
-        path = _absolute(spec.path)
-        whole = WholeResult(path, f"{beside(path)}/{spec.name}", checkpoint, spec.format, options)
-        whole.check()
-        return frame.writeStream.outputMode("complete").foreachBatch(whole)
-    writer = frame.writeStream.outputMode(mode).format(spec.format).options(**options)
-    if partition_by:
-        writer = writer.partitionBy(*partition_by)
-    return writer.option("path", _absolute(spec.path)) if spec.path else writer
-
-
-def _absolute(path: str) -> str:
-    return str(Path(local(path)).absolute()) if is_local(path) else path
