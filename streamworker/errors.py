@@ -42,6 +42,10 @@ class StreamworkerError(Exception):
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}".strip()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross processes, from Spark's workers for one; pickle would lose the keyword.
+        return _again, (type(self), self.message, self.remedy)
+
 
 class ConfigurationError(StreamworkerError):
     """The program or its settings are wrong; nothing was started."""
@@ -108,3 +112,9 @@ class InternalError(StreamworkerError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, remedy="This is a bug in streamworker; please report it with the log.")
+
+
+def _again(kind: type[StreamworkerError], message: str, remedy: str) -> StreamworkerError:
+    error = kind.__new__(kind, message, remedy)
+    StreamworkerError.__init__(error, message, remedy=remedy)
+    return error
