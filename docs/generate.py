@@ -78,19 +78,20 @@ def settings_page() -> str:
         "| setting | must be at least | |",
         "|---|---|---|",
     ]
-    for name, factor, other in _requirements():
+    for name, relation, factor, other in _requirements():
         times = f"{factor} x " if factor > 1 else ""
+        more = "more than " if relation == ">" else ""
         lines.append(
-            f"| `{name}` | {times}`{other}` | {getattr(Settings(), name):,} >= {times}"
+            f"| `{name}` | {more}{times}`{other}` | {getattr(Settings(), name):,} {relation} {times}"
             f"{getattr(Settings(), other):,} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _requirements() -> list[tuple[str, int, str]]:
+def _requirements() -> list[tuple[str, str, int, str]]:
     source = inspect.getsource(Settings.__post_init__)
-    found = re.findall(r'_require\("(\w+)", ">=", (\d+), "(\w+)"\)', source)
-    return [(name, int(factor), other) for name, factor, other in found]
+    found = re.findall(r'_require\("(\w+)", "(>=?)", (\d+), "(\w+)"\)', source)
+    return [(name, relation, int(factor), other) for name, relation, factor, other in found]
 
 
 def keys_page() -> str:

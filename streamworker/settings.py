@@ -56,6 +56,27 @@ class Settings:
     """A worker that was told to stop ends by now, whatever its handlers do; then with a
     non-zero exit code. Longer than the grace period."""
 
+    # -- handover by races (coordination="lease") ---------------------------------------------
+    lease_normal_ms: int = 5_000
+    """How long a partition is held, as a rule, before it is challenged: the pace at which load
+    is balanced. The author of the algorithm uses 60,000; each challenge costs each worker one
+    call, and 5 seconds are long beside the wait of a race and short for who watches."""
+    lease_max_ms: int = 20_000
+    """How long a challenge may stay undecided before it is cleared away: a worker that died
+    between winning and starting is noticed after this. Significantly longer than the normal
+    lease, and than a shutdown, which is waited for while nothing may be challenged."""
+    lease_max_shutdown_ms: int = 10_000
+    """How long the winner waits for the former owner's shutdown before it starts anyway; its
+    lock then refuses the former owner's commits. At least the grace period, so that a healthy
+    owner is never overtaken."""
+    lease_min_grab_ms: int = 4_000
+    """How long after its start a winner cannot be challenged. Less than the normal lease, and
+    long enough for every worker's wait to be over."""
+    lease_held_delay_ms: int = 100
+    """How much longer a worker waits for each partition that it has, before it tries to take a
+    challenged one. The author uses 100 to 500. Shorter, and jitter decides instead of load; it
+    is shortened for streams of more than ``lease_min_grab_ms / lease_held_delay_ms`` partitions."""
+
     # -- data --------------------------------------------------------------------------------
     prefetch_bytes: int = 32 * 1024 * 1024
     """Bytes that one processor may hold fetched but not committed, over all its partitions."""
@@ -94,15 +115,21 @@ class Settings:
         self._require("drain_deadline_ms", ">=", 1, "grace_period_ms")
         self._require("shutdown_timeout_ms", ">=", 1, "grace_period_ms")
         self._require("prefetch_bytes", ">=", 2, "entry_bytes_max")
+        self._require("lease_max_ms", ">=", 2, "lease_normal_ms")
+        self._require("lease_max_ms", ">=", 2, "lease_max_shutdown_ms")
+        self._require("lease_max_shutdown_ms", ">=", 1, "grace_period_ms")
+        self._require("lease_normal_ms", ">", 1, "lease_min_grab_ms")
+        self._require("lease_min_grab_ms", ">=", 2, "lease_held_delay_ms")
 
     def _require(self, name: str, relation: str, factor: int, other: str) -> None:
-        """Check ``name >= factor * other``; the reason stands at the setting itself."""
+        """Check ``name >= factor * other``, or ``>``; the reason stands at the setting itself."""
         mine, theirs = getattr(self, name), getattr(self, other)
-        if mine < factor * theirs:
+        least = factor * theirs + (relation == ">")
+        if mine < least:
             times = f"{factor} x " if factor > 1 else ""
             raise ConfigurationError(
                 f"Setting {name} is {mine}, and must be {relation} {times}{other} ({theirs}).",
-                remedy=f"Raise {name} to {factor * theirs} or more, or lower {other}.",
+                remedy=f"Raise {name} to {least} or more, or lower {other}.",
             )
 
     @classmethod

@@ -41,7 +41,28 @@ class PartitionsAcquired:
     generation: int
 
 
-ControlMessage = GroupChanged | PartitionsReleased | PartitionsAcquired
+@dataclass(frozen=True, slots=True)
+class LeaseChallenged:
+    """The leases of some partitions are challenged: the race for them begins (protocol ``lease``)."""
+
+    partitions: tuple[int, ...]
+    owner: str
+    """Who challenges."""
+    generation: int
+    """The server's time in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """A node does not process some partitions any more (protocol ``lease``)."""
+
+    partitions: tuple[int, ...]
+    owner: str
+    generation: int
+    """The server's time in ms."""
+
+
+ControlMessage = GroupChanged | PartitionsReleased | PartitionsAcquired | LeaseChallenged | LeaseEnded
 
 
 def to_fields(message: ControlMessage) -> dict[str, str]:
@@ -59,6 +80,10 @@ def to_fields(message: ControlMessage) -> dict[str, str]:
             kind = "released"
         case PartitionsAcquired(partitions, owner, generation):
             kind = "acquired"
+        case LeaseChallenged(partitions, owner, generation):
+            kind = "challenged"
+        case LeaseEnded(partitions, owner, generation):
+            kind = "ended"
     return {"kind": kind, "partitions": _join(partitions), "owner": owner, "generation": str(generation)}
 
 
@@ -81,6 +106,10 @@ def from_fields(fields: Mapping[str, str]) -> ControlMessage | None:
                 return PartitionsReleased(_split(fields["partitions"]), fields["owner"], generation)
             case "acquired":
                 return PartitionsAcquired(_split(fields["partitions"]), fields["owner"], generation)
+            case "challenged":
+                return LeaseChallenged(_split(fields["partitions"]), fields["owner"], generation)
+            case "ended":
+                return LeaseEnded(_split(fields["partitions"]), fields["owner"], generation)
     except (KeyError, ValueError):
         pass
     return None

@@ -10,10 +10,12 @@ both: a protocol decides who works where, never whether what was done is true.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from streamworker.core.events import Effect, Event
+from streamworker.core.lease import LeaseCore
+from streamworker.core.lease_timing import LeaseTiming
 from streamworker.core.worker import Identity, Timing, WorkerCore
 from streamworker.errors import ConfigurationError
 
@@ -41,6 +43,8 @@ class Setup:
     """Returns a text that is new each time; part of the owner's name."""
     jitter: Callable[[int], int]
     """Returns a number from 0 up to its argument, which is also how random choices are made."""
+    lease: LeaseTiming = field(default_factory=LeaseTiming)
+    """The time spans of the protocol ``lease``."""
 
 
 def membership(setup: Setup) -> Coordinator:
@@ -55,7 +59,19 @@ def membership(setup: Setup) -> Coordinator:
     )
 
 
-PROTOCOLS: dict[str, Callable[[Setup], Coordinator]] = {"membership": membership}
+def lease(setup: Setup) -> Coordinator:
+    """Make the lease-grab race: whoever has less to do takes a challenged partition."""
+    return LeaseCore(
+        f"{setup.identity.name}.{setup.nonce()}",
+        partitions=setup.partitions,
+        timing=setup.lease,
+        grace_period_ms=setup.timing.grace_period_ms,
+        retry_ms=setup.timing.acquire_retry_ms,
+        jitter=setup.jitter,
+    )
+
+
+PROTOCOLS: dict[str, Callable[[Setup], Coordinator]] = {"membership": membership, "lease": lease}
 
 
 def make_coordinator(name: str, setup: Setup) -> Coordinator:

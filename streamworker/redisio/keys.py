@@ -143,6 +143,16 @@ class GroupKeys:
         return f"{self._group_tag}:beats"
 
     @property
+    def lease_grab(self) -> str:
+        """Who won the race for a partition."""
+        return f"{self._group_tag}:grab"
+
+    @property
+    def lease_allocation(self) -> str:
+        """Who processes a partition, by the lease protocol."""
+        return f"{self._group_tag}:allocation"
+
+    @property
     def readers(self) -> str:
         """Positions of the acked logs' readers."""
         return f"{self._group_tag}:readers"
@@ -230,6 +240,19 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         "hash",
         "Member id to its last heartbeat: server ms, client id, run id of the server, load.",
         "sw:{shop.orders:price}:beats",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:grab",
+        "hash",
+        'With `coordination="lease"`: partition to `generation|owner` of whoever won the race for it and '
+        "cannot be challenged yet; `last` is the newest generation.",
+        "sw:{shop.orders:price}:grab",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:allocation",
+        "hash",
+        'With `coordination="lease"`: partition to `generation|owner` of whoever processes it.',
+        "sw:{shop.orders:price}:allocation",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:readers",

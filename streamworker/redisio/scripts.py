@@ -48,6 +48,9 @@ HEARTBEAT = _load("heartbeat")
 MOVE_CHECKPOINT = _load("move_checkpoint")
 COUNT = _load("count")
 REPLAY_DEAD = _load("replay_dead")
+LEASE_CHALLENGE = _load("lease_challenge")
+LEASE_RACE = _load("lease_race")
+LEASE_UPDATE = _load("lease_update")
 
 ALL: tuple[Script, ...] = (
     REGISTER,
@@ -62,6 +65,9 @@ ALL: tuple[Script, ...] = (
     MOVE_CHECKPOINT,
     COUNT,
     REPLAY_DEAD,
+    LEASE_CHALLENGE,
+    LEASE_RACE,
+    LEASE_UPDATE,
 )
 
 ARGS_MAX = 7_900

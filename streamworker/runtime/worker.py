@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pyarrow as pa
 
+from streamworker.core.lease_timing import LeaseTiming
 from streamworker.core.protocols import Coordinator, Setup, make_coordinator
 from streamworker.core.worker import Identity, Timing
 from streamworker.errors import ConfigurationError
@@ -154,6 +155,13 @@ class Worker:
             ),
             nonce=lambda: secrets.token_hex(4),
             jitter=lambda most: rng.randint(0, most),
+            lease=LeaseTiming(
+                normal_lease_ms=settings.lease_normal_ms,
+                max_lease_ms=settings.lease_max_ms,
+                max_shutdown_ms=settings.lease_max_shutdown_ms,
+                min_grab_ms=settings.lease_min_grab_ms,
+                held_delay_ms=settings.lease_held_delay_ms,
+            ),
         )
         return make_coordinator(self._app.coordination, setup)
 

@@ -64,6 +64,17 @@ CALLS = {
         Call(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS), ("price", "1-0", 1, "")),
         Call(scripts.COUNT, (EVENTS,), ("0-0", 10)),
         Call(scripts.REPLAY_DEAD, (DEAD, EVENTS), ("1-0",)),
+        Call(
+            scripts.LEASE_CHALLENGE,
+            (GROUP.lease_grab, GROUP.lease_allocation, GROUP.control),
+            ("w1.a", 1, "free", 2, "due", 3, "overdue"),
+        ),
+        Call(scripts.LEASE_RACE, (GROUP.lease_grab, GROUP.lease_allocation), ("w1.a", 3)),
+        Call(
+            scripts.LEASE_UPDATE,
+            (GROUP.lease_grab, GROUP.lease_allocation, GROUP.control),
+            ("w1.a", 1, 4, 9, 1, 5, 1, 6, 9),
+        ),
     )
 }
 KEY_PLACES = [(name, place) for name, call in CALLS.items() for place in range(len(call.keys))]

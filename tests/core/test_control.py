@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from streamworker.core.control import (
     ControlMessage,
     GroupChanged,
+    LeaseChallenged,
+    LeaseEnded,
     PartitionsAcquired,
     PartitionsReleased,
     from_fields,
@@ -19,6 +21,8 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
     st.builds(GroupChanged, generations, st.text(), st.text(), partitions),
     st.builds(PartitionsReleased, partitions, st.text(), generations),
     st.builds(PartitionsAcquired, partitions, st.text(), generations),
+    st.builds(LeaseChallenged, partitions, st.text(), generations),
+    st.builds(LeaseEnded, partitions, st.text(), generations),
 )
 
 

@@ -54,7 +54,7 @@ class Runner:
 
     def __init__(self, worker: "Worker", partition: int, owner: str, lock: Acquired) -> None:
         self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
-        self.generation = worker.core.membership.generation
+        self.generation = worker.generation
         self.checkpoint = lock.checkpoint.ms
         self.ended = self.draining = self.busy = self.stubborn = self.halted = False
         worker.later(0, self.begin)
@@ -146,17 +146,27 @@ class Worker:
         self._beats_for: str | None = None
         self._timer = 0
         self._control_read = len(world.server.control)
-        self.core = WorkerCore(
-            Identity(name, "host", 1),
+        self.core = self.make_core()
+        self.connect()
+        self.later(0, lambda: self.handle(ev.Started()))
+        self.later(0, self._beat)
+
+    def make_core(self) -> WorkerCore:
+        """Make its part of the protocol."""
+        world = self.world
+        return WorkerCore(
+            Identity(self.name, "host", 1),
             partitions=len(world.server.locks),
             strategy="range",
             timing=world.timing,
             nonce=lambda: f"{world.random.getrandbits(40):010x}",
             jitter=lambda most: world.random.randint(0, most),
         )
-        self.connect()
-        self.later(0, lambda: self.handle(ev.Started()))
-        self.later(0, self._beat)
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that it knows."""
+        return self.core.membership.generation
 
     @property
     def now_ms(self) -> int:
@@ -270,6 +280,14 @@ class Worker:
         else:
             self.request(lambda: self.world.server.heartbeat(member, link, sent_ms), heard, again)
 
+    def check_drain(self, runner: Runner) -> None:
+        """A partition is drained only if somebody took it away, or we leave."""
+        assert self.stopping or any(
+            later.owners[runner.partition] != runner.owner
+            for later in self.world.server.history
+            if later.generation > runner.generation
+        ), f"{self.name} drains partition {runner.partition}, which nobody took away"
+
     # -- effects -------------------------------------------------------------------------------
 
     def _do(self, effect: ev.Effect) -> None:
@@ -321,11 +339,7 @@ class Worker:
                 self.runners[partition] = Runner(self, partition, owner, lock)
             case ev.DrainRunner(partition, epoch):
                 runner = self._runner(partition, epoch)
-                assert self.stopping or any(
-                    later.owners[partition] != runner.owner
-                    for later in self.world.server.history
-                    if later.generation > runner.generation
-                ), f"{self.name} drains partition {partition}, which nobody took away"
+                self.check_drain(runner)
                 runner.drain()
             case ev.CancelRunner(partition, epoch):
                 self._runner(partition, epoch).cancel()

@@ -1,0 +1,94 @@
+"""What a node knows of each partition's lease, and what it still has to tell Redis."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streamworker.core.events import Effect
+from streamworker.core.lease_events import Challenge, UpdateLeases
+from streamworker.errors import InternalError
+
+
+@dataclass(slots=True)
+class Lease:
+    """What a node knows about one partition."""
+
+    heard_ms: int
+    """When it was last challenged, as far as we know."""
+    check_ms: int | None
+    """When we look next whether to challenge it; None while we ask."""
+    mode: Challenge = Challenge.FREE
+    raced_from_ms: int | None = None
+    """When the challenge was heard that we still wait in."""
+    retry_ms: int = 0
+    """Not before this do we try to grab again."""
+    racing: bool = False
+    """Our try to grab it is under way."""
+    ended_by: str = ""
+    """Who ended it since: the answer to our try may be older than that."""
+    won: int = 0
+    """Generation of our win, while it is in the grab hash."""
+    generation: int = 0
+    """Generation of the win by which we own it."""
+    wait_for: str = ""
+    wait_until_ms: int | None = None
+    """Whom we wait for to shut it down, and how long at most."""
+    clear_ms: int | None = None
+    """When our win is taken out of the grab hash."""
+
+
+class Outbox:
+    """What the hashes are to say of a node: collected, told in one call, told again if unanswered.
+
+    Parameters
+    ----------
+    owner
+        The node.
+    retry_ms
+        Pause before a call is repeated.
+    jitter
+        Returns a number from 0 up to its argument.
+    """
+
+    def __init__(self, owner: str, *, retry_ms: int, jitter: Callable[[int], int]) -> None:
+        self.allocate: dict[int, int] = {}
+        """Partitions that the node processes now, and the generations at which they were won."""
+        self.end: set[int] = set()
+        """Partitions that it does not process any more."""
+        self.clear: dict[int, int] = {}
+        """Wins that may be challenged."""
+        self._owner = owner
+        self._retry_ms = retry_ms
+        self._jitter = jitter
+        self._update: UpdateLeases | None = None
+        self._from_ms: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all is told, and nothing is under way."""
+        return self._update is None and not (self.allocate or self.end or self.clear)
+
+    def advance(self, now_ms: int) -> list[Effect]:
+        """Tell what there is to tell, if no call is under way."""
+        if self.is_empty or self._update is not None:
+            return []
+        if self._from_ms is not None and now_ms < self._from_ms:
+            return []
+        self._update = UpdateLeases(self._owner, self.allocate, tuple(sorted(self.end)), self.clear)
+        self._from_ms, self.allocate, self.end, self.clear = None, {}, set(), {}
+        return [self._update]
+
+    def answered(self, now_ms: int, *, done: bool) -> None:
+        """Take the answer; without one, tell it again, but for what has changed since."""
+        if self._update is None:
+            raise InternalError("An update of leases was answered that was not asked for.")
+        update, self._update = self._update, None
+        if done:
+            return
+        self._from_ms = now_ms + self._retry_ms + self._jitter(self._retry_ms // 4)
+        self.allocate = {p: g for p, g in update.allocate.items() if p not in self.end} | self.allocate
+        self.end = self.end.union(p for p in update.end if p not in self.allocate)
+        self.clear = dict(update.clear) | self.clear
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when ``advance`` has something to do next."""
+        return self._from_ms if self._update is None else None
