@@ -73,6 +73,10 @@ async def take_snapshot(
     count = int(declared or 0)
     membership = Membership.parse(document) if document else Membership.empty(count, "range")
     looks = await _look_at_partitions(backend, keys, membership.partitions or count)
+    known_beats = read_beats(beats)
+    if not document:
+        membership = _by_locks(looks)
+        known_beats = {member: Beat(now_ms, 0, "", 0) for member in membership.ids}
     partitions = tuple(_partition_view(look, membership) for look in looks)
     return GroupSnapshot(
         app=app,
@@ -80,7 +84,7 @@ async def take_snapshot(
         processor=group,
         generation=membership.generation,
         taken_ms=now_ms,
-        members=_member_views(membership, read_beats(beats), partitions, now_ms, silent_after_ms),
+        members=_member_views(membership, known_beats, partitions, now_ms, silent_after_ms),
         partitions=partitions,
         readers=_reader_views(read_readers(readers), partitions),
         rebalances=rebalances(
@@ -255,6 +259,24 @@ def _state(
             return "draining", reason
         case _:
             return "running", reason
+
+
+def _by_locks(looks: Sequence[_Look]) -> Membership:
+    """Return the members of a group whose protocol keeps no document: whoever has a lock.
+
+    Such a protocol has no heartbeats either, so they count as alive while they have one.
+    """
+    owners = tuple((look.lock.owner or None) if look.lock else None for look in looks)
+    since: dict[str, int] = {}
+    for look in looks:
+        if look.lock is not None and look.lock.owner:
+            first = since.get(look.lock.owner, look.lock.since_ms)
+            since[look.lock.owner] = min(first, look.lock.since_ms)
+    members = tuple(
+        Member(owner, owner.rpartition(".")[0] or owner, "", 0, joined_ms)
+        for owner, joined_ms in sorted(since.items(), key=lambda each: (each[1], each[0]))
+    )
+    return Membership(0, len(owners), "range", members, owners)
 
 
 # -- members and readers ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ import msgspec
 
 from streamworker import App, Context
 
-app = App("ledger")
+app = App("ledger", coordination=os.environ.get("COORDINATION", "membership"))
 
 
 class Item(msgspec.Struct):

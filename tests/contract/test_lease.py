@@ -1,0 +1,207 @@
+"""The operations of the lease protocol: real servers, and the model that the simulator uses.
+
+Each case runs the same effects on both; the answers must be the same, but for the clock.
+"""
+
+from itertools import pairwise
+from random import Random
+from typing import cast
+
+import pytest
+import redis
+
+from streamworker.core.control import ControlMessage, LeaseChallenged, LeaseEnded, from_fields
+from streamworker.core.entries import ZERO
+from streamworker.core.events import Effect, Event
+from streamworker.core.lease_events import (
+    Challenge,
+    ChallengeLeases,
+    LeaseRaced,
+    LeasesChallenged,
+    LeasesUpdated,
+    RaceForLease,
+    UpdateLeases,
+)
+from streamworker.errors import BackendRefused
+from streamworker.redisio import control, snapshot
+from streamworker.redisio.operation import Access
+from streamworker.redisio.operations import OPERATIONS
+from streamworker.testing.model_lease import ModelLeases
+from tests.contract.support import GROUP, Group
+
+pytestmark = pytest.mark.anyio
+
+FREE, DUE, OVERDUE = Challenge.FREE, Challenge.DUE, Challenge.OVERDUE
+
+
+async def do(group: Group, effect: Effect) -> Event:
+    """Do an effect on the server."""
+    return await OPERATIONS[type(effect)].do(Access(group.backend, GROUP, 1_000), effect)
+
+
+async def race(group: Group, owner: str, partition: int = 3) -> LeaseRaced:
+    """Try to win a partition."""
+    return cast(LeaseRaced, await do(group, RaceForLease(owner, partition)))
+
+
+async def challenge(group: Group, owner: str, **how: Challenge) -> frozenset[int]:
+    """Challenge partitions, named p0, p1 and so on; return which were."""
+    wanted = {int(name[1:]): each for name, each in how.items()}
+    answer = cast(LeasesChallenged, await do(group, ChallengeLeases(owner, wanted)))
+    assert answer.asked == tuple(wanted)
+    assert answer.signalled is not None
+    return answer.signalled
+
+
+async def messages(group: Group) -> list[ControlMessage | None]:
+    """Return all control messages."""
+    connection = group.backend.blocking()
+    entries = await control.read_control(connection, {GROUP: ZERO}, 5)
+    await connection.aclose()
+    return [from_fields(fields) for _, _, fields in entries]
+
+
+async def test_whoever_is_first_wins_and_the_others_learn_who_it_was(group: Group) -> None:
+    """HSETNX with a number that begins with the server's clock."""
+    before = await group.backend.time_ms()
+    first = await race(group, "w1.a")
+    second = await race(group, "w2.b")
+    assert first.winner == second.winner == "w1.a"
+    assert first.generation == second.generation >= before
+
+
+async def test_a_race_that_is_run_again_after_a_lost_answer_is_still_won(group: Group) -> None:
+    """At the same generation: it was won once."""
+    assert await race(group, "w1.a") == await race(group, "w1.a")
+
+
+async def test_each_win_has_a_later_generation_even_within_a_millisecond(group: Group) -> None:
+    """Over all partitions, so that the locks tell an older winner from a newer one."""
+    wins = [(await race(group, "w1.a", partition)).generation for partition in range(20)]
+    assert all(later > earlier for earlier, later in pairwise(wins))
+
+
+async def test_the_winner_learns_in_the_same_step_who_processes_the_partition(group: Group) -> None:
+    """And waits for it."""
+    won = await race(group, "w1.a")
+    assert won.allocated == ""
+    await do(group, UpdateLeases("w1.a", {3: won.generation}, (), {3: won.generation}))
+    assert (await race(group, "w2.b")).allocated == "w1.a"
+
+
+async def test_a_partition_with_a_winner_is_not_challenged(group: Group) -> None:
+    """Unless the winner is overdue; then nothing is left of it."""
+    won = await race(group, "w1.a")
+    await do(group, UpdateLeases("w1.a", {3: won.generation}, (), {}))
+    assert await challenge(group, "w2.b", p3=DUE, p4=DUE) == {4}
+    assert await challenge(group, "w2.b", p3=OVERDUE) == {3}
+    again = await race(group, "w2.b")
+    assert (again.winner, again.allocated) == ("w2.b", "")
+    assert again.generation > won.generation
+
+
+async def test_a_new_node_challenges_at_once_only_what_nobody_has(group: Group) -> None:
+    """Neither won nor processed."""
+    processed, won = await race(group, "w1.a", 3), await race(group, "w1.a", 4)
+    await do(group, UpdateLeases("w1.a", {3: processed.generation}, (), {3: processed.generation}))
+    assert won.winner == "w1.a"
+    assert await challenge(group, "w2.b", p3=FREE, p4=FREE, p5=FREE) == {5}
+
+
+async def test_a_challenge_and_an_end_are_said_on_the_control_stream(group: Group) -> None:
+    """Two kinds of message, for the two channels; nothing is said where nothing was challenged."""
+    await challenge(group, "w1.a", p3=FREE, p4=FREE)
+    await race(group, "w1.a")
+    await challenge(group, "w1.a", p3=FREE)
+    await do(group, UpdateLeases("w1.a", {}, (3, 4), {}))
+    challenged, ended = await messages(group)
+    assert isinstance(challenged, LeaseChallenged)
+    assert (challenged.partitions, challenged.owner) == ((3, 4), "w1.a")
+    assert isinstance(ended, LeaseEnded)
+    assert (ended.partitions, ended.owner) == ((3, 4), "w1.a")
+
+
+async def test_who_is_late_undoes_nothing_of_a_later_winner(group: Group) -> None:
+    """Neither its start nor its end nor the end of its win touches what came after it."""
+    old = await race(group, "w1.a")
+    await do(group, UpdateLeases("w1.a", {}, (), {3: old.generation}))
+    new = await race(group, "w2.b")
+    await do(group, UpdateLeases("w2.b", {3: new.generation}, (), {}))
+    await do(group, UpdateLeases("w1.a", {3: old.generation}, (3,), {3: old.generation}))
+    seen = await race(group, "w3.c")
+    assert (seen.winner, seen.generation, seen.allocated) == ("w2.b", new.generation, "w2.b")
+
+
+async def test_leases_move_when_memory_is_full(group: Group, full_memory: "redis.Redis") -> None:
+    """Ownership must be able to move then, or nothing would ever be trimmed again."""
+    await race(group, "w1.a", 1)
+    full_memory.config_set("maxmemory", 1)
+    assert await challenge(group, "w1.a", p3=FREE) == {3}
+    won = await race(group, "w1.a")
+    assert won.winner == "w1.a"
+    done = await do(group, UpdateLeases("w1.a", {3: won.generation}, (1,), {3: won.generation}))
+    assert done == LeasesUpdated(done=True)
+
+
+async def test_a_key_of_another_program_is_named(group: Group, raw: "redis.Redis") -> None:
+    """And nothing is written."""
+    raw.set(GROUP.lease_grab, "mine")
+    with pytest.raises(BackendRefused, match="grab"):
+        await race(group, "w1.a")
+
+
+async def test_a_group_without_a_membership_shows_who_holds_its_locks(group: Group) -> None:
+    """There is no document and no heartbeat: the owners of locks are the members."""
+    await group.backend.execute("HSET", group.stream.meta, "partitions", 3)
+    await group.own("w1.a", 0)
+    await group.own("w2.b", 2)
+    taken = await snapshot.take_snapshot(group.backend, "shop", "orders", "price")
+    assert [(member.name, member.state, member.partitions) for member in taken.members] == [
+        ("w1", "active", (0,)),
+        ("w2", "active", (2,)),
+    ]
+    assert [view.state for view in taken.partitions] == ["running", "unowned", "running"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_model_answers_as_the_server_does(group: Group, seed: int) -> None:
+    """300 random effects of three nodes; generations are compared by their order of wins."""
+    dice, said = Random(seed), list[ControlMessage]()
+    model = ModelLeases(said.append)
+    names = ["w1.a", "w2.b", "w3.c"]
+    wins: dict[tuple[str, int], tuple[int, int]] = {}
+    for _ in range(300):
+        owner, partition = dice.choice(names), dice.randrange(3)
+        here, there = wins.get((owner, partition), (0, 0))
+        chosen = dice.randrange(4)
+        if chosen == 0:
+            mine: Effect = ChallengeLeases(owner, {partition: dice.choice(list(Challenge))})
+            theirs = mine
+        elif chosen == 1:
+            mine = theirs = RaceForLease(owner, partition)
+        else:
+            end = (partition,) if dice.random() < 0.3 else ()
+            parts = dice.random() < 0.7, dice.random() < 0.5
+            mine = _update(owner, partition, here, end, parts)
+            theirs = _update(owner, partition, there, end, parts)
+        answer, expected = await do(group, theirs), model.perform(mine, 1)
+        if isinstance(answer, LeaseRaced) and isinstance(expected, LeaseRaced):
+            assert (answer.winner, answer.allocated) == (expected.winner, expected.allocated)
+            if answer.winner == owner:
+                wins[owner, partition] = expected.generation, answer.generation
+        else:
+            assert answer == expected
+    heard = [message for message in await messages(group) if message is not None]
+    assert [_without_time(message) for message in heard] == [_without_time(message) for message in said]
+
+
+def _update(
+    owner: str, partition: int, generation: int, end: tuple[int, ...], parts: tuple[bool, bool]
+) -> UpdateLeases:
+    wins = {partition: generation}
+    return UpdateLeases(owner, wins if parts[0] else {}, end, wins if parts[1] else {})
+
+
+def _without_time(message: ControlMessage) -> object:
+    assert isinstance(message, LeaseChallenged | LeaseEnded)
+    return type(message), message.partitions, message.owner
