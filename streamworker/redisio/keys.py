@@ -143,6 +143,11 @@ class GroupKeys:
         return f"{self._group_tag}:beats"
 
     @property
+    def claims(self) -> str:
+        """Who owns a partition, by the claim protocol."""
+        return f"{self._group_tag}:claims"
+
+    @property
     def lease_grab(self) -> str:
         """Who won the race for a partition."""
         return f"{self._group_tag}:grab"
@@ -201,7 +206,7 @@ KEY_TABLE: tuple[KeyRow, ...] = (
     KeyRow(
         "sw:{app.stream.P}:lock:GROUP",
         "hash",
-        "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; and wanted, "
+        "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; and "
         "wanted_since, wanted_at while somebody waits for it. Never expires.",
         "sw:{shop.orders.3}:lock:price",
     ),
@@ -240,6 +245,13 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         "hash",
         "Member id to its last heartbeat: server ms, client id, run id of the server, load.",
         "sw:{shop.orders:price}:beats",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:claims",
+        "hash",
+        'With `coordination="claim"`: partition to its ownership entry, `etag|modified (ms)|owner level|'
+        "checkpoint|owner`; `last` is the newest ETag.",
+        "sw:{shop.orders:price}:claims",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:grab",

@@ -1,10 +1,12 @@
 """Who gets a lock, who keeps it, and who is fenced."""
 
+from itertools import count
+
 import pytest
 import redis
 
 from streamworker.core.entries import ZERO
-from streamworker.core.locks import Acquired, Held, Stale
+from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.errors import BackendRefused
 from streamworker.redisio import locks, streams
 from streamworker.redisio.commit import CommitCode
@@ -94,12 +96,31 @@ async def test_a_stuck_owner_is_overtaken_at_the_drain_deadline(group: Group) ->
     assert (await group.commit(request(old, entries, owner="w1"))).code is CommitCode.FENCED
 
 
-async def test_a_wait_starts_anew_with_another_contender(group: Group) -> None:
-    """What one contender waited is not the next one's."""
+async def test_a_wait_goes_on_whoever_asks(group: Group) -> None:
+    """A group that changes more often than the drain deadline still overtakes an owner that is stuck."""
+    old = await group.own("w1")
+    generations = count(GENERATION + 1)
+
+    async def somebody_else_asks() -> AcquireReply | None:
+        generation = next(generations)
+        reply = await group.acquire(
+            f"w{generation}", live=["w1"], drain_deadline_ms=200, generation=generation
+        )
+        return reply if isinstance(reply, Acquired) else None
+
+    new = await wait_for_async(somebody_else_asks, "the drain deadline passed")
+    assert isinstance(new, Acquired)
+    assert new.epoch == old.epoch + 1
+    assert next(generations) > GENERATION + 4
+
+
+async def test_a_wait_starts_anew_when_the_owner_is_confirmed(group: Group) -> None:
+    """An owner that was given its partition again has its whole time for the next handover."""
     await group.own("w1")
     await group.acquire("w2", live=["w1"])
     await wait_for_async(lambda: _waited(group, "w2", at_least_ms=30), "w2 has waited")
-    assert await group.acquire("w3", live=["w1", "w2"]) == Held("w1", 0)
+    await group.own("w1", generation=GENERATION + 1)
+    assert await group.acquire("w2", live=["w1"], generation=GENERATION + 2) == Held("w1", 0)
 
 
 async def test_a_contender_that_slept_has_not_waited(group: Group, raw: "redis.Redis") -> None:

@@ -14,7 +14,7 @@ from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.membership import Membership
 
 CONTENDER_GAP_MS = 3_000
-"""A contender that did not ask for this long waits anew: it may have slept."""
+"""Where nobody asked for this long the wait begins anew: the contender may have slept."""
 
 
 class Code(Enum):
@@ -43,8 +43,7 @@ class Lock:
     owner: str = ""
     epoch: int = 1_000
     generation: int = 0
-    wanted: str = ""
-    wanted_since: int = 0
+    wanted_since: int | None = None
     wanted_at: int = 0
     log: list[Commit] = field(default_factory=list)
 
@@ -148,15 +147,15 @@ class Server:
             return Stale(lock.generation)
         if lock.owner != owner:
             if lock.owner in live:
-                wanted = f"{owner}@{generation}"
-                if lock.wanted != wanted or now_ms - lock.wanted_at > CONTENDER_GAP_MS:
-                    lock.wanted, lock.wanted_since = wanted, now_ms
+                if lock.wanted_since is None or now_ms - lock.wanted_at > CONTENDER_GAP_MS:
+                    lock.wanted_since = now_ms
                 lock.wanted_at = now_ms
                 if now_ms - lock.wanted_since < self._drain_deadline_ms:
                     return Held(lock.owner, now_ms - lock.wanted_since)
                 self.overtaken += 1
-            lock.owner, lock.epoch, lock.wanted = owner, lock.epoch + 1, ""
-        lock.generation = generation
+            lock.owner, lock.epoch, lock.wanted_since = owner, lock.epoch + 1, None
+        if lock.generation < generation:
+            lock.generation, lock.wanted_since = generation, None
         return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), lock.checkpoint, len(lock.log), "log")
 
     def release(self, partition: int, owner: str, epoch: int) -> bool:
@@ -164,7 +163,7 @@ class Server:
         self.calls += 1
         lock = self.locks[partition]
         if (lock.owner, lock.epoch) == (owner, epoch):
-            lock.owner = ""
+            lock.owner, lock.wanted_since = "", None
         return True
 
     def commit(self, partition: int, commit: Commit) -> Code:

@@ -1,10 +1,11 @@
 -- uses: types ids register
--- Takes a partition's lock if it is free, if its owner is no member any more, or if a contender
--- has waited for it longer than the drain deadline. Taking it raises the epoch, so that whatever
--- the last owner still sends is refused. Asking again for what one has changes nothing.
+-- Takes a partition's lock if it is free, if its owner is no member any more, or if it was waited
+-- for longer than the drain deadline. Taking it raises the epoch, so that whatever the last owner
+-- still sends is refused. Asking again for what one has changes nothing.
 --
--- The wait is measured here, by one clock, from the contender's first refused try; it starts anew
--- with another contender or generation, and after a pause: a contender that slept did not wait.
+-- The wait is measured here, by one clock, from the first refused try, and goes on whoever asks: a
+-- group that changes often would else never overtake a stuck owner. It starts anew after a pause,
+-- since a contender that slept did not wait, and ends when the lock is taken, renewed or released.
 --
 -- KEYS  1 lock (hash)  2 events (stream)  3 acked (stream)
 -- ARGV  1 owner  2 generation  3 drain deadline, ms  4 group  5 nonce of the log, if it is made
@@ -19,7 +20,7 @@ local lock, owner = KEYS[1], ARGV[1]
 local generation, deadline = tonumber(ARGV[2]), tonumber(ARGV[3])
 register(lock, KEYS[2], KEYS[3], ARGV[4], '0-0', ARGV[5])
 
-local held = redis.call('HMGET', lock, 'owner', 'epoch', 'generation', 'wanted', 'wanted_since', 'wanted_at')
+local held = redis.call('HMGET', lock, 'owner', 'epoch', 'generation', 'wanted_since', 'wanted_at')
 local holder, held_generation = held[1] or '', tonumber(held[3] or '0')
 local now = server_ms()
 
@@ -33,7 +34,7 @@ if held_generation > generation then return {'STALE', held_generation} end
 if holder == owner then
   if held_generation < generation then
     -- HDEL is allowed when memory is full, and after a first write all others are: see take below.
-    redis.call('HDEL', lock, 'wanted', 'wanted_since', 'wanted_at')
+    redis.call('HDEL', lock, 'wanted_since', 'wanted_at')
     redis.call('HSET', lock, 'generation', ARGV[2])
   end
   return granted(held[2])
@@ -45,19 +46,18 @@ for i = 6, #ARGV do
 end
 
 if holder ~= '' and live then
-  local contender = owner .. '@' .. ARGV[2]
-  local since = tonumber(held[5] or now)
-  if held[4] ~= contender or now - tonumber(held[6] or 0) > PAUSE_MS then since = now end
+  local since = tonumber(held[4] or now)
+  if now - tonumber(held[5] or 0) > PAUSE_MS then since = now end
   if now - since < deadline then
-    redis.call('HDEL', lock, 'wanted')
-    redis.call('HSET', lock, 'wanted', contender, 'wanted_since', text(since), 'wanted_at', text(now))
+    redis.call('HDEL', lock, 'wanted_at')
+    redis.call('HSET', lock, 'wanted_since', text(since), 'wanted_at', text(now))
     return {'HELD', holder, now - since}
   end
 end
 
 -- Take it. With a full memory HSET is refused, unless something was written before: ownership
 -- must be able to move then, or nothing would ever be trimmed again.
-redis.call('HDEL', lock, 'wanted', 'wanted_since', 'wanted_at')
+redis.call('HDEL', lock, 'wanted_since', 'wanted_at')
 local epoch = redis.call('HINCRBY', lock, 'epoch', 1)
 redis.call('HSET', lock, 'owner', owner, 'generation', ARGV[2], 'since', text(now),
   'state', 'running', 'reason', '')
