@@ -1,63 +1,28 @@
-"""Sends records: combined into few round trips, in order by key, and never written twice.
+"""Sends records: encoded, routed by their keys, combined into few round trips, never written twice.
 
-Each partition has a lane. One append of a lane is under way at a time; what is sent meanwhile
-gathers and goes with the next one, so that order holds and a busy program needs few round trips
-without having asked for any batching.
-
-An append without an answer may have been done. It is sent again, unchanged and with the same
-number; Redis remembers the last number of each producer and partition and writes nothing twice.
-A partition that is at its limit refuses an append as a whole; then senders wait or are told,
-as they chose. Nothing unread is dropped.
+How that is done without an answer, and at a partition that is full, is in ``lanes``.
 """
 
-import asyncio
 import random
-import secrets
 from collections import defaultdict, deque
 from collections.abc import AsyncIterable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from streamworker.core.entries import EntryId
 from streamworker.core.partitioner import RoundRobin, canonical_key, partition_for
-from streamworker.errors import (
-    BackendUnavailable,
-    InternalError,
-    ProducerError,
-    RecordError,
-    StreamFull,
-    StreamworkerError,
-)
-from streamworker.log import get_logger
+from streamworker.errors import RecordError
 from streamworker.processors import StreamSpec
-from streamworker.redisio import streams
 from streamworker.redisio.client import Backend
-from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.streams import Append, AppendCode, AppendReply
-from streamworker.runtime.pauses import Pauses
+from streamworker.runtime.lanes import Encoded, Lanes, OnFull, Part
 from streamworker.settings import Settings
-
-OnFull = Literal["wait", "raise"]
-"""What a send does at a full partition."""
-
-Encoded = tuple[bytes | Mapping[bytes, bytes], Mapping[bytes, bytes] | None]
-"""Payload or fields of an entry, and its headers."""
 
 HEADERS_MAX = 500
 """A script passes on some thousand fields of an entry at most, and an append is done as a whole."""
-PIPELINES_MAX = 2
-"""One at the server, one on its way there."""
-APPEND_ENTRIES_MAX = 1_000
-"""Entries of one append: one run of a script, 1.4 ms in which Redis serves nobody else (measured)."""
-APPEND_BYTES_MAX = 1024 * 1024
-PIPELINE_BYTES_MAX = 4 * 1024 * 1024
 CHUNK_ENTRIES = 2_000
 """Records that ``send_many`` encodes before it gives way to others: 2 ms (measured)."""
 CHUNK_BYTES = 1024 * 1024
 CHUNKS_AHEAD = 2
 """Chunks that ``send_many`` has under way: one is encoded while others are sent."""
-
-_log = get_logger("streamworker.producer")
 
 
 class Sent(NamedTuple):
@@ -65,73 +30,6 @@ class Sent(NamedTuple):
 
     partition: int
     entry_id: EntryId
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    """Entries of one send for one partition."""
-
-    entries: list[Encoded]
-    size: int
-    on_full: OnFull
-    done: "asyncio.Future[EntryId]"
-
-    @property
-    def given_up(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self.done.done()
-
-
-@dataclass(slots=True)
-class _Lane:
-    """What waits for one partition."""
-
-    partition: int
-    parts: deque[_Part] = field(default_factory=deque)
-    under_way: bool = False
-    number: int = 0
-    """Of the last append."""
-    room: int = APPEND_ENTRIES_MAX
-    """Entries that the next append may have."""
-    pauses: Pauses | None = None
-    """Between tries while the partition is full; None while it is not."""
-    resting: bool = False
-    """Full, and to be tried again after a pause."""
-
-    def take(self) -> "_Batch":
-        """Take what goes into the next append."""
-        batch = _Batch(self)
-        count = size = 0
-        while self.parts:
-            part = self.parts[0]
-            if part.given_up:
-                self.parts.popleft()
-                continue
-            fits = min(len(part.entries), self.room - count)
-            if fits <= 0 or (count and size + part.size > APPEND_BYTES_MAX):
-                break
-            batch.parts.append((part, fits))
-            count += fits
-            size += part.size
-            if fits < len(part.entries):
-                break
-            self.parts.popleft()
-        batch.size = size
-        return batch
-
-
-@dataclass(slots=True)
-class _Batch:
-    """One append: entries of some parts, the last of which may go on in the next append."""
-
-    lane: _Lane
-    parts: list[tuple[_Part, int]] = field(default_factory=list)
-    size: int = 0
-
-    def append(self, producer: str, limit: int) -> Append:
-        """Return what Redis is to do."""
-        entries = [entry for part, count in self.parts for entry in part.entries[:count]]
-        return Append(self.lane.partition, producer, self.lane.number, limit, entries)
 
 
 class Producer:
@@ -159,19 +57,13 @@ class Producer:
     def __init__(
         self, backend: Backend, spec: StreamSpec, settings: Settings, *, rng: random.Random | None = None
     ) -> None:
-        self._backend = backend
         self._spec = spec
         self._settings = settings
-        self._keys = StreamKeys(spec.app, spec.name)
-        self._rng = rng or random.Random()
-        self._id = secrets.token_hex(8)
         self._encode = spec.record.encoder(spec.codec)
         self._key = spec.key
-        self._deal = RoundRobin(self._rng.randrange(spec.partitions))
-        self._lanes: dict[int, _Lane] = {}
-        self._flushes: set[asyncio.Task[None]] = set()
-        self._declared = False
-        self._closed = False
+        rng = rng or random.Random()
+        self._deal = RoundRobin(rng.randrange(spec.partitions))
+        self._lanes = Lanes(backend, spec, rng)
 
     # -- sending -----------------------------------------------------------------------------
 
@@ -213,8 +105,8 @@ class Producer:
             If the stream was declared otherwise: partitions, codec.
         """
         partition, entry, size = self.prepared(record, _header_fields(headers))
-        part = self.queue(partition, [entry], size, on_full)
-        return Sent(partition, await self.confirmed(part, partition, timeout))
+        part = self._lanes.queue(partition, [entry], size, on_full)
+        return Sent(partition, await self._lanes.confirmed(part, partition, timeout))
 
     async def send_many(
         self,
@@ -241,7 +133,7 @@ class Producer:
         StreamworkerError
             As :meth:`send`.
         """
-        sender = _ManySender(self, on_full, timeout)
+        sender = _ManySender(self, self._lanes, on_full, timeout)
         try:
             if isinstance(records, AsyncIterable):
                 async for record in records:
@@ -262,9 +154,7 @@ class Producer:
 
     async def aclose(self) -> None:
         """Send what waits, then take no more. The backend stays open."""
-        self._closed = True
-        while self._flushes:
-            await asyncio.wait(self._flushes)
+        await self._lanes.aclose()
 
     # -- encoding ----------------------------------------------------------------------------
 
@@ -287,194 +177,22 @@ class Producer:
         partition = self._deal.next(partitions) if key is None else partition_for(key, partitions)
         return partition, (payload, headers), size
 
-    # -- lanes -------------------------------------------------------------------------------
-
-    def queue(self, partition: int, entries: list[Encoded], size: int, on_full: OnFull) -> _Part:
-        """Put entries behind what waits for their partition."""
-        if self._closed:
-            raise ProducerError(
-                f"The producer of stream {self._spec.name!r} is closed.", remedy="Send before you close it."
-            )
-        lane = self._lanes.get(partition)
-        if lane is None:
-            lane = self._lanes[partition] = _Lane(partition)
-        part = _Part(entries, size, on_full, asyncio.get_running_loop().create_future())
-        part.done.add_done_callback(_look_at_error)
-        lane.parts.append(part)
-        self._kick()
-        return part
-
-    async def confirmed(self, part: _Part, partition: int, timeout: float | None) -> EntryId:
-        """Wait until Redis has some entries; returns the id of the last."""
-        try:
-            async with asyncio.timeout(timeout):
-                return await part.done
-        except TimeoutError:
-            lane = self._lanes[partition]
-            if part in lane.parts and not lane.under_way and lane.pauses is not None:
-                raise self._full(lane) from None
-            if part in lane.parts and not lane.under_way:
-                raise ProducerError(
-                    f"Stream {self._spec.name!r}: a send was not begun within {timeout} s.",
-                    remedy="Is Redis running, and can this machine reach it?",
-                ) from None
-            raise ProducerError(
-                f"Stream {self._spec.name!r}: Redis gave no answer within {timeout} s; the record may or "
-                "may not be there.",
-                remedy="A larger timeout lets the producer find out without writing twice.",
-            ) from None
-
-    def _kick(self) -> None:
-        if len(self._flushes) >= PIPELINES_MAX or not any(self._ready(lane) for lane in self._lanes.values()):
-            return
-        # Everything that is sent in this turn of the event loop comes along.
-        task = asyncio.get_running_loop().create_task(self._flush())
-        self._flushes.add(task)
-        task.add_done_callback(self._flushed)
-
-    @staticmethod
-    def _ready(lane: _Lane) -> bool:
-        return bool(lane.parts) and not lane.under_way and not lane.resting
-
-    def _flushed(self, task: "asyncio.Task[None]") -> None:
-        self._flushes.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("flush_failed", exc_info=task.exception())
-        self._kick()
-
-    async def _flush(self) -> None:
-        batches: list[_Batch] = []
-        size = 0
-        for lane in list(self._lanes.values()):
-            if self._ready(lane) and size < PIPELINE_BYTES_MAX:
-                # To the end of the row, so that with much to send all get their turn.
-                self._lanes[lane.partition] = self._lanes.pop(lane.partition)
-                batch = lane.take()
-                if batch.parts:
-                    lane.under_way = True
-                    lane.number += 1
-                    batches.append(batch)
-                    size += batch.size
-        try:
-            await self._append(batches)
-        except StreamworkerError as error:
-            for batch in batches:
-                self._fail(batch, error)
-        except Exception as error:
-            # Whatever it is: nobody may wait for ever.
-            for batch in batches:
-                self._fail(batch, InternalError(f"An append failed: {error!r}."))
-            raise
-        finally:
-            for batch in batches:
-                batch.lane.under_way = False
-
-    async def _append(self, batches: list[_Batch]) -> None:
-        """Append until there is an answer, or until nobody waits for one."""
-        pauses = Pauses(self._rng)
-        unanswered = False
-        while batches and not all(part.given_up for batch in batches for part, _ in batch.parts):
-            try:
-                replies = await self._append_once(batches)
-            except BackendUnavailable as error:
-                unanswered = True
-                pause_ms = pauses.next_ms()
-                _log.warning(
-                    "send_unanswered", stream=self._spec.name, error=str(error), retry_in_ms=pause_ms
-                )
-                await asyncio.sleep(pause_ms / 1000)
-                continue
-            again: list[_Batch] = []
-            for batch, reply in zip(batches, replies, strict=True):
-                if unanswered and reply.code is AppendCode.FULL:
-                    # The try without an answer may still reach the server. As long as it may, what
-                    # has this number must stay the same, or a part of it could be written twice.
-                    again.append(batch)
-                else:
-                    self._settle(batch, reply)
-            batches = again
-            if batches:
-                await asyncio.sleep(pauses.next_ms() / 1000)
-
-    async def _append_once(self, batches: list[_Batch]) -> list[AppendReply]:
-        if not self._declared:
-            await streams.declare(self._backend, self._keys, self._spec.partitions, self._spec.codec)
-            self._declared = True
-        limit = self._spec.entries_max
-        appends = [batch.append(self._id, limit) for batch in batches]
-        return await streams.append_many(self._backend, self._keys, appends)
-
-    def _settle(self, batch: _Batch, reply: AppendReply) -> None:
-        """Tell the senders, or put back what found no room."""
-        lane = batch.lane
-        if reply.error is not None:
-            self._fail(batch, reply.error)
-            return
-        if reply.last_id is None:
-            self._refused_as_full(batch, reply.length)
-            return
-        lane.room, lane.pauses = APPEND_ENTRIES_MAX, None
-        # All entries of one append have the same time and consecutive numbers: Redis stops its
-        # clock while a script runs.
-        behind = sum(count for _, count in batch.parts)
-        for part, count in batch.parts:
-            behind -= count
-            if count < len(part.entries):
-                part.entries = part.entries[count:]
-            elif not part.given_up:
-                part.done.set_result(EntryId(reply.last_id.ms, reply.last_id.seq - behind))
-
-    def _refused_as_full(self, batch: _Batch, length: int) -> None:
-        lane = batch.lane
-        lane.number -= 1  # Nothing was written under it.
-        lane.parts.extendleft(part for part, _ in reversed(batch.parts) if part not in lane.parts)
-        lane.room = min(self._spec.entries_max - length, APPEND_ENTRIES_MAX)
-        if lane.room > 0:
-            return
-        lane.room = APPEND_ENTRIES_MAX
-        for part in [part for part in lane.parts if part.on_full == "raise"]:
-            lane.parts.remove(part)
-            if not part.given_up:
-                part.done.set_exception(self._full(lane))
-        if lane.parts:
-            lane.resting = True
-            lane.pauses = lane.pauses or Pauses(self._rng, first_ms=20, max_ms=500)
-            asyncio.get_running_loop().call_later(lane.pauses.next_ms() / 1000, self._rested, lane)
-
-    def _rested(self, lane: _Lane) -> None:
-        lane.resting = False
-        self._kick()
-
-    def _fail(self, batch: _Batch, error: StreamworkerError) -> None:
-        for part, _ in batch.parts:
-            if part in batch.lane.parts:
-                batch.lane.parts.remove(part)
-            if not part.given_up:
-                part.done.set_exception(_copy(error))
-
-    def _full(self, lane: _Lane) -> StreamFull:
-        return StreamFull(
-            f"Partition {lane.partition} of stream {self._spec.name!r} is at its limit of "
-            f"{self._spec.entries_max} entries, and a group has not committed them yet.",
-            remedy="Start or speed up the processor that is behind (streamworker lag), or raise "
-            "partition_entries_max.",
-        )
-
 
 class _ManySender:
     """One ``send_many``: gathers records into chunks and keeps a few of them under way."""
 
-    def __init__(self, producer: Producer, on_full: OnFull, timeout: float | None) -> None:
+    def __init__(self, producer: Producer, lanes: Lanes, on_full: OnFull, timeout: float | None) -> None:
         self.count = 0
         """Records that Redis has."""
         self.failed = False
         self._producer = producer
+        self._lanes = lanes
         self._on_full: OnFull = on_full
         self._timeout = timeout
         self._entries: defaultdict[int, list[Encoded]] = defaultdict(list)
         self._sizes: defaultdict[int, int] = defaultdict(int)
         self._gathered = self._size = 0
-        self._under_way: deque[list[tuple[int, int, _Part]]] = deque()
+        self._under_way: deque[list[tuple[int, int, Part]]] = deque()
 
     def add(self, record: Any) -> bool:
         """Add a record to the chunk; True if the chunk is to be sent."""
@@ -492,7 +210,7 @@ class _ManySender:
                 (
                     partition,
                     len(entries),
-                    self._producer.queue(partition, entries, self._sizes[partition], self._on_full),
+                    self._lanes.queue(partition, entries, self._sizes[partition], self._on_full),
                 )
                 for partition, entries in self._entries.items()
             ]
@@ -513,7 +231,7 @@ class _ManySender:
     async def _confirm_oldest(self) -> None:
         try:
             for partition, count, part in self._under_way[0]:
-                await self._producer.confirmed(part, partition, self._timeout)
+                await self._lanes.confirmed(part, partition, self._timeout)
                 self.count += count
         except BaseException:
             self.failed = True
@@ -526,13 +244,6 @@ class _ManySender:
             for _, _, part in chunk:
                 part.done.cancel()
         self._under_way.clear()
-
-
-def _copy(error: StreamworkerError) -> StreamworkerError:
-    """Return an error of its own for each sender: a shared one would gather all their tracebacks."""
-    if isinstance(error, InternalError):
-        return InternalError(error.message)
-    return type(error)(error.message, remedy=error.remedy)
 
 
 def _header_fields(headers: Mapping[str, str | bytes] | None) -> dict[bytes, bytes] | None:
@@ -551,9 +262,3 @@ def _header_fields(headers: Mapping[str, str | bytes] | None) -> dict[bytes, byt
             )
         fields[name.encode()] = value.encode() if isinstance(value, str) else value
     return fields
-
-
-def _look_at_error(done: "asyncio.Future[EntryId]") -> None:
-    """Keep asyncio from complaining of an error that nobody waits for any more."""
-    if not done.cancelled():
-        done.exception()
