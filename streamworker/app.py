@@ -19,7 +19,8 @@ from streamworker.processors import Codec, PipelineSpec, ProcessorSpec, Start, S
 from streamworker.records import RecordType
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import check_name
-from streamworker.runtime.producer import OnFull, Producer, Sent
+from streamworker.runtime.lanes import OnFull
+from streamworker.runtime.producer import Producer, Sent
 from streamworker.settings import Settings
 from streamworker.spark.checks import check_pipeline
 
@@ -227,10 +228,9 @@ class App:
             raise ConfigurationError(
                 f"App {self.name!r} has two streams named {name!r}.", remedy="Give one of them another name."
             )
-        if not 1 <= partitions <= PARTITIONS_MAX:
-            raise ConfigurationError(
-                f"Stream {name!r} has partitions={partitions}.", remedy=f"Use 1 to {PARTITIONS_MAX}."
-            )
+        _check_whole(name, "partitions", partitions, PARTITIONS_MAX)
+        if max_entries is not None:
+            _check_whole(name, "max_entries", max_entries, None)
         for label, value, allowed in (("codec", codec, CODECS), ("start", start, STARTS)):
             if value not in allowed:
                 raise ConfigurationError(
@@ -403,6 +403,7 @@ class App:
         if producer is None:
             backend = self._backends.get(loop)
             if backend is None:
+                self._forget_ended_loops()
                 backend = Backend.open(
                     self.settings.redis_url,
                     name=f"{self.name}:producer",
@@ -414,13 +415,32 @@ class App:
         return producer
 
     async def aclose(self) -> None:
-        """Close what sending has opened in this event loop. Sending again opens it again."""
+        """Close what sending has opened in this event loop. Sending again opens it again.
+
+        Sends that are under way are waited for, for ``call_timeout_ms`` at most; then they fail.
+        """
         loop = asyncio.get_running_loop()
-        for key in [key for key in self._producers if key[0] is loop]:
-            del self._producers[key]
+        ours = [self._producers.pop(key) for key in list(self._producers) if key[0] is loop]
         backend = self._backends.pop(loop, None)
-        if backend is not None:
-            await backend.aclose()
+        if backend is None:
+            return
+        try:
+            async with asyncio.timeout(self.settings.call_timeout_ms / 1000):
+                for producer in ours:
+                    await producer.aclose()
+        except TimeoutError:
+            pass  # Redis does not answer, or a partition is full: what waits is told so now.
+        await backend.aclose()
+
+    def _forget_ended_loops(self) -> None:
+        """Drop what was opened in event loops that were closed since, and their sockets with it.
+
+        A program may send from one ``asyncio.run`` after the other and never close the app.
+        """
+        for loop in [loop for loop in list(self._backends) if loop.is_closed()]:
+            self._backends.pop(loop, None)
+            for key in [key for key in list(self._producers) if key[0] is loop]:
+                self._producers.pop(key, None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -432,3 +452,12 @@ class App:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+def _check_whole(stream: str, name: str, value: object, most: int | None) -> None:
+    if type(value) is int and value >= 1 and (most is None or value <= most):
+        return
+    raise ConfigurationError(
+        f"Stream {stream!r} has {name}={value!r}.",
+        remedy=f"Use a whole number from 1 to {most}." if most else "Use a whole number, 1 or more.",
+    )

@@ -246,7 +246,7 @@ class _ManySender:
         self._under_way.clear()
 
 
-def _header_fields(headers: Mapping[str, str | bytes] | None) -> dict[bytes, bytes] | None:
+def _header_fields(headers: Mapping[Any, Any] | None) -> dict[bytes, bytes] | None:
     if not headers:
         return None
     if len(headers) > HEADERS_MAX:
@@ -255,10 +255,16 @@ def _header_fields(headers: Mapping[str, str | bytes] | None) -> dict[bytes, byt
         )
     fields: dict[bytes, bytes] = {}
     for name, value in headers.items():
-        if not isinstance(value, str | bytes):
+        if not isinstance(name, str) or not isinstance(value, str | bytes):
             raise RecordError(
                 f"Header {name!r} is {value!r}, of type {type(value).__name__}.",
-                remedy="Headers are text or bytes.",
+                remedy="Names of headers are text, and their values text or bytes.",
             )
-        fields[name.encode()] = value.encode() if isinstance(value, str) else value
+        try:
+            fields[name.encode()] = value.encode() if isinstance(value, str) else value
+        except UnicodeEncodeError:
+            raise RecordError(
+                f"Header {name!r} is {value!r}, which is no text that UTF-8 can hold.",
+                remedy="Send such a value as bytes.",
+            ) from None
     return fields

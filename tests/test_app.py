@@ -1,0 +1,97 @@
+"""An app sends from any event loop, and holds on to nothing that has ended."""
+
+import asyncio
+import gc
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from streamworker import App, Stream
+from streamworker.errors import ConfigurationError, RecordError
+from tests.helpers import wait_for
+
+
+@dataclass
+class Order:
+    """A record."""
+
+    customer: str
+    n: int
+
+
+def _orders(url: str) -> tuple[App, Stream[Order]]:
+    app = App("shop", redis_url=url)
+    return app, app.stream("orders", Order, key="customer", partitions=4)
+
+
+def _length(raw: "redis.Redis") -> int:
+    return sum(int(raw.xlen(f"sw:{{shop.orders.{p}}}:events")) for p in range(4))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_event_loops_that_ended_leave_no_connection_behind(redis_url: str) -> None:
+    """A program may send from one asyncio.run after the other and never close the app."""
+    app, orders = _orders(redis_url)
+    with redis.Redis.from_url(redis_url) as raw:
+        for n in range(10):
+            asyncio.run(orders.send(Order("ann", n)))
+        gc.collect()
+        wait_for(lambda: len(raw.client_list()) <= 3, "the connections of ended event loops are closed")
+    del app, orders
+    gc.collect()  # What the last one left is warned of here, and not in somebody else's test.
+
+
+def test_threads_send_each_from_its_own_event_loop(redis_url: str) -> None:
+    """Nothing of an app belongs to one thread."""
+    app, orders = _orders(redis_url)
+
+    async def send() -> None:
+        async with app:
+            await orders.send_many(Order(f"c{n}", n) for n in range(500))
+
+    threads = [threading.Thread(target=lambda: asyncio.run(send())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with redis.Redis.from_url(redis_url) as raw:
+        assert _length(raw) == 2_000
+
+
+def test_sends_under_way_are_done_before_the_app_is_closed(redis_url: str) -> None:
+    """Who closes the app behind a send has not lost it; and a closed app opens again."""
+    app, orders = _orders(redis_url)
+
+    async def main() -> list[Any]:
+        sends = [asyncio.create_task(orders.send(Order(f"c{n}", n))) for n in range(1_500)]
+        await asyncio.sleep(0)
+        await app.aclose()
+        replies = await asyncio.gather(*sends, return_exceptions=True)
+        await orders.send(Order("ann", 1))
+        await app.aclose()
+        return replies
+
+    replies = asyncio.run(main())
+    assert Counter(type(reply).__name__ for reply in replies) == {"Sent": 1_500}
+    with redis.Redis.from_url(redis_url) as raw:
+        assert _length(raw) == 1_501
+
+
+@pytest.mark.parametrize("headers", [{"\ud800": "x"}, {"x": "\ud800"}, {5: "x"}, {"x": 5}])
+def test_a_header_that_is_no_text_is_refused_by_name(redis_url: str, headers: Any) -> None:
+    """Whatever is wrong with a record is a RecordError, and nothing was sent."""
+    _, orders = _orders(redis_url)
+    with pytest.raises(RecordError, match="Header"):
+        asyncio.run(orders.send(Order("ann", 1), headers=headers))
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 2.5, "4"])
+@pytest.mark.parametrize("name", ["partitions", "max_entries"])
+def test_a_number_that_is_none_is_refused_when_the_stream_is_declared(name: str, number: Any) -> None:
+    """Half a partition would be noticed much later; no entries at all, never."""
+    with pytest.raises(ConfigurationError, match=name):
+        App("shop").stream("orders", Order, **{name: number})
