@@ -213,11 +213,14 @@ class LeaseCore:
                 lease.mode = Challenge.DUE
                 lease.check_ms = now_ms + self._retry_ms + self._jitter(self._timing.normal_lease_ms)
             elif partition not in signalled:
-                # Somebody won it and has not started. Only who found it so, and goes on finding it
-                # so, may call it overdue: a node that slept just did not hear.
-                lease.mode = Challenge.OVERDUE
-                overdue_ms = lease.heard_ms + self._timing.max_lease_ms
-                lease.check_ms = max(overdue_ms, now_ms + self._retry_ms) + self._jitter(self._retry_ms)
+                # Somebody won it, and has not started or has only just. Who finds it so, and still
+                # does when the maximum lease is over, calls it overdue; never who finds it so for
+                # the first time, and may only have slept and not heard.
+                self._check_later(lease, now_ms)
+                overdue_ms = max(lease.heard_ms + self._timing.max_lease_ms, now_ms + self._retry_ms)
+                if overdue_ms <= (lease.check_ms or 0):
+                    lease.mode = Challenge.OVERDUE
+                    lease.check_ms = overdue_ms + self._jitter(self._retry_ms)
             else:
                 self._check_later(lease, now_ms)
 

@@ -96,6 +96,11 @@ class LeaseWorld(World):
         return worker
 
     @property
+    def nodes(self) -> list[LeaseWorker]:
+        """All workers there ever were, in the order of their starts."""
+        return [worker for worker in self.workers if isinstance(worker, LeaseWorker)]
+
+    @property
     def counts(self) -> list[int]:
         """How many partitions each worker that stays handles, in the order of their starts."""
         return [len(worker.running) for worker in self.staying if isinstance(worker, LeaseWorker)]

@@ -1,0 +1,434 @@
+"""The lease-grab race, step by step: one test a sentence of its author, by events and effects.
+
+The numbers of the steps are those of docs/protocols/lease.md.
+"""
+
+from collections.abc import Mapping
+
+import pytest
+
+from streamworker.core import events as ev
+from streamworker.core.control import ControlMessage, LeaseChallenged, LeaseEnded
+from streamworker.core.entries import ZERO
+from streamworker.core.lease import LeaseCore
+from streamworker.core.lease_events import (
+    Challenge,
+    ChallengeLeases,
+    LeaseRaced,
+    LeasesChallenged,
+    LeasesUpdated,
+    RaceForLease,
+    UpdateLeases,
+)
+from streamworker.core.lease_timing import UNIT, LeaseTiming, race_delay_ms
+from streamworker.core.locks import Acquired, Stale
+from streamworker.errors import ConfigurationError, InternalError
+
+ME, OTHER = "w1.a", "w2.b"
+NORMAL, MOST, SHUTDOWN, GRAB, DELAY = 5_000, 20_000, 10_000, 4_000, 100
+FREE, DUE, OVERDUE = Challenge.FREE, Challenge.DUE, Challenge.OVERDUE
+
+
+class Node:
+    """One core, a clock, and what it wants done that was not answered yet."""
+
+    def __init__(self, partitions: int = 4) -> None:
+        timing = LeaseTiming(
+            normal_lease_ms=NORMAL,
+            max_lease_ms=MOST,
+            max_shutdown_ms=SHUTDOWN,
+            min_grab_ms=GRAB,
+            held_delay_ms=DELAY,
+        )
+        self.core = LeaseCore(
+            ME, partitions=partitions, timing=timing, grace_period_ms=8_000, retry_ms=200, jitter=lambda _: 0
+        )
+        self.now_ms = 1_000_000
+        self.effects: list[ev.Effect] = []
+
+    def tell(self, event: ev.Event) -> list[ev.Effect]:
+        """Bring an event; return what is to be done now."""
+        now = self.core.handle(event, self.now_ms)
+        self.effects += now
+        return now
+
+    def control(self, *messages: ControlMessage) -> list[ev.Effect]:
+        """Bring control messages."""
+        return self.tell(ev.ControlReceived(messages))
+
+    def pass_ms(self, ms: int) -> list[ev.Effect]:
+        """Let time pass, with each deadline on the way; return what was to be done."""
+        done: list[ev.Effect] = []
+        end_ms = self.now_ms + ms
+        while (at_ms := self.core.next_deadline_ms()) is not None and at_ms <= end_ms:
+            self.now_ms = max(self.now_ms, at_ms)
+            done += self.tell(ev.DeadlinePassed())
+        self.now_ms = end_ms
+        return done
+
+    def started(self) -> None:
+        """Start, where other nodes have everything."""
+        (ask,) = self.tell(ev.Started())
+        assert isinstance(ask, ChallengeLeases)
+        self.tell(LeasesChallenged(tuple(ask.challenges), frozenset()))
+
+    def own(self, *partitions: int) -> None:
+        """Win some partitions that nobody has, and process them."""
+        for partition in partitions:
+            self.control(challenged(partition))
+            assert RaceForLease(ME, partition) in self.pass_ms(NORMAL - 1)
+            self.tell(LeaseRaced(partition, ME, self.now_ms))
+            self.tell(granted(partition))
+            self.tell(LeasesUpdated(done=True))
+            self.pass_ms(GRAB)
+            self.tell(LeasesUpdated(done=True))
+        assert self.core.owned >= set(partitions)
+
+
+def challenged(*partitions: int) -> LeaseChallenged:
+    """A message of another node."""
+    return LeaseChallenged(partitions, OTHER, 1)
+
+
+def granted(partition: int, epoch: int = 1) -> ev.LocksAnswered:
+    """The lock is ours."""
+    return ev.LocksAnswered(ME, (partition,), {partition: Acquired(epoch, ZERO, 0, 0, "log")})
+
+
+def asked(effects: list[ev.Effect]) -> Mapping[int, Challenge]:
+    """Return what is to be challenged."""
+    return {p: how for e in effects if isinstance(e, ChallengeLeases) for p, how in e.challenges.items()}
+
+
+# -- 1: challenge ----------------------------------------------------------------------------
+
+
+def test_a_new_node_challenges_what_nobody_has_at_once() -> None:
+    """Not in the text, which says nothing of the beginning: there is no lease to wait for."""
+    node = Node()
+    assert asked(node.tell(ev.Started())) == dict.fromkeys(range(4), FREE)
+
+
+def test_once_a_normal_lease_a_node_challenges_what_it_does_not_own() -> None:
+    """Step 1a: and not what it owns."""
+    node = Node(2)
+    node.started()
+    node.own(0)
+    assert asked(node.effects[1:]) == {1: DUE}
+    node.tell(LeasesChallenged((1,), frozenset({1})))
+    assert asked(node.pass_ms(NORMAL - 1)) == {}
+    assert asked(node.pass_ms(1)) == {1: DUE}
+
+
+def test_hearing_a_challenge_starts_the_lease_anew() -> None:
+    """Step 2: "the timer for this publication is reset", so that few nodes send it."""
+    node = Node(1)
+    node.started()
+    node.pass_ms(190)
+    node.control(challenged(0))
+    node.pass_ms(DELAY)
+    node.tell(LeaseRaced(0, OTHER, 5))
+    assert asked(node.pass_ms(NORMAL - DELAY - 1)) == {}
+    assert asked(node.pass_ms(1)) == {0: DUE}
+
+
+def test_what_stays_won_for_the_maximum_lease_is_cleared_and_challenged() -> None:
+    """Step 1b: its winner died between steps 3 and 6."""
+    node = Node(1)
+    node.started()
+    begun_ms = node.now_ms
+    seen: list[tuple[int, Challenge]] = []
+    while not seen or seen[-1][1] is not OVERDUE:
+        assert node.now_ms < begun_ms + 2 * MOST
+        for effect in node.pass_ms(50):
+            if isinstance(effect, ChallengeLeases):
+                seen.append((node.now_ms - begun_ms, effect.challenges[0]))
+                node.tell(LeasesChallenged((0,), frozenset()))
+    assert [how for _, how in seen[:-1]] == [DUE] * (len(seen) - 1)
+    assert MOST <= seen[-1][0] <= MOST + 50
+
+
+def test_a_node_that_slept_calls_nobody_overdue() -> None:
+    """It did not hear the challenges: it looks first, as after any lease."""
+    node = Node(1)
+    node.started()
+    node.now_ms += 10 * MOST
+    assert asked(node.tell(ev.DeadlinePassed())) == {0: DUE}
+
+
+def test_a_challenge_without_an_answer_is_asked_for_again() -> None:
+    """Nobody knows whether it was signalled; twice does no harm."""
+    node = Node(1)
+    node.tell(ev.Started())
+    node.tell(LeasesChallenged((0,), None))
+    assert asked(node.pass_ms(200)) == {0: FREE}
+
+
+# -- 2: wait ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("active, wait_ms", [(1, 0), (2, 100), (5, 400)])
+def test_the_owner_waits_for_each_other_partition_that_it_has(active: int, wait_ms: int) -> None:
+    """Step 2a: (active - 1) x delay."""
+    assert race_delay_ms(active * UNIT, DELAY, is_processing=True) == wait_ms
+
+
+@pytest.mark.parametrize("active, wait_ms", [(0, 50), (1, 150), (5, 550)])
+def test_another_node_waits_half_a_delay_longer_than_for_what_it_has(active: int, wait_ms: int) -> None:
+    """Step 2b: (active + 1/2) x delay."""
+    assert race_delay_ms(active * UNIT, DELAY, is_processing=False) == wait_ms
+
+
+@pytest.mark.parametrize("theirs", range(6))
+@pytest.mark.parametrize("owners", range(1, 7))
+def test_a_partition_moves_only_if_that_makes_the_load_more_even(owners: int, theirs: int) -> None:
+    """Whoever waits less wins, by half a delay at least: that is what makes it sticky."""
+    stays = race_delay_ms(owners * UNIT, DELAY, is_processing=True)
+    goes = race_delay_ms(theirs * UNIT, DELAY, is_processing=False)
+    assert abs(stays - goes) >= DELAY // 2
+    assert (goes < stays) == (owners - theirs >= 2)
+
+
+def test_a_node_tries_after_its_wait() -> None:
+    """Neither before nor without a challenge."""
+    node = Node()
+    node.started()
+    node.own(0)
+    node.control(challenged(1))
+    assert node.pass_ms(DELAY + DELAY // 2 - 1) == []
+    assert node.pass_ms(1) == [RaceForLease(ME, 1)]
+
+
+def test_of_many_partitions_that_are_challenged_at_once_each_one_makes_it_slower() -> None:
+    """The wait goes by what a node has when it ends: or whoever has least would take them all."""
+    node = Node(3)
+    node.started()
+    node.control(challenged(0, 1, 2))
+    first_ms = node.now_ms
+    tries: list[int] = []
+    while len(tries) < 3:
+        for effect in node.pass_ms(10):
+            if isinstance(effect, RaceForLease):
+                tries.append(node.now_ms - first_ms)
+                node.tell(LeaseRaced(effect.partition, ME, node.now_ms))
+    assert tries == [50, 150, 250]
+
+
+def test_a_second_challenge_of_the_same_partition_does_not_begin_the_wait_again() -> None:
+    """It "can happen twice if two nodes send them out at the same time"."""
+    node = Node(1)
+    node.started()
+    node.control(challenged(0))
+    node.pass_ms(40)
+    node.control(challenged(0))
+    assert node.pass_ms(10) == [RaceForLease(ME, 0)]
+
+
+# -- 3: race ---------------------------------------------------------------------------------
+
+
+def test_an_owner_that_was_not_first_shuts_down_then_ends_its_allocation_and_says_so() -> None:
+    """Step 3a, 3b: in this order; and it skips the other steps."""
+    node = Node(1)
+    node.started()
+    node.own(0)
+    node.control(challenged(0))
+    drained = node.tell(LeaseRaced(0, OTHER, 99, ME))
+    assert ev.DrainRunner(0, 1) in drained
+    assert not any(isinstance(effect, UpdateLeases | ev.ReleaseLocks) for effect in drained)
+    assert node.tell(ev.RunnerStopped(0, 1)) == [ev.ReleaseLocks(ME, {0: 1})]
+    assert node.tell(ev.LocksReleased(ME, (0,), frozenset({0}))) == [UpdateLeases(ME, {}, (0,), {})]
+    assert node.core.owned == frozenset()
+
+
+def test_who_loses_a_race_for_what_it_does_not_have_does_nothing() -> None:
+    """It heard the challenge, so its next one is a normal lease away."""
+    node = Node(1)
+    node.started()
+    node.control(challenged(0))
+    node.pass_ms(DELAY)
+    assert node.tell(LeaseRaced(0, OTHER, 99, OTHER)) == []
+
+
+def test_a_race_without_an_answer_is_run_again() -> None:
+    """It may have been won; asking again tells."""
+    node = Node(1)
+    node.started()
+    node.control(challenged(0))
+    node.pass_ms(DELAY)
+    node.tell(LeaseRaced(0, None))
+    assert node.pass_ms(200) == [RaceForLease(ME, 0)]
+
+
+# -- 4, 5, 6: wait for the former owner, start, open to challenges ------------------------------
+
+
+def winner(allocated: str) -> tuple[Node, list[ev.Effect]]:
+    """Return a node that has just won partition 0, and what it does then."""
+    node = Node(1)
+    node.started()
+    node.control(challenged(0))
+    node.pass_ms(DELAY)
+    return node, node.tell(LeaseRaced(0, ME, 77, allocated))
+
+
+def test_a_winner_starts_at_once_where_nobody_processes_the_partition() -> None:
+    """Step 4: it takes the lock at the generation of its win."""
+    _, effects = winner("")
+    assert effects == [ev.AcquireLocks((0,), ME, 77, ())]
+
+
+def test_a_winner_waits_for_the_former_owner_to_say_that_it_ended() -> None:
+    """Step 4: the allocated lease notification."""
+    node, effects = winner(OTHER)
+    assert effects == []
+    assert node.pass_ms(SHUTDOWN - 1) == []
+    assert node.control(LeaseEnded((0,), OTHER, 5)) == [ev.AcquireLocks((0,), ME, 77, ())]
+
+
+def test_a_winner_starts_anyway_after_the_maximum_shutdown_time() -> None:
+    """Step 4: nobody counts as alive for its lock, so that it is taken and its epoch fences."""
+    node, _ = winner(OTHER)
+    effects = node.pass_ms(SHUTDOWN)
+    assert ev.Note("lease_overtaken", {"partition": 0, "owner": OTHER}) in effects
+    assert ev.AcquireLocks((0,), ME, 77, ()) in effects
+
+
+def test_an_end_that_is_heard_before_the_answer_of_the_race_is_not_missed() -> None:
+    """The two come by different connections."""
+    node = Node(1)
+    node.started()
+    node.control(challenged(0))
+    node.pass_ms(DELAY)
+    node.control(LeaseEnded((0,), OTHER, 5))
+    assert node.tell(LeaseRaced(0, ME, 77, OTHER)) == [ev.AcquireLocks((0,), ME, 77, ())]
+
+
+def test_a_start_is_put_into_the_allocation_hash() -> None:
+    """Step 5."""
+    node, _ = winner("")
+    effects = node.tell(granted(0))
+    assert any(isinstance(effect, ev.StartRunner) for effect in effects)
+    assert UpdateLeases(ME, {0: 77}, (), {}) in effects
+
+
+def test_a_win_is_taken_out_of_the_grab_hash_after_the_minimum_grab_time() -> None:
+    """Step 6: counted from the start."""
+    node, _ = winner("")
+    node.pass_ms(1_000)
+    node.tell(granted(0))
+    node.tell(LeasesUpdated(done=True))
+    assert node.pass_ms(GRAB - 1) == []
+    assert node.pass_ms(1) == [UpdateLeases(ME, {}, (), {0: 77})]
+
+
+def test_an_owner_that_wins_again_goes_on_without_a_stop() -> None:
+    """Only the number of its win changes."""
+    node = Node(1)
+    node.started()
+    node.own(0)
+    assert node.control(challenged(0)) == [RaceForLease(ME, 0)]
+    effects = node.tell(LeaseRaced(0, ME, node.now_ms, ME))
+    assert effects == [UpdateLeases(ME, {0: node.now_ms}, (), {})]
+
+
+# -- what goes wrong -------------------------------------------------------------------------
+
+
+def test_what_redis_was_not_told_is_told_again_but_for_what_changed_since() -> None:
+    """The start of a partition that was lost meanwhile is not told any more."""
+    node, _ = winner("")
+    node.tell(granted(0))
+    node.control(challenged(0))
+    node.tell(LeaseRaced(0, OTHER, 99, ME))
+    node.tell(ev.RunnerStopped(0, 1))
+    node.tell(ev.LocksReleased(ME, (0,), frozenset({0})))
+    node.tell(LeasesUpdated(done=False))
+    assert node.pass_ms(200) == [UpdateLeases(ME, {}, (0,), {})]
+
+
+def test_an_answer_that_nobody_waits_for_is_a_bug_of_ours() -> None:
+    """It is never passed over."""
+    node = Node()
+    node.started()
+    with pytest.raises(InternalError):
+        node.tell(LeasesUpdated(done=True))
+
+
+def test_a_fenced_partition_is_given_up() -> None:
+    """Somebody started it anyway: it is theirs, until the next race."""
+    node = Node(1)
+    node.started()
+    node.own(0)
+    node.tell(ev.RunnerFenced(0, 1))
+    assert node.core.owned == frozenset()
+    assert not [e for e in node.pass_ms(NORMAL - 1) if isinstance(e, ev.AcquireLocks)]
+
+
+def test_a_winner_that_was_overtaken_by_a_later_one_gives_up() -> None:
+    """Its lock was taken at a later generation."""
+    node, _ = winner("")
+    node.tell(ev.LocksAnswered(ME, (0,), {0: Stale(88)}))
+    assert node.core.owned == frozenset()
+    assert node.effects[-1] == UpdateLeases(ME, {}, (), {0: 77})
+
+
+# -- leaving ---------------------------------------------------------------------------------
+
+
+def test_a_node_that_leaves_drains_releases_clears_its_fields_and_has_the_others_race() -> None:
+    """In this order; it is finished when all of it is answered."""
+    node = Node(1)
+    node.started()
+    node.own(0)
+    assert ev.DrainRunner(0, 1) in node.tell(ev.StopRequested())
+    assert node.tell(ev.RunnerStopped(0, 1)) == [ev.ReleaseLocks(ME, {0: 1})]
+    assert node.tell(ev.LocksReleased(ME, (0,), frozenset({0}))) == [UpdateLeases(ME, {}, (0,), {})]
+    assert node.tell(LeasesUpdated(done=True)) == [ChallengeLeases(ME, {0: DUE})]
+    assert node.tell(LeasesChallenged((0,), frozenset({0}))) == [ev.Finished()]
+    assert node.core.next_deadline_ms() is None
+
+
+def test_a_race_that_is_won_while_leaving_is_given_back() -> None:
+    """Or its partition would wait for the maximum lease."""
+    node = Node(1)
+    node.started()
+    node.control(challenged(0))
+    node.pass_ms(DELAY)
+    assert node.tell(ev.StopRequested()) == []
+    assert node.tell(LeaseRaced(0, ME, 77)) == [UpdateLeases(ME, {}, (), {0: 77})]
+    assert node.tell(LeasesUpdated(done=True)) == [ev.Finished()]
+
+
+def test_a_node_that_never_began_is_finished_at_once() -> None:
+    """It has nothing to give back."""
+    assert Node().tell(ev.StopRequested()) == [ev.Finished()]
+
+
+# -- the five time spans ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong, name",
+    [
+        ({"max_lease_ms": 2 * NORMAL - 1, "max_shutdown_ms": 1_000}, "max_lease_ms"),
+        ({"max_shutdown_ms": 10_001}, "max_shutdown_ms"),
+        ({"min_grab_ms": NORMAL}, "min_grab_ms"),
+        ({"held_delay_ms": 2_001}, "held_delay_ms"),
+        ({"held_delay_ms": 0}, "held_delay_ms"),
+    ],
+)
+def test_spans_that_contradict_each_other_are_refused(wrong: dict[str, int], name: str) -> None:
+    """With the inequality that does not hold."""
+    with pytest.raises(ConfigurationError, match=name):
+        LeaseTiming(**wrong)
+
+
+@pytest.mark.parametrize("partitions, step_ms", [(1, 100), (39, 100), (40, 97), (255, 15), (100_000, 1)])
+def test_the_longest_wait_ends_before_the_winner_can_be_challenged(partitions: int, step_ms: int) -> None:
+    """The delay is shortened where one node could hold very many partitions."""
+    timing = LeaseTiming()
+    assert timing.delay_step_ms(partitions) == step_ms
+    if step_ms > 1:
+        longest_ms = race_delay_ms(partitions * UNIT, step_ms, is_processing=False)
+        assert longest_ms < timing.min_grab_ms
