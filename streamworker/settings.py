@@ -56,6 +56,15 @@ class Settings:
     """A worker that was told to stop ends by now, whatever its handlers do; then with a
     non-zero exit code. Longer than the grace period."""
 
+    # -- handover by claims (coordination="claim") --------------------------------------------
+    claim_cycle_ms: int = 1_000
+    """A worker renews its claims, and claims at most one partition more, once in this time. The
+    shorter, the sooner load is balanced, and the more calls: three or four a worker and cycle."""
+    claim_expiry_ms: int = 10_000
+    """A claim that was not renewed for this long is nobody's. At least two cycles and three calls,
+    so that one that fails loses nothing; the rest is how long a worker may be slow. A dead one is
+    noticed no sooner."""
+
     # -- handover by races (coordination="lease") ---------------------------------------------
     lease_normal_ms: int = 5_000
     """How long a partition is held, as a rule, before it is challenged: the pace at which load
@@ -114,6 +123,8 @@ class Settings:
         self._require("session_timeout_ms", ">=", 1, "dead_after_ms")
         self._require("drain_deadline_ms", ">=", 1, "grace_period_ms")
         self._require("shutdown_timeout_ms", ">=", 1, "grace_period_ms")
+        self._require("claim_expiry_ms", ">=", 2, "claim_cycle_ms")
+        self._require("claim_expiry_ms", ">=", 3, "call_timeout_ms")
         self._require("prefetch_bytes", ">=", 2, "entry_bytes_max")
         self._require("lease_max_ms", ">=", 2, "lease_normal_ms")
         self._require("lease_max_ms", ">=", 2, "lease_max_shutdown_ms")

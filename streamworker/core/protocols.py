@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from streamworker.core.claim import ClaimCore
+from streamworker.core.claim_timing import ClaimTiming
 from streamworker.core.events import Effect, Event
 from streamworker.core.lease import LeaseCore
 from streamworker.core.lease_timing import LeaseTiming
@@ -45,6 +47,8 @@ class Setup:
     """Returns a number from 0 up to its argument, which is also how random choices are made."""
     lease: LeaseTiming = field(default_factory=LeaseTiming)
     """The time spans of the protocol ``lease``."""
+    claim: ClaimTiming = field(default_factory=ClaimTiming)
+    """The time spans of the protocol ``claim``."""
 
 
 def membership(setup: Setup) -> Coordinator:
@@ -55,6 +59,19 @@ def membership(setup: Setup) -> Coordinator:
         strategy=setup.assignment,
         timing=setup.timing,
         nonce=setup.nonce,
+        jitter=setup.jitter,
+    )
+
+
+def claim(setup: Setup) -> Coordinator:
+    """Make the Event Processor's protocol: a store of ownership entries, one new claim a cycle."""
+    return ClaimCore(
+        f"{setup.identity.name}.{setup.nonce()}",
+        name=setup.identity.name,
+        partitions=setup.partitions,
+        timing=setup.claim,
+        grace_period_ms=setup.timing.grace_period_ms,
+        retry_ms=setup.timing.acquire_retry_ms,
         jitter=setup.jitter,
     )
 
@@ -71,7 +88,11 @@ def lease(setup: Setup) -> Coordinator:
     )
 
 
-PROTOCOLS: dict[str, Callable[[Setup], Coordinator]] = {"membership": membership, "lease": lease}
+PROTOCOLS: dict[str, Callable[[Setup], Coordinator]] = {
+    "membership": membership,
+    "claim": claim,
+    "lease": lease,
+}
 
 
 def make_coordinator(name: str, setup: Setup) -> Coordinator:

@@ -249,8 +249,8 @@ KEY_TABLE: tuple[KeyRow, ...] = (
     KeyRow(
         "sw:{app.stream:GROUP}:claims",
         "hash",
-        'With `coordination="claim"`: partition to its ownership entry, `etag|modified (ms)|owner level|'
-        "checkpoint|owner`; `last` is the newest ETag.",
+        'With `coordination="claim"`: partition to its ownership entry: ETag, time of the last change (ms), '
+        "owner level, checkpoint, owner; `last` is the newest ETag.",
         "sw:{shop.orders:price}:claims",
     ),
     KeyRow(

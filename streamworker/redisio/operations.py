@@ -25,7 +25,7 @@ from streamworker.core.events import (
     ReadDocument,
     ReleaseLocks,
 )
-from streamworker.redisio import control, locks, membership, operations_lease
+from streamworker.redisio import control, locks, membership, operations_claim, operations_lease
 from streamworker.redisio.operation import Access, Operation
 
 
@@ -86,6 +86,7 @@ OPERATIONS: dict[type[Effect], Operation] = {
     ReleaseLocks: Operation(
         release_locks, lambda effect: LocksReleased(effect.owner, tuple(effect.epochs), frozenset())
     ),
+    **operations_claim.OPERATIONS,
     **operations_lease.OPERATIONS,
 }
 """Every effect that has an answer. Each may be done twice, or its core copes with that."""

@@ -48,6 +48,10 @@ HEARTBEAT = _load("heartbeat")
 MOVE_CHECKPOINT = _load("move_checkpoint")
 COUNT = _load("count")
 REPLAY_DEAD = _load("replay_dead")
+CLAIM_LIST = _load("claim_list")
+CLAIM_TAKE = _load("claim_take")
+CLAIM_UPDATE = _load("claim_update")
+CLAIM_GIVE_UP = _load("claim_give_up")
 LEASE_CHALLENGE = _load("lease_challenge")
 LEASE_RACE = _load("lease_race")
 LEASE_UPDATE = _load("lease_update")
@@ -65,6 +69,10 @@ ALL: tuple[Script, ...] = (
     MOVE_CHECKPOINT,
     COUNT,
     REPLAY_DEAD,
+    CLAIM_LIST,
+    CLAIM_TAKE,
+    CLAIM_UPDATE,
+    CLAIM_GIVE_UP,
     LEASE_CHALLENGE,
     LEASE_RACE,
     LEASE_UPDATE,

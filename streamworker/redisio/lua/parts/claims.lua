@@ -1,0 +1,22 @@
+-- Part of other scripts; needs types. An ownership entry is one field of a hash:
+-- 'etag|modified ms|owner level|checkpoint|owner'.
+
+-- Begins a change: returns the ETag of all entries that this call changes, and the time. It is the
+-- server's time or one more than the last one, so that it grows even if the hash is lost.
+--
+-- HDEL is allowed when memory is full, and so is all that follows it: ownership must move then.
+local function new_etag(claims)
+  local now = server_ms()
+  local last = tonumber(redis.call('HGET', claims, 'last') or '0')
+  local etag = text(math.max(now, last + 1))
+  redis.call('HDEL', claims, '')
+  redis.call('HSET', claims, 'last', etag)
+  return etag, text(now)
+end
+
+-- ETag and owner; '0' and '' where there is no entry.
+local function holder(claims, partition)
+  local entry = redis.call('HGET', claims, partition) or ''
+  local etag, owner = string.match(entry, '^(%d+)|[^|]*|[^|]*|[^|]*|(.*)$')
+  return etag or '0', owner or ''
+end

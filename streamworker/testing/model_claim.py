@@ -1,0 +1,92 @@
+"""The store of the claim protocol in memory, as redisio's scripts do it.
+
+The contract tests bring the same effects to this model and to real servers, and compare.
+"""
+
+from collections.abc import Callable, Mapping
+
+from streamworker.core.claim_events import (
+    NO_ENTRY,
+    CheckpointsUpdated,
+    ClaimPartitions,
+    GiveUpPartitions,
+    ListOwnership,
+    OwnershipEntry,
+    OwnershipListed,
+    PartitionsClaimed,
+    PartitionsGivenUp,
+    UpdateCheckpoints,
+)
+from streamworker.core.events import Effect, Event
+
+
+class ModelClaims:
+    """The ownership entries of one group.
+
+    Parameters
+    ----------
+    partitions
+        Returns how many partitions the stream has now.
+    checkpoint
+        Returns a partition's checkpoint, as text.
+    """
+
+    def __init__(
+        self, partitions: Callable[[], int], checkpoint: Callable[[int], str] = lambda _: "0-0"
+    ) -> None:
+        self._partitions = partitions
+        self._checkpoint = checkpoint
+        self.entries: dict[int, OwnershipEntry] = {}
+        self.last = 0
+        """The newest ETag."""
+
+    def perform(self, effect: Effect, server_ms: int) -> Event | None:
+        """Do an effect at a time of the server; None if it is not one of this protocol's."""
+        match effect:
+            case ListOwnership():
+                return OwnershipListed(self._partitions(), tuple(self.entries.values()), server_ms)
+            case ClaimPartitions(owner, etags):
+                return PartitionsClaimed(*self._claim(owner, etags, server_ms))
+            case UpdateCheckpoints(owner, etags):
+                return CheckpointsUpdated(*self._update(owner, etags, server_ms))
+            case GiveUpPartitions(owner, partitions):
+                for partition in partitions:
+                    if partition in self.entries and self.entries[partition].owner == owner:
+                        del self.entries[partition]
+                return PartitionsGivenUp(partitions)
+            case _:
+                return None
+
+    def flush(self) -> None:
+        """Lose everything, as after FLUSHALL or a restart without data."""
+        self.entries.clear()
+        self.last = 0
+
+    def _claim(
+        self, owner: str, etags: Mapping[int, int], server_ms: int
+    ) -> tuple[dict[int, int], dict[int, OwnershipEntry | None]]:
+        free = {p for p, etag in etags.items() if self._etag(p) == etag}
+        return self._write(owner, etags, free, server_ms)
+
+    def _update(
+        self, owner: str, etags: Mapping[int, int], server_ms: int
+    ) -> tuple[dict[int, int], dict[int, OwnershipEntry | None]]:
+        ours = {p for p, etag in etags.items() if self._etag(p) == etag and self._owner(p) == owner}
+        return self._write(owner, etags, ours, server_ms)
+
+    def _write(
+        self, owner: str, asked: Mapping[int, int], allowed: set[int], server_ms: int
+    ) -> tuple[dict[int, int], dict[int, OwnershipEntry | None]]:
+        self.last = max(server_ms, self.last + 1)
+        for partition in allowed:
+            self.entries[partition] = OwnershipEntry(
+                partition, owner, self.last, server_ms, self._checkpoint(partition)
+            )
+        refused = {p: self.entries.get(p) for p in asked if p not in allowed}
+        return {p: self.last for p in asked if p in allowed}, refused
+
+    def _etag(self, partition: int) -> int:
+        return self.entries[partition].etag if partition in self.entries else NO_ENTRY
+
+    def _owner(self, partition: int) -> str:
+        return self.entries[partition].owner if partition in self.entries else ""
