@@ -101,6 +101,7 @@ def run(
     if end_with_parent:
         watch_parent()
     from streamworker.importing import resolve_processors
+    from streamworker.runtime.stages import end_despite_threads
     from streamworker.runtime.worker import run_worker
 
     selection = resolve_processors(app, processor)
@@ -109,7 +110,9 @@ def run(
 
         serve(selection, metrics_port)
     names = [spec.name for spec in selection.processors]
-    raise typer.Exit(run_worker(selection.app, processors=names, name=name, use_uvloop=_use_uvloop(loop)))
+    code = run_worker(selection.app, processors=names, name=name, use_uvloop=_use_uvloop(loop))
+    end_despite_threads(code)
+    raise typer.Exit(code)
 
 
 def _arguments(

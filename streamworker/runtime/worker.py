@@ -3,17 +3,14 @@
 The first SIGTERM or SIGINT drains and leaves: each partition finishes the batch in hand, commits
 it and is released, and the process ends with 0. A second signal, or ``shutdown_timeout_ms``
 after the first, ends it at once with ``FORCED``: what was not committed is done again elsewhere.
-The hard end runs in a thread of its own, because the event loop may be what hangs.
+``stages`` has how.
 """
 
 import os
 import random
 import secrets
-import signal
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import anyio
@@ -32,15 +29,13 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
 from streamworker.runtime.group import Group, worker_name
 from streamworker.runtime.keeper import Keeper
 from streamworker.runtime.listener import Listener
+from streamworker.runtime.stages import TwoStages
 from streamworker.settings import Settings
 
 if TYPE_CHECKING:
     from streamworker.app import App
 
 log = get_logger("streamworker.worker")
-
-FORCED = 5
-"""Exit code of a worker that did not end in time, or was told twice."""
 
 
 class Worker:
@@ -183,47 +178,12 @@ def run_worker(
     worker = Worker(app, processors=processors, name=name)
 
     async def main() -> None:
-        with _two_stages(worker, app.settings.shutdown_timeout_ms):
+        timeout_ms = app.settings.shutdown_timeout_ms
+        with TwoStages(worker.stop, name=worker.name, timeout_ms=timeout_ms):
             await worker.run(on_ready)
 
     anyio.run(main, backend_options={"use_uvloop": use_uvloop})
     return 0
-
-
-class _two_stages:  # noqa: N801  (used as a with statement reads)
-    """Turn signals into a graceful end, then into a hard one."""
-
-    def __init__(self, worker: Worker, timeout_ms: int) -> None:
-        self._worker = worker
-        self._timeout_s = timeout_ms / 1000
-        self._timer: threading.Timer | None = None
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> None:
-        import asyncio
-
-        self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._received)
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _received(self, number: int, _frame: FrameType | None) -> None:
-        if self._timer is not None:
-            self._end("told_twice")
-        self._timer = threading.Timer(self._timeout_s, self._end, ["shutdown_timeout"])
-        self._timer.daemon = True
-        self._timer.start()
-        log.info("worker_stopping", signal=signal.Signals(number).name)
-        self._loop.call_soon_threadsafe(self._worker.stop)
-
-    def _end(self, reason: str) -> None:
-        log.error("worker_forced_to_end", worker=self._worker.name, reason=reason)
-        os._exit(FORCED)
 
 
 def _chosen(app: "App", names: Sequence[str] | None) -> list[ProcessorSpec]:
