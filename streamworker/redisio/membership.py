@@ -103,7 +103,7 @@ async def change_members(
 
 async def heartbeat(
     backend: Backend, beats: Sequence[tuple[GroupKeys, str, int, str, int]]
-) -> list[HeartbeatReply]:
+) -> list[HeartbeatReply | BackendError]:
     """Renew memberships in several groups, in one round trip. May be repeated.
 
     Parameters
@@ -112,24 +112,31 @@ async def heartbeat(
         For each group its keys, the member's id, the client id of this connection, the server's
         run id (see :meth:`Backend.identity`), and the member's load.
 
+    Returns
+    -------
+    list
+        A reply for each group; the error for one that was refused, for instance since a key of it
+        holds something else than ours. The others are renewed all the same.
+
     Raises
     ------
-    BackendError
-        Without any answer, or if one group's keys hold something else than ours.
+    BackendUnavailable
+        Without an answer.
     """
     calls = [
         ((keys.members, keys.beats), (member, _beat_text(client_id, run_id, load)))
         for keys, member, client_id, run_id, load in beats
     ]
-    answers: list[HeartbeatReply] = []
-    for reply in await backend.run_many(HEARTBEAT, calls):
+    return [_heartbeat_reply(reply) for reply in await backend.run_many(HEARTBEAT, calls)]
+
+
+def _heartbeat_reply(reply: Any) -> HeartbeatReply | BackendError:
+    try:
         if isinstance(reply, BackendError):
-            raise reply
-        answers.append(_heartbeat_reply(checked(reply)))
-    return answers
-
-
-def _heartbeat_reply(reply: Any) -> HeartbeatReply:
+            return reply
+        checked(reply)
+    except BackendRefused as error:
+        return error
     code, generation, server_ms, *flat = reply
     return HeartbeatReply(
         code == b"LOST", int(generation) if generation else None, int(server_ms), read_beats(flat)

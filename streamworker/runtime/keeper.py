@@ -129,8 +129,11 @@ class Keeper:
         )
         with self._lock:
             for (keys, (member, deliver)), reply in zip(kept, replies, strict=True):
-                self._pending[keys] = (deliver, _event(member, reply, sent_ms, run_id))
-            if self._scheduled_ms is None:
+                if isinstance(reply, BackendError):
+                    log.warning("heartbeat_refused", processor=keys.group, error=str(reply))
+                else:
+                    self._pending[keys] = (deliver, _event(member, reply, sent_ms, run_id))
+            if self._pending and self._scheduled_ms is None:
                 self._scheduled_ms = sent_ms
                 self._loop.call_soon_threadsafe(self._deliver)
 

@@ -9,7 +9,8 @@ import redis
 from streamworker.core.entries import ZERO
 from streamworker.errors import BackendRefused
 from streamworker.redisio import control, membership
-from streamworker.redisio.membership import Changed, Conflict
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.membership import Changed, Conflict, HeartbeatReply
 from tests.contract.support import GROUP, OTHER_GROUP, Group, everything
 
 pytestmark = pytest.mark.anyio
@@ -22,6 +23,14 @@ async def change(group: Group, expected: int, body: str = '{"v":1}', **more: lis
     return await membership.change_members(
         group.backend, GROUP, expected=expected, body=body, message=MESSAGE, **more
     )
+
+
+async def beat(group: Group, *beats: tuple[GroupKeys, str, int, str, int]) -> list[HeartbeatReply]:
+    """Send heartbeats that are all answered."""
+    replies = await membership.heartbeat(group.backend, beats)
+    answered = [reply for reply in replies if isinstance(reply, HeartbeatReply)]
+    assert len(answered) == len(beats), replies
+    return answered
 
 
 async def test_the_first_document_gets_a_generation_that_never_was(group: Group, raw: "redis.Redis") -> None:
@@ -46,7 +55,7 @@ async def test_each_change_raises_the_generation_by_one(group: Group) -> None:
     second = await change(group, first.generation)
     assert isinstance(second, Changed)
     assert second.generation == first.generation + 1
-    (reply,) = await membership.heartbeat(group.backend, [(GROUP, "a.1", 5, "run", 3)])
+    (reply,) = await beat(group, (GROUP, "a.1", 5, "run", 3))
     assert reply.generation == second.generation
 
 
@@ -113,10 +122,10 @@ async def test_a_heartbeat_renews_and_shows_all_members(group: Group) -> None:
     """One answer carries the beats of all, by one clock."""
     first = await change(group, 0, added=["a.1", "b.1"])
     assert isinstance(first, Changed)
-    (reply,) = await membership.heartbeat(group.backend, [(GROUP, "a.1", 5, "run-1", 3)])
+    (reply,) = await beat(group, (GROUP, "a.1", 5, "run-1", 3))
     assert not reply.lost
-    beat = reply.beats["a.1"]
-    assert (beat.connection, beat.run_id, beat.load, beat.server_ms) == (5, "run-1", 3, reply.server_ms)
+    ours = reply.beats["a.1"]
+    assert (ours.connection, ours.run_id, ours.load, ours.server_ms) == (5, "run-1", 3, reply.server_ms)
     assert reply.beats["b.1"].server_ms == first.server_ms
 
 
@@ -125,7 +134,7 @@ async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: "redis
     first = await change(group, 0, added=["a.1", "b.1"])
     assert isinstance(first, Changed)
     await change(group, first.generation, removed=["a.1"])
-    (reply,) = await membership.heartbeat(group.backend, [(GROUP, "a.1", 5, "run-1", 3)])
+    (reply,) = await beat(group, (GROUP, "a.1", 5, "run-1", 3))
     assert reply.lost
     assert reply.generation == first.generation + 1
     assert list(raw.hkeys(GROUP.beats)) == [b"b.1"]
@@ -134,19 +143,31 @@ async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: "redis
 async def test_heartbeats_of_several_groups_share_a_round_trip(group: Group) -> None:
     """Lost in one group says nothing about the other."""
     await change(group, 0, added=["a.1"])
-    mine, theirs = await membership.heartbeat(
-        group.backend, [(GROUP, "a.1", 5, "run", 0), (OTHER_GROUP, "a.2", 5, "run", 0)]
-    )
+    mine, theirs = await beat(group, (GROUP, "a.1", 5, "run", 0), (OTHER_GROUP, "a.2", 5, "run", 0))
     assert not mine.lost
     assert theirs.lost
     assert theirs.generation is None
+
+
+async def test_a_broken_key_of_one_group_holds_up_no_heartbeat_of_another(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """The worker's other processors go on, and the error names the key."""
+    await change(group, 0, added=["a.1"])
+    raw.lpush(OTHER_GROUP.beats, "mine")
+    calls = [(OTHER_GROUP, "a.2", 5, "run", 0), (GROUP, "a.1", 5, "run", 0)]
+    theirs, ours = await membership.heartbeat(group.backend, calls)
+    assert isinstance(theirs, BackendRefused)
+    assert OTHER_GROUP.beats in str(theirs)
+    assert isinstance(ours, HeartbeatReply)
+    assert not ours.lost
 
 
 async def test_a_beat_that_is_not_ours_is_ignored(group: Group, raw: "redis.Redis") -> None:
     """Another program's field cannot make a heartbeat fail."""
     await change(group, 0, added=["a.1"])
     raw.hset(GROUP.beats, mapping={"x": "nonsense", "y": "1|2|3|z", "z": b"\xff"})
-    (reply,) = await membership.heartbeat(group.backend, [(GROUP, "a.1", 5, "run", 0)])
+    (reply,) = await beat(group, (GROUP, "a.1", 5, "run", 0))
     assert sorted(reply.beats) == ["a.1"]
 
 
@@ -160,8 +181,8 @@ async def test_the_living_are_told_from_the_dead_when_memory_is_full(
     assert isinstance(first, Changed)
     full_memory.config_set("maxmemory", 1)
 
-    (beat,) = await membership.heartbeat(group.backend, [(GROUP, "b.1", 5, "run", 0)])
-    assert not beat.lost
+    (renewed,) = await beat(group, (GROUP, "b.1", 5, "run", 0))
+    assert not renewed.lost
     assert isinstance(await change(group, first.generation, removed=["a.1"]), Changed)
     taken = await group.own("b.1", generation=first.generation + 1)
     assert taken.epoch == lock.epoch + 1
