@@ -146,6 +146,8 @@ class ClaimCore:
         """Somebody seems to own what we thought ours: the next cycle begins at once."""
         self._due_ms = self._pause_until_ms = self._cycle_ms = 0
         """When the next cycle begins, no call before, and when the last cycle began."""
+        self._restrained_until_ms = 0
+        """Nothing new is claimed before."""
         self._renew: dict[int, int] = {}
         self._wanted: dict[int, _Wanted] = {}
 
@@ -294,12 +296,14 @@ class ClaimCore:
             elif partition in self._claims:
                 effects += self._lose(partition, entry.owner)
         self._seen = {owner: ms for owner, ms in self._seen.items() if ms >= oldest_ms}
-        for partition in set(self._claims) - set(entries):
+        for partition in self._claims.keys() - entries.keys():
+            # The store lost data. What the others had looks unclaimed until they were here, too.
             self._wanted[partition] = _Wanted(NO_ENTRY, "")
+            self._restrained_until_ms = now_ms + 2 * self._timing.cycle_ms
         owners = {p: entry.owner for p, entry in entries.items() if entry.modified_ms >= oldest_ms}
         owners |= dict.fromkeys(self._claims, self.owner)
         choice = choose(self._partitions, owners, self.owner, self._jitter)
-        if choice is not None:
+        if choice is not None and now_ms >= self._restrained_until_ms:
             known = entries.get(choice.partition)
             etag = NO_ENTRY if known is None else known.etag
             self._wanted[choice.partition] = _Wanted(etag, choice.victim)

@@ -36,7 +36,7 @@ class Worker:
         self.clock_ms = world.random.randrange(10**9)
         """What its own clock has more than the world's."""
         self.alive, self.finished, self.batches_paused = True, False, False
-        self.asleep = False
+        self.asleep = self.never_cancels = False
         self.running: dict[int, int] = {}
         """Partition to epoch."""
         self.notes: list[str] = []
@@ -110,6 +110,7 @@ class Worker:
         """Make one round trip; where it fails it may have been done all the same."""
         world = self.world
         fails, is_done = world.random.random() < world.fail_calls, world.random.random() < 0.5
+        is_done &= not world.store_is_down
 
         def arrive() -> None:
             answer = do() if is_done or not fails else None
@@ -146,7 +147,7 @@ class Worker:
                 self.world.started(self, partition)
             case ev.DrainRunner(partition, epoch):
                 self.later(self.world.drain_ms, lambda: self._stopped(partition, epoch))
-            case ev.CancelRunner(partition, epoch):
+            case ev.CancelRunner(partition, epoch) if not self.never_cancels:
                 self.later(1, lambda: self._stopped(partition, epoch))
             case ev.PauseBatches():
                 self.batches_paused = True
@@ -180,6 +181,9 @@ class World:
         self.timing = timing or ClaimTiming()
         self.now_ms = 1_000_000
         self.fail_calls = 0.0
+        """How likely a call gets no answer; half of these are done all the same."""
+        self.store_is_down = False
+        """Calls that fail are not done, either."""
         self.drain_ms = 50
         self.store = ModelClaims(lambda: self.partitions)
         self.server = Server(
