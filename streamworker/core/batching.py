@@ -97,6 +97,11 @@ class SizeEstimate:
         self._mean = max(sample, self._mean + (sample - self._mean) / 8)
 
     @property
+    def is_known(self) -> bool:
+        """Whether anything was observed; else the estimate is a guess."""
+        return self._mean > 0.0
+
+    @property
     def bytes_per_entry(self) -> int:
         """An upper estimate of what one entry costs."""
         if self._mean == 0.0:
@@ -129,6 +134,8 @@ class ReadPlan:
     partitions: tuple[int, ...]
     count: int
     """Entries for each of the partitions at most."""
+    is_partial: bool = False
+    """Partitions without work were left out, so the read must not wait for long."""
 
 
 READ_ENTRIES_MAX = 8_000
@@ -143,9 +150,9 @@ def plan_read(
 
     Every stream of one XREAD shares one COUNT, so a count that fits all candidates is looked
     for first. Where not even one entry of each fits into the free bytes, as many as fit are
-    asked, beginning with a different one each ``turn``. A partition that holds nothing is
-    asked for one entry even if nothing fits: else partitions that cannot move (halted readers
-    of the acked log, say) could keep the whole budget from the ones that can.
+    asked, beginning with a different one each ``turn``. Partitions that hold nothing and do not
+    fit are asked for one entry, one of them every other turn: else partitions that cannot move
+    (with a full acked log, say) could keep the budget from the ones that can, for ever.
 
     Returns
     -------
@@ -157,20 +164,25 @@ def plan_read(
     shift = turn % len(candidates)
     ordered = [*candidates[shift:], *candidates[:shift]]
     chosen: list[Candidate] = []
+    hungry: list[int] = []
     need = 0
     for candidate in ordered:
         if need + candidate.estimate_bytes <= free_bytes:
             chosen.append(candidate)
             need += candidate.estimate_bytes
+        elif candidate.starved:
+            hungry.append(candidate.partition)
+    if hungry and (not chosen or turn % 2):
+        asked = sorted(hungry)[turn // 2 % len(hungry)]
+        return ReadPlan((asked,), 1, is_partial=len(hungry) + len(chosen) > 1)
     if not chosen:
-        hungry = next((candidate for candidate in ordered if candidate.starved), None)
-        return None if hungry is None else ReadPlan((hungry.partition,), 1)
+        return None
     count = min(count_max, max(1, READ_ENTRIES_MAX // len(chosen)), free_bytes // need)
     # The smallest partition must not slow down all others: a partition with little room left
     # is asked again when it has more, unless it has nothing to do.
     fitting = [c for c in chosen if c.starved or c.entries * 4 >= count] or chosen
     count = min(count, *(max(1, c.entries) for c in fitting))
-    return ReadPlan(tuple(c.partition for c in fitting), max(1, count))
+    return ReadPlan(tuple(c.partition for c in fitting), max(1, count), is_partial=bool(hungry))
 
 
 class Halving:

@@ -35,6 +35,10 @@ from streamworker.settings import Settings
 REGRESSION_CHECK_MS = 5_000
 """How often idle partitions are compared with what Redis has. Rare, since it is for accidents."""
 
+PARTIAL_BLOCK_MS = 20
+"""How long a read waits that the budget made leave out partitions without work; then it is their
+turn. They may have entries, which nobody would tell."""
+
 UNBLOCK_RETRY_MS = 5
 """A wake-up that reaches the server before the read does wakes nobody, so it is repeated."""
 
@@ -162,7 +166,7 @@ class Fetcher:
                 partition=buffer.partition,
                 room_bytes=buffer.room_bytes,
                 room_entries=buffer.room_entries,
-                estimate_bytes=min(buffer.estimate.bytes_per_entry, self._budget.limit),
+                estimate_bytes=self._estimate(buffer),
                 starved=buffer.held == 0,
             )
             for buffer in self._buffers.values()
@@ -176,16 +180,22 @@ class Fetcher:
             turn=self._turn,
         )
 
+    def _estimate(self, buffer: PartitionBuffer) -> int:
+        # A guess is no reason to leave a partition out: all the shares together fit the budget.
+        most = self._budget.limit if buffer.estimate.is_known else self._budget.share
+        return max(1, min(buffer.estimate.bytes_per_entry, most))
+
     async def _read(self, connection: BlockingConnection, plan: ReadPlan) -> None:
         asked = {partition: self._buffers[partition] for partition in plan.partitions}
         positions = {partition: buffer.position for partition, buffer in asked.items()}
         self._asked = frozenset(asked)
         self._reading = True
         self._reads += 1
+        block_ms = self._settings.fetch_block_ms
+        if plan.is_partial:
+            block_ms = min(block_ms, PARTIAL_BLOCK_MS)
         try:
-            answer = await streams.read(
-                connection, self._keys, positions, plan.count, self._settings.fetch_block_ms
-            )
+            answer = await streams.read(connection, self._keys, positions, plan.count, block_ms)
         finally:
             self._reading = False
             self._asked = frozenset()

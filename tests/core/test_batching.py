@@ -128,6 +128,20 @@ def test_a_read_fits_the_budget_or_is_one_entry_for_a_partition_without_work(
     assert need <= free or (plan.count == 1 and len(plan.partitions) == 1 and starved >= set(plan.partitions))
 
 
+@given(CANDIDATES, st.integers(0, 1_000_000), st.integers(0, 100))
+def test_each_partition_without_work_has_its_turn(candidates: list[Candidate], free: int, first: int) -> None:
+    """However little is free, and whatever else could be read; and no read without it waits for long."""
+    starved = {candidate.partition for candidate in candidates if candidate.starved}
+    asked: set[int] = set()
+    for turn in range(first, first + 2 * len(candidates) + 2):
+        plan = plan_read(candidates, free_bytes=free, count_max=100, turn=turn)
+        assert plan is not None or not starved
+        if plan is not None:
+            asked |= set(plan.partitions)
+            assert plan.is_partial or starved <= set(plan.partitions)
+    assert starved <= asked
+
+
 def test_partitions_that_do_not_all_fit_take_turns() -> None:
     """With room for one entry, each of the partitions is asked in its turn."""
     candidates = [Candidate(p, 1_000, 10, 1_000, starved=False) for p in range(4)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 import anyio
 import pytest
@@ -256,3 +257,37 @@ def test_regression_compares_ids_as_numbers() -> None:
     assert not regression(ZERO, Exception("no such key"))
     assert regression(EntryId(1, 0), Exception("ERR no such key"))
     assert not regression(EntryId(1, 0), Exception("LOADING"))
+
+
+# -- no partition waits for ever ---------------------------------------------------------------
+
+
+async def test_a_partition_whose_entries_were_large_is_still_read_while_another_is_stuck(
+    redis_url: str,
+) -> None:
+    """Its next entry is thought to need more than what is free; it is asked for all the same."""
+    async with bench(redis_url, partitions=3, prefetch_bytes=2 * 1024 * 1024) as desk:
+        large, stuck, _ = (desk.fetcher.add(p, ZERO) for p in range(3))
+        await desk.add_raw(b"x", partition=1)
+        await wait_for_async(lambda: stuck.waiting == 1, "one partition holds an entry that stays")
+        await desk.add_raw(b"x" * 3 * 1024 * 1024, partition=0)
+        await wait_for_async(lambda: large.waiting == 1, "the large entry came")
+        large.release(1, sum(entry.size for entry in large.take(1, 1)))
+        for n in range(10):
+            await desk.add_raw(b"small", partition=0)
+            await wait_for_async(lambda: large.waiting == 1, f"entry {n} behind the large one came", 1)
+            large.release(1, sum(entry.size for entry in large.take(1, 1)))
+
+
+def _has_entry(buffer: PartitionBuffer) -> bool:
+    return buffer.waiting == 1
+
+
+async def test_idle_partitions_are_all_asked_however_many_there_are(redis_url: str) -> None:
+    """What a first entry may cost is a guess, and no reason to leave partitions out of a read."""
+    async with bench(redis_url, partitions=100, prefetch_bytes=2 * 1024 * 1024) as desk:
+        buffers = [desk.fetcher.add(p, ZERO) for p in range(100)]
+        for p in range(0, 100, 9):
+            await desk.add_raw(b"x", partition=p)
+            await wait_for_async(partial(_has_entry, buffers[p]), f"the entry of {p} came", 1)
+        assert desk.fetcher.reads < 60
