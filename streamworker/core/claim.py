@@ -138,7 +138,7 @@ class ClaimCore:
         """The ETags with which we claimed: what we ask for the locks with."""
         self._stale: set[int] = set()
         self._seen: dict[str, int] = {}
-        """When each owner last changed an entry, by the server's clock."""
+        """When each other owner last changed an entry, by the server's clock."""
         self._server_ahead_ms = 0
         self._step = _Step.RENEW
         self._calling = False
@@ -290,10 +290,11 @@ class ClaimCore:
         entries = {entry.partition: entry for entry in event.entries}
         effects = self._pulse.renewed(self._cycle_ms, now_ms)
         for partition, entry in entries.items():
-            self._seen[entry.owner] = max(entry.modified_ms, self._seen.get(entry.owner, 0))
             if entry.owner == self.owner:
                 self._take(partition, entry.etag)
-            elif partition in self._claims:
+                continue
+            self._seen[entry.owner] = max(entry.modified_ms, self._seen.get(entry.owner, 0))
+            if partition in self._claims:
                 effects += self._lose(partition, entry.owner)
         self._seen = {owner: ms for owner, ms in self._seen.items() if ms >= oldest_ms}
         for partition in self._claims.keys() - entries.keys():
@@ -366,6 +367,6 @@ class ClaimCore:
         return said
 
     def _live(self, now_ms: int) -> tuple[str, ...]:
-        """Return who changed an entry lately: even one that has none any more may still drain."""
+        """Return who else changed an entry lately: even one that has none any more may still drain."""
         oldest_ms = now_ms + self._server_ahead_ms - self._timing.expiry_ms
         return tuple(owner for owner, ms in sorted(self._seen.items()) if ms >= oldest_ms)

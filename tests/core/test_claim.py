@@ -1,0 +1,399 @@
+"""The claim protocol, sentence by sentence: one test a rule, by events and effects."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from streamworker.core import events as ev
+from streamworker.core.claim import ClaimCore
+from streamworker.core.claim_events import (
+    NO_ENTRY,
+    CheckpointsUpdated,
+    ClaimPartitions,
+    GiveUpPartitions,
+    ListOwnership,
+    OwnershipEntry,
+    OwnershipListed,
+    PartitionsClaimed,
+    PartitionsGivenUp,
+    StoreFailed,
+    UpdateCheckpoints,
+)
+from streamworker.core.claim_timing import ClaimTiming
+from streamworker.core.control import GroupChanged, PartitionsReleased
+from streamworker.core.entries import ZERO
+from streamworker.core.locks import Acquired, Held, Stale
+from streamworker.core.protocols import Setup, make_coordinator
+from streamworker.core.worker import Identity, Timing
+from streamworker.errors import ConfigurationError
+from streamworker.settings import Settings
+
+ME, OTHER, THIRD = "w1.a", "w2.b", "w3.c"
+CYCLE, EXPIRY, RETRY = 1_000, 10_000, 200
+SERVER_AHEAD = 5_000_000
+
+
+class Node:
+    """One core and its clock; random choices are always the first."""
+
+    def __init__(self, partitions: int = 4) -> None:
+        self.core = ClaimCore(
+            ME,
+            name="w1",
+            partitions=partitions,
+            timing=ClaimTiming(cycle_ms=CYCLE, expiry_ms=EXPIRY),
+            grace_period_ms=8_000,
+            retry_ms=RETRY,
+            jitter=lambda _: 0,
+        )
+        self.partitions = partitions
+        self.now_ms = 1_000_000
+
+    @property
+    def server_ms(self) -> int:
+        """The server's clock."""
+        return self.now_ms + SERVER_AHEAD
+
+    def tell(self, event: ev.Event) -> list[ev.Effect]:
+        """Bring an event; return what is to be done."""
+        return self.core.handle(event, self.now_ms)
+
+    def pass_ms(self, ms: int) -> list[ev.Effect]:
+        """Let time pass, with each deadline on the way; return what was to be done."""
+        end_ms, effects = self.now_ms + ms, []
+        while (at := self.core.next_deadline_ms()) is not None and at <= end_ms:
+            self.now_ms = max(at, self.now_ms)
+            effects += self.tell(ev.DeadlinePassed())
+        self.now_ms = end_ms
+        return effects
+
+    def entry(self, partition: int, owner: str, etag: int = 7, *, age_ms: int = 0) -> OwnershipEntry:
+        """Return an entry that was changed so long ago."""
+        return OwnershipEntry(partition, owner, etag, self.server_ms - age_ms, "5-0")
+
+    def listed(self, *entries: OwnershipEntry) -> list[ev.Effect]:
+        """Answer a list."""
+        return self.tell(OwnershipListed(self.partitions, entries, self.server_ms))
+
+    def claimed(
+        self, won: Mapping[int, int], refused: Mapping[int, OwnershipEntry | None] | None = None
+    ) -> list[ev.Effect]:
+        """Answer a claim."""
+        return self.tell(PartitionsClaimed(won, refused or {}))
+
+    def renewed(
+        self, updated: Mapping[int, int], refused: Mapping[int, OwnershipEntry | None] | None = None
+    ) -> list[ev.Effect]:
+        """Answer an update."""
+        return self.tell(CheckpointsUpdated(updated, refused or {}))
+
+    def acquired(self, *partitions: int, epoch: int = 3) -> list[ev.Effect]:
+        """Grant locks."""
+        lock = Acquired(epoch, ZERO, 0, 0, "log")
+        return self.tell(ev.LocksAnswered(ME, partitions, dict.fromkeys(partitions, lock)))
+
+    def owner_of_one(self) -> "Node":
+        """Begin with partition 0 claimed and running, the other three somebody else's."""
+        self.tell(ev.Started())
+        self.listed(*(self.entry(p, owner) for p, owner in ((1, OTHER), (2, OTHER), (3, THIRD))))
+        self.claimed({0: 100})
+        self.acquired(0)
+        return self
+
+
+def found(effects: list[ev.Effect], kind: type[ev.Effect]) -> list[ev.Effect]:
+    """Return the effects of one kind."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+# -- the cycle ---------------------------------------------------------------------------------
+
+
+def test_the_cycle_begins_when_the_worker_comes_up_and_repeats() -> None:
+    """At once, and then "periodically every x seconds"."""
+    node = Node()
+    assert node.tell(ev.Started()) == [ListOwnership()]
+    others = [node.entry(p, f"w{p}.x") for p in range(4)]
+    assert node.listed(*others) == []
+    assert node.pass_ms(CYCLE - 1) == []
+    assert node.pass_ms(1) == [ListOwnership()]
+
+
+def test_a_cycle_claims_at_most_one_new_partition() -> None:
+    """Each run claims "ownership of at most 1 new partition"."""
+    node = Node(partitions=5)
+    node.tell(ev.Started())
+    assert node.listed() == [ClaimPartitions(ME, {0: NO_ENTRY})]
+    assert not found(node.claimed({0: 100}), ClaimPartitions)
+    (renew,) = found(node.pass_ms(CYCLE), UpdateCheckpoints)
+    assert renew == UpdateCheckpoints(ME, {0: 100})
+    assert node.renewed({0: 101}) == [ListOwnership()]
+    assert node.listed(node.entry(0, ME, 101)) == [ClaimPartitions(ME, {1: NO_ENTRY})]
+
+
+def test_the_number_of_partitions_is_read_each_time() -> None:
+    """The number of partitions "may no longer be immutable"."""
+    node = Node(partitions=1)
+    node.tell(ev.Started())
+    node.listed()
+    node.claimed({0: 100})
+    node.acquired(0)
+    node.partitions = 2
+    node.pass_ms(CYCLE)
+    node.renewed({0: 101})
+    assert node.listed(node.entry(0, ME, 101)) == [ClaimPartitions(ME, {1: NO_ENTRY})]
+
+
+def test_entries_that_were_not_modified_for_the_expiry_are_removed_from_the_list() -> None:
+    """By the server's clock: "remove entries not modified for more than y seconds"."""
+    node = Node(partitions=1)
+    node.tell(ev.Started())
+    assert node.listed(node.entry(0, OTHER, 7, age_ms=EXPIRY)) == []
+    node.pass_ms(CYCLE)
+    assert node.listed(node.entry(0, OTHER, 7, age_ms=EXPIRY + 1)) == [ClaimPartitions(ME, {0: 7})]
+
+
+def test_our_own_clock_has_no_part_in_it() -> None:
+    """A worker whose clock is minutes ahead finds nobody dead: ages are differences of server times."""
+    node = Node(partitions=1)
+    node.now_ms += 10 * 60_000
+    node.tell(ev.Started())
+    entry = OwnershipEntry(0, OTHER, 7, 77_000, "0-0")
+    assert node.tell(OwnershipListed(1, (entry,), 77_500)) == []
+
+
+# -- claiming ----------------------------------------------------------------------------------
+
+
+def test_a_claim_that_is_won_is_followed_by_the_lock_and_the_start() -> None:
+    """Then processing starts; the lock is asked for with the ETag of the claim."""
+    node = Node(partitions=1)
+    node.tell(ev.Started())
+    node.listed()
+    effects = node.claimed({0: 100})
+    assert effects == [
+        ev.PostControl(GroupChanged(100, "claim", "w1", (0,))),
+        ev.AcquireLocks((0,), ME, 100, ()),
+    ]
+    (start,) = found(node.acquired(0), ev.StartRunner)
+    assert isinstance(start, ev.StartRunner)
+    assert (start.partition, start.owner) == (0, ME)
+
+
+def test_a_claim_that_somebody_else_won_is_dropped_until_the_next_cycle() -> None:
+    """One of two requests succeeds; the other one "will fail and return an error"."""
+    node = Node(partitions=1)
+    node.tell(ev.Started())
+    node.listed()
+    assert node.claimed({}, {0: node.entry(0, OTHER, 100)}) == []
+    assert node.core.owned == frozenset()
+    assert node.pass_ms(CYCLE) == [ListOwnership()]
+
+
+def test_a_steal_is_repeated_with_the_new_etag_while_the_old_owner_only_renewed() -> None:
+    """The ETag loop: update the ETag to the latest, and go to (a)."""
+    node = Node(partitions=4)
+    node.tell(ev.Started())
+    (steal,) = node.listed(*(node.entry(p, OTHER, 7) for p in range(4)))
+    assert steal == ClaimPartitions(ME, {0: 7})
+    assert node.claimed({}, {0: node.entry(0, OTHER, 8)}) == [ClaimPartitions(ME, {0: 8})]
+    effects = node.claimed({0: 9})
+    assert ev.PostControl(GroupChanged(9, "steal", "w1", (0,))) in effects
+
+
+def test_a_steal_ends_when_somebody_beat_us_to_it() -> None:
+    """Whoever has it now is not the old owner: "some other instance beat this instance to it"."""
+    node = Node(partitions=4)
+    node.tell(ev.Started())
+    node.listed(*(node.entry(p, OTHER, 7) for p in range(4)))
+    assert node.claimed({}, {0: node.entry(0, THIRD, 8)}) == []
+
+
+def test_an_expired_owner_that_came_back_in_time_keeps_its_partition() -> None:
+    """The loop is for stealing: what we took for nobody's is not, so we do not go on."""
+    node = Node(partitions=1)
+    node.tell(ev.Started())
+    node.listed(node.entry(0, OTHER, 7, age_ms=EXPIRY + 1))
+    assert node.claimed({}, {0: node.entry(0, OTHER, 8)}) == []
+
+
+def test_a_claim_whose_answer_was_lost_is_found_in_the_list() -> None:
+    """The cycle begins anew after a pause, and the entry is there under our name."""
+    node = Node(partitions=1)
+    node.tell(ev.Started())
+    node.listed()
+    assert node.tell(StoreFailed()) == []
+    assert node.pass_ms(RETRY) == [ListOwnership()]
+    effects = node.listed(node.entry(0, ME, 100))
+    assert effects == [ev.AcquireLocks((0,), ME, 100, ())]
+    assert node.core.owned == {0}
+
+
+# -- renewing ----------------------------------------------------------------------------------
+
+
+def test_an_update_whose_answer_was_lost_is_repeated_with_the_etag_that_stands() -> None:
+    """The ETag loop of the checkpoints: the owner is still us, so the update goes on."""
+    node = Node().owner_of_one()
+    assert node.pass_ms(CYCLE) == [UpdateCheckpoints(ME, {0: 100})]
+    node.tell(StoreFailed())
+    assert node.pass_ms(RETRY) == [UpdateCheckpoints(ME, {0: 100})]
+    assert node.renewed({}, {0: node.entry(0, ME, 105)}) == [UpdateCheckpoints(ME, {0: 105})]
+    assert node.renewed({0: 106}) == [ListOwnership()]
+    assert node.core.owned == {0}
+
+
+def test_who_was_stolen_from_notices_on_its_next_cycle_drains_and_releases() -> None:
+    """Its update fails, and the answer names who has the partition now."""
+    node = Node().owner_of_one()
+    node.pass_ms(CYCLE)
+    effects = node.renewed({}, {0: node.entry(0, OTHER, 200)})
+    assert ev.Note("claim_lost", {"partition": 0, "to": OTHER}) in effects
+    assert ev.DrainRunner(0, 3) in effects
+    assert ev.ReleaseLocks(ME, {0: 3}) in node.tell(ev.RunnerStopped(0, 3))
+    effects = node.tell(ev.LocksReleased(ME, (0,), frozenset({0})))
+    (post,) = found(effects, ev.PostControl)
+    assert isinstance(post, ev.PostControl)
+    assert isinstance(post.message, PartitionsReleased)
+
+
+def test_who_is_fenced_looks_at_once() -> None:
+    """A commit that is refused is the earliest sign; the next cycle does not wait for its time."""
+    node = Node().owner_of_one()
+    assert UpdateCheckpoints(ME, {0: 100}) in node.tell(ev.RunnerFenced(0, 3))
+
+
+def test_a_thief_waits_through_the_lock_and_tries_when_told() -> None:
+    """The old owner counts as alive for as long as an entry of its could: HELD, then ``released``."""
+    node = Node(partitions=2)
+    node.tell(ev.Started())
+    node.listed(node.entry(0, OTHER), node.entry(1, OTHER))
+    effects = node.claimed({0: 100})
+    assert ev.AcquireLocks((0,), ME, 100, (OTHER,)) in effects
+    node.tell(ev.LocksAnswered(ME, (0,), {0: Held(OTHER, 0)}))
+    effects = node.tell(ev.ControlReceived((PartitionsReleased((0,), OTHER, 90),)))
+    assert effects == [ev.AcquireLocks((0,), ME, 100, (OTHER,))]
+
+
+def test_an_owner_that_expired_is_not_waited_for() -> None:
+    """Its lock is free for whoever claimed the partition."""
+    node = Node(partitions=1)
+    node.tell(ev.Started())
+    node.listed(node.entry(0, OTHER, 7, age_ms=EXPIRY + 1))
+    assert ev.AcquireLocks((0,), ME, 100, ()) in node.claimed({0: 100})
+
+
+def test_a_lock_that_knows_a_later_claim_refuses_until_the_store_says_it_is_ours() -> None:
+    """Then the store went back in time (a failover); the next update brings an ETag that is later."""
+    node = Node(partitions=1)
+    node.tell(ev.Started())
+    node.listed()
+    node.claimed({0: 100})
+    assert node.tell(ev.LocksAnswered(ME, (0,), {0: Stale(500)})) == [UpdateCheckpoints(ME, {0: 100})]
+    node.renewed({0: 600})
+    assert ev.AcquireLocks((0,), ME, 600, ()) in node.pass_ms(RETRY)
+
+
+def test_entries_that_the_store_lost_are_claimed_anew_all_at_once() -> None:
+    """They are not new partitions. Nothing else is claimed while others do the same."""
+    node = Node(partitions=2)
+    node.tell(ev.Started())
+    node.listed()
+    node.claimed({0: 100})
+    node.acquired(0)
+    node.pass_ms(CYCLE)
+    assert node.renewed({}, {0: None}) == [ListOwnership()]
+    assert node.listed() == [ClaimPartitions(ME, {0: NO_ENTRY})]
+    assert not found(node.claimed({0: 300}), ev.DrainRunner)
+    node.pass_ms(CYCLE)
+    node.renewed({0: 301})
+    assert node.listed(node.entry(0, ME, 301)) == []
+    node.pass_ms(CYCLE)
+    node.renewed({0: 302})
+    assert node.listed(node.entry(0, ME, 302)) == [ClaimPartitions(ME, {1: NO_ENTRY})]
+
+
+def test_who_cannot_renew_starts_no_batch_from_one_cycle_before_the_expiry() -> None:
+    """Counted from when the last good cycle began, by our own clock; until one gets through."""
+    node = Node().owner_of_one()
+    node.pass_ms(CYCLE)
+    node.renewed({0: 101})
+    node.listed(node.entry(0, ME, 101), node.entry(1, OTHER), node.entry(2, OTHER), node.entry(3, THIRD))
+    limit_ms = EXPIRY - CYCLE
+    effects = node.pass_ms(limit_ms - 1)
+    assert effects == [UpdateCheckpoints(ME, {0: 101})]
+    assert ev.PauseBatches() in node.pass_ms(1)
+    node.tell(StoreFailed())
+    node.pass_ms(RETRY)
+    assert ev.ResumeBatches() in node.renewed({0: 102})
+
+
+# -- leaving -----------------------------------------------------------------------------------
+
+
+def test_who_stops_drains_releases_and_gives_up_its_entries_in_this_order() -> None:
+    """Others can claim at once what is given up, and find its lock free."""
+    node = Node().owner_of_one()
+    assert ev.DrainRunner(0, 3) in node.tell(ev.StopRequested())
+    assert node.tell(ev.RunnerStopped(0, 3)) == [ev.ReleaseLocks(ME, {0: 3})]
+    effects = node.tell(ev.LocksReleased(ME, (0,), frozenset({0})))
+    assert effects[-1] == GiveUpPartitions(ME, (0,))
+    assert node.tell(PartitionsGivenUp((0,))) == [ev.Finished()]
+    assert node.core.next_deadline_ms() is None
+    assert node.tell(StoreFailed()) == []
+
+
+def test_who_stops_goes_on_renewing_while_it_drains() -> None:
+    """A long batch must not lose its partition half-way."""
+    node = Node().owner_of_one()
+    node.tell(ev.StopRequested())
+    assert node.pass_ms(CYCLE) == [UpdateCheckpoints(ME, {0: 100})]
+    assert node.renewed({0: 101}) == []
+    assert node.pass_ms(CYCLE) == [UpdateCheckpoints(ME, {0: 101})]
+
+
+def test_a_giving_up_without_an_answer_is_repeated() -> None:
+    """Until it is heard that nothing is left."""
+    node = Node(partitions=1)
+    node.tell(ev.Started())
+    node.listed()
+    node.tell(ev.StopRequested())
+    assert node.claimed({0: 100})[-1] == GiveUpPartitions(ME, (0,))
+    assert node.tell(StoreFailed()) == []
+    assert node.pass_ms(RETRY) == [GiveUpPartitions(ME, (0,))]
+
+
+# -- how it is made ----------------------------------------------------------------------------
+
+
+def test_the_expiry_is_at_least_two_cycles() -> None:
+    """One may fail; the message names the numbers."""
+    assert ClaimTiming(cycle_ms=500, expiry_ms=1_000).pause_after_ms == 500
+    with pytest.raises(ConfigurationError, match=r"expiry_ms is 999, and must be >= 2 x cycle_ms \(1000\)"):
+        ClaimTiming(cycle_ms=500, expiry_ms=999)
+    with pytest.raises(ConfigurationError, match="cycle_ms is 0"):
+        ClaimTiming(cycle_ms=0)
+
+
+def test_the_settings_say_the_same_as_the_timing() -> None:
+    """The same defaults and the same inequality."""
+    settings, timing = Settings(), ClaimTiming()
+    assert (settings.claim_cycle_ms, settings.claim_expiry_ms) == (timing.cycle_ms, timing.expiry_ms)
+    with pytest.raises(ConfigurationError, match="claim_expiry_ms"):
+        Settings(claim_cycle_ms=6_000)
+
+
+def test_it_is_made_by_its_name() -> None:
+    """With an owner's name that is new at each start."""
+    setup = Setup(
+        identity=Identity("w1", "host", 1),
+        partitions=1,
+        assignment="range",
+        timing=Timing(),
+        nonce=lambda: "xyz",
+        jitter=lambda _: 0,
+    )
+    core = make_coordinator("claim", setup)
+    assert isinstance(core, ClaimCore)
+    assert core.owner == "w1.xyz"
+    assert core.handle(ev.Started(), 0) == [ListOwnership()]
