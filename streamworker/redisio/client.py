@@ -101,8 +101,11 @@ class Backend:
             ``BackendUnavailable`` if there was no answer: it may or may not have been done.
         """
         node = self.node_for(_key_of(args))
-        replies = await node.call(pack(args), 1, timeout_ms or self._call_timeout_ms)
-        return answer_of(replies[0], node.address)
+        (reply,) = await node.call(pack(args), 1, timeout_ms or self._call_timeout_ms)
+        (answer,) = _named([args], answers_of([reply], node.address))
+        if isinstance(answer, BackendError):
+            raise answer
+        return answer
 
     async def pipeline(
         self, commands: Sequence[Sequence[Argument]], *, timeout_ms: float | None = None
@@ -123,7 +126,8 @@ class Backend:
             return []
         node = self.node_for(_key_of(commands[0]))
         timeout_ms = timeout_ms or self._call_timeout_ms
-        return answers_of(await node.call(pack_all(commands), len(commands), timeout_ms), node.address)
+        replies = await node.call(pack_all(commands), len(commands), timeout_ms)
+        return _named(commands, answers_of(replies, node.address))
 
     async def run(
         self,
@@ -393,6 +397,16 @@ async def retrying(
         await asyncio.sleep(pause_ms * (1 - rng.random() / 2) / 1000)
         pause_ms = min(2 * pause_ms, pause_max_ms)
     raise ConfigurationError(f"retrying() was asked for {tries} tries.", remedy="Ask for one at least.")
+
+
+def _named(commands: Sequence[Sequence[Argument]], answers: Sequence[Any]) -> list[Any]:
+    """Return the answers; where a key holds another type, which the server does not name, we do."""
+    return [
+        BackendRefused(f"{answer.message.rstrip('.')}: {_key_of(command)}.", remedy=answer.remedy)
+        if isinstance(answer, BackendRefused) and "WRONGTYPE" in answer.message
+        else answer
+        for command, answer in zip(commands, answers, strict=True)
+    ]
 
 
 def _key_of(args: Sequence[Argument]) -> str:

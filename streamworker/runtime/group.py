@@ -55,11 +55,10 @@ from streamworker.runtime.buffer import ByteBudget
 from streamworker.runtime.committer import Committer
 from streamworker.runtime.fetcher import Fetcher
 from streamworker.runtime.keeper import Keeper, monotonic_ms
+from streamworker.runtime.pauses import Pauses
 from streamworker.runtime.runner import PartitionRunner, Stopped, StopReason
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
-
-RETRY_PAUSE_S = 0.2
 
 
 @dataclass(slots=True)
@@ -289,7 +288,7 @@ class Group:
         self, effect: StartRunner, running: _Running, log: BoundLogger
     ) -> Stopped | None:
         partition = effect.partition
-        stored = await self._stored_state(partition, log)
+        stored = await self._stored_state(effect, log)
         if running.drained.is_set():
             return None
         running.runner = PartitionRunner(
@@ -315,13 +314,21 @@ class Group:
         view = MarkLock(effect.partition, effect.owner, effect.lock.epoch, "running", reason)
         self._spawn(self._tell, mark, [view])
 
-    async def _stored_state(self, partition: int, log: BoundLogger) -> dict[str, bytes]:
+    async def _stored_state(self, effect: StartRunner, log: BoundLogger) -> dict[str, bytes]:
+        pauses = Pauses(self._rng, first_ms=200)
+        tries = 0
         while True:
             try:
-                return await state.read_state(self._backend, self.keys, partition)
+                stored = await state.read_state(self._backend, self.keys, effect.partition)
             except BackendError as error:
                 log.warning("state_unreadable", error=str(error))
-                await anyio.sleep(RETRY_PAUSE_S)
+                self._show(effect, f"state unreadable: {error}")
+                tries += 1
+                await anyio.sleep(pauses.next_ms() / 1000)
+                continue
+            if tries:
+                self._show(effect, "")
+            return stored
 
     def _drain(self, partition: int, epoch: int) -> None:
         running = self._running.get(partition)

@@ -326,14 +326,13 @@ class PartitionRunner:
 
         while True:
             reply = await self._committer.submit(request, on_trouble=trouble)
-            if reply.code is not CommitCode.FULL:
+            if reply.code not in _HELD_UP:
                 break
+            reason = _held_up(request, reply)
             if not troubled:
-                self.log.warning("acked_log_full", limit=request.acked_limit)
-            trouble(
-                f"acked log full ({request.acked_limit} entries): no reader has taken the oldest; "
-                "start its pipeline or forget the reader"
-            )
+                full = reply.code is CommitCode.FULL
+                self.log.warning("acked_log_full" if full else "commit_held_up", reason=reason)
+            trouble(reason)
             await anyio.sleep(pauses.next_ms() / 1000)
         if reply.code not in (CommitCode.OK, CommitCode.DUP):
             self._lost(request, reply)
@@ -354,6 +353,21 @@ class PartitionRunner:
         self.buffer.close()
         assert self._tasks is not None
         self._tasks.cancel_scope.cancel()
+
+
+_HELD_UP = frozenset({CommitCode.FULL, CommitCode.BADTYPE})
+"""Not done, and to be sent again: the partition is still ours, and somebody else has to do something.
+To handle the batch again would do it no good, and whatever its handler does besides would happen
+once more each time."""
+
+
+def _held_up(request: CommitRequest, reply: CommitReply) -> str:
+    if reply.error is not None:
+        return str(reply.error)
+    return (
+        f"acked log full ({request.acked_limit} entries): no reader has taken the oldest; "
+        "start its pipeline or forget the reader"
+    )
 
 
 def _refusal(request: CommitRequest, reply: CommitReply) -> str:

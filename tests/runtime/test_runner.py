@@ -572,3 +572,29 @@ async def test_rows_forwarded_through_the_context_come_before_those_returned(red
         await desk.start(desk.spec(price))
         await desk.until_committed(3)
         assert [row["number"] for row in await desk.rows()] == [0, 1, 2, -1]
+
+
+@pytest.mark.parametrize("kind", ["dead", "state"])
+async def test_a_key_of_another_type_holds_a_commit_up_and_nothing_is_handled_again(
+    redis_url: str, kind: str
+) -> None:
+    """The partition says which key it is, and goes on once somebody has put it right."""
+    calls: list[int] = []
+
+    async def price(batch: list[Order]) -> list[Priced]:
+        calls.extend(order.number for order in batch)
+        return []
+
+    async with bench(redis_url) as desk:
+        key = getattr(desk.keys, kind)(0)
+        running = await desk.start(desk.spec(price, batch=3, within=5.0, output=Priced))
+        await desk.backend.execute("SET", key, "mine")
+        await desk.send(range(3))
+        await wait_for_async(lambda: len(running.states) >= 2, "the commit was tried again")
+        assert all(key in reason for reason in running.states)
+        assert await desk.committed() == 0
+        await desk.backend.execute("DEL", key)
+        await desk.until_committed(3)
+        assert (await running.drained()).reason is StopReason.DRAINED
+        assert running.states[-1] == ""
+    assert calls == [0, 1, 2]
