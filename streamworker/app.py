@@ -141,7 +141,8 @@ class App:
     coordination
         The protocol by which workers share partitions.
     assignment
-        Who should own what: ``range``.
+        Who should own what: ``range`` (one run of partitions a worker) or ``sticky`` (as few moves
+        as can be).
     **settings
         Any setting of ``Settings`` by name; see docs/settings.md.
 

@@ -8,6 +8,11 @@ order of a set.
 assignor and runnel do. It needs no history, is balanced to one partition, and is easy to
 predict; its price is that a change near the front shifts every later run, so that a join can
 move about half of all partitions. Partitions that keep their owner are not touched by that.
+
+``sticky`` leaves as much as it can where it is: balanced to one partition, with the fewest moves
+that any balanced assignment can have. It needs the previous assignment, which the membership
+document holds, so that every member still computes the same answer; its price is that the answer
+depends on the group's history, and that a member's partitions are no run.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +44,52 @@ def range_assignment(members: Sequence[str], partitions: int, previous: Owners) 
     return tuple(owners)
 
 
-STRATEGIES: dict[str, Strategy] = {"range": range_assignment}
+def sticky_assignment(members: Sequence[str], partitions: int, previous: Owners) -> Owners:
+    """Balance to one partition with the fewest moves; without a history, as ``range`` does.
+
+    A partition whose previous owner is no member, or was not known, is free to go anywhere.
+
+    Examples
+    --------
+    >>> sticky_assignment(["a", "b", "c"], 8, ("a", "a", "a", "a", "b", "b", "b", "b"))
+    ('a', 'a', 'a', 'c', 'b', 'b', 'b', 'c')
+    >>> sticky_assignment(["a", "b"], 4, ("a", "gone", "gone", "b"))
+    ('a', 'a', 'b', 'b')
+    >>> sticky_assignment([], 2, ("a", "b"))
+    (None, None)
+    """
+    # Why this moves the minimum. Write P = q * n + r with r < n. Sizes that differ by one at most
+    # and add up to P are r times q + 1 and n - r times q: only who gets the r larger ones is open.
+    # A member that had k partitions keeps at most min(k, its size), so that all keep at most
+    #
+    #     sum of min(k, q)  +  the number of larger ones given to members with k > q.
+    #
+    # The second term is at most min(r, number of members with k > q), and it is that if members
+    # with k > q are served first. Each then keeps min(k, its size) indeed, since it gives up
+    # partitions only above its size. All others go to members below their size, and there are as
+    # many places as partitions. What is not kept has moved: with the most kept, the fewest move.
+    if not members:
+        return (None,) * partitions
+    each, extra = divmod(partitions, len(members))
+    had: dict[str | None, list[int]] = {member: [] for member in members}
+    for partition, owner in enumerate(previous[:partitions]):
+        if owner in had:
+            had[owner].append(partition)
+    # A stable sort: among equals the earlier member gets the larger size.
+    by_need = sorted(members, key=lambda member: len(had[member]) <= each)
+    size = {member: each + (rank < extra) for rank, member in enumerate(by_need)}
+    owners: list[str | None] = [None] * partitions
+    for member in members:
+        for partition in had[member][: size[member]]:
+            owners[partition] = member
+    free = (partition for partition, owner in enumerate(tuple(owners)) if owner is None)
+    for member in members:
+        for _ in range(size[member] - len(had[member])):
+            owners[next(free)] = member
+    return tuple(owners)
+
+
+STRATEGIES: dict[str, Strategy] = {"range": range_assignment, "sticky": sticky_assignment}
 
 
 def moves(before: Owners, after: Owners) -> tuple[int, ...]:

@@ -72,9 +72,15 @@ class Membership:
         """Return the partitions that this version assigns to a member."""
         return frozenset(p for p, owner in enumerate(self.owners) if owner == member_id)
 
-    def with_member(self, member: Member) -> "Membership":
-        """Return the group after a join; the same group if it has joined already."""
-        return self if self.get(member.id) else self._reassigned((*self.members, member))
+    def with_member(self, member: Member, strategy: str | None = None) -> "Membership":
+        """Return the group after a join; the same group if it has joined already.
+
+        ``strategy`` is the joining member's: the group goes on with it, so that a rolling restart
+        with another setting is all that it takes to change it.
+        """
+        if self.get(member.id):
+            return self
+        return self._reassigned((*self.members, member), strategy)
 
     def with_leaving(self, member_id: str) -> "Membership":
         """Return the group with one member marked as leaving, its partitions given away."""
@@ -87,11 +93,11 @@ class Membership:
         gone = frozenset(member_ids)
         return self._reassigned(member for member in self.members if member.id not in gone)
 
-    def _reassigned(self, members: Iterable[Member]) -> "Membership":
-        kept = tuple(members)
+    def _reassigned(self, members: Iterable[Member], strategy: str | None = None) -> "Membership":
+        kept, name = tuple(members), strategy or self.strategy
         active = [member.id for member in kept if member.state == "active"]
-        owners = STRATEGIES[self.strategy](active, self.partitions, self.owners)
-        return replace(self, members=kept, owners=owners)
+        owners = STRATEGIES[name](active, self.partitions, self.owners)
+        return replace(self, strategy=name, members=kept, owners=owners)
 
     def body(self) -> str:
         """Return the document as JSON without its generation, which the script puts in front."""

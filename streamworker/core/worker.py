@@ -120,6 +120,7 @@ class WorkerCore:
     ) -> None:
         self._identity = identity
         self._timing = timing
+        self._strategy = strategy
         self._nonce = nonce
         self._jitter = jitter
         self._phase = Phase.NEW
@@ -251,7 +252,7 @@ class WorkerCore:
             joining = Member(
                 self.member, member, self._identity.host, self._identity.pid, joined_ms=self._server_ms
             )
-            after = now.without(self._former).with_member(joining)
+            after = now.without(self._former).with_member(joining, self._strategy)
         elif self._phase is Phase.LEAVING and me is not None and me.state == "active":
             cause, after = "leave", now.with_leaving(self.member)
         elif self._phase is Phase.LEAVING and me is not None and self._ownership.is_idle:

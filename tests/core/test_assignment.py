@@ -1,28 +1,80 @@
 """Who should own what."""
 
+import hashlib
 from collections import Counter
+from itertools import product
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamworker.core.assignment import STRATEGIES, Owners, moves, range_assignment
+from streamworker.core.assignment import (
+    STRATEGIES,
+    Owners,
+    Strategy,
+    moves,
+    range_assignment,
+    sticky_assignment,
+)
 
 members = st.lists(st.text(min_size=1, max_size=6), unique=True, min_size=1, max_size=30)
 partitions = st.integers(min_value=1, max_value=200)
 previous = st.lists(st.none() | st.text(max_size=6), max_size=200).map(tuple)
+small_ids = st.integers(1, 4).map(lambda n: [f"w{rank}" for rank in range(n)])
+small_previous = st.lists(st.sampled_from(["w0", "w1", "w2", "w3", "gone", None]), max_size=6).map(tuple)
 
 
-@given(members, partitions, previous)
+@st.composite
+def large_histories(draw: st.DrawFn) -> tuple[list[str], int, Owners]:
+    """Up to 64 members and 1,024 partitions, whose owners are uneven, gone or unknown."""
+    count, n = draw(st.integers(1, 1_024)), draw(st.integers(1, 64))
+    rng = draw(st.randoms(use_true_random=False))
+    ids = [f"w{rank}" for rank in range(n)]
+    pool = [*rng.sample(ids, rng.randint(1, n)), *rng.sample(["gone", "gone too", None], rng.randint(0, 3))]
+    weights = [rng.randint(1, 20) for _ in pool]
+    rng.shuffle(ids)
+    return ids, count, tuple(rng.choices(pool, weights, k=rng.choice([count, count, rng.randint(0, count)])))
+
+
+def spread(owners: Owners, ids: list[str]) -> int:
+    """Return how many partitions the one with the most has more than the one with the fewest."""
+    load = Counter(owners)
+    return max(load[each] for each in ids) - min(load[each] for each in ids)
+
+
+def fewest_moves(ids: list[str], count: int, before: Owners) -> int:
+    """Return the minimum of moves by a road of its own: the dearest choice of larger shares.
+
+    Which members get the larger share is chosen by a table over the members, in which
+    ``best[j]`` is the most that is kept when j of those seen so far have the larger one.
+    """
+    share, larger = divmod(count, len(ids))
+    load = Counter(before[:count])
+    best: list[int | None] = [0] + [None] * larger
+    for member in ids:
+        following: list[int | None] = [None] * (larger + 1)
+        for j, known in enumerate(best):
+            if known is None:
+                continue
+            for size, index in ((share, j), (share + 1, j + 1)):
+                if index <= larger:
+                    following[index] = max(following[index] or 0, known + min(load[member], size))
+        best = following
+    kept = best[larger]
+    assert kept is not None
+    return count - kept
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@given(ids=members, count=partitions, before=previous)
 def test_every_partition_has_an_owner_and_nobody_has_two_more_than_another(
-    ids: list[str], count: int, before: Owners
+    strategy: Strategy, ids: list[str], count: int, before: Owners
 ) -> None:
     """The load is balanced to one partition."""
-    owners = range_assignment(ids, count, before)
+    owners = strategy(ids, count, before)
     assert len(owners) == count
     assert set(owners) <= set(ids)
-    load = Counter(owners)
-    counts = [load[each] for each in ids]
-    assert max(counts) - min(counts) <= 1
+    assert spread(owners, ids) <= 1
 
 
 @given(members, partitions)
@@ -80,3 +132,77 @@ def test_partitions_without_a_new_owner_have_not_moved() -> None:
 def test_every_strategy_is_known_by_the_name_it_has_in_documents() -> None:
     """Names are part of the document's format: they may be added, never changed."""
     assert STRATEGIES["range"] is range_assignment
+    assert STRATEGIES["sticky"] is sticky_assignment
+
+
+@settings(max_examples=300)
+@given(small_ids, st.integers(1, 6), small_previous)
+def test_sticky_moves_no_more_than_the_best_of_all_balanced_assignments(
+    ids: list[str], count: int, before: Owners
+) -> None:
+    """Compared with every assignment that there is, for up to 4 members and 6 partitions."""
+    every = product(ids, repeat=count)
+    fewest = min(len(moves(before, each)) for each in every if spread(each, ids) <= 1)
+    assert len(moves(before, sticky_assignment(ids, count, before))) == fewest
+    assert fewest_moves(ids, count, before) == fewest
+
+
+@settings(max_examples=300, deadline=None)
+@given(large_histories())
+@example(([f"w{rank}" for rank in range(64)], 1_024, ()))
+def test_sticky_moves_the_minimum_for_up_to_64_members_and_1024_partitions(
+    history: tuple[list[str], int, Owners],
+) -> None:
+    """The minimum is known without an assignment, from the sizes alone."""
+    ids, count, before = history
+    after = sticky_assignment(ids, count, before)
+    assert len(moves(before, after)) == fewest_moves(ids, count, before)
+    assert spread(after, ids) <= 1
+
+
+@given(large_histories())
+def test_sticky_moves_nothing_when_nothing_has_changed(history: tuple[list[str], int, Owners]) -> None:
+    """What was balanced stays as it is, whatever way led there."""
+    ids, count, before = history
+    after = sticky_assignment(ids, count, before)
+    assert sticky_assignment(ids, count, after) == after
+
+
+@given(large_histories())
+def test_sticky_takes_from_nobody_when_a_member_goes(history: tuple[list[str], int, Owners]) -> None:
+    """Only what the dead or leaving member had moves, and to several members."""
+    ids, count, before = history
+    if len(ids) == 1:
+        return
+    settled = sticky_assignment(ids, count, before)
+    orphans = tuple(p for p, owner in enumerate(settled) if owner == ids[0])
+    assert moves(settled, sticky_assignment(ids[1:], count, settled)) == orphans
+
+
+@given(members, partitions)
+def test_without_a_history_sticky_and_range_agree(ids: list[str], count: int) -> None:
+    """A group that begins has nothing to keep."""
+    assert sticky_assignment(ids, count, ()) == range_assignment(ids, count, ())
+
+
+@pytest.mark.parametrize(
+    ("count", "n", "by_range", "by_sticky"), [(64, 4, 30, 12), (256, 8, 118, 28)], ids=["64 4-5", "256 8-9"]
+)
+def test_the_moves_of_a_join_that_the_documentation_names(
+    count: int, n: int, by_range: int, by_sticky: int
+) -> None:
+    """The table in docs/protocol.md."""
+    ids = [f"w{rank}" for rank in range(n + 1)]
+    before = range_assignment(ids[:n], count, ())
+    assert len(moves(before, range_assignment(ids, count, before))) == by_range
+    assert len(moves(before, sticky_assignment(ids, count, before))) == by_sticky
+
+
+def test_the_same_history_gives_the_same_answer_on_every_machine() -> None:
+    """A known answer: it does not depend on the hashes of names, which differ between processes."""
+    ids = [f"worker-{rank}" for rank in range(13)]
+    owners = sticky_assignment(ids[:7], 1_000, ())
+    for change in (ids, ids[3:], ids[5:9], ids[::-1]):
+        owners = sticky_assignment(change, 1_000, owners)
+    text = ",".join(owner or "" for owner in owners)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "1e50126d81b0cfa3"

@@ -15,7 +15,11 @@ import msgspec
 
 from streamworker import App, Context
 
-app = App("ledger", coordination=os.environ.get("COORDINATION", "membership"))
+app = App(
+    "ledger",
+    coordination=os.environ.get("COORDINATION", "membership"),
+    assignment=os.environ.get("ASSIGNMENT", "range"),
+)
 
 
 class Item(msgspec.Struct):
