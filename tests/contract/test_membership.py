@@ -48,13 +48,13 @@ async def test_the_first_document_gets_a_generation_that_never_was(group: Group,
     assert again.generation >= first.generation
 
 
-async def test_each_change_raises_the_generation_by_one(group: Group) -> None:
+async def test_each_change_gets_a_generation_that_is_the_time_and_above_the_last(group: Group) -> None:
     """And is seen by all in the answer to their heartbeat."""
     first = await change(group, 0, added=["a.1"])
     assert isinstance(first, Changed)
     second = await change(group, first.generation)
     assert isinstance(second, Changed)
-    assert second.generation == first.generation + 1
+    assert second.generation == max(second.server_ms, first.generation + 1)
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run", 3))
     assert reply.generation == second.generation
 
@@ -133,10 +133,11 @@ async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: "redis
     """Its heartbeat does not bring it back: it has to join again."""
     first = await change(group, 0, added=["a.1", "b.1"])
     assert isinstance(first, Changed)
-    await change(group, first.generation, removed=["a.1"])
+    second = await change(group, first.generation, removed=["a.1"])
+    assert isinstance(second, Changed)
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run-1", 3))
     assert reply.lost
-    assert reply.generation == first.generation + 1
+    assert reply.generation == second.generation
     assert list(raw.hkeys(GROUP.beats)) == [b"b.1"]
 
 
@@ -183,8 +184,9 @@ async def test_the_living_are_told_from_the_dead_when_memory_is_full(
 
     (renewed,) = await beat(group, (GROUP, "b.1", 5, "run", 0))
     assert not renewed.lost
-    assert isinstance(await change(group, first.generation, removed=["a.1"]), Changed)
-    taken = await group.own("b.1", generation=first.generation + 1)
+    second = await change(group, first.generation, removed=["a.1"])
+    assert isinstance(second, Changed)
+    taken = await group.own("b.1", generation=second.generation)
     assert taken.epoch == lock.epoch + 1
     assert await group.release("b.1", taken.epoch)
     assert entries

@@ -1,7 +1,9 @@
 -- uses: types
 -- Writes a membership document if the generation is still the one that was read, and posts what
--- changed to the control stream in the same step. The first generation is the server's time, so
--- that a group which was deleted never repeats one.
+-- changed to the control stream in the same step. A generation is the server's time, and above the
+-- last one: a group that was deleted never repeats one, and neither does one whose latest changes
+-- were lost in a failover. Else a member that knows a lost document would compare its number with
+-- another document of the same number, and write over what it has not seen.
 --
 -- KEYS  1 members (string)  2 control (stream)  3 beats (hash)
 -- ARGV  1 generation that was read; '' if there was no document
@@ -24,7 +26,7 @@ end
 -- HDEL is allowed when memory is full, and so is all that follows it: the dead must be removed
 -- even then, and little is written here.
 redis.call('HDEL', KEYS[3], '')
-local next_generation = text(generation == '' and now or tonumber(generation) + 1)
+local next_generation = text(math.max(now, (tonumber(generation) or 0) + 1))
 redis.call('SET', KEYS[1], '{"generation":' .. next_generation .. ',' .. string.sub(ARGV[2], 2))
 local n = tonumber(ARGV[3])
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
