@@ -29,6 +29,10 @@ IDLE_S = 0.1
 """A connection that was not used for this long may have been closed without our having noticed: the
 event loop was blocked, or has not come round yet."""
 
+SURPLUS_S = 30.0
+"""A connection that was not needed for this long is closed: a worker's start uses all that it may
+have, and a worker at rest one or two."""
+
 _URL_REMEDY = (
     "It is redis://user:password@host:port/db, rediss:// for TLS, or unix:///path?db=0&password=...; "
     "characters such as / # @ in a password are percent-encoded."
@@ -112,7 +116,8 @@ class Link:
         self.client_id: int | None = None
         """Its number at the server, if that was asked for."""
         self.run_id: str | None = None
-        self._used_s = 0.0
+        self.used_s = 0.0
+        """When it was used last, by the event loop's clock."""
 
     @property
     def connected(self) -> bool:
@@ -129,7 +134,7 @@ class Link:
         """
         try:
             if self.connected:
-                if asyncio.get_running_loop().time() - self._used_s > IDLE_S:
+                if asyncio.get_running_loop().time() - self.used_s > IDLE_S:
                     for _ in range(2):  # One turn of the loop to look, one to take in what is seen.
                         await asyncio.sleep(0)
                 # Anything there to read means that the server closed it, or said something that
@@ -160,7 +165,7 @@ class Link:
         except BaseException:
             await self.close()
             raise
-        self._used_s = asyncio.get_running_loop().time()
+        self.used_s = asyncio.get_running_loop().time()
         return answers
 
     async def close(self) -> None:
@@ -227,7 +232,7 @@ class Node:
                 await link.ready()
                 answers = await use.on(link)
                 self._idle.append(link)
-                link = None
+                link = self._surplus()
         except TimeoutError:
             raise no_answer(self.address, timeout_ms) from None
         finally:
@@ -235,6 +240,11 @@ class Node:
                 await link.close()
         await self._close_idle_if_closed()
         return answers
+
+    def _surplus(self) -> Link | None:
+        """Take out the connection that was idle for longest, if that is long; the last used stays."""
+        newest, oldest = self._idle[-1], self._idle[0]
+        return self._idle.pop(0) if newest.used_s - oldest.used_s > SURPLUS_S else None
 
     async def _close_idle_if_closed(self) -> None:
         while self._closed and self._idle:

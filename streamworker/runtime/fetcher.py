@@ -10,8 +10,8 @@ jitter. Nor does it lose its place: a partition's position only moves with the e
 were put into its buffer.
 
 What XREAD does not tell: a stream that was deleted, or recreated with lower ids, looks to it like
-one without news, for ever. So the last id of idle partitions is compared with the position every
-few seconds.
+one without news, for ever. So every few seconds idle partitions are asked for: all of them whether
+they are there, and some of them, in turn, for their last id, which is compared with the position.
 """
 
 import contextlib
@@ -34,6 +34,9 @@ from streamworker.settings import Settings
 
 REGRESSION_CHECK_MS = 5_000
 """How often idle partitions are compared with what Redis has. Rare, since it is for accidents."""
+REGRESSION_CHECKS = 8
+"""Streams that are looked at each time, in turn, so that many idle partitions cost no more than a few.
+One command for all tells whether any is gone; then all are looked at."""
 
 PARTIAL_BLOCK_MS = 20
 """How long a read waits that the budget made leave out partitions without work; then it is their
@@ -91,6 +94,7 @@ class Fetcher:
         self._reading = False
         self._wake_wanted = False
         self._turn = 0
+        self._compared = 0
         self._reads = 0
 
     @property
@@ -254,6 +258,15 @@ class Fetcher:
                 await self._compare(idle)
 
     async def _compare(self, idle: Sequence[PartitionBuffer]) -> None:
+        names = [self._keys.events(buffer.partition) for buffer in idle if buffer.position > ZERO]
+        try:
+            all_there = not names or await self._backend.execute("EXISTS", *names) == len(names)
+        except BackendError:
+            return
+        if all_there:
+            first = self._compared % len(idle)
+            idle = [*idle[first:], *idle[:first]][:REGRESSION_CHECKS]
+            self._compared += len(idle)
         positions = [buffer.position for buffer in idle]
         commands = [("XINFO", "STREAM", self._keys.events(buffer.partition)) for buffer in idle]
         try:

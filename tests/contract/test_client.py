@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 import pytest
@@ -430,3 +431,22 @@ def _closed_by_server(backend: Backend) -> bool:
 
 def _password(url: str) -> str:
     return url.partition("://:")[2].partition("@")[0]
+
+
+async def test_connections_that_a_rush_needed_are_closed_when_it_is_over(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's start uses all that it may have; at rest it keeps what it needs."""
+    monkeypatch.setattr("streamworker.redisio.link.SURPLUS_S", 0.05)
+
+    async def ours() -> int:
+        listed: bytes = await backend.execute("CLIENT", "LIST")
+        return listed.count(b"name=contract ")
+
+    await asyncio.gather(*(backend.execute("PING") for _ in range(50)))
+    assert await ours() == 8
+    await wait_for_async(lambda: _is_one(ours), "the others are closed")
+
+
+async def _is_one(count: Callable[[], Awaitable[int]]) -> bool:
+    return await count() == 1

@@ -1,6 +1,7 @@
 """The fetcher keeps buffers filled within the budget, wakes quickly and never dies."""
 
 import asyncio
+import re
 import time
 from functools import partial
 
@@ -235,6 +236,34 @@ async def test_a_deleted_stream_is_noticed(redis_url: str, monkeypatch: pytest.M
         await desk.backend.execute("XADD", desk.stream_keys.events(1), "3-1", "v", "y")
         await wait_for_async(lambda: len(desk.regressed) == 2, "the other one, too")
         assert "its last id is 3-1" in desk.regressed[1][1]
+
+
+async def test_many_idle_partitions_cost_a_few_commands(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are looked at each time, in turn; one that is gone is noticed at once all the same."""
+    monkeypatch.setattr(fetcher_module, "REGRESSION_CHECK_MS", 50)
+    async with bench(redis_url, partitions=64, fetch_block_ms=100) as desk:
+        for partition in range(64):
+            await desk.add_raw(b"x", partition)
+        buffers = [desk.fetcher.add(p, ZERO) for p in range(64)]
+        await wait_for_async(lambda: all(b.waiting == 1 for b in buffers), "all are read")
+
+        async def calls(command: str) -> int:
+            stats = (await desk.backend.execute("INFO", "commandstats")).decode()
+            found = re.search(rf"cmdstat_{re.escape(command)}:calls=(\d+)", stats)
+            return int(found[1]) if found else 0
+
+        rounds, looks = await calls("exists"), await calls("xinfo|stream")
+
+        async def many_rounds() -> bool:
+            return await calls("exists") - rounds >= 12
+
+        await wait_for_async(many_rounds, "idle partitions were asked for a dozen times")
+        assert await calls("xinfo|stream") - looks <= 8 * (await calls("exists") - rounds)
+        await desk.backend.execute("DEL", desk.stream_keys.events(63))
+        await wait_for_async(lambda: bool(desk.regressed), "it is reported", 1)
+        assert desk.regressed[0][0] == 63
 
 
 async def test_a_key_of_another_type_stops_only_its_partition(redis_url: str) -> None:
