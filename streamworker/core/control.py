@@ -17,7 +17,7 @@ class GroupChanged:
 
     generation: int
     cause: str
-    """``join``, ``leave``, ``left`` or ``death``."""
+    """``join``, ``leave``, ``left`` or ``death``; in the protocol claim, ``claim`` or ``steal``."""
     member: str
     """Name of the member that it is about; several are separated by a space."""
     moved: tuple[int, ...]

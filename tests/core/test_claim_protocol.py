@@ -5,6 +5,7 @@ run from several seeds.
 """
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -234,6 +235,44 @@ def test_the_store_comes_back_from_what_is_owned(seed: int) -> None:
     world.settles_at(4, 4, 4)
     assert world.starts.total() == before
     assert {worker.name: worker.core.owned for worker in world.workers} == owned
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_the_partitions_are_shared_in_the_end(seed: int) -> None:
+    """Workers come, leave, die, sleep and wake, calls fail, the store is emptied, the stream grows."""
+    dice = Random(seed)
+    world = World(dice.randint(1, 16), seed)
+    world.start(dice.randint(1, 5))
+    world.drain_ms, world.fail_calls = dice.choice([5, 500, 3_000]), dice.choice([0.0, 0.1, 0.4])
+    for _ in range(10):
+        world.run_for(dice.randint(10, 9_000))
+        some = dice.choice(world.there or world.start())
+        match dice.randrange(8):
+            case 0:
+                world.start()
+            case 1:
+                some.stop()
+            case 2:
+                some.kill()
+            case 3:
+                some.asleep = True
+            case 4:
+                world.store.flush()
+            case 5:
+                world.grow(world.partitions + 1)
+            case _:
+                some.wake()
+                some.commit_all()
+    world.fail_calls = 0.0
+    for worker in world.there or world.start():
+        worker.wake()
+    world.run_for(3_000)
+    for worker in world.there:
+        worker.commit_all()
+    world.run_for(EXPIRY_MS + LONGEST_CYCLE_MS)
+    workers = len(world.there or world.start())
+    least, more = divmod(world.partitions, workers)
+    world.settles_at(*[least + 1] * more, *[least] * (workers - more))
 
 
 def test_the_record_says_who_claimed_and_who_stole() -> None:
