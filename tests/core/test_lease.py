@@ -23,6 +23,7 @@ from streamworker.core.lease_events import (
 from streamworker.core.lease_timing import UNIT, LeaseTiming, race_delay_ms
 from streamworker.core.locks import Acquired, Stale
 from streamworker.errors import ConfigurationError, InternalError
+from streamworker.settings import Settings
 
 ME, OTHER = "w1.a", "w2.b"
 NORMAL, MOST, SHUTDOWN, GRAB, DELAY = 5_000, 20_000, 10_000, 4_000, 100
@@ -432,3 +433,21 @@ def test_the_longest_wait_ends_before_the_winner_can_be_challenged(partitions: i
     if step_ms > 1:
         longest_ms = race_delay_ms(partitions * UNIT, step_ms, is_processing=False)
         assert longest_ms < timing.min_grab_ms
+
+
+def test_the_spans_are_settings_with_the_same_defaults_and_the_same_rules() -> None:
+    """Each can be given to ``App`` or by a variable, and is checked when the app is made."""
+    given = Settings()
+    assert LeaseTiming() == LeaseTiming(
+        normal_lease_ms=given.lease_normal_ms,
+        max_lease_ms=given.lease_max_ms,
+        max_shutdown_ms=given.lease_max_shutdown_ms,
+        min_grab_ms=given.lease_min_grab_ms,
+        held_delay_ms=given.lease_held_delay_ms,
+    )
+    with pytest.raises(ConfigurationError, match="lease_normal_ms is 4000"):
+        Settings(lease_normal_ms=4_000)
+    with pytest.raises(ConfigurationError, match="lease_max_ms"):
+        Settings(lease_normal_ms=11_000)
+    with pytest.raises(ConfigurationError, match="lease_max_shutdown_ms"):
+        Settings(lease_max_shutdown_ms=7_999)

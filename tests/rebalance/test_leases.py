@@ -69,3 +69,23 @@ def test_a_worker_that_leaves_leaves_nothing_in_the_hashes(scene: Scene, redis_u
     with redis.Redis.from_url(redis_url) as client:
         assert client.hgetall(keys.lease_allocation) == {}
         assert client.hkeys(keys.lease_grab) == [b"last"]
+
+
+def test_a_worker_that_slept_was_overtaken_cannot_commit_and_races_again(scene: Scene) -> None:
+    """SIGSTOP for longer than the maximum shutdown time, then SIGCONT: fenced, and back at work."""
+    environ = {**LEASE, "HANDLER_S": "0.3"}
+    scene.worker("w1", **environ)
+    scene.wait_for_owners({"w1": 8})
+    w2 = scene.worker("w2", **environ)
+    wait_for(lambda: is_even(scene, "w1", "w2"), "two workers share the partitions", 30)
+    with scene.steady_load(200):
+        scene.wait_until_busy(w2)
+        w2.pause()
+        scene.wait_for_owners({"w1": 8}, 30)
+        w2.resume()
+        wait_for(lambda: is_even(scene, "w1", "w2"), "the sleeper has its share again", 30)
+    assert w2.running
+    assert "partition_fenced" in w2.log()
+    scene.wait_until_drained(60)
+    # What it had in hand when it slept was executed again elsewhere, and is in the log once.
+    scene.check_acked_log()
