@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -25,7 +26,7 @@ FORCED = 5
 """Exit code of a worker that did not end in time, or was told twice."""
 
 LOG_S = 0.5
-"""How long the end may take to say why."""
+"""How long a line of the log is waited for."""
 
 
 class TwoStages:
@@ -70,29 +71,26 @@ class TwoStages:
         if number is None:
             return
         with contextlib.suppress(RuntimeError):  # The loop ended at this moment, and so did the worker.
-            self._loop.call_soon_threadsafe(self._begin, number)
+            self._loop.call_soon_threadsafe(self._stop)
+        deadline_s = time.monotonic() + self._timeout_s
+        self._say(log.info, "worker_stopping", signal=signal.Signals(number).name)
         try:
-            again = self._told.get(timeout=self._timeout_s)
+            again = self._told.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
             self._end("shutdown_timeout")
         else:
             if again is not None:
                 self._end("told_twice")
 
-    def _begin(self, number: int) -> None:
-        self._stop()
-        log.info("worker_stopping", signal=signal.Signals(number).name)
-
     def _end(self, reason: str) -> None:
-        words = threading.Thread(
-            target=log.error,
-            args=("worker_forced_to_end",),
-            kwargs={"worker": self._name, "reason": reason},
-            daemon=True,
-        )
+        self._say(log.error, "worker_forced_to_end", worker=self._name, reason=reason)
+        os._exit(FORCED)
+
+    @staticmethod
+    def _say(method: Callable[..., object], event: str, **fields: str) -> None:
+        words = threading.Thread(target=method, args=(event,), kwargs=fields, daemon=True)
         words.start()
         words.join(LOG_S)
-        os._exit(FORCED)
 
 
 def end_despite_threads(code: int) -> None:
