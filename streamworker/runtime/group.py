@@ -53,6 +53,7 @@ from streamworker.redisio.operation import Access, Operation
 from streamworker.redisio.operations import OPERATIONS, mark, post
 from streamworker.runtime.buffer import ByteBudget
 from streamworker.runtime.committer import Committer
+from streamworker.runtime.declaring import declare
 from streamworker.runtime.fetcher import Fetcher
 from streamworker.runtime.keeper import Keeper, monotonic_ms
 from streamworker.runtime.pauses import Pauses
@@ -123,6 +124,7 @@ class Group:
             on_regressed=self._regressed,
         )
         self._finished = False
+        self._has_joined = False
         self._failure: StreamworkerError | None = None
         self._tasks: TaskGroup | None = None
 
@@ -215,6 +217,9 @@ class Group:
         match effect:
             case StartHeartbeat(member):
                 self._keeper.keep(self.keys, member, self._heartbeat_done)
+                if self._has_joined:
+                    self._spawn(self._declare_again)
+                self._has_joined = True
             case StopHeartbeat():
                 self._keeper.forget(self.keys)
             case StartRunner():
@@ -238,6 +243,18 @@ class Group:
                 pass  # told together, before the others
             case _:
                 raise InternalError(f"Nobody performs the effect {effect!r}.")
+
+    async def _declare_again(self) -> None:
+        """Make anew what is missing: we were removed, and the database may have been emptied."""
+        pauses = Pauses(self._rng)
+        while True:
+            try:
+                await declare(self._backend, self.spec)
+            except BackendError as error:
+                self._log.warning("declare_failed", error=str(error))
+                await anyio.sleep(pauses.next_ms() / 1000)
+            else:
+                return
 
     def _heartbeat_done(self, event: HeartbeatDone) -> None:
         self.deliver(event)

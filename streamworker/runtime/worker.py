@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
-import pyarrow as pa
 
 from streamworker.core.claim_timing import ClaimTiming
 from streamworker.core.lease_timing import LeaseTiming
@@ -23,9 +22,9 @@ from streamworker.core.worker import Identity, Timing
 from streamworker.errors import ConfigurationError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
-from streamworker.redisio import schemas, streams
 from streamworker.redisio.client import Backend, check_server
-from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
+from streamworker.redisio.keys import check_name
+from streamworker.runtime.declaring import declare
 from streamworker.runtime.group import Group, worker_name
 from streamworker.runtime.keeper import Keeper
 from streamworker.runtime.listener import Listener
@@ -123,17 +122,7 @@ class Worker:
         """
         check_server(await backend.info())
         for spec in self._app.processors.values():
-            stream = spec.stream
-            keys = GroupKeys(stream.app, stream.name, spec.name)
-            await streams.declare(
-                backend, StreamKeys(stream.app, stream.name), stream.partitions, stream.codec
-            )
-            await streams.register(backend, keys, stream.partitions, stream.start)
-            if spec.forward and spec.output is not None:
-                # The first array makes pyarrow look for pandas, 0.3 s in which nothing else runs:
-                # now, and not when partitions wait.
-                pa.array([0])
-                await schemas.declare_schema(backend, keys, spec.output.arrow_schema())
+            await declare(backend, spec)
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
         settings = self._settings

@@ -88,3 +88,7 @@ def test_workers_come_back_after_the_database_was_emptied(scene: Scene, durable:
     assert scene.snapshot().generation > before
     assert w1.running
     assert set(range(100, 200)) <= set(scene.executed())
+    # What readers need is there again, too: the schema of the rows, and how the stream is made.
+    assert {row["n"] for rows in scene.acked().values() for row in rows} == set(range(100, 200))
+    with redis.Redis.from_url(durable.url) as client:
+        assert client.hget("sw:{ledger.items}:stream", "partitions") == b"8"
