@@ -65,7 +65,8 @@ def settings_page() -> str:
     ]
     for field in dataclasses.fields(Settings):
         default = f"{field.default:,}" if isinstance(field.default, int) else str(field.default)
-        lines.append(f"| `{field.name}` | `{default}` | {reasons[field.name]} |")
+        default = f"`{default}`" if default else "none"
+        lines.append(f"| `{field.name}` | {default} | {reasons[field.name]} |")
     lines += ["", "## Variables", "", "| variable | sets |", "|---|---|"]
     lines += [f"| `{ENV_PREFIX}{f.name.upper()}` | `{f.name}` |" for f in dataclasses.fields(Settings)]
     lines += [

@@ -59,7 +59,7 @@ def _samples(snapshot: GroupSnapshot) -> Iterator[Sample]:
         "processor": snapshot.processor,
     }
     yield "streamworker_generation", group, snapshot.generation
-    for state in ("active", "standby", "leaving", "silent"):
+    for state in ("active", "standby", "leaving", "silent", "held"):
         count = sum(member.state == state for member in snapshot.members)
         yield "streamworker_members", {**group, "state": state}, count
     for view in snapshot.partitions:

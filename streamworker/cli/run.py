@@ -47,6 +47,12 @@ def run(
             "--name", metavar="NAME", help="The worker's name in status and top; made up if not given."
         ),
     ] = None,
+    static_id: Annotated[
+        str | None,
+        typer.Option(
+            "--static-id", metavar="ID", help="It comes back under this after a restart; see hold_ms."
+        ),
+    ] = None,
     tui: Annotated[
         bool, typer.Option("--tui", help="Show the live view; log lines go to --log-file.")
     ] = False,
@@ -89,7 +95,7 @@ def run(
     if sum((tui, spark, reload)):
         if reload and (tui or spark):
             raise typer.BadParameter("--reload cannot be combined with --tui or --spark.")
-        arguments = _arguments(app, processor, name, metrics_port, loop, log_level, log_format)
+        arguments = _arguments(app, processor, name, static_id, metrics_port, loop, log_level, log_format)
         if reload:
             from streamworker.cli.reload import run_reloading
 
@@ -110,7 +116,8 @@ def run(
 
         serve(selection, metrics_port)
     names = [spec.name for spec in selection.processors]
-    code = run_worker(selection.app, processors=names, name=name, use_uvloop=_use_uvloop(loop))
+    use_uvloop = _use_uvloop(loop)
+    code = run_worker(selection.app, processors=names, name=name, static_id=static_id, use_uvloop=use_uvloop)
     end_despite_threads(code)
     raise typer.Exit(code)
 
@@ -119,6 +126,7 @@ def _arguments(
     app: str,
     processors: list[str] | None,
     name: str | None,
+    static_id: str | None,
     metrics_port: int | None,
     loop: Loop,
     log_level: Level,
@@ -130,6 +138,8 @@ def _arguments(
         arguments += ["--processor", processor]
     if name is not None:
         arguments += ["--name", name]
+    if static_id is not None:
+        arguments += ["--static-id", static_id]
     if metrics_port is not None:
         arguments += ["--metrics-port", str(metrics_port)]
     return arguments

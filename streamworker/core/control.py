@@ -17,7 +17,8 @@ class GroupChanged:
 
     generation: int
     cause: str
-    """``join``, ``leave``, ``left`` or ``death``; in the protocol claim, ``claim`` or ``steal``."""
+    """``join``, ``return``, ``leave``, ``left``, ``death`` or ``hold-expired``; in the protocol
+    claim, ``claim`` or ``steal``."""
     member: str
     """Name of the member that it is about; several are separated by a space."""
     moved: tuple[int, ...]

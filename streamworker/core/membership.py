@@ -9,6 +9,10 @@ turn: what lies between is of no interest to it.
 A member that wants to go is first marked ``leaving``: it is assigned nothing, but it is still
 a member, so nobody takes its locks before it has drained and released them. When it has, it
 removes itself. A member that died is removed by a peer, and its locks are free from then on.
+
+A member with a **static id** keeps its place when it goes or dies: it is ``held`` for a while, its
+partitions parked, until it comes back under the same static id or the hold is over. A rolling
+restart then gives nobody's partitions to anybody else.
 """
 
 import json
@@ -16,9 +20,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from streamworker.core.assignment import STRATEGIES, Owners
+from streamworker.core.assignment import STRATEGIES, Owners, moves
 from streamworker.errors import ConfigurationError, CoordinationError
 
+RANKS_MAX = 8
+"""Beyond this rank members no longer wait longer for each other."""
 FORMAT = 1
 """Version of the document. A worker refuses one that it does not know."""
 
@@ -34,7 +40,11 @@ class Member:
     pid: int
     joined_ms: int
     """By the server's clock."""
-    state: Literal["active", "leaving"] = "active"
+    state: Literal["active", "leaving", "held"] = "active"
+    static_id: str = ""
+    """Under which it comes back after a restart; empty for a member without a place to keep."""
+    held_until_ms: int = 0
+    """``held``: until when, by the server's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,8 @@ class Membership:
     """In join order."""
     owners: Owners
 
-    # Invariant: len(owners) == partitions, and each owner is the id of an active member.
+    # Invariant: len(owners) == partitions, and each owner is an active member, or one with a static
+    # id that is leaving or held: then the partition is parked.
 
     @classmethod
     def empty(cls, partitions: int, strategy: str) -> Self:
@@ -65,8 +76,60 @@ class Membership:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of all members, leaving ones too: their locks are not free."""
+        """Return the ids of all members, leaving and held ones too: their locks are not free."""
         return tuple(member.id for member in self.members)
+
+    def present(self, member_id: str) -> Member | None:
+        """Return the member with this id if it is there, and not only its place."""
+        member = self.get(member_id)
+        return None if member is None or member.state == "held" else member
+
+    @property
+    def present_ids(self) -> tuple[str, ...]:
+        """Return the ids of the members that send heartbeats."""
+        return tuple(member.id for member in self.members if member.state != "held")
+
+    def place_of(self, static_id: str) -> Member | None:
+        """Return the member with this static id, held or not."""
+        return next((each for each in self.members if static_id and each.static_id == static_id), None)
+
+    def place_for(self, static_id: str, former: Iterable[str]) -> Member | None:
+        """Return the place that is kept for a worker, or that a former self of it still has.
+
+        Of two workers with one static id the later one has it: it may be the earlier one after a
+        crash that nobody has noticed yet. Who was a member and lost it so does not take it back.
+
+        Raises
+        ------
+        ConfigurationError
+            If another worker has taken it.
+        """
+        place, ours = self.place_of(static_id), tuple(former)
+        if place and place.state == "active" and ours and place.id not in ours:
+            raise ConfigurationError(
+                f"Worker {place.name!r} on {place.host} took the static id {static_id!r} of this one.",
+                remedy="Give each worker a static id of its own.",
+            )
+        return place
+
+    def expired(self, server_ms: int, by: str, pace_ms: int) -> tuple[str, ...]:
+        """Return the members whose hold is over in the eyes of one present member.
+
+        The first in join order sees it at once, and each later one by ``pace_ms`` later, so that
+        one change is made and not one a member.
+        """
+        rank = min(self.present_ids.index(by), RANKS_MAX)
+        return tuple(
+            member.id
+            for member in self.members
+            if member.state == "held" and server_ms >= member.held_until_ms + rank * pace_ms
+        )
+
+    def moved(self, after: "Membership") -> tuple[int, ...]:
+        """Return the partitions that a later version gives to others; one's own return is no move."""
+        place = {each.id: f"={each.static_id}" for each in (*self.members, *after.members) if each.static_id}
+        before, then = (tuple(o and place.get(o, o) for o in each.owners) for each in (self, after))
+        return moves(before, then)
 
     def owned_by(self, member_id: str) -> frozenset[int]:
         """Return the partitions that this version assigns to a member."""
@@ -75,12 +138,18 @@ class Membership:
     def with_member(self, member: Member, strategy: str | None = None) -> "Membership":
         """Return the group after a join; the same group if it has joined already.
 
+        Who has a static id takes the place that is kept for it, and the partitions with it.
         ``strategy`` is the joining member's: the group goes on with it, so that a rolling restart
         with another setting is all that it takes to change it.
         """
         if self.get(member.id):
             return self
-        return self._reassigned((*self.members, member), strategy)
+        place = self.place_of(member.static_id)
+        if place is None:
+            return self._reassigned((*self.members, member), strategy)
+        taken = replace(self, owners=tuple(member.id if o == place.id else o for o in self.owners))
+        members = tuple(member if each is place else each for each in self.members)
+        return taken._reassigned(members, strategy)  # noqa: SLF001
 
     def with_leaving(self, member_id: str) -> "Membership":
         """Return the group with one member marked as leaving, its partitions given away."""
@@ -93,11 +162,25 @@ class Membership:
         gone = frozenset(member_ids)
         return self._reassigned(member for member in self.members if member.id not in gone)
 
+    def with_gone(self, member_ids: Iterable[str], held_until_ms: int) -> "Membership":
+        """Return the group after members left or died; the places of static ones are held."""
+        gone = frozenset(member_ids)
+        return self._reassigned(
+            replace(member, state="held", held_until_ms=held_until_ms) if member.id in gone else member
+            for member in self.members
+            if member.id not in gone or member.static_id
+        )
+
     def _reassigned(self, members: Iterable[Member], strategy: str | None = None) -> "Membership":
         kept, name = tuple(members), strategy or self.strategy
         active = [member.id for member in kept if member.state == "active"]
-        owners = STRATEGIES[name](active, self.partitions, self.owners)
-        return replace(self, strategy=name, members=kept, owners=owners)
+        parked = {member.id for member in kept if member.static_id and member.state != "active"}
+        free = [p for p, owner in enumerate(self.owners) if owner not in parked]
+        given = STRATEGIES[name](active, len(free), tuple(self.owners[p] for p in free))
+        owners = list(self.owners)
+        for partition, owner in zip(free, given, strict=True):
+            owners[partition] = owner
+        return replace(self, strategy=name, members=kept, owners=tuple(owners))
 
     def body(self) -> str:
         """Return the document as JSON without its generation, which the script puts in front."""
@@ -150,7 +233,7 @@ class Membership:
 
 
 def _member_fields(member: Member) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "id": member.id,
         "name": member.name,
         "host": member.host,
@@ -158,17 +241,24 @@ def _member_fields(member: Member) -> dict[str, Any]:
         "joined_ms": member.joined_ms,
         "state": member.state,
     }
+    if member.static_id:
+        fields["static_id"] = member.static_id
+    if member.state == "held":
+        fields["held_until_ms"] = member.held_until_ms
+    return fields
 
 
 def _read_member(fields: dict[str, Any]) -> Member:
-    state: Literal["active", "leaving"] = "leaving" if fields["state"] == "leaving" else "active"
+    states: dict[str, Literal["leaving", "held"]] = {"leaving": "leaving", "held": "held"}
     return Member(
         str(fields["id"]),
         str(fields["name"]),
         str(fields["host"]),
         int(fields["pid"]),
         int(fields["joined_ms"]),
-        state,
+        states.get(fields["state"], "active"),
+        str(fields.get("static_id", "")),
+        int(fields.get("held_until_ms", 0)),
     )
 
 

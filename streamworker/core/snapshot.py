@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-MemberState = Literal["active", "standby", "leaving", "silent"]
+MemberState = Literal["active", "standby", "leaving", "silent", "held"]
 PartitionState = Literal["running", "draining", "acquiring", "halted", "unowned"]
 
 
@@ -24,7 +24,8 @@ class MemberView:
     beat_age_ms: int | None
     """Time since the last heartbeat; None where there was none."""
     state: MemberState
-    """``standby``: alive without partitions. ``silent``: heartbeats are late."""
+    """``standby``: alive without partitions. ``silent``: heartbeats are late.
+    ``held``: gone, and its place is kept."""
     partitions: tuple[int, ...]
     """Partitions whose lock it holds."""
 
@@ -76,7 +77,8 @@ class Rebalance:
 
     generation: int
     cause: str
-    """``join``, ``leave``, ``death``, ``left`` (after a leave, moves nothing)."""
+    """``join``, ``leave``, ``death``, ``left`` (after a leave, moves nothing), ``return`` (of a
+    static member), ``hold-expired``."""
     member: str
     at_ms: int
     moved: tuple[int, ...]

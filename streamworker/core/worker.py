@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from streamworker.core.assignment import moves
 from streamworker.core.control import GroupChanged, PartitionsReleased
 from streamworker.core.events import (
     Call,
@@ -24,7 +23,6 @@ from streamworker.core.events import (
     ChangeDocument,
     ChangeRefused,
     ControlReceived,
-    DeadlinePassed,
     DocumentChanged,
     DocumentRead,
     Effect,
@@ -65,6 +63,8 @@ class Identity:
     name: str
     host: str
     pid: int
+    static_id: str = ""
+    """Under which it comes back after a restart; empty if its place is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class Timing:
     slow_after_ms: int = 30_000
     grace_period_ms: int = 8_000
     acquire_retry_ms: int = 200
+    hold_ms: int = 30_000
 
 
 class Phase(Enum):
@@ -193,8 +194,6 @@ class WorkerCore:
                 self._must_read = True
             case StopRequested():
                 return self._stop(now_ms)
-            case DeadlinePassed():
-                pass
             case DocumentRead(document, server_ms):
                 self._calling = False
                 self._server_ms = server_ms
@@ -238,35 +237,38 @@ class WorkerCore:
             self._must_read = False
             self._calling = True
             return [ReadDocument()]
-        if self._phase is Phase.LEAVING and self._membership.get(self.member) is None:
+        if self._phase is Phase.LEAVING and self._membership.present(self.member) is None:
             self._phase = Phase.GONE
             return [StopHeartbeat(), Finished()]
         return self._propose()
 
     def _propose(self) -> list[Effect]:
         """Ask for the change that the newest document lacks, if any."""
-        now, me = self._membership, self._membership.get(self.member)
-        member, cause = self._identity.name, ""
+        now, me, who = self._membership, self._membership.present(self.member), self._identity
+        member, cause, hold_until_ms = who.name, "", self._server_ms + self._timing.hold_ms
         if self._phase is Phase.JOINING and me is None:
-            cause = "join"
-            joining = Member(
-                self.member, member, self._identity.host, self._identity.pid, joined_ms=self._server_ms
-            )
-            after = now.without(self._former).with_member(joining, self._strategy)
+            cause = "return" if now.place_for(who.static_id, self._former) else "join"
+            joining = Member(self.member, member, who.host, who.pid, self._server_ms, static_id=who.static_id)
+            kept = now if who.static_id else now.without(self._former)
+            after = kept.with_member(joining, self._strategy)
         elif self._phase is Phase.LEAVING and me is not None and me.state == "active":
             cause, after = "leave", now.with_leaving(self.member)
         elif self._phase is Phase.LEAVING and me is not None and self._ownership.is_idle:
-            cause, after = "left", now.without([self.member])
-        elif self._phase is Phase.MEMBER and (dead := self._dead & set(now.ids)):
-            cause, after = "death", now.without(dead)
+            cause, after = "left", now.with_gone([self.member], hold_until_ms)
+        elif self._phase is Phase.MEMBER and (dead := self._dead & set(now.present_ids)):
+            cause, after = "death", now.with_gone(dead, hold_until_ms)
             member = " ".join(each.name for each in now.members if each.id in dead)
+        elif self._phase is Phase.MEMBER and me is not None:
+            over = now.expired(self._server_ms, self.member, self._timing.heartbeat_interval_ms // 2)
+            cause, after = "hold-expired" if over else "", now.without(over)
+            member = " ".join(each.name for each in now.members if each.id in over)
         if not cause:
             self._conflicts = 0
             return []
         self._proposed, self._calling = after, True
-        message = GroupChanged(0, cause, member, moves(now.owners, after.owners))
-        added = tuple(each for each in after.ids if each not in now.ids)
-        removed = tuple(each for each in now.ids if each not in after.ids)
+        message = GroupChanged(0, cause, member, now.moved(after))
+        added = tuple(each for each in after.present_ids if each not in now.present_ids)
+        removed = tuple(each for each in now.present_ids if each not in after.present_ids)
         return [ChangeDocument(now.generation, after, message, added, removed)]
 
     def _changed(self, generation: int, now_ms: int) -> list[Effect]:
@@ -313,7 +315,7 @@ class WorkerCore:
     def _adopt(self, membership: Membership, now_ms: int) -> list[Effect]:
         """Act on the newest version, whatever lies between it and the last one that we knew."""
         self._membership = membership
-        me = membership.get(self.member)
+        me = membership.present(self.member)
         if me is None:
             return self._removed()
         effects: list[Effect] = []
@@ -383,8 +385,11 @@ class WorkerCore:
             return self._removed()
         if event.generation != self._membership.generation:
             self._must_read = True
+        if (mine := event.beats.get(self.member)) is not None:
+            self._server_ms = mine.server_ms
         effects = self._pulse.renewed(event.sent_ms, now_ms)
-        ask = self._peers.observe(self.member, self._membership.ids, event.beats, event.run_id, now_ms)
+        present = self._membership.present_ids
+        ask = self._peers.observe(self.member, present, event.beats, event.run_id, now_ms)
         self._dead = frozenset(self._dead & set(self._peers.suspects))
         if self._peers.suspects and self._asked is None:
             self._asked = ask

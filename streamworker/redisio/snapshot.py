@@ -300,6 +300,8 @@ def _member_views(
             state = "leaving"
         if age is None or age > silent_after_ms:
             state = "silent"
+        if member.state == "held":
+            state = "held"
         return MemberView(member.id, member.name, member.host, member.pid, member.joined_ms, age, state, held)
 
     return tuple(view(member) for member in membership.members)

@@ -48,6 +48,8 @@ class Worker:
         Names of the processors to run; all if None.
     name
         The worker's name; made up if None.
+    static_id
+        Under which it comes back after a restart; that of the settings if None.
 
     Raises
     ------
@@ -56,11 +58,18 @@ class Worker:
     """
 
     def __init__(
-        self, app: "App", *, processors: Sequence[str] | None = None, name: str | None = None
+        self,
+        app: "App",
+        *,
+        processors: Sequence[str] | None = None,
+        name: str | None = None,
+        static_id: str | None = None,
     ) -> None:
         self.name = check_name("worker", name) if name else worker_name()
         self._app = app
         self._settings: Settings = app.settings
+        static_id = static_id or app.settings.static_id
+        self._static_id = check_name("static id", static_id) if static_id else ""
         self._specs = _chosen(app, processors)
         self._groups: list[Group] = []
         self._stopping = False
@@ -127,7 +136,7 @@ class Worker:
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
         settings = self._settings
         setup = Setup(
-            identity=Identity(self.name, socket.gethostname(), os.getpid()),
+            identity=Identity(self.name, socket.gethostname(), os.getpid(), self._static_id),
             partitions=spec.stream.partitions,
             assignment=self._app.assignment,
             timing=Timing(
@@ -137,6 +146,7 @@ class Worker:
                 slow_after_ms=settings.slow_after_ms,
                 grace_period_ms=settings.grace_period_ms,
                 acquire_retry_ms=settings.acquire_retry_ms,
+                hold_ms=settings.hold_ms,
             ),
             nonce=lambda: secrets.token_hex(4),
             jitter=lambda most: rng.randint(0, most),
@@ -157,6 +167,7 @@ def run_worker(
     *,
     processors: Sequence[str] | None = None,
     name: str | None = None,
+    static_id: str | None = None,
     on_ready: Callable[[], None] | None = None,
     use_uvloop: bool = False,
 ) -> int:
@@ -164,7 +175,7 @@ def run_worker(
 
     Call it in the main thread: it installs handlers for SIGTERM and SIGINT.
     """
-    worker = Worker(app, processors=processors, name=name)
+    worker = Worker(app, processors=processors, name=name, static_id=static_id)
 
     async def main() -> None:
         timeout_ms = app.settings.shutdown_timeout_ms

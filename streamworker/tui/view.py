@@ -153,7 +153,7 @@ def _members(model: Model, width: int, lines: int) -> list[Text]:
 
 
 def _member(worker: WorkerRow, name: int) -> Text:
-    styles = {"silent": "bold red", "leaving": "yellow", "standby": "dim"}
+    styles = {"silent": "bold red", "leaving": "yellow", "standby": "dim", "held": "yellow"}
     line = Text(worker.letter, style=f"bold {matrix.colour(worker.hue)}")
     line.append(f" {worker.name[:name]:<{name}}", style="not bold default")
     line.append(f" {worker.owned:>4}", style="not bold default" if worker.owned else "dim")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamworker.core.assignment import STRATEGIES
 from streamworker.core.membership import Member, Membership
 from streamworker.errors import ConfigurationError, CoordinationError
 from tests.core.bench import group, stored
@@ -163,3 +164,76 @@ def test_a_document_is_small() -> None:
     """Every worker reads all of it after each change: 100 members fit into 16 KiB."""
     membership = group(*(f"worker-{n}.0123456789" for n in range(100)), partitions=1_000)
     assert len(stored(membership)) < 16 * 1024
+
+
+# -- static members ------------------------------------------------------------------------------
+
+statics = st.integers(2, 8)
+
+
+def member_named(name: str, start: int) -> Member:
+    """Return a static member as it is after so many starts."""
+    return Member(f"{name}.{start}", name, "host", 1, 0, static_id=name)
+
+
+def static_group(n: int, partitions: int, strategy: str) -> Membership:
+    """Return a group of static members."""
+    membership = Membership.empty(partitions, strategy)
+    for rank in range(n):
+        membership = membership.with_member(member_named(f"w{rank}", 0))
+    return membership
+
+
+def by_place(membership: Membership) -> list[str | None]:
+    """Return the name of the owner of each partition, which is the same after a restart."""
+    return [owner and owner.partition(".")[0] for owner in membership.owners]
+
+
+@given(statics, st.integers(1, 64), st.sampled_from(sorted(STRATEGIES)), st.data())
+def test_a_rolling_restart_of_static_members_gives_no_partition_to_another(
+    n: int, partitions: int, strategy: str, data: st.DataObject
+) -> None:
+    """In any order, by leave or by death, and with several away at once."""
+    membership = static_group(n, partitions, strategy)
+    before = by_place(membership)
+    todo = data.draw(st.permutations(range(n)))
+    away: list[int] = []
+    while todo or away:
+        if todo and (not away or data.draw(st.booleans())):
+            away.append(todo.pop())
+            name = f"w{away[-1]}"
+            if data.draw(st.booleans()):
+                membership = membership.with_leaving(f"{name}.0")
+                assert by_place(membership) == before
+            after = membership.with_gone([f"{name}.0"], 1_000)
+        else:
+            after = membership.with_member(member_named(f"w{away.pop(0)}", 1))
+        assert membership.moved(after) == ()
+        assert by_place(after) == before
+        membership = after
+    assert membership.owners == tuple(f"{name}.1" for name in before)
+
+
+@given(statics, st.integers(1, 64), st.sampled_from(sorted(STRATEGIES)))
+def test_what_is_parked_is_given_to_nobody_and_all_of_it_when_the_hold_is_over(
+    n: int, partitions: int, strategy: str
+) -> None:
+    """A join meanwhile shares the rest; the first member removes the place, the others wait."""
+    membership = static_group(n, partitions, strategy).with_gone(["w0.0"], 1_000)
+    parked = membership.owned_by("w0.0")
+    membership = membership.with_member(member_named("newcomer", 0))
+    assert membership.owned_by("w0.0") == parked
+    assert membership.expired(999, "w1.0", 500) == ()
+    assert membership.expired(1_000, "w1.0", 500) == ("w0.0",)
+    assert membership.expired(1_000, "newcomer.0", 500) == ()
+    after = membership.without(["w0.0"])
+    assert parked <= set(membership.moved(after))
+    assert None not in after.owners
+
+
+def test_a_held_place_comes_back_as_it_was_written() -> None:
+    """With its static id and the end of its hold."""
+    membership = static_group(2, 4, "sticky").with_gone(["w0.0"], 1_700_000_030_000)
+    read = Membership.parse(stored(membership))
+    assert read == membership
+    assert read.ids == ("w0.0", "w1.0") and read.present_ids == ("w1.0",)

@@ -59,10 +59,11 @@ class Scene:
         self._spawn = spawn
         self._keys = GroupKeys("ledger", "items", "record")
 
-    def worker(self, name: str, **environ: str) -> WorkerProcess:
+    def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
         """Start one worker."""
         variables = {"LEDGER": str(self.ledger), "PARTITIONS": str(self.partitions), **environ}
-        return self._spawn("run", "ledger_app:app", "--name", name, cwd=HERE, environ=variables)
+        command = ("run", "ledger_app:app", "--name", name, *arguments)
+        return self._spawn(*command, cwd=HERE, environ=variables)
 
     def bystander(self) -> None:
         """Start a process that loads what a worker loads, and takes no part."""
