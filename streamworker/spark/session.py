@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
-from streamworker.spark.connection import URL_VARIABLE
+from streamworker.spark.connection import DEFAULT_NAME, variable_for
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -235,7 +235,9 @@ def _jvm_environment(java_home: Path, redis_url: str | None, local: bool) -> dic
         places = [place or str(Path.cwd()) for place in sys.path]
         found["PYTHONPATH"] = os.pathsep.join(place for place in places if not place.startswith(stdlib))
     if redis_url is not None:
-        found[URL_VARIABLE] = redis_url
+        # The first place that is looked at: a connections file of this machine must not send
+        # Spark to another Redis than the one that the app's workers use.
+        found[variable_for(DEFAULT_NAME)] = redis_url
     return found
 
 

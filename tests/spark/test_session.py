@@ -10,7 +10,7 @@ import pytest
 from pyspark import cloudpickle as untyped_cloudpickle
 
 from streamworker.errors import ConfigurationError
-from streamworker.spark.connection import URL_VARIABLE, Connection
+from streamworker.spark.connection import Connection, resolve, variable_for
 from streamworker.spark.session import Session, open_session, travelling_modules
 from streamworker.spark.source import StreamworkerDataSource
 from tests.spark.acked import AckedLog
@@ -66,11 +66,13 @@ def test_the_redis_url_reaches_spark_s_processes_through_their_environment(
     """And is gone from ours afterwards."""
     from streamworker.spark import session
 
-    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    variable = variable_for("default")
+    monkeypatch.delenv(variable, raising=False)
     values = session._jvm_environment(Path("/java"), redis_url, local=True)
     with session._environment(values):
-        assert os.environ[URL_VARIABLE] == redis_url
-    assert URL_VARIABLE not in os.environ
+        assert os.environ[variable] == redis_url
+        assert resolve("default") == redis_url, "a connections file of the machine came first"
+    assert variable not in os.environ
 
 
 def test_a_second_session_in_one_process_is_refused(spark_session: Session) -> None:
