@@ -17,8 +17,6 @@ The numbers are those of docs/protocols/lease.md, which follows the text of the 
 The algorithm knows no lock and no fencing: two nodes may process one partition for a while. Ours
 starts a partition by taking its lock, and the lock's epoch refuses whatever a former owner still
 commits. So a race may go wrong in any way, and costs only that a partition moves.
-
-What the text leaves open, and how it is settled here, is in docs/decisions.
 """
 
 from collections.abc import Callable
@@ -50,17 +48,9 @@ from streamworker.core.lease_events import (
     RaceForLease,
 )
 from streamworker.core.lease_state import Lease, Outbox
-from streamworker.core.lease_timing import UNIT, LeaseTiming, race_delay_ms
+from streamworker.core.lease_timing import LeaseTiming, LoadMeasure, count_of_partitions, race_delay_ms
 from streamworker.core.locks import Stale
 from streamworker.core.ownership import Ownership
-
-LoadMeasure = Callable[[frozenset[int]], int]
-"""The load of some partitions, in thousandths of that of a usual one."""
-
-
-def count_of_partitions(partitions: frozenset[int]) -> int:
-    """Return the load of so many partitions that are all alike: the author's own measure."""
-    return UNIT * len(partitions)
 
 
 class _Phase(Enum):
@@ -113,6 +103,10 @@ class LeaseCore:
         self._mine: frozenset[int] = frozenset()
         self._phase = _Phase.NEW
         self._challenging = False
+        self._check_ms: int | None = None
+        """No partition is to be looked at before this."""
+        self._busy: set[int] = set()
+        """Partitions that are raced for, waited for or won: the others need a look only once a lease."""
         self._outbox = Outbox(owner, retry_ms=retry_ms, jitter=jitter)
         self._left: frozenset[int] = frozenset()
 
@@ -124,8 +118,7 @@ class LeaseCore:
     @property
     def active(self) -> frozenset[int]:
         """Return what counts for the wait: what we own, have won, or are just trying to win."""
-        taking = (p for p, lease in self._leases.items() if lease.wait_for or lease.racing)
-        return self._mine.union(taking)
+        return self._mine.union(p for p in self._busy if self._leases[p].wait_for or self._leases[p].racing)
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         """Take one event; return what is to be done, in this order."""
@@ -145,10 +138,11 @@ class LeaseCore:
         times = [self._ownership.next_deadline_ms(), self._outbox.next_deadline_ms()]
         if self._phase is _Phase.ACTIVE:
             active = self._load(self.active)
-            for partition, lease in self._leases.items():
+            for partition in self._busy:
+                lease = self._leases[partition]
                 times += [lease.wait_until_ms, lease.clear_ms, self._race_ms(partition, lease, active)]
-                if not self._challenging:
-                    times.append(lease.check_ms)
+            if not self._challenging:
+                times.append(self._check_ms)
         return min((at for at in times if at is not None), default=None)
 
     def _dispatch(self, event: Event, now_ms: int) -> list[Effect]:
@@ -156,7 +150,8 @@ class LeaseCore:
             case Started() if self._phase is _Phase.NEW:
                 self._phase = _Phase.ACTIVE
                 for lease in self._leases.values():
-                    lease.heard_ms = lease.check_ms = now_ms
+                    lease.heard_ms = now_ms
+                    self._look_at(lease, now_ms)
             case StopRequested():
                 return self._stop(now_ms)
             case ControlReceived(messages):
@@ -183,7 +178,7 @@ class LeaseCore:
 
     def _challenge(self, now_ms: int) -> list[Effect]:
         """Challenge what is due. What we own is only looked at again later."""
-        if self._challenging:
+        if self._challenging or self._check_ms is None or self._check_ms > now_ms:
             return []
         due: dict[int, Challenge] = {}
         for partition, lease in self._leases.items():
@@ -193,6 +188,8 @@ class LeaseCore:
                 self._check_later(lease, now_ms)
             else:
                 due[partition], lease.check_ms = lease.mode, None
+        checks = (lease.check_ms for lease in self._leases.values() if lease.check_ms is not None)
+        self._check_ms = min(checks, default=None)
         if not due:
             return []
         self._challenging = True
@@ -206,12 +203,12 @@ class LeaseCore:
         for partition in asked:
             lease = self._leases[partition]
             if signalled is None:
-                lease.check_ms = now_ms + self._retry_ms + self._jitter(self._retry_ms)
+                self._look_at(lease, now_ms + self._retry_ms + self._jitter(self._retry_ms))
             elif lease.mode is Challenge.FREE:
                 # Each partition has a lease of its own: races for different ones should not
                 # overlap, since each is decided by what the others led to.
                 lease.mode = Challenge.DUE
-                lease.check_ms = now_ms + self._retry_ms + self._jitter(self._timing.normal_lease_ms)
+                self._look_at(lease, now_ms + self._retry_ms + self._jitter(self._timing.normal_lease_ms))
             elif partition not in signalled:
                 # Somebody won it, and has not started or has only just. Who finds it so, and still
                 # does when the maximum lease is over, calls it overdue; never who finds it so for
@@ -220,14 +217,18 @@ class LeaseCore:
                 overdue_ms = max(lease.heard_ms + self._timing.max_lease_ms, now_ms + self._retry_ms)
                 if overdue_ms <= (lease.check_ms or 0):
                     lease.mode = Challenge.OVERDUE
-                    lease.check_ms = overdue_ms + self._jitter(self._retry_ms)
+                    self._look_at(lease, overdue_ms + self._jitter(self._retry_ms))
             else:
                 self._check_later(lease, now_ms)
 
     def _check_later(self, lease: Lease, now_ms: int) -> None:
         lease.mode = Challenge.DUE
         normal_ms = self._timing.normal_lease_ms
-        lease.check_ms = now_ms + normal_ms + self._jitter(normal_ms // 8)
+        self._look_at(lease, now_ms + normal_ms + self._jitter(normal_ms // 8))
+
+    def _look_at(self, lease: Lease, at_ms: int) -> None:
+        lease.check_ms = at_ms
+        self._check_ms = at_ms if self._check_ms is None else min(self._check_ms, at_ms)
 
     # -- 2 and 3: wait, then race --------------------------------------------------------------
 
@@ -241,6 +242,7 @@ class LeaseCore:
                         self._check_later(lease, now_ms)
                         if lease.raced_from_ms is None:
                             lease.raced_from_ms = lease.retry_ms = now_ms
+                            self._busy.add(partition)
             elif isinstance(message, LeaseEnded) and message.owner != self.owner:
                 for partition in message.partitions:
                     lease = self._leases.get(partition)
@@ -261,7 +263,8 @@ class LeaseCore:
         """Do what is due for each partition."""
         effects: list[Effect] = []
         load = self._load(self.active)
-        for partition, lease in self._leases.items():
+        for partition in sorted(self._busy):
+            lease = self._leases[partition]
             if lease.clear_ms is not None and lease.clear_ms <= now_ms:
                 self._take_out(partition, lease)
             if lease.wait_until_ms is not None and lease.wait_until_ms <= now_ms:
@@ -271,6 +274,8 @@ class LeaseCore:
                 lease.racing, lease.ended_by = True, ""
                 load = self._load(self.active)
                 effects.append(RaceForLease(self.owner, partition))
+            if not (lease.won or lease.racing or lease.wait_for) and lease.raced_from_ms is None:
+                self._busy.discard(partition)
         return effects
 
     def _raced(self, event: LeaseRaced, now_ms: int) -> list[Effect]:
@@ -311,9 +316,8 @@ class LeaseCore:
     # -- 4, 5 and 6: start, and open it to challenges again --------------------------------------
 
     def _start(self, partition: int, lease: Lease, now_ms: int) -> list[Effect]:
-        overtaken = lease.wait_for not in ("", lease.ended_by)
         effects: list[Effect] = []
-        if overtaken:
+        if lease.wait_for not in ("", lease.ended_by):
             effects.append(Note("lease_overtaken", {"partition": partition, "owner": lease.wait_for}))
         lease.wait_for, lease.wait_until_ms = "", None
         lease.generation = lease.won

@@ -19,12 +19,21 @@ with half a delay of margin. To take one entry from each does not: with (active 
 the formulas, which are half a delay faster.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamworker.errors import ConfigurationError
 
 UNIT = 1_000
 """One partition's worth of load. Loads are whole numbers of thousandths of it."""
+
+LoadMeasure = Callable[[frozenset[int]], int]
+"""The load of some partitions, in thousandths of that of a usual one."""
+
+
+def count_of_partitions(partitions: frozenset[int]) -> int:
+    """Return the load of so many partitions that are all alike: the author's own measure."""
+    return UNIT * len(partitions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from streamworker.core import events as ev
-from streamworker.core.lease import LeaseCore, LoadMeasure, count_of_partitions
+from streamworker.core.lease import LeaseCore
 from streamworker.core.lease_events import (
     ChallengeLeases,
     LeaseRaced,
@@ -14,7 +14,7 @@ from streamworker.core.lease_events import (
     RaceForLease,
     UpdateLeases,
 )
-from streamworker.core.lease_timing import LeaseTiming
+from streamworker.core.lease_timing import LeaseTiming, LoadMeasure, count_of_partitions
 from streamworker.testing.model_lease import ModelLeases
 from tests.core.world import Runner, Worker, World
 
@@ -104,6 +104,12 @@ class LeaseWorld(World):
     def counts(self) -> list[int]:
         """How many partitions each worker that stays handles, in the order of their starts."""
         return [len(worker.running) for worker in self.staying if isinstance(worker, LeaseWorker)]
+
+    def story(self) -> str:
+        """Say what stands in the way, for the text of a failed assertion."""
+        lines = [f"grab: {self.leases.grab}", f"allocation: {self.leases.allocation}"]
+        lines += [f"{n.core.owner}: alive={n.alive} stopping={n.stopping} {n.running}" for n in self.nodes]
+        return "\n".join(lines)
 
     def is_covered(self) -> bool:
         """Whether each partition is handled by exactly one worker that stays."""
