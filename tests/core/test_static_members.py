@@ -1,0 +1,136 @@
+"""Static members as one worker sees them: returning to a place, keeping and removing those of others."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from streamworker.core import events as ev
+from streamworker.core.membership import Member, Membership
+from streamworker.core.worker import Identity, Phase, WorkerCore
+from streamworker.errors import ConfigurationError
+from tests.core.bench import ME, TIMING, Bench, beat, names, of_type, stored
+
+READ_MS = 5_000
+"""The server's time when the bench's documents are read."""
+
+
+def static_bench(static_id: str = "one") -> Bench:
+    """Return a bench whose worker has a static id."""
+    bench, nonces = Bench(), count(1)
+    bench.core = WorkerCore(
+        Identity("w1", "host", 1, static_id),
+        partitions=8,
+        strategy="range",
+        timing=TIMING,
+        nonce=lambda: str(next(nonces)),
+        jitter=lambda _: 0,
+    )
+    return bench
+
+
+def group(*members: Member) -> Membership:
+    """Return the group of these members, in this order."""
+    membership = Membership.empty(8, "range")
+    for member in members:
+        membership = membership.with_member(member)
+    return replace(membership, generation=10)
+
+
+def member(member_id: str, static_id: str = "") -> Member:
+    """Return an active member."""
+    return Member(member_id, member_id.partition(".")[0], "host", 1, 0, static_id=static_id)
+
+
+def running(*others: Member, static_id: str = "one") -> Bench:
+    """Return a worker that is the first member of this group and runs what it is assigned."""
+    bench = static_bench(static_id)
+    bench.send(ev.Started())
+    bench.grant(bench.read(group(member(ME, static_id), *others)))
+    return bench
+
+
+def change(effects: list[ev.Effect]) -> ev.ChangeDocument:
+    """Return the only change of the document among effects."""
+    (found,) = of_type(effects, ev.ChangeDocument)
+    return found
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["held", "death not noticed yet"])
+def test_a_worker_that_returns_takes_its_place_and_its_partitions(noticed: bool) -> None:
+    """Also before anybody has noticed that its former self died; its heartbeats end with that."""
+    before = group(member("w1.0", "one"), member("w2.0"))
+    if noticed:
+        before = before.with_gone(["w1.0"], READ_MS + 1)
+    bench = static_bench()
+    bench.send(ev.Started())
+    asked = change(bench.read(before))
+    assert asked.message.cause == "return" and asked.message.moved == ()
+    assert asked.membership.ids == (ME, "w2.0")
+    assert asked.membership.owned_by(ME) == before.owned_by("w1.0")
+    assert (asked.added, asked.removed) == ((ME,), () if noticed else ("w1.0",))
+
+
+def test_a_static_member_leaves_its_place_behind() -> None:
+    """Drained and released as ever; what it had is parked until the hold is over."""
+    bench = running(member("w2.0"))
+    stopping = bench.send(ev.StopRequested())
+    assert change(stopping).message.moved == ()
+    left = change(bench.stop_runners(stopping) + bench.send(ev.DocumentChanged(11)))
+    place = left.membership.get(ME)
+    assert left.message.cause == "left" and left.message.moved == ()
+    assert place is not None
+    assert (place.state, place.held_until_ms) == ("held", READ_MS + TIMING.hold_ms)
+    assert (left.removed, left.membership.owned_by(ME)) == ((ME,), frozenset(range(4)))
+    assert "Finished" in names(bench.send(ev.DocumentChanged(12)))
+
+
+def test_the_place_of_a_static_member_that_died_is_held_from_then_on() -> None:
+    """By the server's clock, as our own heartbeat told it last."""
+    bench = running(member("w2.0", "two"))
+    beats = {"w2.0": beat(1, 7), ME: beat(60_000, 8)}
+    for _ in range(4):
+        bench.heartbeat(after_ms=TIMING.heartbeat_interval_ms, beats=beats)
+    died = change(bench.send(ev.PeersProbed(frozenset({8}))))
+    place = died.membership.get("w2.0")
+    assert died.message.cause == "death" and died.message.moved == ()
+    assert place is not None
+    assert (place.state, place.held_until_ms) == ("held", 60_000 + TIMING.hold_ms)
+    assert died.removed == ("w2.0",)
+
+
+def test_a_place_is_suspected_by_nobody_and_removed_when_its_hold_is_over() -> None:
+    """It sends no heartbeats, and is not asked for any."""
+    bench = running(member("w2.0", "two"))
+    held = group(member(ME, "one"), member("w2.0", "two")).with_gone(["w2.0"], 60_000)
+    bench.changed(11)
+    bench.read(replace(held, generation=11))
+    for second in range(59):
+        told = bench.heartbeat(after_ms=1_000, beats={ME: beat(second * 1_000, 8)})
+        assert names(told) == []
+    over = change(bench.heartbeat(after_ms=1_000, beats={ME: beat(60_000, 8)}))
+    assert (over.message.cause, over.message.member) == ("hold-expired", "w2")
+    assert over.message.moved == (4, 5, 6, 7)
+    assert over.membership.ids == (ME,)
+
+
+def test_a_static_worker_that_was_thought_dead_comes_back_to_its_place_under_a_new_name() -> None:
+    """Its locks are those of its former self, which nobody else has been given."""
+    bench = running(member("w2.0"))
+    bench.heartbeat(lost=True)
+    held = group(member(ME, "one"), member("w2.0")).with_gone([ME], 60_000)
+    asked = change(bench.read(replace(held, generation=11)))
+    assert asked.message.cause == "return"
+    assert asked.membership.ids == ("w1.2", "w2.0")
+
+
+def test_a_worker_whose_static_id_was_taken_by_another_ends_and_names_it() -> None:
+    """Else the two would take the place from each other for ever."""
+    bench = running()
+    taken = replace(group(replace(member("w9.0"), static_id="one")), generation=11)
+    bench.changed(11)
+    dropped = bench.read(taken)
+    assert names(dropped).count("DropRunner") == 8
+    with pytest.raises(ConfigurationError, match=r"'w9'.*'one'.*of its own"):
+        bench.send(ev.DocumentRead(stored(taken), READ_MS))
+    assert bench.core.phase is Phase.JOINING
