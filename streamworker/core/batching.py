@@ -172,9 +172,13 @@ def plan_read(
             need += candidate.estimate_bytes
         elif candidate.starved:
             hungry.append(candidate.partition)
-    if hungry and (not chosen or turn % 2):
-        asked = sorted(hungry)[turn // 2 % len(hungry)]
-        return ReadPlan((asked,), 1, is_partial=len(hungry) + len(chosen) > 1)
+    if hungry:
+        # Taken from all that hold nothing, not from those that do not fit just now: which these are
+        # changes with the turn, and one could be passed over in each.
+        starved = sorted(candidate.partition for candidate in candidates if candidate.starved)
+        asked = starved[turn // 2 % len(starved)]
+        if not chosen or (turn % 2 and asked in hungry):
+            return ReadPlan((asked,), 1, is_partial=len(hungry) + len(chosen) > 1)
     if not chosen:
         return None
     count = min(count_max, max(1, READ_ENTRIES_MAX // len(chosen)), free_bytes // need)
