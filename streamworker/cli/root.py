@@ -14,6 +14,7 @@ from streamworker.cli import (
     reset,
     run,
     send,
+    simulate,
     spark,
     status,
     top,
@@ -48,7 +49,7 @@ def root(
     ] = False,
 ) -> None:
     """Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
-    if context.invoked_subcommand not in ("dev", "demo"):
+    if context.invoked_subcommand not in ("dev", "demo", "simulate"):
         use_running_dev()
 
 
@@ -63,4 +64,5 @@ app.command()(status.lag)
 app.command()(history.history)
 app.add_typer(dead.app, name="dead")
 app.command()(reset.reset)
+app.command()(simulate.simulate)
 app.command()(doctor.doctor)

@@ -26,7 +26,20 @@ def test_the_page_is_current() -> None:
 def test_every_command_of_the_design_is_there() -> None:
     """And no other."""
     assert set(COMMANDS) == {
-        *("run", "dev", "demo", "send", "status", "lag", "history", "top", "spark", "reset", "doctor"),
+        *(
+            "run",
+            "dev",
+            "demo",
+            "send",
+            "status",
+            "lag",
+            "history",
+            "top",
+            "spark",
+            "reset",
+            "simulate",
+            "doctor",
+        ),
         *("dead list", "dead show", "dead replay", "dead drop"),
     }
 

@@ -1,0 +1,330 @@
+"""Known mistakes, each put into the model or around the core on purpose.
+
+A checker that has never caught anything is not trusted. Each of these is a mistake that somebody
+made or could make: in the scripts, in the runtime, in the protocol. The tests switch each on and
+require that the simulator finds it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from streamworker.core import events as ev
+from streamworker.core.control import ControlMessage, GroupChanged
+from streamworker.core.locks import Acquired, AcquireReply, Held
+from streamworker.core.membership import Membership
+from streamworker.core.protocols import Coordinator
+from streamworker.testing.model import Code, Commit, Lock, Record, RedisModel
+from streamworker.testing.simulation import Plant
+
+# ruff: noqa: ARG002, ARG004  (a mistake is often an argument that is not looked at)
+
+
+PLANTS: dict[str, Plant] = {}
+"""All mistakes by name."""
+
+
+def _model(name: str, faults: str = "all") -> Callable[[type[RedisModel]], type[RedisModel]]:
+    def add(model: type[RedisModel]) -> type[RedisModel]:
+        PLANTS[name] = Plant(name, model=model, faults=faults)
+        return model
+
+    return add
+
+
+def _core(name: str, faults: str = "all") -> Callable[[type["_Around"]], type["_Around"]]:
+    def add(wrap: type[_Around]) -> type[_Around]:
+        PLANTS[name] = Plant(name, wrap=wrap, faults=faults)
+        return wrap
+
+    return add
+
+
+class _Around:
+    """Stands between the world and a core."""
+
+    def __init__(self, core: Coordinator) -> None:
+        self.core = core
+        self.membership: Membership | None = None
+
+    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
+        """Pass an event on, and the effects back."""
+        changed = self.before(event)
+        return [] if changed is None else self.after(self.core.handle(changed, now_ms))
+
+    def next_deadline_ms(self) -> int | None:
+        """Pass it on."""
+        return self.core.next_deadline_ms()
+
+    def before(self, event: ev.Event) -> ev.Event | None:
+        """Return what the core gets in place of an event."""
+        return event
+
+    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        """Return what is done in place of some effects."""
+        return effects
+
+
+# -- commits -----------------------------------------------------------------------------------
+
+
+class _OtherFence(RedisModel):
+    """``commit.lua`` with another comparison at its head."""
+
+    def commit(self, partition: int, commit: Commit) -> Code:
+        """Commit if ``is_fenced`` lets it."""
+        lock = self.locks[partition]
+        if self.is_fenced(lock.owner, lock.epoch, commit):
+            self.fenced += 1
+            return Code.FENCED
+        if lock.checkpoint == commit.new:
+            return Code.DUP
+        if lock.checkpoint != commit.previous:
+            return Code.GAP
+        self.take(partition, commit)
+        self.trim(partition, commit.new)
+        return Code.OK
+
+    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
+        """Whether a commit is refused."""
+        return (owner, epoch) != (commit.owner, commit.epoch)
+
+
+@_model("no epoch check: anybody may commit")
+class _NoFence(_OtherFence):
+    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
+        return False
+
+
+@_model("a commit is fenced by its owner only, not by the epoch")
+class _OwnerOnly(_OtherFence):
+    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
+        return owner != commit.owner
+
+
+@_model("a commit is fenced by the epoch only, which a failover gives twice", "failover,stop,start,pause")
+class _EpochOnly(_OtherFence):
+    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
+        return epoch != commit.epoch
+
+
+@_model("a retried commit is written again")
+class _RetryTwice(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> Code:
+        lock = self.locks[partition]
+        if (lock.owner, lock.epoch) == (commit.owner, commit.epoch) and lock.checkpoint == commit.new:
+            self.take(partition, commit)
+            return Code.OK
+        return super().commit(partition, commit)
+
+
+@_model("the checkpoint before is not compared")
+class _NoPrevious(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> Code:
+        lock = self.locks[partition]
+        if (lock.owner, lock.epoch) == (commit.owner, commit.epoch) and lock.checkpoint != commit.new:
+            self.take(partition, commit)
+            self.trim(partition, commit.new)
+            return Code.OK
+        return super().commit(partition, commit)
+
+
+@_model("a commit creates a lock anew that was lost, as runnel's renewal does", "flush")
+class _CreatesLock(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> Code:
+        lock = self.locks[partition]
+        if not lock.owner and not lock.log:
+            lock.owner, lock.epoch, lock.checkpoint = commit.owner, commit.epoch, commit.previous
+        return super().commit(partition, commit)
+
+
+@_model("the checkpoint moves and the rows are not written", "kill")
+class _TornCommit(RedisModel):
+    def take(self, partition: int, commit: Commit) -> None:
+        if commit.new % 50 == 0:
+            self.locks[partition].checkpoint = commit.new
+        else:
+            super().take(partition, commit)
+
+
+@_model("the source is trimmed up to what was read, not what was committed", "kill,stop")
+class _TrimsTooMuch(RedisModel):
+    def trim(self, partition: int, up_to: int) -> None:
+        super().trim(partition, self.locks[partition].last_event)
+
+
+# -- ids and entries ---------------------------------------------------------------------------
+
+
+@_model("ids are compared as text", "none")
+class _TextIds(RedisModel):
+    def read_events(self, partition: int, after: int, count: int) -> list[Record]:
+        events = self.locks[partition].events
+        return [record for record in events if str(record.id) > str(after)][:count]
+
+
+@_model("a repeated send is appended again", "lost")
+class _SendsTwice(RedisModel):
+    def append(self, partition: int, number: int) -> None:
+        self.locks[partition].last_number = 0
+        super().append(partition, number)
+
+
+@_model("an acquired lock says a checkpoint one entry too far", "kill,stop")
+class _CheckpointTooFar(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        reply = super().acquire(partition, owner, generation, live)
+        events = self.locks[partition].events
+        if isinstance(reply, Acquired) and events:
+            self.locks[partition].checkpoint = events[0].id
+            return replace(reply, checkpoint=reply.checkpoint._replace(ms=events[0].id))
+        return reply
+
+
+# -- locks -------------------------------------------------------------------------------------
+
+
+@_model("a lock is released by somebody who does not own it")
+class _ReleasesOthers(RedisModel):
+    def release(self, partition: int, owner: str, epoch: int) -> bool:
+        lock = self.locks[partition]
+        before = (lock.owner, lock.epoch, lock.generation)
+        lock.owner, lock.wanted_since = "", None
+        self._changed(partition, "release", owner, before)
+        return True
+
+
+@_model("the epoch starts again when a lock is released", "churn")
+class _EpochReset(RedisModel):
+    def release(self, partition: int, owner: str, epoch: int) -> bool:
+        lock = self.locks[partition]
+        done = super().release(partition, owner, epoch)
+        if done:
+            lock.epoch = 0
+        return done
+
+
+@_model("an epoch is not raised when a lock is taken", "kill,stop")
+class _EpochStays(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        lock = self.locks[partition]
+        is_taken = lock.owner != owner
+        lock.epoch -= is_taken
+        reply = super().acquire(partition, owner, generation, live)
+        if is_taken and not isinstance(reply, Acquired):
+            lock.epoch += 1
+        return reply
+
+
+@_model("a stale view of the group displaces a newer owner", "churn,lost,silence,pause")
+class _NoStaleCheck(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        lock = self.locks[partition]
+        newest = lock.generation
+        lock.generation = min(newest, generation)
+        reply = super().acquire(partition, owner, generation, live)
+        if not isinstance(reply, Acquired):
+            lock.generation = newest
+        return reply
+
+
+@_model("the drain deadline is ignored: a stuck owner keeps its lock", "stuck,start,stop")
+class _NoDrainDeadline(RedisModel):
+    @staticmethod
+    def _wait(lock: Lock, now_ms: int) -> int:
+        return 0
+
+
+@_model("members are removed and their locks are not free", "kill")
+class _LocksOfTheDead(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        holder = self.locks[partition].owner
+        if holder not in ("", owner, *live):
+            return Held(holder, 0)
+        return super().acquire(partition, owner, generation, live)
+
+
+# -- members -----------------------------------------------------------------------------------
+
+
+@_model("a heartbeat brings a removed member back")
+class _BeatReturns(RedisModel):
+    def heartbeat(self, member: str, connection: int, sent_ms: int, load: int = 0) -> ev.HeartbeatDone:
+        self.beats.setdefault(member, ev.Beat(0, 0, "", 0))
+        return super().heartbeat(member, connection, sent_ms, load)
+
+
+@_model("generations go up by one, whatever was lost", "failover,start,stop,disconnect")
+class _SmallGenerations(RedisModel):
+    def change(self, effect: ev.ChangeDocument) -> ev.Event:
+        clock = self._clock
+        self._clock = clock if self.stored.document is None else lambda: 0
+        try:
+            return super().change(effect)
+        finally:
+            self._clock = clock
+
+
+@_model("the comparison of generations is left out", "herd,start,stop")
+class _NoCompare(RedisModel):
+    def change(self, effect: ev.ChangeDocument) -> ev.Event:
+        return super().change(replace(effect, expected=self._generation()))
+
+
+class _NoReconcile(_Around):
+    """Heartbeats that do not say that the group has changed."""
+
+    def before(self, event: ev.Event) -> ev.Event | None:
+        if isinstance(event, ev.HeartbeatDone) and not event.lost:
+            known = getattr(self.core, "membership").generation  # noqa: B009
+            return replace(event, generation=known)
+        return event
+
+
+@_core("a lost message is never made up for", "silence,start,stop,kill")
+class _LostMessage(_NoReconcile):
+    pass
+
+
+@_core("the notice of a death never arrives, as in runnel", "kill")
+class _NoDeathNotice(_NoReconcile):
+    def before(self, event: ev.Event) -> ev.Event | None:
+        if isinstance(event, ev.ControlReceived):
+            kept: tuple[ControlMessage, ...] = tuple(
+                message
+                for message in event.messages
+                if not (isinstance(message, GroupChanged) and message.cause == "death")
+            )
+            return ev.ControlReceived(kept)
+        return super().before(event)
+
+
+@_core("a leaver is removed before it has drained", "stop,start")
+class _LeavesAtOnce(_Around):
+    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        changed: list[ev.Effect] = []
+        for effect in effects:
+            if isinstance(effect, ev.ChangeDocument) and effect.message.cause == "leave":
+                leaving = [each.id for each in effect.membership.members if each.state == "leaving"]
+                after = effect.membership.without(leaving)
+                changed.append(replace(effect, membership=after, removed=tuple(leaving)))
+            else:
+                changed.append(effect)
+        return changed
+
+
+@_core("a revoked partition is released before its batch is done", "start,stop")
+class _ReleasesEarly(_Around):
+    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        drained = [effect for effect in effects if isinstance(effect, ev.DrainRunner)]
+        for effect in drained:
+            effects += self.core.handle(ev.RunnerStopped(effect.partition, effect.epoch), 0)
+        return effects
+
+
+@_core("a dead peer is never removed", "kill")
+class _NobodyReaps(_Around):
+    def before(self, event: ev.Event) -> ev.Event | None:
+        return replace(event, connected=None) if isinstance(event, ev.PeersProbed) else event
+
+    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        return [effect for effect in effects if not isinstance(effect, ev.ProbePeers)]

@@ -1,0 +1,58 @@
+"""`simulate`: no server, no app; a table, JSON, a transcript, and what breaks."""
+
+import json
+
+import pytest
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.testing import simulation
+from streamworker.testing.planted import PLANTS
+from tests.cli.conftest import Invoke
+
+SMALL = ("--workers", "3", "--partitions", "6", "--minutes", "0.1")
+
+
+def test_a_table_of_figures_is_printed(invoke: Invoke) -> None:
+    """One column for the protocol, a row for each figure."""
+    result = invoke("simulate", "--schedules", "4", *SMALL)
+    assert result.exit_code == 0, result.output
+    for words in ("partitions that moved", "longest time a partition had no owner", "jumps without cause"):
+        assert words in result.stdout
+    assert result.stdout.splitlines()[-1].split() == ["violations", "0"]
+
+
+def test_protocols_are_compared_side_by_side(invoke: Invoke) -> None:
+    """On the same schedules."""
+    result = invoke("simulate", "--schedules", "3", "--compare", "--json", *SMALL, "--faults", "kill")
+    assert result.exit_code == 0, result.output
+    summaries = json.loads(result.stdout)
+    assert [summary["protocol"] for summary in summaries] == ["membership", "claim", "lease"]
+    assert {summary["schedules"] for summary in summaries} == {3}
+
+
+def test_a_trace_says_what_each_core_was_told_and_answered(invoke: Invoke) -> None:
+    """The same one each time."""
+    arguments = ("simulate", "--seed", "17", "--schedules", "1", "--trace", *SMALL)
+    first, again = invoke(*arguments), invoke(*arguments)
+    assert first.stdout == again.stdout
+    assert "w1  Started\n               -> ReadDocument" in first.stdout
+    assert "(all faults end)" in first.stdout
+
+
+def test_a_violation_is_explained_and_fails_the_command(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the command that replays it."""
+    plant, sound = PLANTS["ids are compared as text"], simulation.run
+    monkeypatch.setattr("streamworker.testing.batch.run", lambda schedule: sound(schedule, plant))
+    result = invoke("simulate", "--schedules", "2", *SMALL, "--faults", "none")
+    assert result.exit_code == ExitCode.FAILED
+    assert "Run it again: streamworker simulate --protocol membership --seed 0" in result.stderr
+
+
+@pytest.mark.parametrize("wrong", [("--protocol", "gossip"), ("--faults", "meteor")])
+def test_a_name_that_does_not_exist_is_said(invoke: Invoke, wrong: tuple[str, str]) -> None:
+    """And what there is."""
+    result = invoke("simulate", *wrong)
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert wrong[1] in result.stderr

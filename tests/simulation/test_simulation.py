@@ -1,0 +1,107 @@
+"""Schedules of every protocol with all faults: what is promised holds, and a seed says everything."""
+
+from dataclasses import replace
+
+import pytest
+
+from streamworker.core.protocols import PROTOCOLS
+from streamworker.errors import ConfigurationError
+from streamworker.testing.batch import run_many, summarise
+from streamworker.testing.faults import Kind, kinds_of
+from streamworker.testing.planted import PLANTS
+from streamworker.testing.simulation import Outcome, Schedule, explain, run, shrink
+from streamworker.testing.transcript import Transcript
+
+SCHEDULES = 1_000
+SOAK_SCHEDULES = 100_000
+
+
+def failures(schedule: Schedule, count: int) -> list[Outcome]:
+    """Run seeds from the schedule's on; return those that broke a promise."""
+    seeds = range(schedule.seed, schedule.seed + count)
+    return [outcome for outcome in run_many(schedule, seeds) if outcome.violations]
+
+
+def told(failed: list[Outcome]) -> str:
+    """Say what to look at first."""
+    return "\n\n".join(explain(outcome) for outcome in failed[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_membership_keeps_its_promises_through_all_faults_and_comes_to_rest_after_them() -> None:
+    """Sizes and faults are drawn by the seed: up to 8 workers at the start, up to 64 partitions."""
+    failed = failures(Schedule(seed=0), SCHEDULES)
+    assert not failed, told(failed)
+
+
+@pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"membership"}))
+def test_other_protocols_lose_nothing_and_repeat_nothing(protocol: str) -> None:
+    """All commits are fenced alike; how long the others take to come to rest is another matter."""
+    failed = failures(Schedule(seed=0, protocol=protocol, partitions=8), 30)
+    assert not failed, told(failed)
+
+
+def test_workers_that_only_come_and_go_do_nothing_twice() -> None:
+    """No fault but joins and leaves, herds and flapping: no entry is handled twice, none is refused."""
+    failed = failures(Schedule(seed=0, faults="churn"), 30)
+    assert not failed, told(failed)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_each_fault_alone_is_survived(kind: Kind) -> None:
+    """So that a failure under all of them is not taken for one that needs them all."""
+    failed = failures(Schedule(seed=0, faults=kind.value), 4)
+    assert not failed, told(failed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_a_hundred_thousand_schedules() -> None:
+    """The same as above, for hours."""
+    failed = failures(Schedule(seed=1_000_000), SOAK_SCHEDULES)
+    assert not failed, told(failed)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    """Event for event: without that no failure could be looked into."""
+    traces = [Transcript(quiet=False) for _ in range(2)]
+    outcomes = [run(Schedule(seed=11), trace=trace) for trace in traces]
+    assert outcomes[0] == outcomes[1]
+    assert traces[0].lines == traces[1].lines
+    assert len(traces[0].lines) > 100
+
+
+def test_a_failure_comes_with_its_command_and_the_fewest_faults() -> None:
+    """A mistake that needs one fault is shown with that fault, and the seed replays it."""
+    plant = PLANTS["members are removed and their locks are not free"]
+    schedules = (Schedule(seed=n, workers=3, partitions=4) for n in range(100))
+    outcome = next(o for o in (run(schedule, plant) for schedule in schedules) if o.violations)
+    small = shrink(outcome, plant)
+    assert 1 <= len(small.plan) <= 3 <= len(outcome.plan)
+    text = explain(outcome, plant)
+    assert f"simulate --protocol membership --seed {outcome.schedule.seed} --schedules 1" in text
+    assert run(small.schedule, plant).violations == small.violations
+
+
+def test_figures_are_summed_over_schedules() -> None:
+    """As many seeds as were asked for, in their order, from several processes."""
+    outcomes = list(run_many(Schedule(seed=5, faults="churn"), range(5, 15), processes=2))
+    assert [outcome.schedule.seed for outcome in outcomes] == list(range(5, 15))
+    summary = summarise("membership", outcomes)
+    assert (summary.schedules, summary.settled, summary.violations) == (10, 10, 0)
+    assert summary.moves >= summary.minimum > 0
+    assert 0 < summary.commands_a_second < 20
+
+
+def test_sizes_can_be_given() -> None:
+    """In place of what the seed draws."""
+    outcome = run(replace(Schedule(seed=1), workers=3, partitions=5, faults="none"))
+    assert (outcome.workers, outcome.partitions, outcome.plan) == (3, 5, ())
+    assert outcome.moves <= outcome.minimum + 5
+
+
+def test_a_fault_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
+    """Its groups and its kinds."""
+    with pytest.raises(ConfigurationError, match="failover"):
+        kinds_of("kill,meteor")
