@@ -1,8 +1,8 @@
 """What Redis does for a group, each operation in one step, on plain values.
 
-The simulator's cores act on this in place of a server. The contract tests bring the same random
-operations to it and to a real server and compare the answers, so that what is shown here holds
-there. Entries have plain numbers for ids: milliseconds since the model was made.
+The simulator's cores act on this in place of a server. It follows the scripts in ``redisio/lua`` line
+by line; the operations of claim and lease are held to real servers by the contract tests, those of
+this module are not yet. Entries have plain numbers for ids: milliseconds since the model was made.
 
 ``OPERATIONS`` is the counterpart of ``redisio.operations.OPERATIONS``: from effect to the event
 that answers it. A protocol with operations of its own adds a class of them (see ``Extension``).
