@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from streamworker import App, Stream
+from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, RecordError
 from tests.helpers import wait_for
 
@@ -33,10 +34,10 @@ def _length(raw: "redis.Redis") -> int:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_event_loops_that_ended_leave_no_connection_behind(redis_url: str) -> None:
+def test_event_loops_that_ended_leave_no_connection_behind(own_server: EmbeddedServer) -> None:
     """A program may send from one asyncio.run after the other and never close the app."""
-    app, orders = _orders(redis_url)
-    with redis.Redis.from_url(redis_url) as raw:
+    app, orders = _orders(own_server.url)
+    with redis.Redis.from_url(own_server.url) as raw:
         for n in range(10):
             asyncio.run(orders.send(Order("ann", n)))
         gc.collect()

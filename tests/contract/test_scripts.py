@@ -64,6 +64,10 @@ CALLS = {
         Call(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS), ("price", "1-0", 1, "")),
         Call(scripts.COUNT, (EVENTS,), ("0-0", 10)),
         Call(scripts.REPLAY_DEAD, (DEAD, EVENTS), ("1-0",)),
+        Call(scripts.CLAIM_LIST, (GROUP.claims,), ()),
+        Call(scripts.CLAIM_TAKE, (GROUP.claims,), ("w1", 2, "0", 0, "0-0")),
+        Call(scripts.CLAIM_UPDATE, (GROUP.claims,), ("w1", 1, "5", 0, "2-0")),
+        Call(scripts.CLAIM_GIVE_UP, (GROUP.claims,), ("w1", 1)),
         Call(
             scripts.LEASE_CHALLENGE,
             (GROUP.lease_grab, GROUP.lease_allocation, GROUP.control),
@@ -95,11 +99,12 @@ async def prepare(group: Group) -> None:
     await run("HSET", LOCK, *lock)
     await run("XADD", ACKED, "10-0", "rows", "10")
     await run("XADD", DEAD, "1-0", "id", "1-0", "f.v", "x")
+    await run("HSET", GROUP.claims, "1", "5|1|0|1-0|w1", "last", "5")
     await run("HSET", GROUP.beats, "a", "1|1|run|0", "gone", "1|1|run|0")
 
 
 @pytest.mark.usefixtures("small_nodes")
-@pytest.mark.parametrize("name", sorted(set(CALLS) - {"count"}))
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"count", "claim_list"}))
 async def test_every_script_writes_where_the_types_are_right(
     group: Group, raw: "redis.Redis", name: str
 ) -> None:

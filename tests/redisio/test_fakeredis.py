@@ -264,7 +264,32 @@ def a_forgotten_script(t: Transcript) -> None:
         t.note(type(error).__name__)
 
 
+def claims(t: Transcript) -> None:
+    """Entries that are claimed, renewed, refused and given up, by their ETags."""
+    keys = (GROUP.claims,)
+    t.client.hset(GROUP.claims, mapping={"1": "5|1|0|1-0|w1", "last": "5"})
+    t.run(scripts.CLAIM_TAKE, keys, ("w1", 2, "0", 0, "0-0"))
+    t.run(scripts.CLAIM_TAKE, keys, ("w2", 2, "0", 0, "0-0"))
+    t.run(scripts.CLAIM_UPDATE, keys, ("w2", 1, "5", 0, "2-0"))
+    t.run(scripts.CLAIM_UPDATE, keys, ("w1", 1, "5", 0, "2-0"))
+    t.run(scripts.CLAIM_GIVE_UP, keys, ("w2", 1))
+    t.run(scripts.CLAIM_GIVE_UP, keys, ("w1", 1, 2))
+    t.run(scripts.CLAIM_LIST, keys, ())
+
+
+def a_race(t: Transcript) -> None:
+    """Leases that are challenged, won, lost, marked and taken back."""
+    hashes = (GROUP.lease_grab, GROUP.lease_allocation)
+    t.run(scripts.LEASE_CHALLENGE, (*hashes, GROUP.control), ("w1", 1, "free", 2, "due", 3, "overdue"))
+    t.run(scripts.LEASE_RACE, hashes, ("w1", 1))
+    t.run(scripts.LEASE_RACE, hashes, ("w2", 1))
+    t.run(scripts.LEASE_UPDATE, (*hashes, GROUP.control), ("w2", 1, 1, 9, 1, 1, 1, 1, 9))
+    t.run(scripts.LEASE_CHALLENGE, (*hashes, GROUP.control), ("w2", 1, "free", 1, "overdue"))
+
+
 SCENARIOS = (
+    claims,
+    a_race,
     registering,
     a_life_of_a_lock,
     commits,
