@@ -12,7 +12,7 @@ from streamworker.testing.planted import PLANTS
 from streamworker.testing.simulation import Outcome, Schedule, explain, run, shrink
 from streamworker.testing.transcript import Transcript
 
-SCHEDULES = 1_000
+SCHEDULES = 300
 SOAK_SCHEDULES = 100_000
 
 
