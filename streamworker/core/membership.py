@@ -18,6 +18,7 @@ restart then gives nobody's partitions to anybody else.
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from streamworker.core.assignment import STRATEGIES, Owners, moves
@@ -47,9 +48,9 @@ class Member:
     """``held``: until when, by the server's clock."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Membership:
-    """One version of the group."""
+    """One version of the group. What follows from it is computed once: each event asks for some of it."""
 
     generation: int
     """0 for a group that has no document yet."""
@@ -72,9 +73,13 @@ class Membership:
 
     def get(self, member_id: str) -> Member | None:
         """Return the member with this id."""
-        return next((member for member in self.members if member.id == member_id), None)
+        return self._by_id.get(member_id)
 
-    @property
+    @cached_property
+    def _by_id(self) -> dict[str, Member]:
+        return {member.id: member for member in self.members}
+
+    @cached_property
     def ids(self) -> tuple[str, ...]:
         """Return the ids of all members, leaving and held ones too: their locks are not free."""
         return tuple(member.id for member in self.members)
@@ -84,7 +89,7 @@ class Membership:
         member = self.get(member_id)
         return None if member is None or member.state == "held" else member
 
-    @property
+    @cached_property
     def present_ids(self) -> tuple[str, ...]:
         """Return the ids of the members that send heartbeats."""
         return tuple(member.id for member in self.members if member.state != "held")
@@ -118,6 +123,8 @@ class Membership:
         The first in join order sees it at once, and each later one by ``pace_ms`` later, so that
         one change is made and not one a member.
         """
+        if len(self.present_ids) == len(self.members):
+            return ()
         rank = min(self.present_ids.index(by), RANKS_MAX)
         return tuple(
             member.id
@@ -160,6 +167,8 @@ class Membership:
     def without(self, member_ids: Iterable[str]) -> "Membership":
         """Return the group without some members, their partitions given away."""
         gone = frozenset(member_ids)
+        if not gone:
+            return self
         return self._reassigned(member for member in self.members if member.id not in gone)
 
     def with_gone(self, member_ids: Iterable[str], held_until_ms: int) -> "Membership":
