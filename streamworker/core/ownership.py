@@ -70,6 +70,9 @@ class Ownership:
         self._desired: frozenset[int] = frozenset()
         self._generation = 0
         self._live: tuple[str, ...] = ()
+        self._next_ms: int | None = None
+        """What ``next_deadline_ms`` returns, unless something has been touched since."""
+        self._is_touched = False
 
     @property
     def is_idle(self) -> bool:
@@ -88,6 +91,7 @@ class Ownership:
     ) -> list[Effect]:
         """Take over a new assignment; partitions that stay are not touched."""
         self._desired, self._generation, self._live = desired, generation, live
+        self._is_touched = True
         effects: list[Effect] = []
         for partition in sorted(set(self._partitions) - desired):
             effects += self._revoke(partition, now_ms)
@@ -128,6 +132,7 @@ class Ownership:
         granted: list[int] = []
         if event.owner != self.owner:
             return []
+        self._is_touched = True
         for partition in event.asked:
             entry = self._partitions[partition]
             entry.calling = False
@@ -162,6 +167,7 @@ class Ownership:
         done: list[int] = []
         if event.owner != self.owner:
             return []
+        self._is_touched = True
         for partition in event.asked:
             entry = self._partitions[partition]
             entry.calling = False
@@ -182,6 +188,7 @@ class Ownership:
             entry = self._partitions.get(partition)
             if entry is None:
                 continue
+            self._is_touched = True
             if entry.state is State.WAITING:
                 entry.retry_at_ms = now_ms
             entry.told = entry.calling
@@ -222,12 +229,17 @@ class Ownership:
             if entry.state in HANDLING
         ]
         self._partitions.clear()
+        self._is_touched = True
         return effects
 
     # -- time ----------------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> list[Effect]:
         """Do what is due by now."""
+        due_ms = self.next_deadline_ms()
+        if due_ms is None or due_ms > now_ms:
+            return []
+        self._is_touched = True
         effects: list[Effect] = []
         ask: list[int] = []
         give_back: dict[int, int] = {}
@@ -252,13 +264,16 @@ class Ownership:
 
     def next_deadline_ms(self) -> int | None:
         """Return when ``advance`` has something to do next."""
-        times = [
-            at
-            for entry in self._partitions.values()
-            for at in (entry.retry_at_ms, entry.cancel_at_ms)
-            if at is not None
-        ]
-        return min(times, default=None)
+        if self._is_touched:
+            self._is_touched = False
+            times = [
+                at
+                for entry in self._partitions.values()
+                for at in (entry.retry_at_ms, entry.cancel_at_ms)
+                if at is not None
+            ]
+            self._next_ms = min(times, default=None)
+        return self._next_ms
 
     def _retry_later(self, entry: _Partition, now_ms: int) -> None:
         entry.retry_at_ms = now_ms + self._retry_ms + self._jitter(self._retry_ms // 4)
@@ -274,4 +289,5 @@ class Ownership:
     def _current(self, partition: int, epoch: int) -> _Partition | None:
         """Return the partition if the event is about the acquisition that we hold."""
         entry = self._partitions.get(partition)
+        self._is_touched = True
         return entry if entry is not None and entry.epoch == epoch and entry.state in HANDLING else None
