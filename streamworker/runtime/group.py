@@ -5,6 +5,7 @@ handled one after the other. Effects go out in order: those on runners are done 
 Redis become tasks whose answers are events again. Nothing is decided here.
 """
 
+import logging
 import random
 import socket
 import time
@@ -43,6 +44,7 @@ from streamworker.core.events import (
     StopRequested,
 )
 from streamworker.core.protocols import Coordinator
+from streamworker.core.transcript import is_news, step_in_words
 from streamworker.errors import BackendError, InternalError, StreamworkerError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
@@ -89,6 +91,8 @@ class Group:
         Sends the heartbeats.
     settings, rng
         Times and limits; jitter.
+    name
+        The worker's name.
     """
 
     def __init__(
@@ -99,8 +103,11 @@ class Group:
         keeper: Keeper,
         settings: Settings,
         rng: random.Random,
+        *,
+        name: str,
     ) -> None:
         stream = spec.stream
+        self._name = name
         self.spec = spec
         self.keys = GroupKeys(stream.app, stream.name, spec.name)
         self._core = core
@@ -196,6 +203,7 @@ class Group:
 
     def _step(self, event: Event) -> None:
         effects = self._core.handle(event, monotonic_ms())
+        self._trace(event, effects)
         marks = [effect for effect in effects if isinstance(effect, MarkLock)]
         if marks:
             self._spawn(self._tell, mark, marks)
@@ -208,6 +216,12 @@ class Group:
                 self._spawn(self._operate, operation, effect)
             else:
                 self._perform(effect)
+
+    def _trace(self, event: Event, effects: Sequence[Effect]) -> None:
+        """Log a step line by line, as ``streamworker simulate --trace`` prints it."""
+        if self._log.is_enabled_for(logging.DEBUG) and is_news(event, effects):
+            for words in step_in_words(event, effects):
+                self._log.debug(f"{self._name}  {words}")
 
     def _spawn(self, function: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
         assert self._tasks is not None

@@ -94,7 +94,7 @@ class Worker:
             await self._prepare(backend)
             keeper, listener = Keeper(settings, self.name), Listener(backend, rng)
             for spec in self._specs:
-                group = Group(spec, self._core(spec, rng), backend, keeper, settings, rng)
+                group = Group(spec, self._core(spec, rng), backend, keeper, settings, rng, name=self.name)
                 await listener.add(group.keys, group.control_received)
                 self._groups.append(group)
             keeper.start()
