@@ -6,6 +6,8 @@ The same seed gives the same run, event for event. What an observer could see go
 from collections.abc import Callable
 from dataclasses import replace
 
+from streamworker.core.claim_timing import ClaimTiming
+from streamworker.core.lease_timing import LeaseTiming
 from streamworker.core.protocols import Coordinator, Setup, make_coordinator
 from streamworker.core.worker import Identity, Timing
 from streamworker.testing.checkers import Checker, worker_of
@@ -36,12 +38,14 @@ class World:
         Number of partitions.
     protocol, assignment
         What the workers' cores are made by.
-    timing
-        The protocol's time spans.
+    timing, claim, lease
+        The protocols' time spans.
     drain_deadline_ms
         How long a contender waits for a live owner.
     entry_every_ms
-        About how often somebody sends an entry.
+        About how often somebody sends an entry; never if None, see ``send``.
+    start_ms
+        What the server's clock shows at first.
     model, wrap
         Stand in for the model, and around each core: this is how mistakes are planted.
     trace
@@ -56,19 +60,23 @@ class World:
         protocol: str = "membership",
         assignment: str = "range",
         timing: Timing | None = None,
+        claim: ClaimTiming | None = None,
+        lease: LeaseTiming | None = None,
         drain_deadline_ms: int = 12_000,
-        entry_every_ms: int = 60,
+        entry_every_ms: int | None = 60,
+        start_ms: int = START_MS,
         model: type[RedisModel] = RedisModel,
         wrap: Callable[[Coordinator], Coordinator] = lambda core: core,
         trace: Transcript | None = None,
     ) -> None:
         self.random = Dice(seed)
         self.timing = timing or Timing()
+        self.claim, self.lease = claim or ClaimTiming(), lease or LeaseTiming()
         self.usual = self.conditions = QUIET
-        self.clock = VirtualClock(START_MS)
+        self.clock = VirtualClock(start_ms)
         self.trace = trace
         if trace is not None:
-            trace.start_ms = START_MS
+            trace.start_ms = start_ms
         self.model = model(
             partitions,
             drain_deadline_ms=drain_deadline_ms,
@@ -76,7 +84,7 @@ class World:
             on_post=self._spread_the_word,
             extend=EXTENSIONS.get(protocol),
         )
-        self.checker = Checker(partitions, lambda: self.clock.now_ms - START_MS)
+        self.checker = Checker(partitions, lambda: self.clock.now_ms - start_ms)
         self.model.on_lock = self.checker.locked
         self.model.on_held = lambda partition: self.checker.held(partition, drain_deadline_ms)
         self.model.on_commit = self.checker.committed
@@ -85,14 +93,14 @@ class World:
         self._connections = 0
         self._numbers = [0] * partitions
         self._sending = [False] * partitions
-        self._entry_every_ms: int | None = entry_every_ms
+        self._entry_every_ms = entry_every_ms
         self.clock.after(0, self._send_some)
 
     # -- workers -------------------------------------------------------------------------------
 
     def start(self, name: str = "") -> SimWorker:
         """Start a worker."""
-        worker = SimWorker(self, name or f"w{len(self.workers) + 1}", self._make_core)
+        worker = SimWorker(self, name or f"w{len(self.workers) + 1}", self.make_core)
         self.workers.append(worker)
         self.checker.figures.came(worker.name)
         self._note(f"{worker.name} starts")
@@ -110,7 +118,8 @@ class World:
         worker.kill()
         self.checker.figures.went(worker.name, at_once=True)
 
-    def _make_core(self, worker: SimWorker) -> Coordinator:
+    def make_core(self, worker: SimWorker) -> Coordinator:
+        """Make a worker's core."""
         setup = Setup(
             identity=Identity(worker.name, "host", 1),
             partitions=len(self.model.locks),
@@ -118,6 +127,8 @@ class World:
             timing=self.timing,
             nonce=lambda: f"{self.random.getrandbits(40):010x}",
             jitter=lambda most: self.random.randint(0, most),
+            claim=self.claim,
+            lease=self.lease,
         )
         return self._wrap(make_coordinator(self._protocol, setup))
 
@@ -149,7 +160,7 @@ class World:
         """Send a last entry to each partition, and no more."""
         self._entry_every_ms = None
         for partition in range(len(self._numbers)):
-            self._send_next(partition)
+            self.send(partition)
 
     @property
     def is_sent(self) -> bool:
@@ -158,10 +169,10 @@ class World:
 
     def _send_some(self) -> None:
         if self._entry_every_ms is not None:
-            self._send_next(self.random.randint(0, len(self._numbers) - 1))
+            self.send(self.random.randint(0, len(self._numbers) - 1))
             self.clock.after(self.random.randint(1, 2 * self._entry_every_ms), self._send_some)
 
-    def _send_next(self, partition: int) -> None:
+    def send(self, partition: int) -> None:
         """Send the partition's next entry, unless one is still on its way."""
         if not self._sending[partition]:
             self._sending[partition] = True
