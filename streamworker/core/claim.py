@@ -51,12 +51,8 @@ from streamworker.core.events import (
     Event,
     Finished,
     LocksAnswered,
-    LocksReleased,
     Note,
     PostControl,
-    RunnerFenced,
-    RunnerHalted,
-    RunnerStopped,
     Started,
     StopRequested,
 )
@@ -205,17 +201,10 @@ class ClaimCore:
                 for message in messages:
                     if isinstance(message, PartitionsReleased):
                         self._ownership.told(message.partitions, now_ms)
-            case LocksAnswered():
-                self._stale.update(p for p, reply in event.replies.items() if isinstance(reply, Stale))
-                return self._ownership.answered(event, now_ms)
-            case LocksReleased():
-                return self._ownership.released(event, now_ms)
-            case RunnerStopped(partition, epoch):
-                self._ownership.stopped(partition, epoch, now_ms)
-            case RunnerFenced(partition, epoch):
-                return self._ownership.fenced(partition, epoch, now_ms)
-            case RunnerHalted(partition, epoch, reason):
-                return self._ownership.halted(partition, epoch, reason)
+            case _:
+                if isinstance(event, LocksAnswered):
+                    self._stale.update(p for p, reply in event.replies.items() if isinstance(reply, Stale))
+                return self._ownership.handle(event, now_ms)
         return []
 
     # -- the cycle -----------------------------------------------------------------------------

@@ -30,12 +30,9 @@ from streamworker.core.events import (
     Event,
     Finished,
     LocksAnswered,
-    LocksReleased,
     Note,
     PostControl,
     RunnerFenced,
-    RunnerHalted,
-    RunnerStopped,
     Started,
     StopRequested,
 )
@@ -164,14 +161,10 @@ class LeaseCore:
                 self._outbox.answered(now_ms, done=done)
             case LocksAnswered():
                 return self._locks_answered(event, now_ms)
-            case LocksReleased():
-                return self._ownership.released(event, now_ms)
-            case RunnerStopped(partition, epoch):
-                self._ownership.stopped(partition, epoch, now_ms)
-            case RunnerFenced(partition, epoch):
-                return self._ownership.fenced(partition, epoch, now_ms) + self._give_up(partition, now_ms)
-            case RunnerHalted(partition, epoch, reason):
-                return self._ownership.halted(partition, epoch, reason)
+            case RunnerFenced(partition):
+                return self._ownership.handle(event, now_ms) + self._give_up(partition, now_ms)
+            case _:
+                return self._ownership.handle(event, now_ms)
         return []
 
     # -- 1: challenge --------------------------------------------------------------------------
@@ -324,7 +317,7 @@ class LeaseCore:
         return effects + self._assign(self._mine | {partition}, now_ms)
 
     def _locks_answered(self, event: LocksAnswered, now_ms: int) -> list[Effect]:
-        effects = self._ownership.answered(event, now_ms)
+        effects = self._ownership.handle(event, now_ms)
         for partition, reply in event.replies.items():
             if isinstance(reply, Stale) and partition in self._mine:
                 # A later winner was faster. Our win, if it is still there, must not stand in the way.

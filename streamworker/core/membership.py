@@ -16,7 +16,7 @@ restart then gives nobody's partitions to anybody else.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -93,6 +93,10 @@ class Membership:
     def present_ids(self) -> tuple[str, ...]:
         """Return the ids of the members that send heartbeats."""
         return tuple(member.id for member in self.members if member.state != "held")
+
+    def names(self, member_ids: Collection[str]) -> str:
+        """Return the names of some members, for people."""
+        return " ".join(member.name for member in self.members if member.id in member_ids)
 
     def place_of(self, static_id: str) -> Member | None:
         """Return the member with this static id, held or not."""

@@ -16,12 +16,16 @@ from streamworker.core.events import (
     DrainRunner,
     DropRunner,
     Effect,
+    Event,
     LocksAnswered,
     LocksReleased,
     MarkLock,
     Note,
     PostControl,
     ReleaseLocks,
+    RunnerFenced,
+    RunnerHalted,
+    RunnerStopped,
     StartRunner,
 )
 from streamworker.core.lifecycle import HANDLING, State, Trigger, step
@@ -123,7 +127,22 @@ class Ownership:
 
     # -- what is -------------------------------------------------------------------------------
 
-    def answered(self, event: LocksAnswered, now_ms: int) -> list[Effect]:
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take what happened to locks and runners; other events are passed over."""
+        match event:
+            case LocksAnswered():
+                return self._answered(event, now_ms)
+            case LocksReleased():
+                return self._released(event, now_ms)
+            case RunnerStopped(partition, epoch):
+                self._stopped(partition, epoch, now_ms)
+            case RunnerFenced(partition, epoch):
+                return self._fenced(partition, epoch, now_ms)
+            case RunnerHalted(partition, epoch, reason):
+                return self._halted(partition, epoch, reason)
+        return []
+
+    def _answered(self, event: LocksAnswered, now_ms: int) -> list[Effect]:
         """Take the answers about locks that were asked for.
 
         An answer to a former self is passed over: its locks are free, since it is no member.
@@ -162,7 +181,7 @@ class Ownership:
             effects.append(PostControl(PartitionsAcquired(tuple(granted), self.owner, self._generation)))
         return effects
 
-    def released(self, event: LocksReleased, now_ms: int) -> list[Effect]:
+    def _released(self, event: LocksReleased, now_ms: int) -> list[Effect]:
         """Take the answers about locks that were given back, and tell who may wait for them."""
         done: list[int] = []
         if event.owner != self.owner:
@@ -193,7 +212,7 @@ class Ownership:
                 entry.retry_at_ms = now_ms
             entry.told = entry.calling
 
-    def stopped(self, partition: int, epoch: int, now_ms: int) -> None:
+    def _stopped(self, partition: int, epoch: int, now_ms: int) -> None:
         """A runner drained or was cancelled."""
         entry = self._current(partition, epoch)
         if entry is not None:
@@ -201,7 +220,7 @@ class Ownership:
             entry.cancel_at_ms = None
             entry.retry_at_ms = now_ms
 
-    def fenced(self, partition: int, epoch: int, now_ms: int) -> list[Effect]:
+    def _fenced(self, partition: int, epoch: int, now_ms: int) -> list[Effect]:
         """A runner's commit was refused: somebody else has the lock."""
         entry = self._current(partition, epoch)
         if entry is None:
@@ -213,7 +232,7 @@ class Ownership:
         self._settle(partition, now_ms)
         return [Note("partition_fenced", {"partition": partition, "epoch": epoch})]
 
-    def halted(self, partition: int, epoch: int, reason: str) -> list[Effect]:
+    def _halted(self, partition: int, epoch: int, reason: str) -> list[Effect]:
         """A runner gave up on a record; the partition stays ours and stands still."""
         entry = self._current(partition, epoch)
         if entry is None:

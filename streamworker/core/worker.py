@@ -4,23 +4,21 @@
 peers, and leaves. It is the protocol of docs/protocol.md as code, and knows nothing of Redis,
 tasks or clocks: the runtime drives it on real ones, the simulator on virtual ones.
 
-Two conversations run beside each other, and each has a module of its own:
-
-- about the **document** (this file): at most one call is under way; what we want of the document
-  is derived anew from what it says each time it was read, so a conflict or a lost answer needs
-  no special case;
-- about the **locks** (``ownership``): what the document assigns to us against what we hold.
+Two conversations run beside each other, and each has a module of its own: about the **document**
+(``conversation``), which says who is there and who should own what, and about the **locks**
+(``ownership``): what the document assigns to us against what we hold. Here is what we want of the
+document, and what follows from it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from streamworker.core.control import GroupChanged, PartitionsReleased
+from streamworker.core.conversation import Conversation
 from streamworker.core.events import (
     Call,
     CallFailed,
-    ChangeDocument,
     ChangeRefused,
     ControlReceived,
     DocumentChanged,
@@ -29,15 +27,9 @@ from streamworker.core.events import (
     Event,
     Finished,
     HeartbeatDone,
-    LocksAnswered,
-    LocksReleased,
     Note,
     PeersProbed,
     ProbePeers,
-    ReadDocument,
-    RunnerFenced,
-    RunnerHalted,
-    RunnerStopped,
     Started,
     StartHeartbeat,
     StopHeartbeat,
@@ -47,13 +39,6 @@ from streamworker.core.membership import Member, Membership
 from streamworker.core.ownership import Ownership
 from streamworker.core.peers import PeerWatch
 from streamworker.core.pulse import Pulse
-from streamworker.errors import ConfigurationError, CoordinationError, InternalError
-
-CONFLICT_PAUSE_MS = 20
-"""Longest pause after the first lost compare-and-set; doubled with each further one. A change is
-one round trip (about 1 ms), so that 20 ms hold the first tries of some ten members."""
-CONFLICT_PAUSE_MAX_MS = 1_000
-"""A herd of hundreds is spread over a second, which is one heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +111,12 @@ class WorkerCore:
         self._jitter = jitter
         self._phase = Phase.NEW
         self._former: tuple[str, ...] = ()
-        self._membership = Membership.empty(partitions, strategy)
-        self._server_ms = 0
-        self._calling = False
-        self._proposed: Membership | None = None
-        self._must_read = False
-        self._pause_until_ms: int | None = None
-        self._conflicts = 0
+        self._talk = Conversation(
+            Membership.empty(partitions, strategy),
+            retry_ms=timing.acquire_retry_ms,
+            unreadable_ms=timing.heartbeat_interval_ms,
+            jitter=jitter,
+        )
         self._asked: tuple[int, ...] | None = None
         self._dead: frozenset[str] = frozenset()
         self._renew_identity()
@@ -145,7 +129,7 @@ class WorkerCore:
     @property
     def membership(self) -> Membership:
         """Return the newest version of the group that we know."""
-        return self._membership
+        return self._talk.membership
 
     @property
     def phase(self) -> Phase:
@@ -174,7 +158,7 @@ class WorkerCore:
         effects += self._ownership.advance(now_ms)
         if self._ownership.view_is_stale:
             self._ownership.view_is_stale = False
-            self._must_read = True
+            self._talk.must_read = True
         effects += self._converse(now_ms)
         return effects
 
@@ -182,31 +166,29 @@ class WorkerCore:
         """Return when to bring ``DeadlinePassed`` if nothing else happens before."""
         if self._phase is Phase.GONE:
             return None
-        times = [self._ownership.next_deadline_ms(), self._pulse.next_deadline_ms()]
-        if not self._calling:
-            times.append(self._pause_until_ms)
+        times = (
+            self._ownership.next_deadline_ms(),
+            self._pulse.next_deadline_ms(),
+            self._talk.next_deadline_ms(),
+        )
         return min((at for at in times if at is not None), default=None)
 
     def _dispatch(self, event: Event, now_ms: int) -> list[Effect]:
         match event:
             case Started():
                 self._phase = Phase.JOINING
-                self._must_read = True
+                self._talk.must_read = True
             case StopRequested():
                 return self._stop(now_ms)
-            case DocumentRead(document, server_ms):
-                self._calling = False
-                self._server_ms = server_ms
-                return self._read(document, now_ms)
-            case ChangeRefused(document, server_ms):
-                self._calling = False
-                self._server_ms = server_ms
-                self._pause_after_conflict(now_ms)
-                return self._read(document, now_ms)
-            case DocumentChanged(generation):
-                return self._changed(generation, now_ms)
-            case CallFailed(call):
-                self._call_failed(call, now_ms)
+            case DocumentRead() | ChangeRefused():
+                read = self._talk.answered(event, now_ms)
+                return [read] if isinstance(read, Note) else self._adopt(read, now_ms)
+            case DocumentChanged():
+                return self._adopt(self._talk.changed(event), now_ms)
+            case CallFailed(Call.DOCUMENT):
+                self._talk.failed(now_ms)
+            case CallFailed(Call.PROBE):
+                self._asked = None
             case ControlReceived():
                 self._control(event, now_ms)
             case HeartbeatDone():
@@ -214,107 +196,49 @@ class WorkerCore:
             case PeersProbed(connected):
                 self._dead = frozenset(self._peers.judge(self._asked or (), connected))
                 self._asked = None
-            case LocksAnswered():
-                return self._ownership.answered(event, now_ms)
-            case LocksReleased():
-                return self._ownership.released(event, now_ms)
-            case RunnerStopped(partition, epoch):
-                self._ownership.stopped(partition, epoch, now_ms)
-            case RunnerFenced(partition, epoch):
-                return self._ownership.fenced(partition, epoch, now_ms)
-            case RunnerHalted(partition, epoch, reason):
-                return self._ownership.halted(partition, epoch, reason)
+            case _:
+                return self._ownership.handle(event, now_ms)
         return []
 
     # -- the document --------------------------------------------------------------------------
 
     def _converse(self, now_ms: int) -> list[Effect]:
         """Start the next call about the document, if one is needed and none is under way."""
-        if self._calling or (self._pause_until_ms is not None and now_ms < self._pause_until_ms):
+        if not self._talk.may_call(now_ms):
             return []
-        self._pause_until_ms = None
-        if self._must_read:
-            self._must_read = False
-            self._calling = True
-            return [ReadDocument()]
-        if self._phase is Phase.LEAVING and self._membership.present(self.member) is None:
+        if self._talk.must_read:
+            return self._talk.read()
+        if self._phase is Phase.LEAVING and self.membership.present(self.member) is None:
             self._phase = Phase.GONE
             return [StopHeartbeat(), Finished()]
-        return self._propose()
+        wanted = self._wanted()
+        return self._talk.rest() if wanted is None else self._talk.propose(*wanted)
 
-    def _propose(self) -> list[Effect]:
-        """Ask for the change that the newest document lacks, if any."""
-        now, me, who = self._membership, self._membership.present(self.member), self._identity
-        member, cause, hold_until_ms = who.name, "", self._server_ms + self._timing.hold_ms
+    def _wanted(self) -> tuple[str, str, Membership] | None:
+        """Return the change that the newest document lacks: why, about whom, and what it then says."""
+        now, who, server_ms = self.membership, self._identity, self._talk.server_ms
+        me, hold_until_ms = now.present(self.member), server_ms + self._timing.hold_ms
         if self._phase is Phase.JOINING and me is None:
             cause = "return" if now.place_for(who.static_id, self._former) else "join"
-            joining = Member(self.member, member, who.host, who.pid, self._server_ms, static_id=who.static_id)
+            joining = Member(self.member, who.name, who.host, who.pid, server_ms, static_id=who.static_id)
             kept = now if who.static_id else now.without(self._former)
-            after = kept.with_member(joining, self._strategy)
-        elif self._phase is Phase.LEAVING and me is not None and me.state == "active":
-            cause, after = "leave", now.with_leaving(self.member)
-        elif self._phase is Phase.LEAVING and me is not None and self._ownership.is_idle:
-            cause, after = "left", now.with_gone([self.member], hold_until_ms)
-        elif self._phase is Phase.MEMBER and (dead := self._dead & set(now.present_ids)):
-            cause, after = "death", now.with_gone(dead, hold_until_ms)
-            member = " ".join(each.name for each in now.members if each.id in dead)
-        elif self._phase is Phase.MEMBER and me is not None:
-            over = now.expired(self._server_ms, self.member, self._timing.heartbeat_interval_ms // 2)
-            cause, after = "hold-expired" if over else "", now.without(over)
-            member = " ".join(each.name for each in now.members if each.id in over)
-        if not cause:
-            self._conflicts = 0
-            return []
-        self._proposed, self._calling = after, True
-        message = GroupChanged(0, cause, member, now.moved(after))
-        added = tuple(each for each in after.present_ids if each not in now.present_ids)
-        removed = tuple(each for each in now.present_ids if each not in after.present_ids)
-        return [ChangeDocument(now.generation, after, message, added, removed)]
-
-    def _changed(self, generation: int, now_ms: int) -> list[Effect]:
-        if self._proposed is None:
-            raise InternalError("A membership change was answered that was not asked for.")
-        after, self._proposed = replace(self._proposed, generation=generation), None
-        self._calling, self._conflicts = False, 0
-        return self._adopt(after, now_ms)
-
-    def _call_failed(self, call: Call, now_ms: int) -> None:
-        """Nobody knows whether the call was done; reading the document tells."""
-        if call is Call.PROBE:
-            self._asked = None
-            return
-        self._calling, self._proposed = False, None
-        self._must_read = True
-        self._pause_until_ms = now_ms + self._timing.acquire_retry_ms + self._jitter(100)
-
-    def _pause_after_conflict(self, now_ms: int) -> None:
-        self._proposed = None
-        longest_ms = min(CONFLICT_PAUSE_MS * 2**self._conflicts, CONFLICT_PAUSE_MAX_MS)
-        self._conflicts += 1
-        self._pause_until_ms = now_ms + self._jitter(longest_ms)
-
-    def _read(self, document: bytes | None, now_ms: int) -> list[Effect]:
-        ours = self._membership
-        if document is None:
-            return self._adopt(Membership.empty(ours.partitions, ours.strategy), now_ms)
-        try:
-            read = Membership.parse(document)
-        except CoordinationError as error:
-            # We go on with what we own: the locks say whether it is ours, not the document.
-            self._must_read = True
-            self._pause_until_ms = now_ms + self._timing.heartbeat_interval_ms
-            return [Note("membership_unreadable", {"reason": str(error)})]
-        if read.partitions != ours.partitions:
-            raise ConfigurationError(
-                f"The group works on {read.partitions} partitions, and this worker was started with "
-                f"{ours.partitions}.",
-                remedy="Use the same number of partitions in all workers.",
-            )
-        return self._adopt(read, now_ms)
+            return cause, who.name, kept.with_member(joining, self._strategy)
+        if me is None:
+            return None
+        if self._phase is Phase.LEAVING and me.state == "active":
+            return "leave", me.name, now.with_leaving(self.member)
+        if self._phase is Phase.LEAVING and self._ownership.is_idle:
+            return "left", me.name, now.with_gone([self.member], hold_until_ms)
+        if self._phase is not Phase.MEMBER:
+            return None
+        if dead := self._dead & set(now.present_ids):
+            return "death", now.names(dead), now.with_gone(dead, hold_until_ms)
+        if over := now.expired(server_ms, self.member, self._timing.heartbeat_interval_ms // 2):
+            return "hold-expired", now.names(over), now.without(over)
+        return None
 
     def _adopt(self, membership: Membership, now_ms: int) -> list[Effect]:
         """Act on the newest version, whatever lies between it and the last one that we knew."""
-        self._membership = membership
         me = membership.present(self.member)
         if me is None:
             return self._removed()
@@ -340,7 +264,7 @@ class WorkerCore:
         self._renew_identity()
         if self._phase is Phase.MEMBER:
             self._phase = Phase.JOINING
-        self._must_read = True
+        self._talk.must_read = True
         return [*effects, StopHeartbeat(), Note("membership_lost", {"member": lost})]
 
     def _renew_identity(self) -> None:
@@ -366,7 +290,7 @@ class WorkerCore:
             return []
         self._phase = Phase.LEAVING
         # Draining starts before the document says so: it can only take longer the other way round.
-        known = self._membership
+        known = self.membership
         return self._ownership.assign(frozenset(), known.generation, known.ids, now_ms)
 
     # -- hints and heartbeats ------------------------------------------------------------------
@@ -374,7 +298,7 @@ class WorkerCore:
     def _control(self, event: ControlReceived, now_ms: int) -> None:
         for message in event.messages:
             if isinstance(message, GroupChanged):
-                self._must_read |= message.generation > self._membership.generation
+                self._talk.must_read |= message.generation > self.membership.generation
             elif isinstance(message, PartitionsReleased):
                 self._ownership.told(message.partitions, now_ms)
 
@@ -383,12 +307,12 @@ class WorkerCore:
             return []
         if event.lost:
             return self._removed()
-        if event.generation != self._membership.generation:
-            self._must_read = True
+        if event.generation != self.membership.generation:
+            self._talk.must_read = True
         if (mine := event.beats.get(self.member)) is not None:
-            self._server_ms = mine.server_ms
+            self._talk.server_ms = mine.server_ms
         effects = self._pulse.renewed(event.sent_ms, now_ms)
-        present = self._membership.present_ids
+        present = self.membership.present_ids
         ask = self._peers.observe(self.member, present, event.beats, event.run_id, now_ms)
         self._dead = frozenset(self._dead & set(self._peers.suspects))
         if self._peers.suspects and self._asked is None:

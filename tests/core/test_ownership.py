@@ -42,16 +42,16 @@ class Desk:
 
     def answer(self, asked: tuple[int, ...], replies: Mapping[int, AcquireReply]) -> list[ev.Effect]:
         """Answer ``AcquireLocks``."""
-        return self.ownership.answered(ev.LocksAnswered(OWNER, asked, replies), self.now_ms) + self.advance()
+        return self.ownership.handle(ev.LocksAnswered(OWNER, asked, replies), self.now_ms) + self.advance()
 
     def released(self, asked: tuple[int, ...], *done: int) -> list[ev.Effect]:
         """Answer ``ReleaseLocks``."""
         event = ev.LocksReleased(OWNER, asked, frozenset(done))
-        return self.ownership.released(event, self.now_ms) + self.advance()
+        return self.ownership.handle(event, self.now_ms) + self.advance()
 
     def stopped(self, partition: int, epoch: int) -> list[ev.Effect]:
         """Let a runner end."""
-        self.ownership.stopped(partition, epoch, self.now_ms)
+        self.ownership.handle(ev.RunnerStopped(partition, epoch), self.now_ms)
         return self.advance()
 
     def told(self, *partitions: int) -> list[ev.Effect]:
@@ -244,7 +244,7 @@ def test_a_fenced_partition_is_asked_for_again_only_if_it_is_assigned(stays: boo
     desk = Desk().running(1)
     if not stays:
         desk.assign()
-    effects = desk.ownership.fenced(1, 101, desk.now_ms)
+    effects = desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms)
     assert effects == [ev.Note("partition_fenced", {"partition": 1, "epoch": 101})]
     assert desk.ownership.view_is_stale
     assert desk.advance(GRACE_MS) == ([ask(1)] if stays else [])
@@ -255,14 +255,16 @@ def test_a_fenced_partition_that_came_back_while_it_drained_is_asked_for() -> No
     desk = Desk().running(1)
     desk.assign(generation=6)
     desk.assign(1, generation=7)
-    desk.ownership.fenced(1, 101, desk.now_ms)
+    desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms)
     assert desk.advance() == [ask(1, generation=7)]
 
 
 def test_a_runner_that_halts_is_shown_with_its_reason_and_keeps_its_partition() -> None:
     """Nothing is released and nothing is asked."""
     desk = Desk().running(1)
-    assert desk.ownership.halted(1, 101, "poison") == [ev.MarkLock(1, OWNER, 101, "halted", "poison")]
+    assert desk.ownership.handle(ev.RunnerHalted(1, 101, "poison"), desk.now_ms) == [
+        ev.MarkLock(1, OWNER, 101, "halted", "poison")
+    ]
     assert desk.advance(60_000) == []
     assert desk.ownership.state(1) is State.HALTED
 
@@ -271,7 +273,7 @@ def test_a_runner_that_halts_while_it_drains_still_has_to_stop() -> None:
     """Its grace period goes on."""
     desk = Desk().running(1)
     desk.assign()
-    desk.ownership.halted(1, 101, "poison")
+    desk.ownership.handle(ev.RunnerHalted(1, 101, "poison"), desk.now_ms)
     assert desk.ownership.state(1) is State.DRAINING
     assert desk.advance(GRACE_MS) == [ev.CancelRunner(1, 101)]
 
@@ -280,8 +282,8 @@ def test_events_of_an_earlier_epoch_are_passed_over() -> None:
     """Runners end in their own time; a new one may run already."""
     desk = Desk().running(1)
     assert desk.stopped(1, 100) == []
-    assert desk.ownership.fenced(1, 100, 0) == []
-    assert desk.ownership.halted(1, 100, "poison") == []
+    assert desk.ownership.handle(ev.RunnerFenced(1, 100), 0) == []
+    assert desk.ownership.handle(ev.RunnerHalted(1, 100, "poison"), desk.now_ms) == []
     assert desk.ownership.state(1) is State.RUNNING
 
 
@@ -289,8 +291,8 @@ def test_answers_to_a_former_self_are_passed_over() -> None:
     """Its locks are free, since it is no member."""
     desk = Desk()
     desk.assign(1)
-    assert desk.ownership.answered(ev.LocksAnswered("w1.0", (1, 2), {1: lock(9)}), 0) == []
-    assert desk.ownership.released(ev.LocksReleased("w1.0", (1, 2), frozenset({1})), 0) == []
+    assert desk.ownership.handle(ev.LocksAnswered("w1.0", (1, 2), {1: lock(9)}), 0) == []
+    assert desk.ownership.handle(ev.LocksReleased("w1.0", (1, 2), frozenset({1})), 0) == []
     assert desk.ownership.state(1) is State.ACQUIRING
 
 
@@ -308,7 +310,7 @@ def test_dropping_stops_what_runs_and_nothing_else() -> None:
 def test_an_illegal_event_raises_and_changes_nothing(partition: int) -> None:
     """Running and halted runners do not stop without being asked to."""
     desk = Desk().running(1, 2)
-    desk.ownership.halted(2, 102, "poison")
+    desk.ownership.handle(ev.RunnerHalted(2, 102, "poison"), desk.now_ms)
     before = desk.ownership.state(partition)
     with pytest.raises(InternalError, match="This is a bug"):
         desk.stopped(partition, 100 + partition)
@@ -397,12 +399,15 @@ class EveryOrder(RuleBasedStateMachine):
         if epoch is None or (how == "stopped" and partition not in self.ending):
             return
         if how == "halted":
-            self.do(self.desk.ownership.halted(partition, epoch, "poison"))
+            self.do(self.desk.ownership.handle(ev.RunnerHalted(partition, epoch, "poison"), self.desk.now_ms))
             return
         del self.runners[partition]
         self.ending.discard(partition)
         if how == "fenced":
-            self.do(self.desk.ownership.fenced(partition, epoch, self.desk.now_ms) + self.desk.advance())
+            self.do(
+                self.desk.ownership.handle(ev.RunnerFenced(partition, epoch), self.desk.now_ms)
+                + self.desk.advance()
+            )
         else:
             self.do(self.desk.stopped(partition, epoch))
 

@@ -4,9 +4,10 @@ import pytest
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.conversation import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS
 from streamworker.core.lifecycle import State
 from streamworker.core.locks import Held, Stale
-from streamworker.core.worker import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS, Phase
+from streamworker.core.worker import Phase
 from streamworker.errors import ConfigurationError, InternalError
 from tests.core.bench import ME, TIMING, Bench, group, names, of_type
 

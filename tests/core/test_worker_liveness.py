@@ -2,7 +2,8 @@
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
-from streamworker.core.worker import CONFLICT_PAUSE_MS, Phase
+from streamworker.core.conversation import CONFLICT_PAUSE_MS
+from streamworker.core.worker import Phase
 from tests.core.bench import ME, TIMING, Bench, beat, group, lock, names, of_type
 
 SECOND_SELF = "w1.2"

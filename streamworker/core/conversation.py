@@ -1,0 +1,150 @@
+"""What a worker and the server say to each other about the membership document.
+
+At most one call is under way. What a worker wants of the document it derives anew from what that
+says each time it was read. So a conflict needs no special case: the refusal brings the document.
+Neither does a lost answer: nobody knows whether the change was done, and reading tells.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from streamworker.core.control import GroupChanged
+from streamworker.core.events import (
+    ChangeDocument,
+    ChangeRefused,
+    DocumentChanged,
+    DocumentRead,
+    Effect,
+    Note,
+    ReadDocument,
+)
+from streamworker.core.membership import Membership
+from streamworker.errors import ConfigurationError, CoordinationError, InternalError
+
+CONFLICT_PAUSE_MS = 20
+"""Longest pause after the first lost compare-and-set; doubled with each further one. A change is
+one round trip (about 1 ms), so that 20 ms hold the first tries of some ten members."""
+CONFLICT_PAUSE_MAX_MS = 1_000
+"""A herd of hundreds is spread over a second, which is one heartbeat."""
+
+
+class Conversation:
+    """The calls about one group's document.
+
+    Parameters
+    ----------
+    membership
+        The group as it is known at first.
+    retry_ms
+        Pause after a call without an answer.
+    unreadable_ms
+        Pause before a document that could not be read is looked at again.
+    jitter
+        Returns a number from 0 up to its argument.
+    """
+
+    def __init__(
+        self, membership: Membership, *, retry_ms: int, unreadable_ms: int, jitter: Callable[[int], int]
+    ) -> None:
+        self.membership = membership
+        """The newest version that we know."""
+        self.server_ms = 0
+        """The server's clock when it last told us."""
+        self.must_read = False
+        """Whether there is something to learn by reading."""
+        self._retry_ms = retry_ms
+        self._unreadable_ms = unreadable_ms
+        self._jitter = jitter
+        self._is_calling = False
+        self._proposed: Membership | None = None
+        self._pause_until_ms: int | None = None
+        self._conflicts = 0
+
+    def may_call(self, now_ms: int) -> bool:
+        """Whether no call is under way, and no pause."""
+        return not self._is_calling and (self._pause_until_ms is None or now_ms >= self._pause_until_ms)
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when the pause ends, if that is what we wait for."""
+        return None if self._is_calling else self._pause_until_ms
+
+    # -- our side ------------------------------------------------------------------------------
+
+    def read(self) -> list[Effect]:
+        """Ask for the document."""
+        self._pause_until_ms, self.must_read, self._is_calling = None, False, True
+        return [ReadDocument()]
+
+    def propose(self, cause: str, member: str, after: Membership) -> list[Effect]:
+        """Ask for a change of the newest version that we know.
+
+        Parameters
+        ----------
+        cause, member
+            Why, and whom it is about, for people.
+        after
+            What the document should say.
+        """
+        now = self.membership
+        self._pause_until_ms, self._proposed, self._is_calling = None, after, True
+        message = GroupChanged(0, cause, member, now.moved(after))
+        added = tuple(each for each in after.present_ids if each not in now.present_ids)
+        removed = tuple(each for each in now.present_ids if each not in after.present_ids)
+        return [ChangeDocument(now.generation, after, message, added, removed)]
+
+    def rest(self) -> list[Effect]:
+        """Ask for nothing: the document is as we want it."""
+        self._pause_until_ms, self._conflicts = None, 0
+        return []
+
+    # -- the server's side ---------------------------------------------------------------------
+
+    def answered(self, event: DocumentRead | ChangeRefused, now_ms: int) -> Membership | Note:
+        """Take a document; return the version to act on, or what is wrong with it.
+
+        Raises
+        ------
+        ConfigurationError
+            If the group runs with another number of partitions.
+        """
+        self._is_calling, self.server_ms = False, event.server_ms
+        if isinstance(event, ChangeRefused):
+            self._pause_after_conflict(now_ms)
+        ours = self.membership
+        if event.document is None:
+            self.membership = Membership.empty(ours.partitions, ours.strategy)
+            return self.membership
+        try:
+            read = Membership.parse(event.document)
+        except CoordinationError as error:
+            # We go on with what we own: the locks say whether it is ours, not the document.
+            self.must_read = True
+            self._pause_until_ms = now_ms + self._unreadable_ms
+            return Note("membership_unreadable", {"reason": str(error)})
+        if read.partitions != ours.partitions:
+            raise ConfigurationError(
+                f"The group works on {read.partitions} partitions, and this worker was started with "
+                f"{ours.partitions}.",
+                remedy="Use the same number of partitions in all workers.",
+            )
+        self.membership = read
+        return read
+
+    def changed(self, event: DocumentChanged) -> Membership:
+        """Take the news that our change was done; return the version to act on."""
+        if self._proposed is None:
+            raise InternalError("A membership change was answered that was not asked for.")
+        self.membership = replace(self._proposed, generation=event.generation)
+        self._is_calling, self._proposed, self._conflicts = False, None, 0
+        return self.membership
+
+    def failed(self, now_ms: int) -> None:
+        """Nobody knows whether the call was done; reading the document tells."""
+        self._is_calling, self._proposed, self.must_read = False, None, True
+        self._pause_until_ms = now_ms + self._retry_ms + self._jitter(100)
+
+    def _pause_after_conflict(self, now_ms: int) -> None:
+        self._proposed = None
+        longest_ms = min(CONFLICT_PAUSE_MS * 2**self._conflicts, CONFLICT_PAUSE_MAX_MS)
+        self._conflicts += 1
+        self._pause_until_ms = now_ms + self._jitter(longest_ms)
