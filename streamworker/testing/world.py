@@ -118,9 +118,9 @@ class World:
         worker.kill()
         self.checker.figures.went(worker.name, at_once=True)
 
-    def make_core(self, worker: SimWorker) -> Coordinator:
-        """Make a worker's core."""
-        setup = Setup(
+    def setup(self, worker: SimWorker) -> Setup:
+        """Return what a worker's core is made from."""
+        return Setup(
             identity=Identity(worker.name, "host", 1),
             partitions=len(self.model.locks),
             assignment=self._assignment,
@@ -130,7 +130,10 @@ class World:
             claim=self.claim,
             lease=self.lease,
         )
-        return self._wrap(make_coordinator(self._protocol, setup))
+
+    def make_core(self, worker: SimWorker) -> Coordinator:
+        """Make a worker's core."""
+        return self._wrap(make_coordinator(self._protocol, self.setup(worker)))
 
     @property
     def staying(self) -> list[SimWorker]:
