@@ -1,0 +1,193 @@
+"""Records side by side: order by key, a bound on what runs, and a commit that leaves no gap."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamworker.core.window import Window
+from streamworker.errors import InternalError
+
+KEYS = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
+
+
+@dataclass
+class Observer:
+    """Drives a window and keeps its own account of what should be so."""
+
+    window: Window
+    concurrency: int
+    size: int
+    keys: list[str | None] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    paused: list[int] = field(default_factory=list)
+    done: set[int] = field(default_factory=set)
+    abandoned: set[int] = field(default_factory=set)
+    taken: int = 0
+
+    def add(self, key: str | None) -> None:
+        """Add a record if there is room."""
+        assert self.window.room == self.size - (len(self.keys) - self.taken)
+        if self.window.room:
+            assert self.window.add(key) == len(self.keys)
+            self.keys.append(key)
+
+    def may_start(self) -> set[int]:
+        """Return all records that the rules allow to start."""
+        bar = min(self.abandoned, default=len(self.keys))
+        return {
+            place
+            for place, key in enumerate(self.keys[:bar])
+            if place not in self.done
+            and place not in self.running
+            and place not in self.paused
+            and (key is None or all(p in self.done for p in range(place) if self.keys[p] == key))
+        }
+
+    def start(self) -> bool:
+        """Start one; it must be the earliest that may."""
+        allowed = self.may_start()
+        place = self.window.start()
+        if len(self.running) >= self.concurrency or not allowed:
+            assert place is None
+            return False
+        assert place == min(allowed)
+        self.running.append(place)
+        assert len(self.running) <= self.concurrency
+        return True
+
+    def end(self, which: int, how: str) -> None:
+        """Let one that is running end in some way."""
+        if not self.running:
+            return
+        place = self.running.pop(which % len(self.running))
+        getattr(self.window, how)(place)
+        {"finish": self.done.add, "defer": self.paused.append, "abandon": self.abandoned.add}[how](place)
+
+    def resume(self, which: int) -> None:
+        """Let a pause end."""
+        if self.paused:
+            self.window.again(self.paused.pop(which % len(self.paused)))
+
+    def take(self, limit: int) -> None:
+        """Take what may be committed: a run of what is done, without a gap."""
+        prefix = next((p for p in range(len(self.keys)) if p not in self.done), len(self.keys))
+        count = self.window.take(limit)
+        assert count == min(limit, prefix - self.taken)
+        self.taken += count
+
+
+STEP = st.one_of(
+    st.tuples(st.just("add"), KEYS),
+    st.tuples(st.just("start"), st.none()),
+    st.tuples(st.just("finish"), st.integers(0, 9)),
+    st.tuples(st.just("defer"), st.integers(0, 9)),
+    st.tuples(st.just("resume"), st.integers(0, 9)),
+    st.tuples(st.just("abandon"), st.integers(0, 9)),
+    st.tuples(st.just("take"), st.integers(0, 5)),
+)
+
+
+@settings(max_examples=400)
+@given(st.integers(1, 4), st.integers(1, 12), st.lists(STEP, max_size=80))
+def test_the_rules_hold_whatever_happens(
+    concurrency: int, size: int, steps: list[tuple[str, int | str | None]]
+) -> None:
+    """Order in each key, so many at a time, the earliest first, no gap, no more than fit."""
+    observer = Observer(Window(concurrency=concurrency, size=size), concurrency, size)
+    for step, detail in steps:
+        if step == "add":
+            observer.add(detail if isinstance(detail, str) else None)
+        elif step == "start":
+            observer.start()
+        elif step == "resume":
+            observer.resume(int(detail or 0))
+        elif step == "take":
+            observer.take(int(detail or 0))
+        else:
+            observer.end(int(detail or 0), step)
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 4), st.lists(KEYS, max_size=40), st.randoms(use_true_random=False))
+def test_everything_is_done_in_the_end(concurrency: int, keys: list[str | None], rng: object) -> None:
+    """Nothing is forgotten behind a key: whoever starts, ends and takes what may be gets it all."""
+    observer = Observer(Window(concurrency=concurrency, size=7), concurrency, 7)
+    left = list(keys)
+    while observer.taken < len(keys):
+        while left and observer.window.room:
+            observer.add(left.pop(0))
+        while observer.start():
+            pass
+        observer.end(rng.randrange(9), "finish")  # type: ignore[attr-defined]
+        observer.take(rng.randrange(3))  # type: ignore[attr-defined]
+    assert observer.window.is_settled
+    assert observer.window.room == 7
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 4), st.lists(KEYS, min_size=1, max_size=20), st.lists(st.integers(0, 9), max_size=12))
+def test_after_close_all_that_was_started_can_be_taken(
+    concurrency: int, keys: list[str | None], ends: list[int]
+) -> None:
+    """Only the records before one that was started are started still, and then there is no gap."""
+    observer = Observer(Window(concurrency=concurrency, size=20), concurrency, 20)
+    started = 0
+    for key in keys:
+        observer.add(key)
+    for which in ends:
+        while observer.start():
+            pass
+        observer.end(which, "finish")
+    started = max([-1, *observer.running, *observer.done]) + 1
+    observer.window.close()
+    while not observer.window.is_settled:
+        while (place := observer.window.start()) is not None:
+            assert place < started
+            observer.running.append(place)
+        observer.end(0, "finish")
+    observer.take(100)
+    assert observer.taken == started
+
+
+def test_a_key_waits_for_its_record_that_pauses_and_others_do_not() -> None:
+    """A pause takes no place among those that run."""
+    window = Window(concurrency=1, size=10)
+    for key in ("a", "a", "b"):
+        window.add(key)
+    assert window.start() == 0
+    assert window.start() is None
+    window.defer(0)
+    assert window.start() == 2
+    window.finish(2)
+    assert (window.start(), window.take(10), window.is_settled) == (None, 0, False)
+    window.again(0)
+    assert window.start() == 0
+    window.finish(0)
+    assert window.take(10) == 1
+    assert window.start() == 1
+
+
+def test_what_lies_before_an_abandoned_record_still_ends_well() -> None:
+    """And what lies behind it is neither started nor taken."""
+    window = Window(concurrency=3, size=10)
+    for key in ("a", "b", "c", "a", "d"):
+        window.add(key)
+    assert [window.start() for _ in range(3)] == [0, 1, 2]
+    window.abandon(2)
+    window.finish(1)
+    assert (window.start(), window.is_settled) == (None, False)
+    window.finish(0)
+    assert (window.is_settled, window.take(10)) == (True, 2)
+
+
+@pytest.mark.parametrize("ends", ["finish", "defer", "abandon", "again"])
+def test_what_never_started_cannot_end(ends: str) -> None:
+    """It would be a fault of ours, and says so."""
+    window = Window(concurrency=1, size=1)
+    window.add(None)
+    with pytest.raises(InternalError, match="place 0"):
+        getattr(window, ends)(0)
+    with pytest.raises(InternalError, match="full"):
+        window.add(None)
