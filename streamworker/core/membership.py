@@ -18,7 +18,7 @@ restart then gives nobody's partitions to anybody else.
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, Self
 
 from streamworker.core.assignment import STRATEGIES, Owners, moves
@@ -210,8 +210,9 @@ class Membership:
         )
 
     @classmethod
+    @lru_cache(maxsize=16)
     def parse(cls, document: bytes) -> Self:
-        """Read a document.
+        """Read a document; one that was read lately is not read again.
 
         Raises
         ------
