@@ -1,8 +1,9 @@
 """What Redis does for a group, each operation in one step, on plain values.
 
 The simulator's cores act on this in place of a server. It follows the scripts in ``redisio/lua`` line
-by line; the operations of claim and lease are held to real servers by the contract tests, those of
-this module are not yet. Entries have plain numbers for ids: milliseconds since the model was made.
+by line, and is held to real servers by the contract tests: the same sequences of operations give
+the same answers and leave the same behind. Entries have plain numbers for ids: milliseconds since
+the model was made.
 
 ``OPERATIONS`` is the counterpart of ``redisio.operations.OPERATIONS``: from effect to the event
 that answers it. A protocol with operations of its own adds a class of them (see ``Extension``).
@@ -33,6 +34,7 @@ class Code(Enum):
     DUP = "dup"
     FENCED = "fenced"
     GAP = "gap"
+    FULL = "full"
 
 
 class Record(NamedTuple):
@@ -64,6 +66,7 @@ class Lock:
     wanted_at: int = 0
     checkpoint: int = 0
     log_id: str = "log"
+    """Empty: the lock was lost, and the next acquire makes it anew."""
     log: list[Commit] = field(default_factory=list)
     events: list[Record] = field(default_factory=list)
     last_event: int = 0
@@ -143,6 +146,8 @@ class RedisModel:
         self.run = 1
         """Which run of the server this is."""
         self.tells_connections = True
+        self.acked_limit = 0
+        """Entries that an acked log may hold; 0 for no limit. No reader lets any of them go."""
         self.calls = 0
         """Calls about documents and locks: a group at rest makes none."""
         self.commands = 0
@@ -232,7 +237,7 @@ class RedisModel:
     def probe(self, connections: Sequence[int]) -> ev.Event:
         """``CLIENT LIST ID``."""
         alive = frozenset(connections) & self.connections
-        return ev.PeersProbed(alive if self.tells_connections else None)
+        return ev.PeersProbed(alive if self.tells_connections or not connections else None)
 
     def _generation(self) -> int:
         document = self.stored.document
@@ -244,6 +249,8 @@ class RedisModel:
         """``acquire.lua``."""
         self.calls += 1
         lock, now_ms = self.locks[partition], self._clock()
+        if not lock.log_id:
+            lock.epoch, lock.log_id = now_ms, f"log-{now_ms}"
         before = (lock.owner, lock.epoch, lock.generation)
         if lock.generation > generation:
             return Stale(lock.generation)
@@ -311,6 +318,8 @@ class RedisModel:
             return Code.DUP
         if lock.checkpoint != commit.previous:
             return Code.GAP
+        if commit.rows and 0 < self.acked_limit <= sum(1 for each in lock.log if each.rows):
+            return Code.FULL
         self.take(partition, commit)
         self.trim(partition, commit.new)
         return Code.OK
@@ -349,13 +358,8 @@ class RedisModel:
     def flush(self) -> None:
         """Start anew without data; locks are registered anew by the next acquire."""
         self.restart()
-        now_ms = self._clock()
-        self.stored = _Stored(
-            [
-                Lock(epoch=now_ms, log_id=f"log-{self.run}", last_event=now_ms - self._start_ms)
-                for _ in self.locks
-            ]
-        )
+        last_event = self._clock() - self._start_ms
+        self.stored = _Stored([Lock(epoch=0, log_id="", last_event=last_event) for _ in self.locks])
         if self.extension is not None:
             self.extension.flush()
 
