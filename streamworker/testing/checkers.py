@@ -49,18 +49,30 @@ class Checker:
     def __init__(self, partitions: int, clock: Callable[[], int]) -> None:
         self._clock = clock
         self.violations: list[Violation] = []
-        self.sent: list[set[int]] = [set() for _ in range(partitions)]
+        self.sent: list[set[int]] = []
         """Numbers of confirmed entries that no rollback took away."""
         self.executions: Counter[tuple[int, int]] = Counter()
         """How often the handling of an entry was begun, by (partition, number)."""
-        self._holder: list[tuple[str, int]] = [("", 0)] * partitions
-        self._generation = [0] * partitions
-        self._asked: list[tuple[int, int]] = [(0, 0)] * partitions
+        self._holder: list[tuple[str, int]] = []
+        self._generation: list[int] = []
+        self._asked: list[tuple[int, int]] = []
         """From when on somebody was refused each lock, and when that was last."""
-        self._checkpoint = [0] * partitions
-        self._owners: list[dict[int, str]] = [{} for _ in range(partitions)]
-        self._done: list[set[tuple[str, int, int]]] = [set() for _ in range(partitions)]
-        self.figures = Figures(partitions, clock)
+        self._checkpoint: list[int] = []
+        self._owners: list[dict[int, str]] = []
+        self._done: list[set[tuple[str, int, int]]] = []
+        self.figures = Figures(clock)
+        self.grow(partitions)
+
+    def grow(self, partitions: int) -> None:
+        """Watch so many partitions more."""
+        self.sent += [set() for _ in range(partitions)]
+        self._holder += [("", 0)] * partitions
+        self._generation += [0] * partitions
+        self._asked += [(0, 0)] * partitions
+        self._checkpoint += [0] * partitions
+        self._owners += [{} for _ in range(partitions)]
+        self._done += [set() for _ in range(partitions)]
+        self.figures.grow(partitions)
 
     def found(self, promise: str, text: str) -> None:
         """Note a broken promise."""
@@ -198,24 +210,28 @@ class Figures:
 
     Parameters
     ----------
-    partitions
-        How many partitions there are.
     clock
         The time of the simulation.
     """
 
-    def __init__(self, partitions: int, clock: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._partitions = partitions
+        self._partitions = 0
         self._there: set[str] = set()
-        self._last: list[str] = [""] * partitions
+        self._last: list[str] = []
         """Who worked on each partition last."""
-        self._since: list[int | None] = [None] * partitions
+        self._since: list[int | None] = []
         """From when on nobody has."""
         self._cause_ms = clock()
         self.moves = self.minimum = self.jumps = self.longest_ms = 0
         self.is_over = False
         """Whether nothing counts any more, since all were told to leave."""
+
+    def grow(self, partitions: int) -> None:
+        """Count so many partitions more."""
+        self._partitions += partitions
+        self._last += [""] * partitions
+        self._since += [None] * partitions
 
     def came(self, worker: str) -> None:
         """A worker started."""
