@@ -14,7 +14,7 @@ from streamworker.testing.checkers import Checker, worker_of
 from streamworker.testing.clock import Dice, VirtualClock
 from streamworker.testing.extensions import EXTENSIONS
 from streamworker.testing.faults import QUIET, Fault, Kind
-from streamworker.testing.model import RedisModel
+from streamworker.testing.model import Lock, RedisModel
 from streamworker.testing.process import CALL_TIMEOUT_MS, SimWorker
 from streamworker.testing.transcript import Transcript
 
@@ -211,6 +211,15 @@ class World:
                 self._sending[partition] = False
 
         self.clock.after(self.latency_ms(), arrive)
+
+    def grow(self, partitions: int) -> None:
+        """Give the stream more partitions, for the protocols that read their number."""
+        more = partitions - len(self._numbers)
+        self._note(f"the stream has {partitions} partitions now")
+        self._numbers += [0] * more
+        self._sending += [False] * more
+        self.model.locks.extend(Lock() for _ in range(more))
+        self.checker.grow(more)
 
     # -- faults --------------------------------------------------------------------------------
 
