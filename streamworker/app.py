@@ -266,6 +266,8 @@ class App:
         timeout: float | None = None,
         forward: bool | None = None,
         output: type | None = None,
+        concurrency: int = 1,
+        ordered_by: Literal["key", "none"] = "key",
     ) -> Callable[[Callable[P, R]], Processor[P, R]]:
         """Bind a function to a stream; each record reaches it at least once, in order by key.
 
@@ -297,6 +299,12 @@ class App:
             Whether rows go to the acked log. None: if the function returns something.
         output
             Type of the rows, where the return annotation does not say it.
+        concurrency
+            Calls at a time in one partition, for a function that takes one record and waits for
+            something else meanwhile. Such a function has no ``ctx.state``.
+        ordered_by
+            What stays in order where calls overlap: ``key``: records with one key never overlap and
+            keep their order. ``none``: any records may overlap.
         """
         if not isinstance(stream, Stream):
             raise ConfigurationError(
@@ -318,6 +326,8 @@ class App:
                 timeout=timeout,
                 forward=forward,
                 output=output,
+                concurrency=concurrency,
+                ordered_by=ordered_by,
             )
             if spec.name in self.processors:
                 raise ConfigurationError(

@@ -14,13 +14,17 @@ from typing import Any, cast
 
 from streamworker.context import Context, Records
 from streamworker.errors import ConfigurationError
-from streamworker.processors import Mode, OnError, ProcessorSpec, StreamSpec
+from streamworker.processors import Mode, OnError, OrderedBy, ProcessorSpec, StreamSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
 
 BATCH_DEFAULT = 500
 """Records a batch where the function takes a list and no size is given."""
 ON_ERROR: tuple[str, ...] = ("halt", "dead_letter", "skip")
+ORDERED_BY: tuple[str, ...] = ("key", "none")
+CONCURRENCY_MAX = 1_000
+"""Calls at a time in one partition. Each is a task, and up to 32 times as many records are repeated
+after a crash; whoever needs more has partitions for it."""
 
 
 def describe(
@@ -38,6 +42,8 @@ def describe(
     timeout: float | None,
     forward: bool | None,
     output: type | None,
+    concurrency: int = 1,
+    ordered_by: str = "key",
 ) -> ProcessorSpec:
     """Read a processor function's annotations and check them against the decorator's arguments.
 
@@ -68,6 +74,7 @@ def describe(
     for setting, value in (("batch", batch or 1), ("attempts", attempts), ("batch_bytes", batch_bytes)):
         if value < 1:
             raise _wrong(name, f"has {setting}={value}.", f"{setting} must be 1 or more.")
+    _check_concurrency(name, mode, stream, concurrency, ordered_by)
     returned = _returned(returns)
     produced = output or returned
     forwards = forward if forward is not None else produced is not None
@@ -88,7 +95,24 @@ def describe(
         timeout_ms=None if timeout is None else round(timeout * 1000),
         forward=forwards,
         output=_output_type(produced, stream, name) if forwards else None,
+        concurrency=concurrency,
+        ordered_by=cast(OrderedBy, ordered_by),
     )
+
+
+def _check_concurrency(name: str, mode: Mode, stream: StreamSpec, concurrency: int, ordered_by: str) -> None:
+    if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise _wrong(
+            name, f"has concurrency={concurrency!r}.", f"Use a whole number from 1 to {CONCURRENCY_MAX}."
+        )
+    if ordered_by not in ORDERED_BY:
+        raise _wrong(name, f"has ordered_by={ordered_by!r}.", f"Use one of: {', '.join(ORDERED_BY)}.")
+    if concurrency > 1 and mode is not Mode.RECORD:
+        raise _wrong(
+            name,
+            f"has concurrency={concurrency} and does not take one record at a time.",
+            f"Annotate its first parameter as {stream.record.python_type.__name__}, or drop concurrency.",
+        )
 
 
 def _wrong(name: str, what: str, remedy: str) -> ConfigurationError:

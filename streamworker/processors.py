@@ -14,6 +14,7 @@ from streamworker.records import RecordType
 OnError = Literal["halt", "dead_letter", "skip"]
 Codec = Literal["json", "msgpack", "fields"]
 Start = Literal["earliest", "latest"]
+OrderedBy = Literal["key", "none"]
 
 
 class Mode(Enum):
@@ -72,6 +73,10 @@ class ProcessorSpec:
     """Type of the forwarded rows; the stream's own type where the records themselves are."""
     timeout_ms: int | None = None
     """How long one call of the function may take before it counts as failed."""
+    concurrency: int = 1
+    """Calls of a function that takes one record, in one partition at a time."""
+    ordered_by: OrderedBy = "key"
+    """Which records never overlap where several calls may run at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)

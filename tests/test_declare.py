@@ -73,6 +73,19 @@ def test_annotations_say_how_records_come_and_what_is_forwarded(
     assert expected == (spec.mode, spec.is_async, spec.takes_context, spec.forward)
 
 
+def test_calls_overlap_only_where_it_is_asked_for(app: App) -> None:
+    """By key then, unless no order is wanted at all."""
+    orders = app.stream("orders", Order, key="customer")
+    plain = app.processor(orders)(one).spec
+    wide = app.processor(orders, name="wide", concurrency=64)(blocking).spec
+    loose = app.processor(orders, name="loose", concurrency=8, ordered_by="none")(one).spec
+    assert [(spec.concurrency, spec.ordered_by) for spec in (plain, wide, loose)] == [
+        (1, "key"),
+        (64, "key"),
+        (8, "none"),
+    ]
+
+
 def test_a_decorated_function_is_still_a_function(app: App) -> None:
     """A unit test calls it as if it had no decorator."""
     orders = app.stream("orders", Order)
@@ -126,6 +139,13 @@ def takes_records(records: Records[Order]) -> None:
         (all_of_them, {"timeout": 1.0}, "timeout"),
         (one, {"name": "a b"}, "a b"),
         (one, {"on_error": "panic"}, "panic"),
+        (one, {"concurrency": 0}, "concurrency=0"),
+        (one, {"concurrency": 2.0}, "whole number"),
+        (one, {"concurrency": 5_000}, "1000"),
+        (one, {"concurrency": 4, "ordered_by": "customer"}, "key, none"),
+        (some, {"concurrency": 4}, "one record at a time.*as Order"),
+        (all_of_them, {"concurrency": 4}, "one record at a time"),
+        (bare, {"batch": 10, "concurrency": 4}, "one record at a time"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_processors_name(

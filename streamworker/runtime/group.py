@@ -417,8 +417,11 @@ class Group:
     def _alarm(self) -> None:
         now_ms, limit_ms = monotonic_ms(), self._settings.max_processing_time_ms
         for partition, running in self._running.items():
-            since_ms = running.runner.busy_since_ms if running.runner else None
-            if since_ms is None or since_ms == running.alarmed_ms or now_ms - since_ms < limit_ms:
+            runner = running.runner
+            since_ms = runner.busy_since_ms if runner else None
+            if runner is None or since_ms is None or since_ms == running.alarmed_ms:
+                continue
+            if now_ms - since_ms < limit_ms:
                 continue
             running.alarmed_ms = since_ms
             self._log.error(
@@ -426,6 +429,7 @@ class Group:
                 partition=partition,
                 busy_ms=now_ms - since_ms,
                 limit_ms=limit_ms,
+                **({"entry": oldest} if (oldest := runner.oldest) else {}),
             )
 
 

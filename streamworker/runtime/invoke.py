@@ -57,6 +57,8 @@ class Invoker:
         self._place = place
         self._state = state
         self._limiter = _shared_limiter(threads)
+        self.threads = threads
+        """Calls of ``def`` functions at a time, over all partitions of this worker."""
         self._decode_one = spec.stream.record.decoder(spec.stream.codec)
         self._row_type: type | None = None
         if spec.output is not None and isinstance(spec.output.python_type, type):

@@ -67,6 +67,11 @@ class Mode(ABC):
         """
 
     @property
+    def oldest(self) -> str:
+        """Id of the entry whose call has been running for longest, where several run at a time."""
+        return ""
+
+    @property
     def halts(self) -> bool:
         """Whether a record that cannot be handled stops the partition."""
         return self.spec.on_error == "halt"

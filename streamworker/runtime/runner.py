@@ -37,11 +37,12 @@ from streamworker.runtime.batch_mode import BatchMode
 from streamworker.runtime.buffer import PartitionBuffer, now_ms
 from streamworker.runtime.committer import Committer
 from streamworker.runtime.invoke import Invoker
+from streamworker.runtime.keyed_mode import KeyedMode
 from streamworker.runtime.modes import Mode
 from streamworker.runtime.pauses import Pauses
 from streamworker.runtime.record_mode import RecordMode
 from streamworker.runtime.signals import Gate, Signal
-from streamworker.runtime.state import PartitionState
+from streamworker.runtime.state import NoState, PartitionState
 from streamworker.runtime.stream_mode import StreamMode
 from streamworker.runtime.work import Work
 from streamworker.settings import Settings
@@ -143,7 +144,8 @@ class PartitionRunner:
         """Entries committed by this runner."""
         self.acked_trim_rows = 0
         """Rows of the acked log that every reader is past; set from outside, 0 to trim nothing."""
-        self.state = PartitionState(state)
+        overlaps = spec.concurrency > 1
+        self.state = NoState(spec.name, spec.concurrency) if overlaps else PartitionState(state)
         self.place = Place(
             app=app_name, processor=spec.name, partition=partition, epoch=lock.epoch, log=self.log
         )
@@ -164,7 +166,7 @@ class PartitionRunner:
         self._landed = Signal()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
-        self._mode = _MODES[spec.mode](self)
+        self._mode = KeyedMode(self) if overlaps else _MODES[spec.mode](self)
         buffer.use(spec.batch)
 
     # -- life ------------------------------------------------------------------------------
@@ -206,6 +208,21 @@ class PartitionRunner:
         """Whether the next call may start."""
         return not self._draining and self._gate.is_open
 
+    @property
+    def gate_is_open(self) -> bool:
+        """Whether the worker's heartbeats get through."""
+        return self._gate.is_open
+
+    @property
+    def oldest(self) -> str:
+        """Id of the entry whose call has been running for longest, where several run at a time."""
+        return self._mode.oldest
+
+    async def wait_draining(self) -> None:
+        """Wait until the partition is to be drained."""
+        while not self._draining:
+            await self._drain.wait()
+
     async def wait_may_start(self) -> bool:
         """Wait until a call may start; False if none may any more."""
         while not self._draining and not self._gate.is_open:
@@ -227,8 +244,7 @@ class PartitionRunner:
         self.busy_since_ms = None
         self.buffer.close()
         self._on_halted(self.partition, reason)
-        while not self._draining:
-            await self._drain.wait()
+        await self.wait_draining()
 
     # -- entries in ------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from streamworker.errors import RecordError
+from streamworker.errors import ConfigurationError, RecordError
 
 Changes = dict[str, bytes | None]
 """Encoded new values; None for a key that was deleted."""
@@ -139,3 +139,40 @@ class StateView(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"StateView({dict(self)!r})"
+
+
+class NoState(PartitionState):
+    """What handlers see whose calls overlap: a state that refuses to be used.
+
+    Two calls at a time could change one value, and the earlier record's commit would hold what the
+    later one left behind, or lose it. What is stored stays as it is.
+    """
+
+    __slots__ = ("_reason",)
+
+    def __init__(self, processor: str, concurrency: int) -> None:
+        super().__init__({})
+        self._reason = f"Processor {processor!r} uses ctx.state, and has concurrency={concurrency}."
+
+    def view(self) -> StateView:
+        """Return a layer that cannot be looked at."""
+        return _NoStateView(self)
+
+    def get(self, key: str) -> bytes | None:  # noqa: ARG002 - as the state that can be used
+        """Refuse."""
+        raise ConfigurationError(
+            self._reason,
+            remedy="Leave concurrency out, or keep the state in another system, by key.",
+        )
+
+    def keys(self) -> set[str]:
+        """Refuse."""
+        self.get("")
+        return set()
+
+
+class _NoStateView(StateView):
+    __slots__ = ()
+
+    def _check_open(self) -> None:
+        self._below.get("")

@@ -1,0 +1,697 @@
+"""Several records at a time: keys overlap, one key never does, and the log has no gap."""
+
+import asyncio
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from streamworker.context import Context
+from streamworker.runtime.keyed_mode import WINDOW_MIN
+from streamworker.runtime.runner import StopReason
+from tests.helpers import wait_for_async
+from tests.runtime.bench import Bench, Order, Priced, Running, bench
+
+pytestmark = pytest.mark.anyio
+
+KEYS = 20
+
+
+async def send(desk: Bench, numbers: Iterable[int], keys: int = KEYS) -> None:
+    """Send orders of many customers, one after the other."""
+    await desk.producer.send_many([Order(n, f"k{n % keys}") for n in numbers])
+
+
+@dataclass
+class Watch:
+    """What a handler did: who ran beside whom, and in which order."""
+
+    running: dict[int, str] = field(default_factory=dict)
+    begun: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    widest: int = 0
+    same_key: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, order: Order) -> None:
+        """Note that a call begins."""
+        with self.lock:
+            self.same_key += order.customer in self.running.values()
+            self.running[order.number] = order.customer
+            self.begun.append(order.number)
+            self.widest = max(self.widest, len(self.running))
+
+    def end(self, order: Order) -> None:
+        """Note that a call ends."""
+        with self.lock:
+            self.running.pop(order.number, None)
+            self.ended.append(order.number)
+
+    def check_order(self, keys: int = KEYS) -> None:
+        """No key overlapped itself or went back."""
+        assert self.same_key == 0
+        by_key: dict[int, list[int]] = defaultdict(list)
+        for number in self.begun:
+            by_key[number % keys].append(number)
+        assert all(numbers == sorted(set(numbers)) for numbers in by_key.values())
+
+
+def watched(watch: Watch, pause_s: Callable[[int], float]) -> Callable[..., Any]:
+    """Return a handler that waits for a while and forwards a row."""
+
+    async def price(order: Order) -> Priced:
+        watch.begin(order)
+        try:
+            await asyncio.sleep(pause_s(order.number))
+        finally:
+            watch.end(order)
+        return Priced(order.number, 1.0)
+
+    return price
+
+
+async def numbers_of(desk: Bench, kind: type = Priced) -> list[int]:
+    """Return the numbers in the acked log."""
+    return [row["number"] for row in await desk.rows(kind)]
+
+
+# -- order and overlap -------------------------------------------------------------------------
+
+
+async def test_keys_overlap_and_one_key_never_does_and_the_log_is_in_order(redis_url: str) -> None:
+    """The calls end in another order than they began; the acked log is in that of the source."""
+    watch, rng = Watch(), random.Random(3)
+    async with bench(redis_url) as desk:
+        await send(desk, range(600))
+        await desk.start(desk.spec(watched(watch, lambda _: rng.random() / 100), concurrency=8))
+        await desk.until_committed(600)
+        assert await numbers_of(desk) == list(range(600))
+    watch.check_order()
+    assert watch.widest == 8
+    assert watch.ended != sorted(watch.ended)
+
+
+async def test_the_checkpoint_does_not_pass_a_record_that_is_not_done(redis_url: str) -> None:
+    """All others are done meanwhile; they are committed when the slow one is."""
+    release, done = asyncio.Event(), set[int]()
+
+    async def price(order: Order) -> Priced:
+        if order.number == 3:
+            await release.wait()
+        done.add(order.number)
+        return Priced(order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(40))
+        await desk.start(desk.spec(price, concurrency=4))
+        rest = {n for n in range(40) if n % KEYS != 3}
+        await wait_for_async(lambda: done >= rest, "all other keys are done")
+        await desk.until_committed(3)
+        assert await desk.committed() == 3 and await numbers_of(desk) == [0, 1, 2]
+        assert 23 not in done
+        release.set()
+        await desk.until_committed(40)
+        assert await numbers_of(desk) == list(range(40))
+
+
+async def test_a_key_is_what_decides_the_partition(redis_url: str) -> None:
+    """Keys that are equal for the partitioner are one key here, and records without one are each alone."""
+    watch = Watch()
+    keys: dict[str, object] = {"k0": 7, "k1": "7", "k2": None}
+    async with bench(redis_url, stream={"key": lambda order: keys[order.customer]}) as desk:
+        await send(desk, range(30), keys=3)
+        await desk.start(desk.spec(watched(watch, lambda _: 0.02), concurrency=30))
+        await desk.until_committed(30)
+    assert watch.widest == 11, "ten without a key, and one with the key 7"
+    assert [n for n in watch.begun if n % 3 < 2] == [n for n in range(30) if n % 3 < 2]
+
+
+async def test_without_order_one_key_overlaps_too(redis_url: str) -> None:
+    """The log is in the order of the source all the same."""
+    watch, rng = Watch(), random.Random(4)
+    async with bench(redis_url) as desk:
+        await desk.send(range(100))
+        handler = watched(watch, lambda _: 0.005 + rng.random() / 100)
+        await desk.start(desk.spec(handler, concurrency=10, ordered_by="none"))
+        await desk.until_committed(100)
+        assert await numbers_of(desk) == list(range(100))
+    assert watch.widest == 10
+
+
+async def test_functions_in_threads_overlap_as_far_as_there_are_threads(redis_url: str) -> None:
+    """More would only wait for a thread."""
+    watch = Watch()
+
+    def price(order: Order) -> Priced:
+        watch.begin(order)
+        time.sleep(0.005)
+        watch.end(order)
+        return Priced(order.number, 1.0)
+
+    async with bench(redis_url, handler_threads=4) as desk:
+        await send(desk, range(200))
+        await desk.start(desk.spec(price, concurrency=64))
+        await desk.until_committed(200)
+        assert await numbers_of(desk) == list(range(200))
+    watch.check_order()
+    assert watch.widest == 4
+
+
+async def test_rows_of_one_call_stay_together_and_in_order(redis_url: str) -> None:
+    """What is forwarded through the context comes before what is returned, record by record."""
+
+    async def price(order: Order, ctx: Context) -> Priced:
+        ctx.forward(Priced(order.number, 0.0))
+        await asyncio.sleep((9 - order.number) / 200)
+        ctx.forward(Priced(order.number, 1.0))
+        return Priced(order.number, float(str(ctx.entry_id) in ids))
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(10))
+        ids = await desk.ids()
+        await desk.start(desk.spec(price, concurrency=10))
+        await desk.until_committed(10)
+        rows = [(row["number"], row["price"]) for row in await desk.rows()]
+        assert rows == [(n, price) for n in range(10) for price in (0.0, 1.0, 1.0)]
+
+
+async def test_the_records_themselves_are_forwarded_in_order(redis_url: str) -> None:
+    """With forward=True and no return value."""
+    rng = random.Random(5)
+
+    async def audit(_: Order) -> None:
+        await asyncio.sleep(rng.random() / 100)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(100))
+        await desk.start(desk.spec(audit, concurrency=16, forward=True))
+        await desk.until_committed(100)
+        assert await numbers_of(desk, Order) == list(range(100))
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+async def test_a_key_waits_for_another_attempt_and_the_others_go_on(redis_url: str) -> None:
+    """With a width of one, even: a pause takes nobody's place. The checkpoint waits too."""
+    calls: list[tuple[int, int]] = []
+
+    async def price(order: Order, ctx: Context) -> Priced:
+        calls.append((order.number, ctx.attempt))
+        ctx.forward(Priced(-1, 0.0))
+        if order.number == 2 and ctx.attempt < 3:
+            raise ConnectionError("not now")
+        return Priced(order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(12), keys=4)
+        spec = desk.spec(price, concurrency=2, attempts=3, backoff=0.2, backoff_max=0.2)
+        await desk.start(spec)
+        await wait_for_async(lambda: (11, 1) in calls, "the other keys are done")
+        assert (2, 2) not in calls and await desk.committed() <= 2
+        await desk.until_committed(12)
+        of_key = [call for call in calls if call[0] % 4 == 2]
+        assert of_key == [(2, 1), (2, 2), (2, 3), (6, 1), (10, 1)]
+        assert await numbers_of(desk) == [n for number in range(12) for n in (-1, number)]
+
+
+async def test_the_first_record_that_fails_for_good_halts_the_partition(redis_url: str) -> None:
+    """All before it is committed, also what fails and succeeds later; nothing behind it is."""
+    calls: list[int] = []
+
+    async def price(order: Order, ctx: Context) -> Priced:
+        calls.append(order.number)
+        if order.number == 9 or (order.number == 3 and ctx.attempt == 1):
+            raise ValueError(f"cannot price {order.number}")
+        await asyncio.sleep(0.05 if order.number == 6 else 0.01)
+        if order.number == 6:
+            raise ValueError("cannot price 6 either")
+        return Priced(order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(400))
+        running = await desk.start(desk.spec(price, concurrency=5, attempts=2, backoff=0.05))
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        assert await desk.committed() == 6 and await numbers_of(desk) == list(range(6))
+        (reason,) = running.halted
+        assert (await desk.ids())[6] in reason and "cannot price 6 either" in reason
+        assert "2 attempts" in reason and "test_keyed_mode.py" in reason
+        assert max(calls) < 390, "nothing new is begun"
+        assert 26 not in calls, "the key waits for ever"
+        assert desk.budget.used == 0
+        assert (await running.drained()).reason is StopReason.HALTED
+
+
+@pytest.mark.parametrize("on_error", ["dead_letter", "skip"])
+async def test_poison_is_taken_out_and_its_key_goes_on(redis_url: str, on_error: str) -> None:
+    """Dead letters are in the order of the source, whichever failed first."""
+    poison = (3, 4, 17, 23, 39)
+
+    async def price(order: Order) -> Priced:
+        await asyncio.sleep((40 - order.number) / 2000)
+        if order.number in poison:
+            raise ValueError(f"cannot price {order.number}")
+        return Priced(order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(40))
+        await desk.start(desk.spec(price, concurrency=10, on_error=on_error, attempts=2))
+        await desk.until_committed(40)
+        assert await numbers_of(desk) == [n for n in range(40) if n not in poison]
+        ids, dead = await desk.ids(), await desk.dead()
+        taken_out = poison if on_error == "dead_letter" else ()
+        assert [letter[b"id"].decode() for letter in dead] == [ids[n] for n in taken_out]
+        assert all(letter[b"attempts"] == b"2" for letter in dead)
+
+
+@pytest.mark.parametrize("on_error", ["halt", "dead_letter", "skip"])
+async def test_an_entry_that_is_no_record_takes_the_same_road_without_a_call(
+    redis_url: str, on_error: str
+) -> None:
+    """All before it is done and committed; the policy decides about the rest."""
+    watch = Watch()
+    async with bench(redis_url) as desk:
+        await send(desk, range(30))
+        bad = await desk.add_raw(b"{not json")
+        await send(desk, range(30, 60))
+        spec = desk.spec(watched(watch, lambda _: 0.002), concurrency=8, on_error=on_error, attempts=3)
+        running = await desk.start(spec)
+        if on_error == "halt":
+            await wait_for_async(lambda: bool(running.halted), "the partition halts")
+            assert bad in running.halted[0] and "DecodeError" in running.halted[0]
+            assert await desk.committed() == 30
+            return
+        await desk.until_committed(61)
+        assert await numbers_of(desk) == list(range(60))
+        dead = await desk.dead()
+        assert [letter[b"id"].decode() for letter in dead] == ([bad] if on_error == "dead_letter" else [])
+    watch.check_order()
+
+
+async def test_a_record_whose_key_cannot_be_told_is_not_handled(redis_url: str) -> None:
+    """Another program may have written it; its place among the others of its key is unknown."""
+    calls: list[int] = []
+
+    def key(order: Order) -> object:
+        if order.number == 3:
+            return 0.5
+        return {0: "ann", 1: "ann", 2: "bob", 5: "bob"}[order.number]
+
+    async def price(order: Order) -> None:
+        calls.append(order.number)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(6))
+        spec = desk.spec(price, concurrency=4, on_error="dead_letter")
+        await desk.start(replace(spec, stream=replace(spec.stream, key=key)))
+        await desk.until_committed(6)
+        errors = [letter[b"error"] for letter in await desk.dead()]
+        assert sorted(calls) == [0, 1, 2, 5]
+        assert b"float cannot be a key" in errors[0] and b"KeyError: 4" in errors[1]
+
+
+async def test_a_row_without_an_arrow_form_is_an_error_of_its_record(redis_url: str) -> None:
+    """It is seen at the call, before the next record of the key is handled."""
+    calls: list[int] = []
+
+    async def price(order: Order) -> Priced:
+        calls.append(order.number)
+        await asyncio.sleep(0)
+        return Priced(2**80 if order.number == 7 else order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(30), keys=2)
+        await desk.start(desk.spec(price, concurrency=4, on_error="dead_letter", attempts=2))
+        await desk.until_committed(30)
+        assert await numbers_of(desk) == [n for n in range(30) if n != 7]
+        assert [n for n in calls if n % 2] == [1, 3, 5, 7, 7, *range(9, 30, 2)]
+        assert len(await desk.dead()) == 1
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_call_that_takes_too_long_fails_alone(redis_url: str, is_async: bool) -> None:
+    """Calls beside it go on and are committed up to it."""
+    hold = threading.Event()
+
+    async def price(order: Order) -> None:
+        if order.number == 5:
+            await asyncio.sleep(60)
+
+    def price_in_thread(order: Order) -> None:
+        if order.number == 5:
+            hold.wait(20)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(10))
+        function = price if is_async else price_in_thread
+        running = await desk.start(desk.spec(function, concurrency=4, timeout_ms=100))
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        hold.set()
+        assert "TimeoutError: the call took longer than 0.1 s" in running.halted[0]
+        assert await desk.committed() == 5
+
+
+@pytest.mark.parametrize("use", ["get", "set", "delete", "look", "list"])
+async def test_the_state_is_refused_and_left_as_it_is(redis_url: str, use: str) -> None:
+    """Calls that overlap would see each other's changes before they are committed."""
+
+    async def price(_: Order, ctx: Context) -> None:
+        match use:
+            case "get":
+                ctx.state.get("sum")
+            case "set":
+                ctx.state["sum"] = 1
+            case "delete":
+                del ctx.state["sum"]
+            case "look":
+                assert "sum" in ctx.state
+            case _:
+                list(ctx.state)
+
+    async with bench(redis_url) as desk:
+        await desk.backend.execute("HSET", desk.keys.state(0), "sum", msgspec.msgpack.encode(7))
+        await send(desk, range(3))
+        running = await desk.start(desk.spec(price, concurrency=4))
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        assert "'price' uses ctx.state, and has concurrency=4" in running.halted[0]
+        stored = await desk.backend.execute("HGETALL", desk.keys.state(0))
+        assert stored == [b"sum", msgspec.msgpack.encode(7)]
+
+
+# -- stopping ----------------------------------------------------------------------------------
+
+
+async def test_draining_leaves_no_gap_and_repeats_nothing(redis_url: str) -> None:
+    """What is in hand ends; what lies before it, waiting for its key, is done too; no more is begun."""
+    release, watch = asyncio.Event(), Watch()
+
+    async def price(order: Order) -> Priced:
+        watch.begin(order)
+        await release.wait()
+        watch.end(order)
+        return Priced(order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        # Keys 0, 0, 0, 1, 2, 3, ...: the second and third record wait for the first.
+        orders = [Order(n, f"k{max(0, n - 2)}") for n in range(50)]
+        await desk.producer.send_many(orders)
+        spec = desk.spec(price, concurrency=4)
+        running = await desk.start(spec)
+        await wait_for_async(lambda: len(watch.begun) == 4, "four calls have begun")
+        assert watch.begun == [0, 3, 4, 5]
+        running.runner.drain()
+        release.set()
+        assert (await running.drained()).reason is StopReason.DRAINED
+        assert sorted(watch.begun) == list(range(6))
+        assert await desk.committed() == 6
+        await desk.start(spec, owner="w2")
+        await desk.until_committed(50)
+        assert len(watch.begun) == 50
+        assert await numbers_of(desk) == list(range(50))
+
+
+async def test_a_drain_does_not_wait_for_a_busy_key(redis_url: str) -> None:
+    """After half a second it begins nothing more; what is done behind the gap is done again."""
+    watch = Watch()
+    handler = watched(watch, lambda n: 0.05 if n % 2 else 0)
+    async with bench(redis_url) as desk:
+        orders = [Order(n, "busy" if n % 2 else f"k{n}") for n in range(200)]
+        await desk.producer.send_many(orders)
+        spec = desk.spec(handler, concurrency=8)
+        running = await desk.start(spec)
+        await wait_for_async(lambda: 198 in watch.ended, "all that may overlap is done")
+        began = time.monotonic()
+        assert (await running.drained()).reason is StopReason.DRAINED
+        assert time.monotonic() - began < 3
+        committed = await desk.committed()
+        assert 0 < committed < 100
+        before = len(watch.begun)
+        watch.begun.clear()
+        await desk.start(desk.spec(watched(watch, lambda _: 0), concurrency=8), owner="w2")
+        await desk.until_committed(200)
+        assert len(watch.begun) == 200 - committed
+        assert before + len(watch.begun) > 200
+        assert await numbers_of(desk) == list(range(200))
+
+
+async def test_draining_during_a_pause_between_attempts_gives_up_the_record(redis_url: str) -> None:
+    """The partition does not wait for a long backoff; what came before is committed."""
+    failed = asyncio.Event()
+
+    async def price(order: Order) -> None:
+        if order.number == 3:
+            failed.set()
+            raise ValueError("no")
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(10))
+        running = await desk.start(
+            desk.spec(price, concurrency=4, attempts=5, backoff=60.0, backoff_max=60.0)
+        )
+        await failed.wait()
+        with anyio.fail_after(3):
+            stopped = await running.drained()
+        assert stopped.reason is StopReason.DRAINED
+        assert await desk.committed() == 3
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_cancel_acks_nothing_of_what_is_in_hand(redis_url: str, is_async: bool) -> None:
+    """After the grace period all calls are cut off, or left behind in their threads."""
+    begun, release, after = threading.Semaphore(0), threading.Event(), []
+
+    async def price(_: Order) -> Priced:
+        begun.release()
+        await asyncio.sleep(60)
+        return Priced(1, 1.0)
+
+    def price_in_thread(order: Order) -> Priced:
+        begun.release()
+        release.wait(20)
+        after.append(order.number)
+        return Priced(1, 1.0)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(20))
+        running = await desk.start(desk.spec(price if is_async else price_in_thread, concurrency=4))
+        for _ in range(4):
+            await wait_for_async(lambda: begun.acquire(blocking=False), "a call has begun")
+        await running.cancelled()
+        release.set()
+        assert running.stopped is None
+        assert await desk.committed() == 0 and await desk.acked_entries() == []
+        assert desk.budget.used == 0
+    assert len(after) <= 4
+
+
+async def test_a_fenced_runner_stops_all_its_calls_and_adds_nothing(redis_url: str) -> None:
+    """Another owner took the partition: the next commit is refused."""
+    taken, cut = asyncio.Event(), []
+
+    async def price(order: Order) -> Priced:
+        if order.number == 0:
+            await taken.wait()
+            return Priced(0, 1.0)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cut.append(order.number)
+        return Priced(1, 1.0)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(20))
+        running = await desk.start(desk.spec(price, concurrency=4))
+        await wait_for_async(lambda: running.runner.busy_since_ms is not None, "calls run")
+        await desk.acquire(0, "w2")
+        taken.set()
+        with anyio.fail_after(5):
+            await running.ended.wait()
+        assert running.stopped is not None and running.stopped.reason is StopReason.FENCED
+        assert {1, 2, 3} <= set(cut)
+        assert await desk.acked_entries() == [] and desk.budget.used == 0
+
+
+async def test_a_closed_gate_lets_calls_end_and_none_begin(redis_url: str) -> None:
+    """When it opens they go on, as many at a time as before."""
+    watch, release = Watch(), asyncio.Event()
+
+    async def price(order: Order) -> None:
+        watch.begin(order)
+        await (asyncio.sleep(0.01) if release.is_set() else release.wait())
+        watch.end(order)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(100))
+        running = await desk.start(desk.spec(price, concurrency=4))
+        await wait_for_async(lambda: len(watch.begun) == 4, "four calls have begun")
+        desk.gate.close()
+        release.set()
+        await desk.until_committed(4)
+        assert len(watch.begun) == 4
+        watch.widest = 0
+        desk.gate.open()
+        await desk.until_committed(100)
+        assert watch.widest == 4
+        desk.gate.close()
+        assert (await running.drained()).reason is StopReason.DRAINED
+
+
+# -- bounds and figures --------------------------------------------------------------------------
+
+
+async def test_others_run_ahead_of_a_slow_record_only_so_far(redis_url: str) -> None:
+    """As many records as the window has are done twice after a crash, and no more."""
+    release, done = asyncio.Event(), []
+
+    async def price(order: Order) -> None:
+        if order.number == 0:
+            await release.wait()
+        done.append(order.number)
+
+    async with bench(redis_url) as desk:
+        await desk.producer.send_many([Order(n, f"k{n}") for n in range(3_000)])
+        running = await desk.start(desk.spec(price, concurrency=4))
+        await wait_for_async(lambda: len(done) == WINDOW_MIN - 1, "the window is full")
+        await wait_for_async(lambda: not running.runner.buffer.has_room, "no more is fetched")
+        assert len(done) == WINDOW_MIN - 1
+        release.set()
+        await desk.until_committed(3_000)
+        assert len(done) == 3_000
+
+
+async def test_the_window_holds_no_more_bytes_than_the_budget(redis_url: str) -> None:
+    """While the first record does not end, what the others hold is bounded by prefetch_bytes."""
+    release, limit = asyncio.Event(), 200_000
+
+    async def price(order: Order) -> None:
+        if order.number == 0:
+            await release.wait()
+
+    async with bench(redis_url, prefetch_bytes=limit, entry_bytes_max=10_000) as desk:
+        await desk.producer.send_many([Order(n, f"{n:05}" * 1_000) for n in range(200)])
+        running = await desk.start(desk.spec(price, concurrency=4))
+        await wait_for_async(lambda: desk.budget.used > limit / 2, "the budget is in use")
+        await wait_for_async(
+            lambda: not running.runner.buffer.waiting, "all that was fetched is in the window"
+        )
+        assert desk.budget.used <= limit
+        release.set()
+        await desk.until_committed(200)
+        await wait_for_async(lambda: desk.budget.used == 0, "all bytes are given back")
+
+
+async def test_a_full_acked_log_holds_calls_back_and_loses_nothing(redis_url: str) -> None:
+    """The reason is visible while it lasts; no record is handled twice."""
+    watch = Watch()
+    async with bench(redis_url, acked_entries_max=2) as desk:
+        await send(desk, range(4_000))
+        running = await desk.start(desk.spec(watched(watch, lambda _: 0), concurrency=4))
+        await wait_for_async(lambda: bool(running.states), "the state says why it waits")
+        assert "acked log full" in running.states[0]
+        committed = await desk.committed()
+        await wait_for_async(lambda: not running.runner.busy_since_ms, "nothing more is handled")
+        assert len(watch.begun) <= committed + WINDOW_MIN + 2 * 500
+        rows: list[int] = []
+        with anyio.fail_after(20):
+            while await desk.committed() < 4_000:
+                rows += await numbers_of(desk)
+                await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
+                await asyncio.sleep(0.02)
+        assert len(watch.begun) == 4_000
+    watch.check_order()
+
+
+async def test_the_call_that_has_been_running_for_longest_is_known(redis_url: str) -> None:
+    """The alarm of max_processing_time_ms names its entry, not one that has just begun."""
+    release = {0: asyncio.Event(), 2: asyncio.Event()}
+
+    async def price(order: Order) -> None:
+        if event := release.get(order.number):
+            await event.wait()
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(40))
+        running = await desk.start(desk.spec(price, concurrency=4))
+        ids = await desk.ids()
+        await wait_for_async(lambda: running.runner.oldest == ids[0], "the first call is the oldest")
+        since_ms = running.runner.busy_since_ms
+        assert since_ms is not None
+        release[0].set()
+        await wait_for_async(lambda: running.runner.oldest == ids[2], "the third call is")
+        release[2].set()
+        await desk.until_committed(40)
+        assert running.runner.oldest == "" and running.runner.busy_since_ms is None
+
+
+async def test_calls_that_never_wait_leave_the_event_loop_to_others(redis_url: str) -> None:
+    """All calls of a partition together get a slice of each turn."""
+    turns = 0
+
+    async def price(order: Order) -> None: ...
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(20_000))
+        running = await desk.start(desk.spec(price, concurrency=64))
+        while running.runner.records_done < 20_000:
+            turns += 1
+            await asyncio.sleep(0)
+    assert turns > 40
+
+
+async def rate(desk: Bench, handler: Callable[..., Any], count: int, **options: Any) -> float:
+    """Return how many records a second a handler gets through, in one partition."""
+    before = await desk.committed()
+    desk.gate.close()
+    running: Running = await desk.start(desk.spec(handler, **options))
+    await send(desk, range(count), keys=1_000)
+    await wait_for_async(lambda: running.runner.buffer.waiting >= min(count, 500), "records wait")
+    began = time.perf_counter()
+    desk.gate.open()
+    while running.runner.records_done < count:
+        await asyncio.sleep(0.001)
+    took = time.perf_counter() - began
+    await running.drained()
+    assert await desk.committed() == before + count
+    return count / took
+
+
+async def test_waiting_handlers_go_faster_by_far_side_by_side(
+    redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """5 ms of waiting, 1,000 keys, one partition: the medians of three runs in turn."""
+
+    async def wait(_: Order) -> None:
+        await asyncio.sleep(0.005)
+
+    rates: dict[int, list[float]] = {1: [], 64: []}
+    async with bench(redis_url) as desk:
+        for _ in range(3):
+            rates[1].append(await rate(desk, wait, 150))
+            rates[64].append(await rate(desk, wait, 4_000, concurrency=64))
+    one, many = (sorted(found)[1] for found in rates.values())
+    with capsys.disabled():
+        print(f"\nin order {one:,.0f}/s, concurrency 64 {many:,.0f}/s: {many / one:.1f} times")
+    assert many / one >= 15
+
+
+async def test_what_concurrency_costs_a_record(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Handlers that do nothing: 10,000 records a second and more."""
+
+    async def nothing(_: Order) -> None: ...
+
+    async def forward(order: Order) -> Priced:
+        return Priced(order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        plain = max([await rate(desk, nothing, 15_000, concurrency=64) for _ in range(3)])
+        forwarding = max([await rate(desk, forward, 15_000, concurrency=64) for _ in range(3)])
+    with capsys.disabled():
+        print(f"\nconcurrency 64, instant: {plain:,.0f}/s; forwarding a row: {forwarding:,.0f}/s")
+    assert plain > 10_000
