@@ -20,6 +20,11 @@ NO_REDIS_SERVER = (
 CONTRACT = Path(__file__).parent / "contract"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer to write the transcripts of tests/protocol anew."""
+    parser.addoption("--rewrite", action="store_true", help="write tests/protocol/*.txt as they come out now")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Insist on both servers where the suite decides about a change."""
     if REDIS_SERVER is None and os.environ.get("CI") == "true":

@@ -8,13 +8,14 @@ with its fields, so a new protocol needs nothing here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise
 
 from streamworker.core import claim_events as claims
 from streamworker.core import events as ev
 from streamworker.core import lease_events as leases
 from streamworker.core.control import (
+    ControlMessage,
     GroupChanged,
     LeaseChallenged,
     LeaseEnded,
@@ -23,6 +24,9 @@ from streamworker.core.control import (
 )
 from streamworker.core.locks import Acquired, Held, Stale
 from streamworker.core.membership import Membership
+
+ROUTINE = (ev.HeartbeatDone, ev.DeadlinePassed, ev.ControlReceived, leases.LeasesUpdated)
+"""Events that say nothing where nothing follows from them."""
 
 
 def step_in_words(event: ev.Event, effects: Sequence[ev.Effect]) -> list[str]:
@@ -37,8 +41,10 @@ def step_in_words(event: ev.Event, effects: Sequence[ev.Effect]) -> list[str]:
 
 
 def is_news(event: ev.Event, effects: Sequence[ev.Effect]) -> bool:
-    """Whether a step belongs in a transcript: something was done, or somebody was told yes or no."""
-    return bool(effects) or isinstance(event, ev.LocksAnswered | leases.LeaseRaced | claims.PartitionsClaimed)
+    """Whether a step belongs in a transcript."""
+    if isinstance(event, ev.ControlReceived) and any(isinstance(m, LeaseChallenged) for m in event.messages):
+        return True  # a wait begins
+    return bool(effects) or not isinstance(event, ROUTINE)
 
 
 def runs(numbers: Iterable[int]) -> str:
@@ -78,7 +84,7 @@ def event_in_words(event: ev.Event) -> str:
         case ev.DocumentChanged(generation):
             return f"DocumentChanged: generation {generation}"
         case ev.ControlReceived(messages):
-            return "ControlReceived: " + "; ".join(map(_message, messages))
+            return "ControlReceived: " + "; ".join(map(_message, _together(messages)))
         case ev.LocksAnswered(_, asked, replies):
             return "LocksAnswered: " + _by_words(
                 {p: _reply(replies[p]) if p in replies else "no answer" for p in asked}
@@ -225,6 +231,20 @@ def _document(document: bytes | None) -> str:
     return f"generation {membership.generation}, {_owners(membership)}"
 
 
+def _together(messages: Iterable[ControlMessage]) -> list[ControlMessage]:
+    """Return messages of one kind, owner and generation as one; each partition had its own."""
+    alike: dict[object, ControlMessage] = {}
+    for message in messages:
+        if isinstance(message, GroupChanged):
+            alike[message] = message
+            continue
+        key = (type(message), message.owner, message.generation)
+        before = alike.get(key)
+        known = () if before is None or isinstance(before, GroupChanged) else before.partitions
+        alike[key] = replace(message, partitions=(*known, *message.partitions))
+    return list(alike.values())
+
+
 def _message(message: object) -> str:
     match message:
         case GroupChanged(generation, cause, member, moved):
@@ -253,7 +273,7 @@ def _reply(reply: Acquired | Held | Stale) -> str:
 def _connections(connected: frozenset[int] | None) -> str:
     if connected is None:
         return "the server does not tell"
-    return ", ".join(map(str, sorted(connected))) or "none is connected"
+    return f"connected: {', '.join(map(str, sorted(connected))) or 'none'}"
 
 
 def _if_etag(etag: int) -> str:
@@ -261,7 +281,7 @@ def _if_etag(etag: int) -> str:
 
 
 def _entries(done: Mapping[int, int], refused: Mapping[int, claims.OwnershipEntry | None]) -> str:
-    words = {p: f"ETag {etag}" for p, etag in done.items()}
+    words = {p: f"with ETag {etag}" for p, etag in done.items()}
     for partition, entry in refused.items():
         words[partition] = (
             f"refused, {name_of(entry.owner)} has it with ETag {entry.etag}" if entry else "refused, no entry"

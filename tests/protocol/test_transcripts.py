@@ -1,0 +1,113 @@
+"""What the cores write in each scenario is what people have read and found right.
+
+``pytest tests/protocol --rewrite`` writes the transcripts anew; then read what has changed. How a
+scenario is written stands in ``streamworker/testing/scenario.py``.
+"""
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from streamworker.errors import ConfigurationError
+from streamworker.testing.scenario import Scenario, play, read
+from tests.protocol.steps import STEPS
+
+PATHS = sorted(Path(__file__).parent.glob("*.txt"))
+WIDTH = 130
+LINES = 100
+
+
+def scenario(path: Path) -> Scenario:
+    """Read one."""
+    return read(path.read_text("utf-8"))
+
+
+every_one = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+
+
+def is_right(text: str) -> bool:
+    """Whether the cores write what stands in a text."""
+    told, _ = play(read(text))
+    return str(told).splitlines() == text.splitlines()
+
+
+@every_one
+def test_the_cores_write_this_transcript(path: Path, request: pytest.FixtureRequest) -> None:
+    """Line by line; and an observer finds nothing wrong with what happened."""
+    text = path.read_text("utf-8")
+    told, violations = play(read(text))
+    if request.config.getoption("--rewrite"):
+        path.write_text(str(told), "utf-8")
+        text = str(told)
+    assert str(told).splitlines() == text.splitlines(), "if this is right: pytest tests/protocol --rewrite"
+    assert violations == ()
+
+
+@every_one
+def test_a_transcript_can_be_read_at_once(path: Path) -> None:
+    """On a screen or two, with a title, some prose and a result."""
+    one = scenario(path)
+    assert one.title[0].isupper() and one.title[-1] not in ".:"
+    assert any(line and not line.startswith("covers:") for line in one.about)
+    assert one.covers and one.transcript and one.result
+    assert len(one.transcript) <= LINES
+    assert max(map(len, [*one.about, *one.transcript])) <= WIDTH
+
+
+def test_there_are_enough_and_no_two_have_one_title() -> None:
+    """At least the 25 that were asked for."""
+    assert len({scenario(path).title for path in PATHS}) == len(PATHS) >= 25
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_each_step_of_the_sources_and_each_race_has_a_transcript(step: str) -> None:
+    """A scenario names in its line ``covers:`` what it shows."""
+    shown = {covered for path in PATHS for covered in scenario(path).covers}
+    assert step in shown, f"no transcript shows {step}: {STEPS[step]}"
+
+
+@every_one
+def test_what_a_transcript_covers_exists(path: Path) -> None:
+    """A step that was misspelt would be thought covered."""
+    assert set(scenario(path).covers) <= set(STEPS)
+
+
+@every_one
+def test_one_line_that_is_changed_or_missing_is_noticed(path: Path) -> None:
+    """Or these comparisons would prove nothing: the first, one in the middle, the last, the result."""
+    written = path.read_text("utf-8")
+    one, lines = read(written), written.splitlines()
+    first, last = lines.index(one.transcript[0]), len(lines) - 3
+    for at in (first, (first + last) // 2, last, len(lines) - 1):
+        assert not is_right("\n".join([*lines[:at], f"{lines[at]} not", *lines[at + 1 :]]))
+        assert not is_right("\n".join([*lines[:at], *lines[at + 1 :]]))
+
+
+def test_other_happenings_lead_to_another_transcript() -> None:
+    """The cores write it, not the file: the same text with one step less comes out differently."""
+    both = scenario(Path(__file__).with_name("003-2-a-second-worker-joins.txt"))
+    alone, _ = play(replace(both, steps=tuple(step for step in both.steps if step[1] != "w2 starts")))
+    assert alone.transcript != both.transcript
+    assert alone.result != both.result
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "given: membership, 4 partitions\n  0 ms  w1 starts",
+        "# A title\n  0 ms  w1 starts",
+        "# A title\ngiven: membership, 4 partitions\n  w1 starts",
+        "# A title\ngiven: membership, 4 partitions\n  0 ms  w1 explodes",
+        "# A title\ngiven: membership\n  0 ms  w1 starts",
+        "# A title\ngiven: paxos, 4 partitions\n  0 ms  w1 starts",
+        "# A title\ngiven: membership, 4 partitions, magic\n  0 ms  w1 starts",
+    ],
+    ids=count(1),
+)
+def test_a_scenario_that_cannot_be_understood_is_an_error_with_a_remedy(text: str) -> None:
+    """Nothing is passed over: a step with a slip of the pen would show something else."""
+    with pytest.raises(ConfigurationError) as raised:
+        play(read(text))
+    assert raised.value.remedy
