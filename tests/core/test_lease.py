@@ -21,7 +21,7 @@ from streamworker.core.lease_events import (
     UpdateLeases,
 )
 from streamworker.core.lease_timing import UNIT, LeaseTiming, race_delay_ms
-from streamworker.core.locks import Acquired, Stale
+from streamworker.core.locks import Acquired, Held, Stale
 from streamworker.errors import ConfigurationError, InternalError
 from streamworker.settings import Settings
 
@@ -277,6 +277,20 @@ def test_a_winner_starts_at_once_where_nobody_processes_the_partition() -> None:
     """Step 4: it takes the lock at the generation of its win."""
     _, effects = winner("")
     assert effects == [ev.AcquireLocks((0,), ME, 77, ())]
+
+
+def test_locks_that_were_refused_are_asked_for_at_the_generation_of_each_win() -> None:
+    """At the newest of all wins an older winner would displace a newer one."""
+    node = Node(2)
+    node.started()
+    for partition, generation in ((0, 77), (1, 78)):
+        node.control(challenged(partition))
+        node.pass_ms(2 * DELAY)
+        node.tell(LeaseRaced(partition, ME, generation, ""))
+    for partition in (0, 1):
+        node.tell(ev.LocksAnswered(ME, (partition,), {partition: Held(OTHER, 0)}))
+    again = [effect for effect in node.pass_ms(1_000) if isinstance(effect, ev.AcquireLocks)]
+    assert again == [ev.AcquireLocks((0,), ME, 77, ()), ev.AcquireLocks((1,), ME, 78, ())]
 
 
 def test_a_winner_waits_for_the_former_owner_to_say_that_it_ended() -> None:

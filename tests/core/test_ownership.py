@@ -143,6 +143,33 @@ def test_a_release_that_is_heard_of_means_nothing_for_what_we_run() -> None:
     assert desk.told(1) == []
 
 
+@pytest.mark.parametrize("reply", [HELD, Stale(9), None])
+def test_a_lock_that_is_granted_in_the_end_is_worked_on(reply: AcquireReply | None) -> None:
+    """Whatever was answered before."""
+    desk = Desk()
+    desk.assign(1)
+    desk.answer((1,), {} if reply is None else {1: reply})
+    desk.advance(2 * RETRY_MS)
+    assert ev.StartRunner(1, OWNER, lock(101)) in desk.answer((1,), {1: lock(101)})
+
+
+def test_a_release_that_is_heard_of_after_a_call_without_an_answer_ends_the_pause() -> None:
+    """As it does after a refusal."""
+    desk = Desk()
+    desk.assign(1)
+    desk.answer((1,), {})
+    assert desk.told(1) == [ask(1)]
+
+
+def test_a_partition_that_is_assigned_and_taken_away_in_one_moment_is_never_asked_for() -> None:
+    """Nothing was done, so nothing is to be undone."""
+    desk = Desk()
+    for desired in (frozenset({1}), frozenset[int]()):
+        desk.ownership.assign(desired, 5, (OWNER,), desk.now_ms)
+    assert desk.ownership.is_idle
+    assert desk.advance() == []
+
+
 def test_a_partition_that_is_taken_away_before_it_was_asked_for_is_forgotten() -> None:
     """Nothing is under way."""
     desk = Desk()
@@ -250,6 +277,32 @@ def test_a_fenced_partition_is_asked_for_again_only_if_it_is_assigned(stays: boo
     assert desk.advance(GRACE_MS) == ([ask(1)] if stays else [])
 
 
+@pytest.mark.parametrize("is_halted", [True, False])
+def test_a_fenced_partition_runs_again_when_its_lock_is_granted_anew(is_halted: bool) -> None:
+    """After a pause, or when we hear of a release. A halted one, too: others may have got past it."""
+    desk = Desk().running(1)
+    if is_halted:
+        desk.ownership.handle(ev.RunnerHalted(1, 101, "poison"), desk.now_ms)
+    desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms)
+    assert desk.advance(RETRY_MS - 1) == []
+    assert desk.told(1) == [ask(1)]
+    assert ev.StartRunner(1, OWNER, lock(102)) in desk.answer((1,), {1: lock(102)})
+
+
+def test_what_a_fenced_runner_says_later_is_passed_over() -> None:
+    """Its lock is somebody else's, whatever we do about it meanwhile."""
+    desk = Desk().running(1)
+    desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms)
+    ask_again, take_away = (lambda: desk.advance(2 * RETRY_MS)), (lambda: desk.assign(generation=6))
+    for state, go_on in ((State.WAITING, ask_again), (State.ACQUIRING, take_away), (State.WITHDRAWING, list)):
+        assert desk.ownership.state(1) is state
+        assert desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms) == []
+        assert desk.ownership.handle(ev.RunnerHalted(1, 101, "poison"), desk.now_ms) == []
+        assert desk.stopped(1, 101) == []
+        go_on()
+    assert desk.ownership.drop() == []
+
+
 def test_a_fenced_partition_that_came_back_while_it_drained_is_asked_for() -> None:
     """Its end by fencing is as good as its end by release."""
     desk = Desk().running(1)
@@ -267,6 +320,16 @@ def test_a_runner_that_halts_is_shown_with_its_reason_and_keeps_its_partition() 
     ]
     assert desk.advance(60_000) == []
     assert desk.ownership.state(1) is State.HALTED
+
+
+def test_a_runner_that_halts_again_shows_the_new_reason_and_still_drains_when_revoked() -> None:
+    """Several records may fail at a time."""
+    desk = Desk().running(1)
+    for reason in ("poison", "more poison"):
+        effects = desk.ownership.handle(ev.RunnerHalted(1, 101, reason), desk.now_ms)
+        assert effects == [ev.MarkLock(1, OWNER, 101, "halted", reason)]
+        assert desk.ownership.state(1) is State.HALTED
+    assert ev.DrainRunner(1, 101) in desk.assign(generation=6)
 
 
 def test_a_runner_that_halts_while_it_drains_still_has_to_stop() -> None:
