@@ -12,6 +12,8 @@ from typing import Any, Self
 from streamworker.errors import ConfigurationError
 
 ENV_PREFIX = "STREAMWORKER_"
+CAPACITY_MAX = 1_000
+"""Beyond this it is no proportion between machines but a mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,25 @@ class Settings:
     shutdown_timeout_ms: int = 30_000
     """A worker that was told to stop ends by now, whatever its handlers do; then with a
     non-zero exit code. Longer than the grace period."""
+
+    # -- sharing by load (assignment="weighted") -----------------------------------------------
+    capacity: int = 1
+    """What this worker can carry, beside the others of its group: one with 2 is given about twice
+    the load of one with 1. Set it in the worker's environment where machines differ."""
+    balance_interval_ms: int = 5_000
+    """How often load is measured and looked at. A look costs a worker one round trip. Longer than
+    a heartbeat, which carries it, and than most batches, so that a look sees several."""
+    balance_threshold_percent: int = 20
+    """Only a worker that stands so much above the mean gives partitions away, and only if whoever
+    takes one then stands lower than the giver did by as much. The larger, the less moves; up to
+    about half of it may be noise without any harm. Less than 100."""
+    balance_looks: int = 3
+    """In so many looks in a row it must have been too much: a burst moves nothing."""
+    balance_damping_percent: int = 50
+    """The part of what is too much that one step may move: the next step sees what it led to. At
+    most 100."""
+    balance_moves_per_minute: int = 10
+    """The most partitions of a group that load moves in a minute, whatever it does."""
 
     # -- handover by claims (coordination="claim") --------------------------------------------
     claim_cycle_ms: int = 1_000
@@ -132,6 +153,10 @@ class Settings:
         self._require("session_timeout_ms", ">=", 1, "dead_after_ms")
         self._require("drain_deadline_ms", ">=", 1, "grace_period_ms")
         self._require("shutdown_timeout_ms", ">=", 1, "grace_period_ms")
+        self._require("balance_interval_ms", ">=", 1, "heartbeat_interval_ms")
+        self._limit("balance_threshold_percent", 99)
+        self._limit("balance_damping_percent", 100)
+        self._limit("capacity", CAPACITY_MAX)
         self._require("claim_expiry_ms", ">=", 2, "claim_cycle_ms")
         self._require("claim_expiry_ms", ">=", 3, "call_timeout_ms")
         self._require("prefetch_bytes", ">=", 2, "entry_bytes_max")
@@ -151,6 +176,10 @@ class Settings:
                 f"Setting {name} is {mine}, and must be {relation} {times}{other} ({theirs}).",
                 remedy=f"Raise {name} to {least} or more, or lower {other}.",
             )
+
+    def _limit(self, name: str, most: int) -> None:
+        if (value := getattr(self, name)) > most:
+            raise ConfigurationError(f"Setting {name} is {value}.", remedy=f"It must be {most} at most.")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Self:

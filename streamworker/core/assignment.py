@@ -13,17 +13,40 @@ move about half of all partitions. Partitions that keep their owner are not touc
 that any balanced assignment can have. It needs the previous assignment, which the membership
 document holds, so that every member still computes the same answer; its price is that the answer
 depends on the group's history, and that a member's partitions are no run.
+
+``weighted`` leaves everything where it is but what has lost its owner, and what a newcomer's share
+of the load is. It goes by the weights and capacities in the document. What is uneven then, or
+becomes so later, ``balance`` puts right, slowly.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+from streamworker.core.weights import LEVEL, Scales, Weights
 
 Owners = tuple[str | None, ...]
 """Partition number to member id; None where the group has nobody to own it."""
 
-Strategy = Callable[[Sequence[str], int, Owners], Owners]
+EVEN = Weights()
+"""All partitions weigh the same and all members carry the same."""
 
 
-def range_assignment(members: Sequence[str], partitions: int, previous: Owners) -> Owners:  # noqa: ARG001
+class Strategy(Protocol):
+    """Says who should own what, given the members in join order and who owned what before."""
+
+    def __call__(
+        self, members: Sequence[str], partitions: int, previous: Owners, weights: Weights = EVEN, /
+    ) -> Owners:
+        """Return an owner for each partition."""
+
+
+def range_assignment(
+    members: Sequence[str],
+    partitions: int,
+    previous: Owners,  # noqa: ARG001
+    weights: Weights = EVEN,  # noqa: ARG001
+) -> Owners:
     """Give each member one contiguous run; the first ``partitions % n`` members get one more.
 
     Examples
@@ -44,7 +67,12 @@ def range_assignment(members: Sequence[str], partitions: int, previous: Owners) 
     return tuple(owners)
 
 
-def sticky_assignment(members: Sequence[str], partitions: int, previous: Owners) -> Owners:
+def sticky_assignment(
+    members: Sequence[str],
+    partitions: int,
+    previous: Owners,
+    weights: Weights = EVEN,  # noqa: ARG001
+) -> Owners:
     """Balance to one partition with the fewest moves; without a history, as ``range`` does.
 
     A partition whose previous owner is no member, or was not known, is free to go anywhere.
@@ -89,7 +117,60 @@ def sticky_assignment(members: Sequence[str], partitions: int, previous: Owners)
     return tuple(owners)
 
 
-STRATEGIES: dict[str, Strategy] = {"range": range_assignment, "sticky": sticky_assignment}
+def weighted_assignment(
+    members: Sequence[str], partitions: int, previous: Owners, weights: Weights = EVEN
+) -> Owners:
+    """Give the free to whoever stands lowest, and a newcomer its share; move nothing else.
+
+    A member without partitions is a newcomer, or was surplus until now. Where weights and
+    capacities are equal and the others balanced, the result is balanced to one partition.
+
+    Examples
+    --------
+    >>> weighted_assignment(["a", "b"], 4, ("a", "a", "a", "a"))
+    ('b', 'b', 'a', 'a')
+    >>> weighted_assignment(["a", "b"], 4, ("a", "a", "a", "a"), Weights((900, 100, 100, 100)))
+    ('a', 'b', 'b', 'b')
+    >>> weighted_assignment(["a", "b"], 6, ("a",) * 6, Weights(capacities={"b": 2}))
+    ('b', 'b', 'b', 'b', 'a', 'a')
+    >>> weighted_assignment(["a", "b"], 4, ("a", "gone", "gone", "b"))
+    ('a', 'a', 'b', 'b')
+    """
+    if not members:
+        return (None,) * partitions
+    known = previous[:partitions] + (None,) * (partitions - len(previous))
+    scales = Scales(members, known, weights)
+    for partition in sorted(scales.free, key=lambda p: (-scales.weight[p], p)):
+        scales.move(partition, None, scales.taker(scales.weight[partition], members))
+    for member in members:
+        if scales.has(member) == 0:
+            _give_share(scales, member)
+    return scales.owners()
+
+
+def _give_share(scales: Scales, newcomer: str) -> None:
+    """Fill a newcomer up to its share, from whoever stands highest."""
+    share = scales.mean(scales.members) * scales.capacity[newcomer] // LEVEL
+    ranks = {member: rank for rank, member in enumerate(scales.members) if member != newcomer}
+    highest = [(-scales.level(member), rank, member) for member, rank in ranks.items()]
+    heapify(highest)
+    while highest:
+        level, rank, giver = heappop(highest)
+        partition = scales.heaviest(giver, share - scales.load[newcomer])
+        if partition is None and scales.has(newcomer) == 0:
+            partition = scales.lightest(giver)  # rather a little too much than nothing
+        # It must help: the newcomer may not stand where the giver did.
+        if partition is None or scales.level(newcomer, scales.weight[partition]) >= -level:
+            continue
+        scales.move(partition, giver, newcomer)
+        heappush(highest, (-scales.level(giver), rank, giver))
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "range": range_assignment,
+    "sticky": sticky_assignment,
+    "weighted": weighted_assignment,
+}
 
 
 def moves(before: Owners, after: Owners) -> tuple[int, ...]:

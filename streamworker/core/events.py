@@ -76,11 +76,12 @@ class Call(Enum):
 
     DOCUMENT = "document"
     PROBE = "probe"
+    LOADS = "loads"
 
 
 @dataclass(frozen=True, slots=True)
 class CallFailed(Event):
-    """No answer to ``ReadDocument``, ``ChangeDocument`` or ``ProbePeers``."""
+    """No answer to ``ReadDocument``, ``ChangeDocument``, ``ProbePeers`` or ``ReadLoads``."""
 
     call: Call
 
@@ -102,6 +103,7 @@ class Beat:
     run_id: str
     """The server's run id when it connected: client ids start anew with the server."""
     load: int
+    """What all its partitions ask of it, in thousandths of a worker's time; 0 if it is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,15 @@ class PeersProbed(Event):
 
     connected: frozenset[int] | None
     """Client ids that the server still has; None where it does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadsRead(Event):
+    """Answer to ``ReadLoads``."""
+
+    loads: Mapping[str, Mapping[int, int]]
+    """By member what each of its partitions asks of it, in thousandths of a worker's time."""
+    server_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +215,19 @@ class StartHeartbeat(Effect):
 @dataclass(frozen=True, slots=True)
 class StopHeartbeat(Effect):
     """Send no more heartbeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLoad(Effect):
+    """From now on measure at this pace what our partitions ask of us, and let heartbeats carry it."""
+
+    every_ms: int
+    """0: no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLoads(Effect):
+    """Read what all members measured last. Answer: ``LoadsRead`` or ``CallFailed``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,18 @@ restart then gives nobody's partitions to anybody else.
 """
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, Self
 
 from streamworker.core.assignment import STRATEGIES, Owners, moves
+from streamworker.core.weights import Weights
 from streamworker.errors import ConfigurationError, CoordinationError
 
 RANKS_MAX = 8
 """Beyond this rank members no longer wait longer for each other."""
+MINUTE_MS = 60_000
 FORMAT = 1
 """Version of the document. A worker refuses one that it does not know."""
 
@@ -46,6 +48,8 @@ class Member:
     """Under which it comes back after a restart; empty for a member without a place to keep."""
     held_until_ms: int = 0
     """``held``: until when, by the server's clock."""
+    capacity: int = 1
+    """What it can carry, beside others."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,13 @@ class Membership:
     members: tuple[Member, ...]
     """In join order."""
     owners: Owners
+    weighed: tuple[int, ...] = ()
+    """What each partition weighed when the balancer last wrote that; empty if it never did."""
+    balanced: tuple[tuple[int, int], ...] = ()
+    """When the balancer moved something in the last minute, by the server's clock, and how much."""
 
-    # Invariant: len(owners) == partitions, and each owner is an active member, or one with a static
-    # id that is leaving or held: then the partition is parked.
+    # Invariants: len(owners) == partitions, and each owner is an active member, or one with a static
+    # id that is leaving or held: then the partition is parked. weighed is as long, or empty.
 
     @classmethod
     def empty(cls, partitions: int, strategy: str) -> Self:
@@ -93,6 +101,16 @@ class Membership:
     def present_ids(self) -> tuple[str, ...]:
         """Return the ids of the members that send heartbeats."""
         return tuple(member.id for member in self.members if member.state != "held")
+
+    @cached_property
+    def active_ids(self) -> tuple[str, ...]:
+        """Return the ids of the members that partitions are assigned to."""
+        return tuple(member.id for member in self.members if member.state == "active")
+
+    @cached_property
+    def weights(self) -> Weights:
+        """Return what partitions weigh and members can carry."""
+        return Weights(self.weighed, {each.id: each.capacity for each in self.members if each.capacity != 1})
 
     def names(self, member_ids: Collection[str]) -> str:
         """Return the names of some members, for people."""
@@ -184,30 +202,55 @@ class Membership:
             if member.id not in gone or member.static_id
         )
 
+    def with_weights(self, weighed: tuple[int, ...]) -> "Membership":
+        """Return the group with other weights; nothing moves by that."""
+        return replace(self, weighed=weighed)
+
+    def with_moves(self, given: Mapping[int, str], server_ms: int) -> "Membership":
+        """Return the group after the balancer gave partitions to others."""
+        recent = (each for each in self.balanced if self._is_recent(each[0], server_ms))
+        owners = tuple(given.get(partition, owner) for partition, owner in enumerate(self.owners))
+        return replace(self, owners=owners, balanced=(*recent, (server_ms, len(given))))
+
+    def moves_in_minute(self, server_ms: int) -> int:
+        """Return how many partitions the balancer moved in the last minute."""
+        return sum(moved for at_ms, moved in self.balanced if self._is_recent(at_ms, server_ms))
+
+    @staticmethod
+    def _is_recent(at_ms: int, server_ms: int) -> bool:
+        # What is later than now was written before the server's clock was set back: it does not count.
+        return server_ms - MINUTE_MS < at_ms <= server_ms
+
     def _reassigned(self, members: Iterable[Member], strategy: str | None = None) -> "Membership":
-        kept, name = tuple(members), strategy or self.strategy
-        active = [member.id for member in kept if member.state == "active"]
-        parked = {member.id for member in kept if member.static_id and member.state != "active"}
+        after = replace(self, strategy=strategy or self.strategy, members=tuple(members))
+        if after.strategy != "weighted":
+            after = replace(after, weighed=(), balanced=())
+        parked = {each.id for each in after.members if each.static_id and each.state != "active"}
         free = [p for p, owner in enumerate(self.owners) if owner not in parked]
-        given = STRATEGIES[name](active, len(free), tuple(self.owners[p] for p in free))
+        weighed = tuple(after.weighed[p] for p in free) if after.weighed else ()
+        weights = replace(after.weights, partitions=weighed)
+        previous = tuple(self.owners[p] for p in free)
+        given = STRATEGIES[after.strategy](after.active_ids, len(free), previous, weights)
         owners = list(self.owners)
         for partition, owner in zip(free, given, strict=True):
             owners[partition] = owner
-        return replace(self, strategy=name, members=kept, owners=tuple(owners))
+        return replace(after, owners=tuple(owners))
 
     def body(self) -> str:
         """Return the document as JSON without its generation, which the script puts in front."""
         position = {member.id: index for index, member in enumerate(self.members)}
-        return json.dumps(
-            {
-                "v": FORMAT,
-                "partitions": self.partitions,
-                "strategy": self.strategy,
-                "members": [_member_fields(member) for member in self.members],
-                "owners": [None if owner is None else position[owner] for owner in self.owners],
-            },
-            separators=(",", ":"),
-        )
+        fields: dict[str, Any] = {
+            "v": FORMAT,
+            "partitions": self.partitions,
+            "strategy": self.strategy,
+            "members": [_member_fields(member) for member in self.members],
+            "owners": [None if owner is None else position[owner] for owner in self.owners],
+        }
+        if self.weighed:
+            fields["weights"] = self.weighed
+        if self.balanced:
+            fields["balanced"] = self.balanced
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     @lru_cache(maxsize=16)
@@ -230,17 +273,24 @@ class Membership:
             members = tuple(_read_member(each) for each in fields["members"])
             owners = tuple(_read_owner(members, index) for index in fields["owners"])
             membership = cls(
-                int(fields["generation"]), int(fields["partitions"]), str(fields["strategy"]), members, owners
+                int(fields["generation"]),
+                int(fields["partitions"]),
+                str(fields["strategy"]),
+                members,
+                owners,
+                tuple(_read_whole(each) for each in fields.get("weights", ())),
+                tuple((_read_whole(at), _read_whole(moved)) for at, moved in fields.get("balanced", ())),
             )
         except (ValueError, OverflowError, RecursionError, LookupError, TypeError) as error:
             raise CoordinationError(
                 f"The membership document cannot be read: {error!r}.",
                 remedy="Something else wrote to it. Stop the workers, delete the key and start them again.",
             ) from error
-        if len(owners) != membership.partitions or membership.strategy not in STRATEGIES:
+        has_all = len(membership.weighed) in (0, len(owners)) and len(owners) == membership.partitions
+        if not has_all or membership.strategy not in STRATEGIES:
             raise CoordinationError(
-                f"The membership document names {len(owners)} owners for {membership.partitions} partitions "
-                f"under the assignment {membership.strategy!r}.",
+                f"The membership document names {len(owners)} owners and {len(membership.weighed)} weights "
+                f"for {membership.partitions} partitions under the assignment {membership.strategy!r}.",
                 remedy="Run the same release of streamworker on all workers of the group.",
             )
         return membership
@@ -259,6 +309,8 @@ def _member_fields(member: Member) -> dict[str, Any]:
         fields["static_id"] = member.static_id
     if member.state == "held":
         fields["held_until_ms"] = member.held_until_ms
+    if member.capacity != 1:
+        fields["capacity"] = member.capacity
     return fields
 
 
@@ -273,7 +325,15 @@ def _read_member(fields: dict[str, Any]) -> Member:
         states.get(fields["state"], "active"),
         str(fields.get("static_id", "")),
         int(fields.get("held_until_ms", 0)),
+        max(1, int(fields.get("capacity", 1))),
     )
+
+
+def _read_whole(value: Any) -> int:
+    number = int(value)
+    if number < 0:
+        raise ValueError("a negative weight, time or number")
+    return number
 
 
 def _read_owner(members: tuple[Member, ...], index: int | None) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from streamworker.core.balance import BalanceRules
 from streamworker.core.claim import ClaimCore
 from streamworker.core.claim_timing import ClaimTiming
 from streamworker.core.events import Effect, Event
@@ -49,6 +50,8 @@ class Setup:
     """The time spans of the protocol ``lease``."""
     claim: ClaimTiming = field(default_factory=ClaimTiming)
     """The time spans of the protocol ``claim``."""
+    balance: BalanceRules = field(default_factory=BalanceRules)
+    """When load makes partitions move, under the assignment ``weighted``."""
 
 
 def membership(setup: Setup) -> Coordinator:
@@ -60,6 +63,7 @@ def membership(setup: Setup) -> Coordinator:
         timing=setup.timing,
         nonce=setup.nonce,
         jitter=setup.jitter,
+        balance=setup.balance,
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from streamworker.core.balance import Balancer, BalanceRules, Verdict
 from streamworker.core.control import GroupChanged, PartitionsReleased
 from streamworker.core.conversation import Conversation
 from streamworker.core.events import (
@@ -27,9 +28,11 @@ from streamworker.core.events import (
     Event,
     Finished,
     HeartbeatDone,
+    LoadsRead,
     Note,
     PeersProbed,
     ProbePeers,
+    ReportLoad,
     Started,
     StartHeartbeat,
     StopHeartbeat,
@@ -43,13 +46,15 @@ from streamworker.core.pulse import Pulse
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a worker is to people."""
+    """Who a worker is to others."""
 
     name: str
     host: str
     pid: int
     static_id: str = ""
     """Under which it comes back after a restart; empty if its place is not kept."""
+    capacity: int = 1
+    """What it can carry, beside the other workers of its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,8 @@ class WorkerCore:
         Returns a text that is new each time; part of the member's id.
     jitter
         Returns a number from 0 up to its argument.
+    balance
+        When load makes partitions move, under the assignment ``weighted``.
     """
 
     def __init__(
@@ -103,6 +110,7 @@ class WorkerCore:
         timing: Timing,
         nonce: Callable[[], str],
         jitter: Callable[[int], int],
+        balance: BalanceRules | None = None,
     ) -> None:
         self._identity = identity
         self._timing = timing
@@ -119,6 +127,10 @@ class WorkerCore:
         )
         self._asked: tuple[int, ...] | None = None
         self._dead: frozenset[str] = frozenset()
+        self._rules = balance or BalanceRules()
+        self._balancer = Balancer(self._rules)
+        self._verdict: Verdict | None = None
+        self._is_measuring = self._is_balancer = False
         self._renew_identity()
 
     @property
@@ -155,6 +167,7 @@ class WorkerCore:
             return []
         effects = self._dispatch(event, now_ms)
         effects += self._pulse.check(now_ms)
+        effects += self._balancer.advance(now_ms, is_our_turn=self._is_balancer)
         effects += self._ownership.advance(now_ms)
         if self._ownership.view_is_stale:
             self._ownership.view_is_stale = False
@@ -169,6 +182,7 @@ class WorkerCore:
         times = (
             self._ownership.next_deadline_ms(),
             self._pulse.next_deadline_ms(),
+            self._balancer.next_deadline_ms(),
             self._talk.next_deadline_ms(),
         )
         return min((at for at in times if at is not None), default=None)
@@ -189,6 +203,10 @@ class WorkerCore:
                 self._talk.failed(now_ms)
             case CallFailed(Call.PROBE):
                 self._asked = None
+            case CallFailed(Call.LOADS):
+                self._balancer.failed()
+            case LoadsRead():
+                self._verdict = self._balancer.seen(event, self.membership)
             case ControlReceived():
                 self._control(event, now_ms)
             case HeartbeatDone():
@@ -220,7 +238,15 @@ class WorkerCore:
         me, hold_until_ms = now.present(self.member), server_ms + self._timing.hold_ms
         if self._phase is Phase.JOINING and me is None:
             cause = "return" if now.place_for(who.static_id, self._former) else "join"
-            joining = Member(self.member, who.name, who.host, who.pid, server_ms, static_id=who.static_id)
+            joining = Member(
+                self.member,
+                who.name,
+                who.host,
+                who.pid,
+                server_ms,
+                static_id=who.static_id,
+                capacity=who.capacity,
+            )
             kept = now if who.static_id else now.without(self._former)
             return cause, who.name, kept.with_member(joining, self._strategy)
         if me is None:
@@ -235,10 +261,15 @@ class WorkerCore:
             return "death", now.names(dead), now.with_gone(dead, hold_until_ms)
         if over := now.expired(server_ms, self.member, self._timing.heartbeat_interval_ms // 2):
             return "hold-expired", now.names(over), now.without(over)
+        verdict, self._verdict = self._verdict, None
+        if verdict is not None and verdict.before == now.generation:
+            givers = {owner for p in now.moved(verdict.after) if (owner := now.owners[p])}
+            return verdict.cause, now.names(givers or {self.member}), verdict.after
         return None
 
     def _adopt(self, membership: Membership, now_ms: int) -> list[Effect]:
         """Act on the newest version, whatever lies between it and the last one that we knew."""
+        self._take_turn()
         me = membership.present(self.member)
         if me is None:
             return self._removed()
@@ -251,6 +282,9 @@ class WorkerCore:
                 StartHeartbeat(self.member),
                 Note("joined", {"member": self.member, "generation": membership.generation}),
             ]
+        if self._is_measuring != (membership.strategy == "weighted"):
+            self._is_measuring = not self._is_measuring
+            effects.append(ReportLoad(self._rules.interval_ms if self._is_measuring else 0))
         desired = frozenset[int]() if self._phase is Phase.LEAVING else membership.owned_by(self.member)
         return effects + self._ownership.assign(desired, membership.generation, membership.ids, now_ms)
 
@@ -315,7 +349,16 @@ class WorkerCore:
         present = self.membership.present_ids
         ask = self._peers.observe(self.member, present, event.beats, event.run_id, now_ms)
         self._dead = frozenset(self._dead & set(self._peers.suspects))
+        self._take_turn()
         if self._peers.suspects and self._asked is None:
             self._asked = ask
             effects.append(ProbePeers(ask))
         return effects
+
+    def _take_turn(self) -> None:
+        """See whether we are the balancer: the first active member that is not silent."""
+        self._is_balancer = False
+        if self._phase is Phase.MEMBER and self.membership.strategy == "weighted":
+            silent = self._peers.suspects
+            first = next((each for each in self.membership.active_ids if each not in silent), "")
+            self._is_balancer = first == self.member

@@ -148,6 +148,11 @@ class GroupKeys:
         return f"{self._group_tag}:claims"
 
     @property
+    def loads(self) -> str:
+        """What each member's partitions ask of it."""
+        return f"{self._group_tag}:loads"
+
+    @property
     def lease_grab(self) -> str:
         """Who won the race for a partition."""
         return f"{self._group_tag}:grab"
@@ -245,6 +250,12 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         "hash",
         "Member id to its last heartbeat: server ms, client id, run id of the server, load.",
         "sw:{shop.orders:price}:beats",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:loads",
+        "hash",
+        'With `assignment="weighted"`: member id to `partition:load,...` as it last measured; `-` for none.',
+        "sw:{shop.orders:price}:loads",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:claims",

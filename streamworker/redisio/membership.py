@@ -3,13 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamworker.core.events import Beat
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.link import Argument
+from streamworker.redisio.loads import loads_text
 from streamworker.redisio.scripts import CHANGE_MEMBERS, HEARTBEAT, checked
 
 _CLIENT = re.compile(rb"(?:^|\n)id=(\d+) ")
@@ -95,22 +96,35 @@ async def change_members(
     args: list[Argument] = [expected or "", body, len(flat), *flat, len(removed), *removed, len(added)]
     for member in added:
         args += (member, _beat_text(0, "", 0))
-    reply = checked(await backend.run(CHANGE_MEMBERS, (keys.members, keys.control, keys.beats), args))
+    touched = (keys.members, keys.control, keys.beats, keys.loads)
+    reply = checked(await backend.run(CHANGE_MEMBERS, touched, args))
     if reply[0] == b"OK":
         return Changed(int(reply[1]), int(reply[2]))
     return Conflict(reply[1], int(reply[2]))
 
 
-async def heartbeat(
-    backend: Backend, beats: Sequence[tuple[GroupKeys, str, int, str, int]]
-) -> list[HeartbeatReply | BackendError]:
+class Renewal(NamedTuple):
+    """What a heartbeat says of one membership."""
+
+    keys: GroupKeys
+    member: str
+    client_id: int
+    """Of the connection that carries it; see :meth:`Backend.identity`."""
+    run_id: str
+    """Of the server."""
+    load: int = 0
+    """What all partitions of the member ask of it."""
+    loads: Mapping[int, int] | None = None
+    """What each asks, where that was measured since the last heartbeat."""
+
+
+async def heartbeat(backend: Backend, renewals: Sequence[Renewal]) -> list[HeartbeatReply | BackendError]:
     """Renew memberships in several groups, in one round trip. May be repeated.
 
     Parameters
     ----------
-    beats
-        For each group its keys, the member's id, the client id of this connection, the server's
-        run id (see :meth:`Backend.identity`), and the member's load.
+    renewals
+        One for each group.
 
     Returns
     -------
@@ -124,8 +138,11 @@ async def heartbeat(
         Without an answer.
     """
     calls = [
-        ((keys.members, keys.beats), (member, _beat_text(client_id, run_id, load)))
-        for keys, member, client_id, run_id, load in beats
+        (
+            (each.keys.members, each.keys.beats, each.keys.loads),
+            (each.member, _beat_text(each.client_id, each.run_id, each.load), loads_text(each.loads)),
+        )
+        for each in renewals
     ]
     return [_heartbeat_reply(reply) for reply in await backend.run_many(HEARTBEAT, calls)]
 

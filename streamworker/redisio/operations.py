@@ -17,15 +17,17 @@ from streamworker.core.events import (
     DocumentRead,
     Effect,
     Event,
+    LoadsRead,
     LocksAnswered,
     LocksReleased,
     MarkLock,
     PeersProbed,
     ProbePeers,
     ReadDocument,
+    ReadLoads,
     ReleaseLocks,
 )
-from streamworker.redisio import control, locks, membership, operations_claim, operations_lease
+from streamworker.redisio import control, loads, locks, membership, operations_claim, operations_lease
 from streamworker.redisio.operation import Access, Operation
 
 
@@ -58,6 +60,12 @@ async def probe_peers(access: Access, effect: ProbePeers) -> Event:
     return PeersProbed(None if connected is None else frozenset(connected))
 
 
+async def read_loads(access: Access, effect: ReadLoads) -> Event:
+    """Read what all members measured."""
+    del effect
+    return LoadsRead(*await loads.read_loads(access.backend, access.keys))
+
+
 async def acquire_locks(access: Access, effect: AcquireLocks) -> Event:
     """Ask for locks."""
     replies = await locks.acquire_many(
@@ -82,6 +90,7 @@ OPERATIONS: dict[type[Effect], Operation] = {
     ReadDocument: Operation(read_document, lambda _: CallFailed(Call.DOCUMENT)),
     ChangeDocument: Operation(change_document, lambda _: CallFailed(Call.DOCUMENT)),
     ProbePeers: Operation(probe_peers, lambda _: CallFailed(Call.PROBE)),
+    ReadLoads: Operation(read_loads, lambda _: CallFailed(Call.LOADS)),
     AcquireLocks: Operation(acquire_locks, lambda effect: LocksAnswered(effect.owner, effect.partitions, {})),
     ReleaseLocks: Operation(
         release_locks, lambda effect: LocksReleased(effect.owner, tuple(effect.epochs), frozenset())

@@ -10,7 +10,7 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ from streamworker.core.events import (
     Note,
     PauseBatches,
     PostControl,
+    ReportLoad,
     ResumeBatches,
     RunnerFenced,
     RunnerHalted,
@@ -58,6 +59,7 @@ from streamworker.runtime.committer import Committer
 from streamworker.runtime.declaring import declare
 from streamworker.runtime.fetcher import Fetcher
 from streamworker.runtime.keeper import Keeper, monotonic_ms
+from streamworker.runtime.measuring import measure
 from streamworker.runtime.pauses import Pauses
 from streamworker.runtime.runner import PartitionRunner, Stopped, StopReason
 from streamworker.runtime.signals import Gate
@@ -121,6 +123,7 @@ class Group:
         self._arrived = anyio.Event()
         self._running: dict[int, _Running] = {}
         self._gate = Gate()
+        self._measuring = anyio.CancelScope()
         self._committer = Committer(backend, self.keys, settings, rng)
         self._fetcher = Fetcher(
             backend,
@@ -236,6 +239,11 @@ class Group:
                 self._has_joined = True
             case StopHeartbeat():
                 self._keeper.forget(self.keys)
+            case ReportLoad(every_ms):
+                self._measuring.cancel()
+                self._measuring = anyio.CancelScope()
+                if every_ms:
+                    self._spawn(self._measure, every_ms, self._measuring)
             case StartRunner():
                 running = self._running[effect.partition] = _Running(effect.lock.epoch)
                 self._spawn(self._run_partition, effect, running)
@@ -387,6 +395,16 @@ class Group:
         self._log.error("stream_went_back", partition=partition, detail=detail)
         if running is not None and not running.drained.is_set():
             self.deliver(RunnerHalted(partition, running.epoch, detail))
+
+    async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:
+        def runners() -> dict[int, PartitionRunner]:
+            return {p: running.runner for p, running in self._running.items() if running.runner}
+
+        def report(loads: Mapping[int, int]) -> None:
+            self._keeper.report(self.keys, loads)
+
+        with scope:
+            await measure(self._backend, self.keys, runners, report, every_ms, self._log)
 
     # -- maintenance ---------------------------------------------------------------------------
 

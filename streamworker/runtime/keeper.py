@@ -15,14 +15,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from streamworker.core.events import HeartbeatDone
 from streamworker.errors import BackendError
 from streamworker.log import get_logger
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.membership import HeartbeatReply, heartbeat
+from streamworker.redisio.membership import HeartbeatReply, Renewal, heartbeat
 from streamworker.settings import Settings
 
 log = get_logger("streamworker.keeper")
@@ -47,6 +47,8 @@ class Keeper:
         self._name = name
         self._lock = threading.Lock()
         self._kept: dict[GroupKeys, tuple[str, Deliver]] = {}
+        self._loads: dict[GroupKeys, tuple[int, Mapping[int, int] | None]] = {}
+        """The last load of each group, and by partition until a heartbeat has carried that."""
         self._pending: dict[GroupKeys, tuple[Deliver, HeartbeatDone]] = {}
         self._scheduled_ms: int | None = None
         self._stalled = False
@@ -81,6 +83,12 @@ class Keeper:
         """Renew a membership no longer."""
         with self._lock:
             self._kept.pop(keys, None)
+            self._loads.pop(keys, None)
+
+    def report(self, keys: GroupKeys, loads: Mapping[int, int]) -> None:
+        """Let heartbeats carry what the partitions of a membership ask of us."""
+        with self._lock:
+            self._loads[keys] = (sum(loads.values()), loads)
 
     # -- in the keeper's thread ----------------------------------------------------------------
 
@@ -121,11 +129,14 @@ class Keeper:
     async def _beat(self, backend: Backend, connection: int, run_id: str) -> None:
         with self._lock:
             kept = list(self._kept.items())
+            loads, self._loads = self._loads, {keys: (load, None) for keys, (load, _) in self._loads.items()}
         if not kept:
             return
         sent_ms = monotonic_ms()
+        none = (0, None)
         replies = await heartbeat(
-            backend, [(keys, member, connection, run_id, 0) for keys, (member, _) in kept]
+            backend,
+            [Renewal(keys, member, connection, run_id, *loads.get(keys, none)) for keys, (member, _) in kept],
         )
         with self._lock:
             for (keys, (member, deliver)), reply in zip(kept, replies, strict=True):

@@ -142,6 +142,10 @@ class PartitionRunner:
         """When the call that is running began, by the monotonic clock."""
         self.records_done = 0
         """Entries committed by this runner."""
+        self.epoch = lock.epoch
+        self._began_ms = now_ms()
+        self._rested_ms = 0
+        self._resting_since_ms: int | None = None
         self.acked_trim_rows = 0
         """Rows of the acked log that every reader is past; set from outside, 0 to trim nothing."""
         overlaps = spec.concurrency > 1
@@ -226,16 +230,20 @@ class PartitionRunner:
     async def wait_may_start(self) -> bool:
         """Wait until a call may start; False if none may any more."""
         while not self._draining and not self._gate.is_open:
+            self._rests()
             async with anyio.create_task_group() as either:
                 either.start_soon(_first, self._gate.wait, either.cancel_scope)
                 either.start_soon(_first, self._drain.wait, either.cancel_scope)
+            self._works()
         return not self._draining
 
     async def pause(self, pause_ms: int) -> bool:
         """Pause before another attempt; False if the partition is to be drained meanwhile."""
         if not self._draining:
+            self._rests()
             with anyio.move_on_after(pause_ms / 1000):
                 await self._drain.wait()
+            self._works()
         return await self.wait_may_start()
 
     async def _stay_halted(self, reason: str) -> None:
@@ -259,18 +267,23 @@ class PartitionRunner:
         while await self.wait_may_start() and not interrupted():
             if buffer.closed:
                 # Nothing comes any more: the partition is lost, or is no longer fetched.
+                self._rests()
                 await self._drain.wait()
                 continue
             first_at_ms = buffer.first_at_ms
             if first_at_ms is None:
+                self._rests()
                 await buffer.wait_nonempty()
                 continue
             age_ms = now_ms() - first_at_ms
             full = not buffer.has_room
             if limits.is_ready(buffer.waiting, buffer.waiting_bytes, age_ms, no_more=full):
+                self._works()
                 return buffer.take(limits.records, limits.bytes)
+            self._rests()
             with anyio.move_on_after((limits.within_ms - age_ms) / 1000):
                 await buffer.wait_change()
+        self._works()
         return []
 
     def begins(self) -> None:
@@ -281,6 +294,24 @@ class PartitionRunner:
         """Note that a call ended well."""
         self.progress_ms = now_ms()
         self.busy_since_ms = None
+
+    def worked_ms(self, at_ms: int) -> int:
+        """Return how long this runner has been at work: all its time but the waiting for entries.
+
+        It is counted where it waits, which is only when there is nothing to do, so that records
+        cost nothing by it.
+        """
+        resting_ms = 0 if self._resting_since_ms is None else at_ms - self._resting_since_ms
+        return at_ms - self._began_ms - self._rested_ms - resting_ms
+
+    def _rests(self) -> None:
+        if self._resting_since_ms is None:
+            self._resting_since_ms = now_ms()
+
+    def _works(self) -> None:
+        if self._resting_since_ms is not None:
+            self._rested_ms += now_ms() - self._resting_since_ms
+            self._resting_since_ms = None
 
     # -- commits out -----------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from streamworker.core.balance import BalanceRules
 from streamworker.core.claim_timing import ClaimTiming
 from streamworker.core.lease_timing import LeaseTiming
 from streamworker.core.protocols import Coordinator, Setup, make_coordinator
@@ -136,7 +137,9 @@ class Worker:
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
         settings = self._settings
         setup = Setup(
-            identity=Identity(self.name, socket.gethostname(), os.getpid(), self._static_id),
+            identity=Identity(
+                self.name, socket.gethostname(), os.getpid(), self._static_id, settings.capacity
+            ),
             partitions=spec.stream.partitions,
             assignment=self._app.assignment,
             timing=Timing(
@@ -150,6 +153,13 @@ class Worker:
             ),
             nonce=lambda: secrets.token_hex(4),
             jitter=lambda most: rng.randint(0, most),
+            balance=BalanceRules(
+                interval_ms=settings.balance_interval_ms,
+                threshold_percent=settings.balance_threshold_percent,
+                looks=settings.balance_looks,
+                damping_percent=settings.balance_damping_percent,
+                moves_per_minute=settings.balance_moves_per_minute,
+            ),
             claim=ClaimTiming(cycle_ms=settings.claim_cycle_ms, expiry_ms=settings.claim_expiry_ms),
             lease=LeaseTiming(
                 normal_lease_ms=settings.lease_normal_ms,

@@ -104,6 +104,7 @@ class _Stored:
     locks: list[Lock]
     document: bytes | None = None
     beats: dict[str, ev.Beat] = field(default_factory=dict)
+    loads: dict[str, Mapping[int, int]] = field(default_factory=dict)
     control: list[tuple[int, ControlMessage]] = field(default_factory=list)
 
 
@@ -199,6 +200,7 @@ class RedisModel:
         self.history.append(Membership.parse(document))
         for member in effect.removed:
             self.beats.pop(member, None)
+            self.stored.loads.pop(member, None)
         for member in effect.added:
             self.beats[member] = ev.Beat(self._clock(), 0, "", 0)
         self.post(replace(effect.message, generation=generation))
@@ -220,12 +222,21 @@ class RedisModel:
             fresh.append(message)
         return self._serial, tuple(reversed(fresh))
 
-    def heartbeat(self, member: str, connection: int, sent_ms: int, load: int = 0) -> ev.HeartbeatDone:
+    def heartbeat(
+        self,
+        member: str,
+        connection: int,
+        sent_ms: int,
+        load: int = 0,
+        loads: Mapping[int, int] | None = None,
+    ) -> ev.HeartbeatDone:
         """``heartbeat.lua``."""
         self.commands += 1
         lost = member not in self.beats
         if not lost:
             self.beats[member] = ev.Beat(self._clock(), connection, self.run_id, load)
+            if loads is not None:
+                self.stored.loads[member] = dict(loads)
         beats = {} if lost else dict(self.beats)
         return ev.HeartbeatDone(member, lost, self._generation(), sent_ms, self.run_id, beats)
 
@@ -233,6 +244,10 @@ class RedisModel:
     def run_id(self) -> str:
         """The server's run id."""
         return f"run-{self.run}"
+
+    def read_loads(self) -> ev.Event:
+        """``HGETALL loads``."""
+        return ev.LoadsRead(dict(self.stored.loads), self._clock())
 
     def probe(self, connections: Sequence[int]) -> ev.Event:
         """``CLIENT LIST ID``."""
@@ -406,6 +421,7 @@ OPERATIONS: Mapping[type[ev.Effect], Callable[[RedisModel, Any, Callable[[], boo
     ev.ReadDocument: lambda model, _effect, _lost: model.read(),
     ev.ChangeDocument: lambda model, effect, _lost: model.change(effect),
     ev.ProbePeers: lambda model, effect, _lost: model.probe(effect.connections),
+    ev.ReadLoads: lambda model, _effect, _lost: model.read_loads(),
     ev.AcquireLocks: _acquire,
     ev.ReleaseLocks: _release,
 }
@@ -414,6 +430,7 @@ UNANSWERED: dict[type[ev.Effect], Callable[[Any], ev.Event]] = {
     ev.ReadDocument: lambda _: ev.CallFailed(ev.Call.DOCUMENT),
     ev.ChangeDocument: lambda _: ev.CallFailed(ev.Call.DOCUMENT),
     ev.ProbePeers: lambda _: ev.CallFailed(ev.Call.PROBE),
+    ev.ReadLoads: lambda _: ev.CallFailed(ev.Call.LOADS),
     ev.AcquireLocks: lambda effect: ev.LocksAnswered(effect.owner, effect.partitions, {}),
     ev.ReleaseLocks: lambda effect: ev.LocksReleased(effect.owner, tuple(effect.epochs), frozenset()),
 }

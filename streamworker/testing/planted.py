@@ -7,6 +7,7 @@ require that the simulator finds it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
@@ -248,9 +249,9 @@ class _LocksOfTheDead(RedisModel):
 
 @_model("a heartbeat brings a removed member back")
 class _BeatReturns(RedisModel):
-    def heartbeat(self, member: str, connection: int, sent_ms: int, load: int = 0) -> ev.HeartbeatDone:
+    def heartbeat(self, member: str, *arguments: Any, **named: Any) -> ev.HeartbeatDone:
         self.beats.setdefault(member, ev.Beat(0, 0, "", 0))
-        return super().heartbeat(member, connection, sent_ms, load)
+        return super().heartbeat(member, *arguments, **named)
 
 
 @_model("generations go up by one, whatever was lost", "failover,start,stop,disconnect")

@@ -258,7 +258,8 @@ async def test_the_documented_rights_are_enough(redis_url: str, raw: "redis.Redi
         await membership.change_members(
             backend, GROUP, expected=0, body='{"v":1}', message={"kind": "x"}, added=["w1"], removed=["w0"]
         )
-        await membership.heartbeat(backend, [(GROUP, "w1", *await backend.identity(), 0)])
+        renewal = membership.Renewal(GROUP, "w1", *await backend.identity())
+        await membership.heartbeat(backend, [renewal])
         assert await membership.connected(backend, [1]) is not None
         await control.post(backend, GROUP, [{"kind": "x"}])
         await readers.register_reader(backend, GROUP, "spark", ReaderPosition({0: 1}, {0: lock.log}, 1))

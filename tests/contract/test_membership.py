@@ -8,9 +8,9 @@ import redis
 
 from streamworker.core.entries import ZERO
 from streamworker.errors import BackendRefused
-from streamworker.redisio import control, membership
+from streamworker.redisio import control, loads, membership
 from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.membership import Changed, Conflict, HeartbeatReply
+from streamworker.redisio.membership import Changed, Conflict, HeartbeatReply, Renewal
 from tests.contract.support import GROUP, OTHER_GROUP, Group, everything
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ async def change(group: Group, expected: int, body: str = '{"v":1}', **more: lis
 
 async def beat(group: Group, *beats: tuple[GroupKeys, str, int, str, int]) -> list[HeartbeatReply]:
     """Send heartbeats that are all answered."""
-    replies = await membership.heartbeat(group.backend, beats)
+    replies = await membership.heartbeat(group.backend, [Renewal(*each) for each in beats])
     answered = [reply for reply in replies if isinstance(reply, HeartbeatReply)]
     assert len(answered) == len(beats), replies
     return answered
@@ -141,6 +141,26 @@ async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: "redis
     assert list(raw.hkeys(GROUP.beats)) == [b"b.1"]
 
 
+async def test_a_heartbeat_carries_what_was_measured_and_only_who_asks_reads_it(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """A measurement stands until the next one, and goes when its member does."""
+    first = await change(group, 0, added=["a.1", "b.1"])
+    assert isinstance(first, Changed)
+    a = Renewal(GROUP, "a.1", 5, "run", 420, {3: 300, 0: 120})
+    await membership.heartbeat(group.backend, [a, Renewal(GROUP, "b.1", 6, "run", 0, {})])
+    (reply,) = await beat(group, (GROUP, "a.1", 5, "run", 420))
+    assert reply.beats["a.1"].load == 420
+    measured, server_ms = await loads.read_loads(group.backend, GROUP)
+    assert measured == {"a.1": {0: 120, 3: 300}, "b.1": {}}
+    assert server_ms >= reply.server_ms
+    await change(group, first.generation, removed=["a.1"])
+    await membership.heartbeat(group.backend, [a])
+    assert (await loads.read_loads(group.backend, GROUP))[0] == {"b.1": {}}
+    raw.hset(GROUP.loads, mapping={"x": "nonsense", "y": "1:2,", "z": b"\xff", "": "3:4:5"})
+    assert (await loads.read_loads(group.backend, GROUP))[0] == {"b.1": {}}
+
+
 async def test_heartbeats_of_several_groups_share_a_round_trip(group: Group) -> None:
     """Lost in one group says nothing about the other."""
     await change(group, 0, added=["a.1"])
@@ -156,7 +176,7 @@ async def test_a_broken_key_of_one_group_holds_up_no_heartbeat_of_another(
     """The worker's other processors go on, and the error names the key."""
     await change(group, 0, added=["a.1"])
     raw.lpush(OTHER_GROUP.beats, "mine")
-    calls = [(OTHER_GROUP, "a.2", 5, "run", 0), (GROUP, "a.1", 5, "run", 0)]
+    calls = [Renewal(OTHER_GROUP, "a.2", 5, "run"), Renewal(GROUP, "a.1", 5, "run")]
     theirs, ours = await membership.heartbeat(group.backend, calls)
     assert isinstance(theirs, BackendRefused)
     assert OTHER_GROUP.beats in str(theirs)

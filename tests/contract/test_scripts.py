@@ -57,10 +57,10 @@ CALLS = {
         Call(scripts.TRIM, (EVENTS, ACKED), (5, 100)),
         Call(
             scripts.CHANGE_MEMBERS,
-            (GROUP.members, GROUP.control, GROUP.beats),
+            (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads),
             ("", '{"v":1}', 2, "kind", "changed", 1, "gone", 1, "a", "0||0"),
         ),
-        Call(scripts.HEARTBEAT, (GROUP.members, GROUP.beats), ("a", "1|run|0")),
+        Call(scripts.HEARTBEAT, (GROUP.members, GROUP.beats, GROUP.loads), ("a", "1|run|0", "3:120")),
         Call(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS), ("price", "1-0", 1, "")),
         Call(scripts.COUNT, (EVENTS,), ("0-0", 10)),
         Call(scripts.REPLAY_DEAD, (DEAD, EVENTS), ("1-0",)),

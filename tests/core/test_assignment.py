@@ -1,6 +1,7 @@
 """Who should own what."""
 
 import hashlib
+import random
 from collections import Counter
 from itertools import product
 
@@ -15,7 +16,9 @@ from streamworker.core.assignment import (
     moves,
     range_assignment,
     sticky_assignment,
+    weighted_assignment,
 )
+from streamworker.core.weights import Weights
 
 members = st.lists(st.text(min_size=1, max_size=6), unique=True, min_size=1, max_size=30)
 partitions = st.integers(min_value=1, max_value=200)
@@ -65,7 +68,7 @@ def fewest_moves(ids: list[str], count: int, before: Owners) -> int:
     return count - kept
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.parametrize("strategy", [range_assignment, sticky_assignment])
 @given(ids=members, count=partitions, before=previous)
 def test_every_partition_has_an_owner_and_nobody_has_two_more_than_another(
     strategy: Strategy, ids: list[str], count: int, before: Owners
@@ -133,6 +136,7 @@ def test_every_strategy_is_known_by_the_name_it_has_in_documents() -> None:
     """Names are part of the document's format: they may be added, never changed."""
     assert STRATEGIES["range"] is range_assignment
     assert STRATEGIES["sticky"] is sticky_assignment
+    assert STRATEGIES["weighted"] is weighted_assignment
 
 
 @settings(max_examples=300)
@@ -206,3 +210,122 @@ def test_the_same_history_gives_the_same_answer_on_every_machine() -> None:
         owners = sticky_assignment(change, 1_000, owners)
     text = ",".join(owner or "" for owner in owners)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "1e50126d81b0cfa3"
+
+
+# -- weighted --------------------------------------------------------------------------------
+
+weights_of = st.lists(st.integers(0, 2_000), min_size=200, max_size=200).map(tuple)
+capacities_of = st.lists(st.integers(1, 8), min_size=30, max_size=30)
+
+
+def levels(owners: Owners, ids: list[str], weights: Weights) -> dict[str, float]:
+    """Return the load of each member for each unit of its capacity."""
+    heavy = weights.known(len(owners))
+    return {
+        each: sum(heavy[p] for p, owner in enumerate(owners) if owner == each) / weights.capacity(each)
+        for each in ids
+    }
+
+
+@given(st.integers(1, 30), partitions, st.lists(st.integers(0, 29), max_size=40))
+def test_with_equal_weights_every_history_of_joins_and_leaves_stays_balanced_to_one(
+    first: int, count: int, changes: list[int]
+) -> None:
+    """A join moves as few partitions as sticky does, and a leave only what has lost its owner."""
+    ids = [f"w{rank}" for rank in range(first)]
+    owners: Owners = ()
+    for member in ids:
+        owners = weighted_assignment(ids[: ids.index(member) + 1], count, owners)
+    for turn, pick in enumerate(changes):
+        before, there = owners, set(ids)
+        if len(ids) > 1 and pick % 2:
+            del ids[pick % len(ids)]
+        else:
+            ids.append(f"n{turn}")
+        owners = weighted_assignment(ids, count, before)
+        assert set(owners) <= set(ids)
+        assert spread(owners, ids) <= 1
+        moved = moves(before, owners)
+        if len(ids) < len(there):
+            assert all(before[p] not in ids for p in moved)
+        else:
+            assert (
+                len(moved) == count // len(ids) == len(moves(before, sticky_assignment(ids, count, before)))
+            )
+
+
+@given(members, partitions, weights_of, capacities_of, st.randoms(use_true_random=False))
+def test_a_leave_moves_only_what_the_member_had(
+    ids: list[str], count: int, heavy: tuple[int, ...], capacities: list[int], rng: random.Random
+) -> None:
+    """The others keep what they have, however uneven it is."""
+    weights = Weights(heavy[:count], dict(zip(ids, capacities, strict=False)))
+    before: Owners = tuple(rng.choice([*ids, "gone"]) for _ in range(count))
+    busy = [each for each in ids if each in before]
+    if busy:
+        after = weighted_assignment(busy, count, before, weights)
+        assert moves(before, after) == tuple(p for p, owner in enumerate(before) if owner == "gone")
+
+
+@given(members, partitions, weights_of, capacities_of, st.randoms(use_true_random=False))
+def test_a_newcomer_gets_its_share_at_most_and_stands_lower_than_whoever_gave(
+    ids: list[str], count: int, heavy: tuple[int, ...], capacities: list[int], rng: random.Random
+) -> None:
+    """The highest level never rises by a join; all moves are to the newcomer."""
+    weights = Weights(heavy[:count], dict(zip([*ids, "new"], capacities, strict=False)))
+    before: Owners = tuple(rng.choice(ids) for _ in range(count))
+    busy = [each for each in ids if each in before]
+    after = weighted_assignment([*busy, "new"], count, before, weights)
+    moved = moves(before, after)
+    assert all(after[p] == "new" for p in moved)
+    was, now = levels(before, busy, weights), levels(after, [*busy, "new"], weights)
+    assert max(now.values()) <= max(was.values())
+    share = sum(weights.known(count)) * weights.capacity("new") / sum(map(weights.capacity, [*busy, "new"]))
+    assert len(moved) <= 1 or now["new"] * weights.capacity("new") <= share
+    for giver in {before[p] for p in moved if before[p]}:
+        assert giver is not None and now["new"] < was[giver]
+
+
+@given(st.integers(1, 100), st.integers(1, 6))
+def test_a_worker_of_capacity_two_is_given_twice_the_load(count: int, n: int) -> None:
+    """To one partition, when all weigh the same."""
+    ids = [f"w{rank}" for rank in range(n)]
+    owners: Owners = ()
+    weights = Weights(capacities={"strong": 2})
+    for rank in range(n):
+        owners = weighted_assignment(ids[: rank + 1], count, owners, weights)
+    after = weighted_assignment([*ids, "strong"], count, owners, weights)
+    share = count * 2 / (n + 2)
+    assert share - 1 < Counter(after)["strong"] <= share or (share < 1 and Counter(after)["strong"] <= 1)
+
+
+def test_surplus_workers_stand_by_and_take_over_when_one_goes() -> None:
+    """They own nothing until something is free."""
+    ids = [f"w{rank}" for rank in range(6)]
+    owners: Owners = ()
+    for rank in range(6):
+        owners = weighted_assignment(ids[: rank + 1], 4, owners, Weights((900, 10, 10, 10)))
+    assert sorted(Counter(owners).values()) == [1, 1, 1, 1]
+    busy = [each for each in ids if each in owners]
+    rest = [each for each in ids if each != busy[0]]
+    after = weighted_assignment(rest, 4, owners, Weights((900, 10, 10, 10)))
+    (moved,) = moves(owners, after)
+    assert owners[moved] == busy[0] and after[moved] not in busy
+
+
+def test_a_hot_partition_stays_and_the_others_of_its_owner_go_to_the_newcomer() -> None:
+    """What moves is what can be moved without moving the trouble."""
+    weights = Weights((1_000, 100, 100, 100, 100, 100, 100, 100))
+    after = weighted_assignment(["a", "b"], 8, ("a",) * 8, weights)
+    assert after == ("a",) + ("b",) * 7
+
+
+def test_weighted_gives_the_same_answer_on_every_machine() -> None:
+    """A known answer, as for sticky."""
+    ids = [f"worker-{rank}" for rank in range(13)]
+    weights = Weights(tuple(p * p % 997 for p in range(1_000)), {"worker-3": 3, "worker-7": 2})
+    owners: Owners = ()
+    for change in (ids[:7], ids, ids[3:], ids[5:9], ids[::-1]):
+        owners = weighted_assignment(change, 1_000, owners, weights)
+    text = ",".join(owner or "" for owner in owners)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "f0154855b2c3ba2d"

@@ -49,7 +49,7 @@ class Transcript:
 
     def look(self) -> None:
         """Write down what is stored: hashes, streams and groups."""
-        for key in (LOCK, STATE, GROUP.beats):
+        for key in (LOCK, STATE, GROUP.beats, GROUP.loads):
             self.note(sorted(self.client.hgetall(key).items()))
         for key in (EVENTS, ACKED, DEAD, GROUP.control):
             self.note([sorted(fields.items()) for _, fields in self.client.xrange(key)])
@@ -169,9 +169,9 @@ def appends(t: Transcript) -> None:
 
 def members(t: Transcript) -> None:
     """The first document, a change, conflicts, heartbeats, and a member that is lost."""
-    keys = (GROUP.members, GROUP.control, GROUP.beats)
-    beat_keys = (GROUP.members, GROUP.beats)
-    t.run(scripts.HEARTBEAT, beat_keys, ("a", "1|run|0"))
+    keys = (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads)
+    beat_keys = (GROUP.members, GROUP.beats, GROUP.loads)
+    t.run(scripts.HEARTBEAT, beat_keys, ("a", "1|run|0", "3:120"))
     message = (4, "kind", "changed", "moved", "0,1")
     _, generation, _ = t.run(
         scripts.CHANGE_MEMBERS, keys, ("", '{"v":1}', *message, 0, 2, "a", "0||0", "b", "0||0")
@@ -181,7 +181,7 @@ def members(t: Transcript) -> None:
     t.run(scripts.CHANGE_MEMBERS, keys, (generation, '{"v":4}', *message, 0, 0))
     t.client.hdel(GROUP.beats, "c")
     for member in ("a", "b"):
-        t.run(scripts.HEARTBEAT, beat_keys, (member, "1|run|0"))
+        t.run(scripts.HEARTBEAT, beat_keys, (member, "1|run|0", "3:120"))
     t.note(t.client.get(GROUP.members))
     t.look()
 

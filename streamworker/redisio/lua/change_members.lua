@@ -5,7 +5,7 @@
 -- were lost in a failover. Else a member that knows a lost document would compare its number with
 -- another document of the same number, and write over what it has not seen.
 --
--- KEYS  1 members (string)  2 control (stream)  3 beats (hash)
+-- KEYS  1 members (string)  2 control (stream)  3 beats (hash)  4 loads (hash)
 -- ARGV  1 generation that was read; '' if there was no document
 --       2 new document, JSON without its generation: '{' and at least one field
 --       3 number of fields and values of the message, without its generation, then these
@@ -14,7 +14,7 @@
 -- reply [OK, generation, server ms] | [CONFLICT, document or nil, server ms] | [BADTYPE, key]
 local MESSAGES = 10000
 
-local wrong = wrong_type({'string', 'stream', 'hash'})
+local wrong = wrong_type({'string', 'stream', 'hash', 'hash'})
 if wrong then return {'BADTYPE', wrong} end
 local now = server_ms()
 local document = redis.call('GET', KEYS[1])
@@ -35,6 +35,7 @@ local at = 4 + n
 for _ = 1, tonumber(ARGV[at]) do
   at = at + 1
   redis.call('HDEL', KEYS[3], ARGV[at])
+  redis.call('HDEL', KEYS[4], ARGV[at])
 end
 at = at + 1
 for _ = 1, tonumber(ARGV[at]) do

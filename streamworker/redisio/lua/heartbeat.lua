@@ -2,11 +2,13 @@
 -- Renews a membership, and answers with all that a member must know to judge its peers. A member
 -- that was removed is not brought back: it learns that it is lost.
 --
--- KEYS  1 members (string)  2 beats (hash)
--- ARGV  1 member id  2 'client id|run id|load'
+-- What was measured of the member's partitions goes to a hash of its own: only the balancer reads it.
+--
+-- KEYS  1 members (string)  2 beats (hash)  3 loads (hash)
+-- ARGV  1 member id  2 'client id|run id|load'  3 'partition:load,...'; '' if there is nothing new
 -- reply [OK, generation or '', server ms, member id, beat, ...] | [LOST, generation or '', server ms]
 --       | [BADTYPE, key]
-local wrong = wrong_type({'string', 'hash'})
+local wrong = wrong_type({'string', 'hash', 'hash'})
 if wrong then return {'BADTYPE', wrong} end
 local generation = string.match(redis.call('GETRANGE', KEYS[1], 0, 63), '^{"generation":(%d+)') or ''
 local now = server_ms()
@@ -14,6 +16,7 @@ if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return {'LOST', generation,
 -- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
 redis.call('HDEL', KEYS[2], '')
 redis.call('HSET', KEYS[2], ARGV[1], text(now) .. '|' .. ARGV[2])
+if ARGV[3] ~= '' then redis.call('HSET', KEYS[3], ARGV[1], ARGV[3]) end
 local reply = {'OK', generation, now}
 for _, part in ipairs(redis.call('HGETALL', KEYS[2])) do reply[#reply + 1] = part end
 return reply
