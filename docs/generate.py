@@ -15,19 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-sys.path[:0] = [str(DOCS.parent), str(DOCS)]
-
-import transcript
+sys.path.insert(0, str(DOCS.parent))
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.metrics import METRICS
 from streamworker.cli.reference import render as render_cli
+from streamworker.core import events
 from streamworker.core.lifecycle import diagram
 from streamworker.core.partitioner import VECTORS
 from streamworker.redisio.keys import KEY_TABLE
 from streamworker.redisio.rights import acl_rules, reader_rules
 from streamworker.settings import ENV_PREFIX, Settings
 from streamworker.spark.options import NAMES as SPARK_OPTIONS
+from streamworker.testing.scenario import play, read
 
 MADE_BY = "<!-- Made by `make docs` from {source}; edit that, not this. A test compares them. -->"
 
@@ -205,10 +205,48 @@ def decisions() -> str:
     return "\n".join(rows)
 
 
+STORY = """# One group from its first worker to a death
+given: membership, 4 partitions, entries every 100 ms
+     0 ms  w1 starts
+   505 ms  w2 starts
+  1105 ms  w1 is asked to leave
+  1505 ms  w3 starts
+  5105 ms  w2 is killed
+  8000 ms  end"""
+CHAPTERS = {"first-worker": (0, 100), "join": (505, 700), "leave": (1105, 1300), "death": (5105, 8000)}
+"""When each part of the story begins and ends; the parts on the page are its transcripts."""
+
+
+def transcripts() -> dict[str, str]:
+    """Return the transcript of each chapter of the story, as the real cores write it."""
+    story, told = read(STORY), {}
+    for name, (start_ms, end_ms) in CHAPTERS.items():
+        before = [step for step in story.steps if step[0] < start_ms]
+        during = [step for step in story.steps if start_ms <= step[0] < end_ms]
+        steps = (*before, (start_ms, "show"), *during, (end_ms, "end"))
+        chapter, violations = play(dataclasses.replace(story, steps=steps))
+        assert not violations
+        told[name] = "\n".join(["```text", *chapter.transcript, "```"])
+    return told
+
+
+def words() -> str:
+    """Return the table of events and effects that occur in the story, from their docstrings."""
+    told = "\n".join(transcripts().values())
+    rows = []
+    for cls in vars(events).values():
+        if inspect.isclass(cls) and re.search(rf"\b{cls.__name__}\b", told):
+            kind = "event" if issubclass(cls, events.Event) else "effect"
+            says = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ").replace("``", "`")
+            rows.append(f"| `{cls.__name__}` | {kind} | {says} |")
+    return "\n".join(["| word | is an | says |", "|---|---|---|", *rows])
+
+
 def parts() -> dict[str, str]:
     """Return everything that stands in a page between marks, by name."""
-    told = {f"transcript of {name}": f"```text\n{text}\n```" for name, text in transcript.render().items()}
+    told = {f"transcript of {name}": text for name, text in transcripts().items()}
     return {
+        "words of the transcripts": words(),
         "lifecycle": f"```mermaid\n{diagram()}\n```",
         "exit codes": exit_codes(),
         "metrics": metrics(),
