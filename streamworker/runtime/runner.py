@@ -427,6 +427,8 @@ def _refusal(request: CommitRequest, reply: CommitReply) -> str:
                 f"entries up to {request.new} are committed, by us or by the next owner"
             )
         case CommitCode.GAP:
+            if reply.checkpoint == request.previous:
+                return f"the server lost the entries up to {request.new} after they were read"
             return f"the checkpoint is {reply.checkpoint}, and we had committed up to {request.previous}"
         case _:
             return f"the commit was refused: {reply.code.name}"

@@ -331,13 +331,17 @@ class RedisModel:
             return Code.FENCED
         if lock.checkpoint == commit.new:
             return Code.DUP
-        if lock.checkpoint != commit.previous:
+        if lock.checkpoint != commit.previous or not self.has(partition, commit.new):
             return Code.GAP
         if commit.rows and 0 < self.acked_limit <= sum(1 for each in lock.log if each.rows):
             return Code.FULL
         self.take(partition, commit)
         self.trim(partition, commit.new)
         return Code.OK
+
+    def has(self, partition: int, entry: int) -> bool:
+        """Whether a source entry is there: a failover may have lost it after it was read."""
+        return any(record.id == entry for record in self.locks[partition].events)
 
     def take(self, partition: int, commit: Commit) -> None:
         """Put a commit into the acked log and move the checkpoint."""

@@ -79,7 +79,7 @@ class _OtherFence(RedisModel):
             return Code.FENCED
         if lock.checkpoint == commit.new:
             return Code.DUP
-        if lock.checkpoint != commit.previous:
+        if lock.checkpoint != commit.previous or not self.has(partition, commit.new):
             return Code.GAP
         self.take(partition, commit)
         self.trim(partition, commit.new)
@@ -127,6 +127,12 @@ class _NoPrevious(RedisModel):
             self.trim(partition, commit.new)
             return Code.OK
         return super().commit(partition, commit)
+
+
+@_model("entries are committed that the server has lost", "failover,lost")
+class _LostEntries(RedisModel):
+    def has(self, partition: int, entry: int) -> bool:
+        return True
 
 
 @_model("a commit creates a lock anew that was lost, as runnel's renewal does", "flush")

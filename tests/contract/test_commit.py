@@ -114,6 +114,19 @@ async def test_a_commit_that_skips_entries_is_a_gap(group: Group, raw: "redis.Re
     assert everything(raw) == before
 
 
+async def test_entries_that_the_server_lost_after_they_were_read_are_not_committed(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """A failover may lose them: their sender sends them again, and they would be in the log twice."""
+    entries = await group.send(2)
+    lock = await group.own()
+    raw.xdel(STREAM.events(0), str(entries[1].id))
+    before = everything(raw)
+    reply = await group.commit(request(lock, entries, rows=2))
+    assert (reply.code, reply.checkpoint) == (CommitCode.GAP, lock.checkpoint)
+    assert everything(raw) == before
+
+
 @pytest.mark.usefixtures("small_nodes")
 async def test_a_full_acked_log_makes_commits_wait_until_readers_move_on(group: Group) -> None:
     """At the limit nothing is written; once the readers are past the first batch it goes."""

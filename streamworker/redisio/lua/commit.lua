@@ -28,6 +28,8 @@ end
 if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
 if held[3] == new then return reply('DUP') end
 if held[3] ~= previous then return reply('GAP') end
+-- A failover may lose an entry after it was read; its sender sends it again, under another id.
+if #redis.call('XRANGE', events, new, new, 'COUNT', 1) == 0 then return reply('GAP') end
 
 -- Where each section of ARGV begins.
 local at = 10
