@@ -141,8 +141,8 @@ class App:
     coordination
         The protocol by which workers share partitions.
     assignment
-        Who should own what: ``range`` (one run of partitions a worker) or ``sticky`` (as few moves
-        as can be).
+        Who should own what: ``range`` (one run of partitions a worker), ``sticky`` (as few moves
+        as can be) or ``weighted`` (by measured load and capacity); see docs/assignments.md.
     **settings
         Any setting of ``Settings`` by name; see docs/settings.md.
 
@@ -182,6 +182,11 @@ class App:
                 remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}.",
             )
         Membership.empty(1, assignment)
+        if assignment == "weighted" and coordination != "membership":
+            raise ConfigurationError(
+                f'The assignment "weighted" does not work with coordination={coordination!r}.',
+                remedy='Use coordination="membership": only its heartbeats carry load.',
+            )
         self.coordination = coordination
         self.assignment = assignment
         self.streams: dict[str, Stream[Any]] = {}

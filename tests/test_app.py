@@ -96,3 +96,30 @@ def test_a_number_that_is_none_is_refused_when_the_stream_is_declared(name: str,
     """Half a partition would be noticed much later; no entries at all, never."""
     with pytest.raises(ConfigurationError, match=name):
         App("shop").stream("orders", Order, **{name: number})
+
+
+@pytest.mark.parametrize("coordination", ["claim", "lease"])
+def test_sharing_by_load_needs_the_protocol_whose_heartbeats_carry_it(coordination: str) -> None:
+    """The others have no document that could hold weights."""
+    assert App("shop", assignment="weighted").assignment == "weighted"
+    with pytest.raises(ConfigurationError, match='"weighted" does not work with coordination'):
+        App("shop", assignment="weighted", coordination=coordination)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("capacity", 0, "greater than 0"),
+        ("capacity", 1_001, "1000 at most"),
+        ("balance_threshold_percent", 100, "99 at most"),
+        ("balance_damping_percent", 101, "100 at most"),
+        ("balance_interval_ms", 999, "Raise balance_interval_ms to 1000 or more"),
+        ("balance_moves_per_minute", 0, "greater than 0"),
+    ],
+)
+def test_a_setting_of_balance_that_cannot_be_is_refused_with_its_remedy(
+    name: str, value: int, remedy: str
+) -> None:
+    """Before anything connects."""
+    with pytest.raises(ConfigurationError, match=remedy):
+        App("shop", **{name: value})

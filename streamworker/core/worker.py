@@ -167,7 +167,8 @@ class WorkerCore:
             return []
         effects = self._dispatch(event, now_ms)
         effects += self._pulse.check(now_ms)
-        effects += self._balancer.advance(now_ms, is_our_turn=self._is_balancer)
+        is_our_turn = self._is_balancer and self._phase is Phase.MEMBER
+        effects += self._balancer.advance(now_ms, is_our_turn=is_our_turn)
         effects += self._ownership.advance(now_ms)
         if self._ownership.view_is_stale:
             self._ownership.view_is_stale = False
@@ -358,7 +359,7 @@ class WorkerCore:
     def _take_turn(self) -> None:
         """See whether we are the balancer: the first active member that is not silent."""
         self._is_balancer = False
-        if self._phase is Phase.MEMBER and self.membership.strategy == "weighted":
+        if self.membership.strategy == "weighted":
             silent = self._peers.suspects
             first = next((each for each in self.membership.active_ids if each not in silent), "")
             self._is_balancer = first == self.member

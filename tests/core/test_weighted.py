@@ -1,0 +1,126 @@
+"""One worker in a group that shares by load: who measures, who looks, and what comes of it."""
+
+from dataclasses import replace
+
+from streamworker.core import events as ev
+from streamworker.core.balance import BalanceRules
+from streamworker.core.membership import Membership
+from tests.core.bench import ME, TIMING, Bench, beat, group, of_type
+
+RULES = BalanceRules()
+INTERVAL_MS = TIMING.heartbeat_interval_ms
+
+
+def weighted(*ids: str, generation: int = 10) -> Membership:
+    """Return a group with 8 partitions that shares by load."""
+    return replace(group(*ids, generation=generation), strategy="weighted")
+
+
+def member_of(membership: Membership) -> Bench:
+    """Return a member that runs all that it is assigned."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.grant(bench.read(membership))
+    return bench
+
+
+def look(bench: Bench, loads: dict[str, int]) -> list[ev.Effect]:
+    """Let the next look come; each member measured so much of each of its partitions."""
+    (asked,) = of_type(bench.wait(RULES.interval_ms), ev.ReadLoads)
+    assert asked == ev.ReadLoads()
+    owned = bench.core.membership.owned_by
+    return bench.send(
+        ev.LoadsRead({each: dict.fromkeys(owned(each), load) for each, load in loads.items()}, 60_000)
+    )
+
+
+def decision(bench: Bench) -> ev.ChangeDocument:
+    """Look until partitions of ours are to be given away."""
+    for _ in range(RULES.looks - 1):
+        assert of_type(look(bench, {ME: 200, "w2.1": 10}), ev.ChangeDocument) == []
+    (change,) = of_type(look(bench, {ME: 200, "w2.1": 10}), ev.ChangeDocument)
+    return change
+
+
+def test_load_is_measured_from_when_the_group_shares_by_it_until_it_does_not() -> None:
+    """By the document, whatever this worker's own setting is."""
+    bench = Bench()
+    bench.send(ev.Started())
+    assert of_type(bench.read(weighted(ME, "w2.1")), ev.ReportLoad) == [ev.ReportLoad(RULES.interval_ms)]
+    bench.changed(11)
+    assert of_type(bench.read(weighted(ME, "w2.1", generation=11)), ev.ReportLoad) == []
+    bench.changed(12)
+    assert of_type(bench.read(group(ME, "w2.1", generation=12)), ev.ReportLoad) == [ev.ReportLoad(0)]
+
+
+def test_nobody_measures_or_looks_under_another_assignment() -> None:
+    """It costs nothing where it is not used."""
+    bench = Bench()
+    bench.send(ev.Started())
+    assert of_type(bench.read(group(ME, "w2.1")), ev.ReportLoad) == []
+    bench.heartbeat(after_ms=INTERVAL_MS)
+    assert of_type(bench.wait(10 * RULES.interval_ms), ev.ReadLoads) == []
+
+
+def test_the_first_member_looks_and_the_others_do_not() -> None:
+    """One look an interval, however large the group is."""
+    first, second = member_of(weighted(ME, "w2.1")), member_of(weighted("w2.1", ME))
+    for bench in (first, second):
+        bench.heartbeat(beats={"w2.1": beat(1, 2)})
+    assert len(of_type(first.wait(RULES.interval_ms), ev.ReadLoads)) == 1
+    assert of_type(second.wait(RULES.interval_ms), ev.ReadLoads) == []
+
+
+def test_the_next_one_looks_while_the_first_is_silent() -> None:
+    """It need not be dead: a slow one is not removed for long."""
+    bench = member_of(weighted("w2.1", ME))
+    asked: list[ev.Effect] = []
+    for _ in range(4):
+        asked += bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
+    assert asked == [ev.ProbePeers((2,))]
+    assert len(of_type(bench.wait(RULES.interval_ms), ev.ReadLoads)) == 1
+    bench.send(ev.CallFailed(ev.Call.LOADS))
+    bench.heartbeat(beats={"w2.1": beat(2, 2)})
+    assert of_type(bench.wait(2 * RULES.interval_ms), ev.ReadLoads) == []
+
+
+def test_what_the_balancer_decides_is_a_change_of_the_document_like_any_other() -> None:
+    """With its cause and the giver's name, compared and set, and followed by ourselves."""
+    bench = member_of(weighted(ME, "w2.1"))
+    bench.heartbeat()
+    change = decision(bench)
+    assert (change.expected, change.message.cause, change.message.member) == (10, "balance", "w1")
+    assert change.message.moved == (0,)
+    assert (change.added, change.removed) == ((), ())
+    assert change.membership.weighed == (200, 200, 200, 200, 10, 10, 10, 10)
+    effects = bench.send(ev.DocumentChanged(11))
+    assert of_type(effects, ev.DrainRunner) == [ev.DrainRunner(0, 100)]
+
+
+def test_a_decision_is_dropped_when_the_group_changed_meanwhile() -> None:
+    """It was made for other owners."""
+    bench = member_of(weighted(ME, "w2.1"))
+    bench.heartbeat()
+    decision(bench)
+    effects = bench.refuse(weighted(ME, "w2.1", "w3.1", generation=12))
+    assert of_type(effects + bench.wait(RULES.interval_ms - 1), ev.ChangeDocument) == []
+
+
+def test_the_dead_are_removed_before_anything_is_balanced() -> None:
+    """Their partitions change everything."""
+    bench = member_of(weighted(ME, "w2.1"))
+    for _ in range(3):
+        bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
+    bench.send(ev.CallFailed(ev.Call.PROBE))
+    bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
+    (change,) = of_type(bench.send(ev.PeersProbed(frozenset())), ev.ChangeDocument)
+    assert change.message.cause == "death"
+
+
+def test_a_worker_that_leaves_looks_no_more() -> None:
+    """Neither does one that the group removed."""
+    for ending in (ev.StopRequested(), ev.HeartbeatDone(ME, True, 10, 0, "run", {})):
+        bench = member_of(weighted(ME, "w2.1"))
+        bench.heartbeat()
+        bench.send(ending)
+        assert of_type(bench.wait(3 * RULES.interval_ms), ev.ReadLoads) == []
