@@ -13,6 +13,7 @@ import redis
 from streamworker import App, Stream
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, RecordError
+from streamworker.settings import Settings
 from tests.helpers import wait_for
 
 
@@ -122,4 +123,4 @@ def test_a_setting_of_balance_that_cannot_be_is_refused_with_its_remedy(
 ) -> None:
     """Before anything connects."""
     with pytest.raises(ConfigurationError, match=remedy):
-        App("shop", **{name: value})
+        Settings.from_env({}, **{name: value})
