@@ -543,6 +543,64 @@ async def test_a_closed_gate_lets_calls_end_and_none_begin(redis_url: str) -> No
         assert (await running.drained()).reason is StopReason.DRAINED
 
 
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, seed: int) -> None:
+    """Drained, cancelled and overtaken at any time, with handlers that fail and hang about."""
+    rng, count = random.Random(seed), 1_500
+    failures: dict[int, int] = {n: rng.randrange(1, 3) for n in rng.sample(range(count), 150)}
+    poison = set(rng.sample(range(count), 20))
+    watches: list[Watch] = []
+
+    def owner() -> Callable[..., Any]:
+        watch = Watch()
+        watches.append(watch)
+
+        async def price(order: Order, ctx: Context) -> Priced:
+            watch.begin(order)
+            try:
+                await asyncio.sleep(rng.random() / 200)
+                if order.number in poison or ctx.attempt <= failures.get(order.number, 0):
+                    raise ConnectionError("not now")
+            finally:
+                watch.end(order)
+            return Priced(order.number, 1.0)
+
+        return price
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(count), keys=30)
+        options: dict[str, Any] = {
+            "concurrency": 12,
+            "attempts": 3,
+            "on_error": "dead_letter",
+            "backoff": 0.001,
+        }
+        turn = 0
+        while await desk.committed() < count:
+            running = await desk.start(desk.spec(owner(), **options), owner=f"w{(turn := turn + 1)}")
+            await asyncio.sleep(rng.random() / 3)
+            match rng.choice(["drain", "cancel", "fence"]):
+                case "drain":
+                    await running.drained()
+                case "cancel":
+                    await running.cancelled()
+                case _:
+                    await desk.acquire(0, "rival")
+                    if await desk.committed() < count:
+                        await wait_for_async(running.ended.is_set, "it is fenced")
+                    await running.cancelled()
+        assert turn > 2
+        assert await numbers_of(desk) == [n for n in range(count) if n not in poison]
+        ids, dead = await desk.ids(), await desk.dead()
+        assert [letter[b"id"].decode() for letter in dead] == [ids[n] for n in sorted(poison)]
+    for watch in watches:
+        assert watch.same_key == 0
+        by_key: dict[int, list[int]] = defaultdict(list)
+        for number in watch.begun:
+            by_key[number % 30].append(number)
+        assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
 # -- bounds and figures --------------------------------------------------------------------------
 
 

@@ -1,0 +1,99 @@
+"""Calls that overlap, and a worker that goes: nothing lost, nothing out of order, little repeated."""
+
+import os
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from streamworker.runtime.keyed_mode import WINDOW_MIN, WINDOW_PER_CALL
+from tests.conftest import SpawnWorker
+from tests.helpers import WorkerProcess, wait_for
+from tests.rebalance.scene import FAST, HERE, Call, Scene
+
+KEYS = 97
+CONCURRENCY = 64
+"""More than a partition has keys, so that records always wait for their key while later ones run."""
+SENT = 4_000
+
+
+class KeyedScene(Scene):
+    """Workers of the app whose calls overlap."""
+
+    def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
+        """Start one worker."""
+        variables = {
+            "LEDGER": str(self.ledger),
+            "PARTITIONS": str(self.partitions),
+            "CONCURRENCY": str(CONCURRENCY),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
+        }
+        command = ("run", "keyed_app:app", "--name", name, *arguments)
+        return self._spawn(*command, cwd=HERE, environ=variables | environ)
+
+    def check_calls(self) -> None:
+        """While a worker owned a partition, no key overlapped itself or went back."""
+        by_owner: dict[tuple[int, int, int], list[Call]] = defaultdict(list)
+        for call in self.calls():
+            by_owner[call.partition, call.epoch, call.n[0] % KEYS].append(call)
+        for calls in by_owner.values():
+            for before, after in pairwise(calls):
+                assert before.n < after.n and before.end <= after.start, (before, after)
+
+    def check_that_one_partition_moved(self) -> None:
+        """Two owners worked on one of the two, and one on the other."""
+        assert len({(call.partition, call.epoch) for call in self.calls()}) == 3
+
+    def check_log(self) -> None:
+        """Each record once, and each partition in the order of its source."""
+        self.check_acked_log()
+        for rows in self.acked().values():
+            numbers = [row["n"] for row in rows]
+            assert numbers == sorted(numbers)
+
+    def wait_until_under_way(self, calls: int) -> None:
+        """Wait until so many calls have ended."""
+
+        def ended() -> int:
+            return sum(path.read_bytes().count(b"\n") for path in self.ledger.glob("*.jsonl"))
+
+        wait_for(lambda: ended() >= calls, f"{calls} calls have ended", 20)
+
+
+@pytest.fixture
+def scene(redis_url: str, spawn: SpawnWorker, tmp_path: Path) -> KeyedScene:
+    """A stage with two partitions."""
+    return KeyedScene(redis_url, spawn, tmp_path, 2)
+
+
+def test_after_a_kill_all_is_in_the_log_once_and_in_order(scene: KeyedScene) -> None:
+    """The next owner does again what was done behind a gap, and no more than the window holds."""
+    first, _ = scene.worker("first", **FAST), scene.worker("second", **FAST)
+    scene.wait_for_owners({"first": 1, "second": 1})
+    scene.send(SENT)
+    scene.wait_until_under_way(SENT // 5)
+    first.kill()
+    scene.wait_until_drained()
+    scene.check_log()
+    scene.check_calls()
+    executed = scene.executed()
+    assert set(executed) == set(range(SENT))
+    in_hand = max(WINDOW_MIN, WINDOW_PER_CALL * CONCURRENCY) + 2 * 500
+    assert 0 < len(executed) - SENT <= in_hand
+    scene.check_that_one_partition_moved()
+
+
+def test_a_worker_that_is_asked_to_leave_has_nothing_repeated(scene: KeyedScene) -> None:
+    """It finishes what is in hand, and what lies before that: the next owner begins behind it."""
+    first, _ = scene.worker("first", **FAST), scene.worker("second", **FAST)
+    scene.wait_for_owners({"first": 1, "second": 1})
+    scene.send(SENT)
+    scene.wait_until_under_way(SENT // 5)
+    first.terminate()
+    assert first.wait() == 0
+    scene.wait_until_drained()
+    scene.check_log()
+    scene.check_calls()
+    assert sorted(scene.executed()) == list(range(SENT))
+    scene.check_that_one_partition_moved()
