@@ -96,6 +96,11 @@ class KeyedMode(GroupingMode):
         return "" if self.refused is None else f"what it forwarded cannot be written: {self.refused}"
 
     @property
+    def is_busy(self) -> bool:
+        """Whether calls run."""
+        return bool(self._begun)
+
+    @property
     def oldest(self) -> str:
         """Id of the entry whose call has been running for longest."""
         place = next(iter(self._begun), None)
@@ -213,10 +218,13 @@ class KeyedMode(GroupingMode):
         self._begun[place] = clock_ms = now_ms()
         if self.runner.busy_since_ms is None:
             self.runner.busy_since_ms = clock_ms
+            self.runner.works()
 
     def _ends(self, place: int) -> None:
         del self._begun[place]
-        self.runner.busy_since_ms = next(iter(self._begun.values()), None)
+        self.runner.busy_since_ms = since_ms = next(iter(self._begun.values()), None)
+        if since_ms is None:
+            self.runner.rests()
 
     def _failed(self, place: int, hand: _InHand, failed: Failed) -> None:
         """Decide what becomes of a record whose attempt failed."""

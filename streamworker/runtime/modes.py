@@ -67,6 +67,11 @@ class Mode(ABC):
         """
 
     @property
+    def is_busy(self) -> bool:
+        """Whether calls run while the mode waits for entries, where several run at a time."""
+        return False
+
+    @property
     def oldest(self) -> str:
         """Id of the entry whose call has been running for longest, where several run at a time."""
         return ""

@@ -230,20 +230,20 @@ class PartitionRunner:
     async def wait_may_start(self) -> bool:
         """Wait until a call may start; False if none may any more."""
         while not self._draining and not self._gate.is_open:
-            self._rests()
+            self.rests()
             async with anyio.create_task_group() as either:
                 either.start_soon(_first, self._gate.wait, either.cancel_scope)
                 either.start_soon(_first, self._drain.wait, either.cancel_scope)
-            self._works()
+            self.works()
         return not self._draining
 
     async def pause(self, pause_ms: int) -> bool:
         """Pause before another attempt; False if the partition is to be drained meanwhile."""
         if not self._draining:
-            self._rests()
+            self.rests()
             with anyio.move_on_after(pause_ms / 1000):
                 await self._drain.wait()
-            self._works()
+            self.works()
         return await self.wait_may_start()
 
     async def _stay_halted(self, reason: str) -> None:
@@ -267,23 +267,23 @@ class PartitionRunner:
         while await self.wait_may_start() and not interrupted():
             if buffer.closed:
                 # Nothing comes any more: the partition is lost, or is no longer fetched.
-                self._rests()
+                self.rests()
                 await self._drain.wait()
                 continue
             first_at_ms = buffer.first_at_ms
             if first_at_ms is None:
-                self._rests()
+                self.rests()
                 await buffer.wait_nonempty()
                 continue
             age_ms = now_ms() - first_at_ms
             full = not buffer.has_room
             if limits.is_ready(buffer.waiting, buffer.waiting_bytes, age_ms, no_more=full):
-                self._works()
+                self.works()
                 return buffer.take(limits.records, limits.bytes)
-            self._rests()
+            self.rests()
             with anyio.move_on_after((limits.within_ms - age_ms) / 1000):
                 await buffer.wait_change()
-        self._works()
+        self.works()
         return []
 
     def begins(self) -> None:
@@ -304,11 +304,13 @@ class PartitionRunner:
         resting_ms = 0 if self._resting_since_ms is None else at_ms - self._resting_since_ms
         return at_ms - self._began_ms - self._rested_ms - resting_ms
 
-    def _rests(self) -> None:
-        if self._resting_since_ms is None:
+    def rests(self) -> None:
+        """Note that there is nothing to do; ignored while calls run beside what waits."""
+        if self._resting_since_ms is None and not self._mode.is_busy:
             self._resting_since_ms = now_ms()
 
-    def _works(self) -> None:
+    def works(self) -> None:
+        """Note that there is something to do again."""
         if self._resting_since_ms is not None:
             self._rested_ms += now_ms() - self._resting_since_ms
             self._resting_since_ms = None
