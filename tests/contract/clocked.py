@@ -1,0 +1,55 @@
+"""A real server whose scripts are told the time by the test: what takes seconds takes none."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from streamworker.redisio.client import Backend, ScriptCall
+from streamworker.redisio.link import Argument
+from streamworker.redisio.scripts import Script
+
+CLOCK = "test:clock"
+CLOCKED = f"""
+local real_redis = redis
+local redis = setmetatable({{call = function(command, ...)
+  if command ~= 'TIME' then return real_redis.call(command, ...) end
+  local ms = tonumber(real_redis.call('GET', '{CLOCK}'))
+  return {{string.format('%.0f', math.floor(ms / 1000)), string.format('%.0f', ms % 1000 * 1000)}}
+end}}, {{__index = real_redis}})
+"""
+
+
+class ClockedBackend(Backend):
+    """A real connection to a real server, whose scripts are told the time by the test."""
+
+    now_ms = 0
+    _clocked: dict[str, Script] = {}  # noqa: RUF012 - one for all, as the scripts are
+
+    async def run_many(
+        self, script: Script, calls: Sequence[ScriptCall], timeout_ms: float | None = None
+    ) -> list[Any]:
+        """Run a script with our clock before its eyes."""
+        if script.name not in self._clocked:
+            text = CLOCKED + script.text
+            sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+            self._clocked[script.name] = Script(script.name, text, sha)
+        return await super().run_many(self._clocked[script.name], calls, timeout_ms)
+
+    async def pipeline(
+        self, commands: Sequence[Sequence[Argument]], *, timeout_ms: float | None = None
+    ) -> list[Any]:
+        """Run commands, but for TIME."""
+        replies = await super().pipeline(commands, timeout_ms=timeout_ms)
+        now = [self.now_ms // 1000, self.now_ms % 1000 * 1000]
+        return [
+            now if command[0] == "TIME" else reply for command, reply in zip(commands, replies, strict=True)
+        ]
+
+    async def time_ms(self) -> int:
+        """Return what the test's clock shows."""
+        return self.now_ms
+
+    async def set_clock(self, now_ms: int) -> None:
+        """Let it be later."""
+        self.now_ms = now_ms
+        await self.execute("SET", CLOCK, now_ms)

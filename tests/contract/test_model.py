@@ -1,0 +1,119 @@
+"""The model that the simulator acts on in place of Redis, held to real servers.
+
+What the simulator proves about the protocols holds as far as this model does what the scripts do.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from random import Random
+
+import pytest
+
+from streamworker.testing.model import RedisModel
+from streamworker.testing.planted import PLANTS
+from tests.contract.clocked import ClockedBackend
+from tests.contract.twins import OF_PROTOCOLS, Difference, Step, Twins, draw
+
+pytestmark = pytest.mark.anyio
+
+SEEDS = 10
+STEPS = 160
+ACKED_LIMIT = 2
+SOAK_SEEDS = 1_000
+SEEDS_FOR_A_MISTAKE = 40
+SHRINK_RUNS = 150
+ANSWERS = {
+    "membership": {
+        *("DocumentRead", "DocumentChanged", "ChangeRefused", "lost: True", "lost: False"),
+        *("PeersProbed", "LoadsRead"),
+        *("LocksAnswered", "Acquired", "Held", "Stale", "LocksReleased", "released: True", "released: False"),
+        *("append: OK", "append: DUP", "OK", "DUP", "FENCED", "GAP", "FULL"),
+    },
+    "claim": {"OwnershipListed", "PartitionsClaimed", "CheckpointsUpdated", "PartitionsGivenUp"},
+    "lease": {"LeasesChallenged", "LeaseRaced", "LeasesUpdated"},
+}
+"""What the sequences of each protocol must have led to."""
+
+IN_THE_MODEL = {name: plant.model for name, plant in PLANTS.items() if plant.model is not RedisModel}
+
+
+@pytest.fixture
+async def clocked(redis_url: str, small_nodes: None) -> AsyncIterator[ClockedBackend]:
+    """Our own connection to the server of this case, and its clock in our hands."""
+    del small_nodes
+    async with ClockedBackend.open(redis_url, name="twins") as opened:
+        yield opened
+
+
+async def difference(
+    backend: ClockedBackend,
+    protocol: str,
+    steps: Sequence[Step],
+    *,
+    model: type[RedisModel] = RedisModel,
+    acked_limit: int = 0,
+    met: set[str] | None = None,
+) -> tuple[int, str] | None:
+    """Do some steps at both; return at which one they differ, and how."""
+    twins = Twins(backend, protocol, model, acked_limit)
+    await twins.begin()
+    try:
+        for at, step in enumerate(steps):
+            try:
+                await twins.do(step)
+            except Difference as found:
+                return at, str(found)
+    finally:
+        await twins.end()
+    if met is not None:
+        met.update(twins.met)
+    return None
+
+
+async def smallest(backend: ClockedBackend, protocol: str, steps: list[Step], acked_limit: int) -> str:
+    """Leave out steps while there is still a difference; say what is left."""
+    told, length, at = "", len(steps), 0
+    for _ in range(SHRINK_RUNS):
+        fewer = steps[:at] + steps[at + length :]
+        found = await difference(backend, protocol, fewer, acked_limit=acked_limit)
+        if found is not None:
+            steps, told = fewer[: found[0] + 1], found[1]
+        else:
+            at += length
+        if at >= len(steps):
+            if length == 1:
+                break
+            length, at = max(1, length // 4), 0
+    return "\n".join([*map(str, steps), told])
+
+
+@pytest.mark.parametrize("protocol", OF_PROTOCOLS)
+async def test_the_model_answers_as_the_server_does(clocked: ClockedBackend, protocol: str) -> None:
+    """And leaves the same behind: documents, heartbeats, messages, locks, entries, logs, hashes."""
+    met = set[str]()
+    for seed in range(SEEDS):
+        steps, acked_limit = draw(Random(seed), protocol, STEPS), ACKED_LIMIT * (seed % 2)
+        found = await difference(clocked, protocol, steps, acked_limit=acked_limit, met=met)
+        if found is not None:
+            told = await smallest(clocked, protocol, steps[: found[0] + 1], acked_limit)
+            pytest.fail(f"seed {seed}, step {found[0]}: {found[1]}\nand with fewer steps:\n{told}")
+    assert met >= ANSWERS[protocol]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("protocol", OF_PROTOCOLS)
+async def test_the_model_answers_as_the_server_does_for_long(clocked: ClockedBackend, protocol: str) -> None:
+    """The same with other seeds, for an hour or so."""
+    for seed in range(1_000, 1_000 + SOAK_SEEDS):
+        found = await difference(clocked, protocol, draw(Random(seed), protocol, 2 * STEPS))
+        assert found is None, (seed, found)
+
+
+@pytest.mark.parametrize("name", IN_THE_MODEL)
+async def test_a_mistake_that_is_planted_in_the_model_is_noticed(clocked: ClockedBackend, name: str) -> None:
+    """A comparison that has never found a difference is not trusted."""
+    for seed in range(SEEDS_FOR_A_MISTAKE):
+        steps = draw(Random(seed), "membership", STEPS)
+        if await difference(clocked, "membership", steps, model=IN_THE_MODEL[name]) is not None:
+            return
+    pytest.fail(f"not noticed in {SEEDS_FOR_A_MISTAKE} sequences: {name}")

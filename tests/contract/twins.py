@@ -1,0 +1,614 @@
+"""The simulator's model of Redis and a real server, side by side: the same operations, the same answers.
+
+The scripts run on the real server as they are shipped but for one word: ``TIME`` says what the
+test's clock says. So nothing has to be taken "about": each answer, each time in it, each generation,
+epoch and ETag must be equal, and a wait of seconds takes none. Three things are translated, since a
+server makes them up: ids of entries (by the order of their making), the identity of an acked log,
+and client ids.
+
+Left out, since the model does not have them: how many source entries a lock has counted, the limit
+of a source partition, dead letters, keyed state, and readers that allow acked logs to be trimmed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, NamedTuple
+
+from streamworker.core import events as ev
+from streamworker.core.claim_events import (
+    NO_ENTRY,
+    CheckpointsUpdated,
+    ClaimPartitions,
+    GiveUpPartitions,
+    ListOwnership,
+    OwnershipEntry,
+    OwnershipListed,
+    PartitionsClaimed,
+    UpdateCheckpoints,
+)
+from streamworker.core.control import (
+    ControlMessage,
+    GroupChanged,
+    PartitionsAcquired,
+    PartitionsReleased,
+    from_fields,
+)
+from streamworker.core.entries import ZERO, EntryId
+from streamworker.core.lease_events import Challenge, ChallengeLeases, RaceForLease, UpdateLeases
+from streamworker.core.locks import Acquired
+from streamworker.core.membership import Member, Membership
+from streamworker.redisio import control, locks, membership, operations, snapshot, streams
+from streamworker.redisio.client import Backend
+from streamworker.redisio.commit import CommitRequest, commit_many
+from streamworker.redisio.control import fields_of
+from streamworker.redisio.link import Argument, Node
+from streamworker.redisio.loads import loads_text
+from streamworker.redisio.operation import Access
+from streamworker.testing.extensions import EXTENSIONS
+from streamworker.testing.model import Commit, Record, RedisModel
+from streamworker.testing.model_claim import ModelClaims
+from streamworker.testing.model_lease import ModelLeases
+from tests.contract.clocked import ClockedBackend
+from tests.contract.support import GROUP, STREAM, batch_of
+
+OWNERS = ("a.1", "b.2", "c.3")
+PARTITIONS = 3
+DRAIN_DEADLINE_MS = 2_000
+"""Shorter than the three seconds after which a contender is taken to have slept."""
+REGISTERED_MS = 1_000
+"""The model's locks come into the world with this epoch; so do real ones, at this time."""
+START_MS = 1_000_000
+NOBODY = 2**40
+"""No connection has this client id."""
+PAUSES_MS = (0, 0, 0, 1, 1, 7, 90, 300, 1_100, 2_100, 3_001)
+BATCHES = {rows: batch_of(rows) for rows in (1, 2, 3)}
+
+
+class Step(NamedTuple):
+    """One thing to do; what the numbers mean depends on what is there when it is done."""
+
+    what: str
+    pause_ms: int
+    who: int
+    where: int
+    how: int
+
+
+class Difference(AssertionError):
+    """The model and the server are not alike."""
+
+
+OF_GROUPS = ("read document", "change", "change", "beat", "read loads", "post", "hear", "probe")
+OF_CONNECTIONS = ("connect", "cut")
+OF_LOCKS = ("acquire", "acquire", "acquire", "insist", "release")
+OF_RECORDS = ("append", "append", "append", "read", "commit", "commit", "commit again")
+OF_SERVERS = ("look", "flush", "copy", "copy", "fail over", "lag", "lag")
+OF_PROTOCOLS = {
+    "membership": (),
+    "claim": ("list", "claim", "claim", "claim", "update", "update", "update", "give up"),
+    "lease": ("challenge", "challenge", "race", "race", "race", "tell", "tell", "tell"),
+}
+
+
+def draw(random: Random, protocol: str, count: int) -> list[Step]:
+    """Draw what to do. Loss of data is rare, so that something is built up between."""
+    usual = OF_GROUPS + OF_CONNECTIONS + 2 * OF_LOCKS + 2 * OF_RECORDS + 3 * OF_PROTOCOLS[protocol]
+    return [
+        Step(
+            random.choice(usual if random.random() > 0.04 else OF_SERVERS),
+            random.choice(PAUSES_MS),
+            random.randrange(len(OWNERS)),
+            random.randrange(PARTITIONS),
+            random.randrange(1_000),
+        )
+        for _ in range(count)
+    ]
+
+
+class Twins:
+    """Does each step at both, and compares the answers and what can be seen afterwards.
+
+    Parameters
+    ----------
+    backend
+        Of the real server, which is emptied.
+    protocol
+        Whose operations there are, beside those of documents, locks and records.
+    model
+        The class to be compared.
+    acked_limit
+        Entries that an acked log may hold; 0 for no limit.
+    """
+
+    def __init__(
+        self, backend: ClockedBackend, protocol: str, model: type[RedisModel], acked_limit: int
+    ) -> None:
+        self.backend = backend
+        self.now_ms = START_MS
+        self.access = Access(backend, GROUP, DRAIN_DEADLINE_MS)
+        self.model = model(
+            PARTITIONS,
+            drain_deadline_ms=DRAIN_DEADLINE_MS,
+            clock=lambda: self.now_ms,
+            extend=EXTENSIONS.get(protocol),
+        )
+        self.model.acked_limit = acked_limit
+        self.listener = backend.blocking()
+        self.others: dict[int, Backend] = {}
+        self.known = dict.fromkeys(OWNERS, Membership.empty(PARTITIONS, "range"))
+        self.real_id: list[dict[int, EntryId]] = [{0: ZERO} for _ in range(PARTITIONS)]
+        self.logs: dict[tuple[int, str], str] = {}
+        self.asked = ev.AcquireLocks((0,), OWNERS[0], 1, ())
+        self.committed: dict[int, Commit] = {}
+        self.heard, self.heard_serial = ZERO, 0
+        self.compared = ZERO
+        self.copy: tuple[object, dict[bytes, bytes]] | None = None
+        self.met = set[str]()
+        """Kinds of answers that came, to see that the steps lead everywhere."""
+
+    async def begin(self) -> None:
+        """Empty the server, and register the group in its partitions."""
+        await self.backend.execute("FLUSHALL")
+        await self.backend.set_clock(REGISTERED_MS)
+        await streams.declare(self.backend, STREAM, PARTITIONS, "json")
+        await streams.register(self.backend, GROUP, PARTITIONS, "earliest")
+
+    async def end(self) -> None:
+        """Close what was opened."""
+        await self.listener.aclose()
+        for other in self.others.values():
+            await other.aclose()
+
+    async def do(self, step: Step) -> None:
+        """Do one step at both.
+
+        Raises
+        ------
+        Difference
+            If anything is not the same.
+        """
+        self.now_ms += step.pause_ms + (step.what == "append")
+        await self.backend.set_clock(self.now_ms)
+        await getattr(self, f"_{step.what.replace(' ', '_')}")(step)
+        await self._compare_what_is_there()
+
+    def same(self, what: str, real: object, modelled: object) -> None:
+        """Insist that two things are equal."""
+        if real != modelled:
+            raise Difference(f"{what}\n  server: {real!r}\n  model:  {modelled!r}")
+
+    async def _effect(self, effect: ev.Effect) -> ev.Event:
+        """Do an effect of a core at both; return the answer."""
+        real = await operations.OPERATIONS[type(effect)].do(self.access, effect)
+        modelled = self.model.perform(effect)
+        if isinstance(real, OwnershipListed) and isinstance(modelled, OwnershipListed):
+            real = replace(real, entries=tuple(sorted(real.entries, key=lambda entry: entry.partition)))
+            modelled = replace(
+                modelled, entries=tuple(sorted(modelled.entries, key=lambda entry: entry.partition))
+            )
+        self.same(f"the answer to {effect}", self._as_modelled(real), modelled)
+        self.met.add(type(modelled).__name__)
+        if isinstance(modelled, ev.LocksAnswered):
+            self.met.update(type(reply).__name__ for reply in modelled.replies.values())
+        return modelled
+
+    def _as_modelled(self, event: ev.Event) -> ev.Event:
+        """Translate what a server makes up."""
+        match event:
+            case ev.LocksAnswered(_, _, replies):
+                told = {
+                    p: replace(
+                        reply,
+                        checkpoint=EntryId(self._id(p, reply.checkpoint), 0),
+                        entries=0,
+                        log=self._log(p, reply.log),
+                    )
+                    if isinstance(reply, Acquired)
+                    else reply
+                    for p, reply in replies.items()
+                }
+                return replace(event, replies=told)
+            case OwnershipListed(_, entries):
+                return replace(event, entries=tuple(self._entry(entry) for entry in entries))
+            case PartitionsClaimed(_, refused) | CheckpointsUpdated(_, refused):
+                return replace(event, refused={p: e and self._entry(e) for p, e in refused.items()})
+        return event
+
+    def _entry(self, entry: OwnershipEntry) -> OwnershipEntry:
+        checkpoint = self._id(entry.partition, EntryId.parse(entry.sequence))
+        return replace(entry, sequence=f"{checkpoint}-0")
+
+    def _id(self, partition: int, real: EntryId) -> int:
+        """Return the model's id of an entry; -1 for one that it does not have."""
+        return next((mine for mine, it in self.real_id[partition].items() if it == real), -1)
+
+    def _log(self, partition: int, real: str) -> str:
+        """Return the model's name of an acked log; a log that is new here is new there."""
+        mine = self.logs.setdefault((partition, real), self.model.locks[partition].log_id)
+        if [log for (p, _), log in self.logs.items() if p == partition].count(mine) > 1:
+            raise Difference(f"partition {partition} has a new acked log at the server, and not in the model")
+        return mine
+
+    # -- members and messages ------------------------------------------------------------------
+
+    async def _read_document(self, step: Step) -> None:
+        answer = await self._effect(ev.ReadDocument())
+        self._learn(step, answer)
+
+    def _learn(self, step: Step, answer: ev.Event) -> None:
+        if isinstance(answer, ev.DocumentRead | ev.ChangeRefused):
+            empty = Membership.empty(PARTITIONS, "range")
+            read = empty if answer.document is None else Membership.parse(answer.document)
+            self.known[OWNERS[step.who]] = read
+
+    async def _change(self, step: Step) -> None:
+        """Join, mark as leaving, or remove somebody, by what was known when the document was read."""
+        who, now = OWNERS[step.who], self.known[OWNERS[step.who]]
+        if now.get(who) is None:
+            after = now.with_member(Member(who, who[0], "host", 1, self.now_ms))
+        elif step.how % 3:
+            after = now.with_leaving(who)
+        else:
+            after = now.without([now.members[step.how % len(now.members)].id])
+        added = tuple(each for each in after.ids if each not in now.ids)
+        removed = tuple(each for each in now.ids if each not in after.ids)
+        message = GroupChanged(0, "join" if added else "leave", who, now.moved(after))
+        expected = now.generation if step.how % 7 else step.how % 3
+        answer = await self._effect(ev.ChangeDocument(expected, after, message, added, removed))
+        if isinstance(answer, ev.DocumentChanged):
+            self.known[who] = replace(after, generation=answer.generation)
+        elif step.how % 2:
+            self._learn(step, answer)
+
+    async def _beat(self, step: Step) -> None:
+        member, run_id = OWNERS[step.who], self.model.run_id
+        loads = (None, {}, {step.where: step.how}, {0: step.how, step.where: 1})[step.how % 4]
+        renewal = membership.Renewal(GROUP, member, step.where, run_id, step.how, loads)
+        (reply,) = await membership.heartbeat(self.backend, [renewal])
+        if isinstance(reply, Exception):
+            raise reply
+        real = ev.HeartbeatDone(member, reply.lost, reply.generation or 0, 1, run_id, reply.beats)
+        self.met.add(f"lost: {real.lost}")
+        modelled = self.model.heartbeat(member, step.where, 1, step.how, loads)
+        self.same("the answer to a heartbeat", real, modelled)
+
+    async def _read_loads(self, _step: Step) -> None:
+        await self._effect(ev.ReadLoads())
+
+    async def _post(self, step: Step) -> None:
+        kind = (PartitionsReleased, PartitionsAcquired)[step.how % 2]
+        message = kind((step.where,), OWNERS[step.who], step.how)
+        await operations.post(self.access, [message])
+        self.model.post(message)
+
+    async def _hear(self, _step: Step) -> None:
+        entries = await control.read_control(self.listener, {GROUP: self.heard}, 1)
+        real = tuple(from_fields(fields) for _, _, fields in entries)
+        self.heard = entries[-1][1] if entries else self.heard
+        self.heard_serial, modelled = self.model.control_after(self.heard_serial)
+        self.same("what is new on the control stream", real, modelled)
+
+    async def _probe(self, step: Step) -> None:
+        asked = tuple(self.others)[: step.how % 4]
+        # Of other numbers that the server does not know, too.
+        asked = (*asked, NOBODY) if step.how % 2 else asked
+        await self._effect(ev.ProbePeers(asked))
+
+    async def _connect(self, _step: Step) -> None:
+        if len(self.others) < 3:
+            other = Backend(Node(self.backend.node_for("").target, 1), 2_500)
+            number, _ = await other.identity()
+            self.others[number] = other
+            self.model.connections.add(number)
+
+    async def _cut(self, step: Step) -> None:
+        alive = sorted(self.model.connections)
+        if alive:
+            number = alive[step.how % len(alive)]
+            await self.backend.execute("CLIENT", "KILL", "ID", number)
+            self.model.connections.discard(number)
+
+    # -- locks ---------------------------------------------------------------------------------
+
+    async def _acquire(self, step: Step) -> None:
+        owner, newest = OWNERS[step.who], self.model.locks[step.where].generation
+        document = self.model.membership
+        agreed = 0 if document is None else document.generation
+        generation = (newest, newest, newest + 1, max(0, newest - 1), agreed, agreed)[step.how % 6]
+        live = ((), OWNERS, OWNERS, () if document is None else document.ids)[step.how // 6 % 4]
+        where = (step.where,) if step.how % 5 else tuple(range(PARTITIONS))
+        self.asked = ev.AcquireLocks(where, owner, generation, tuple(live))
+        await self._effect(self.asked)
+
+    async def _insist(self, _step: Step) -> None:
+        """Ask for the same lock again, as a contender does."""
+        await self._effect(self.asked)
+
+    async def _release(self, step: Step) -> None:
+        lock = self.model.locks[step.where]
+        owner = lock.owner if lock.owner and step.how % 3 else OWNERS[step.who]
+        epochs = {step.where: max(1, lock.epoch - (step.how % 5 == 0))}
+        if step.how % 2:
+            await self._effect(ev.ReleaseLocks(owner, epochs))
+        else:
+            real = await locks.release_many(self.backend, GROUP, epochs, owner)
+            modelled = {p: self.model.release(p, owner, epoch) for p, epoch in epochs.items()}
+            self.same(f"whether {owner} released {epochs}", real, modelled)
+            self.met.add(f"released: {real[step.where]}")
+
+    # -- records -------------------------------------------------------------------------------
+
+    async def _append(self, step: Step) -> None:
+        """Append the next entry, or one that was sent before."""
+        p, lock = step.where, self.model.locks[step.where]
+        number = max(1, lock.last_number + (1 if step.how % 4 else -(step.how % 3)))
+        entries: list[tuple[bytes, None]] = [(b"%d" % number, None)]
+        (reply,) = await streams.append_many(
+            self.backend, STREAM, [streams.Append(p, "sender", number, 0, entries)]
+        )
+        before = lock.last_event, lock.last_number
+        self.model.append(p, number)
+        is_new = (lock.last_event, lock.last_number) != before
+        self.met.add(f"append: {reply.code.name}")
+        self.same(f"what became of append {number}", reply.code is streams.AppendCode.OK, is_new)
+        if is_new and reply.last_id is not None:
+            # An id comes again if the first was lost, with all data, in the same millisecond.
+            self.real_id[p] = {mine: it for mine, it in self.real_id[p].items() if it != reply.last_id}
+            self.real_id[p][lock.last_event] = reply.last_id
+
+    async def _read(self, step: Step) -> None:
+        p, ids = step.where, list(self.real_id[step.where])
+        after, count = ids[step.how % len(ids)], 1 + step.how % 3
+        found = await streams.read(self.listener, STREAM, {p: self.real_id[p][after]}, count, 0)
+        real = [Record(self._id(p, e.id), int(e.fields[b"v"])) for e in found.get(p, ())]
+        self.same(f"{count} entries of {p} after {after}", real, self.model.read_events(p, after, count))
+
+    async def _commit(self, step: Step) -> None:
+        """Commit what comes next; sometimes as somebody else, or after another checkpoint."""
+        p, lock, how = step.where, self.model.locks[step.where], step.how
+        known = list(self.real_id[p])
+        waiting = [record for record in lock.events if record.id > lock.checkpoint]
+        rows = tuple(waiting[: how % 4])
+        owner = lock.owner or OWNERS[step.who] if how % 6 else OWNERS[step.who]
+        epoch = lock.epoch - (how % 11 == 0)
+        previous = lock.checkpoint if how % 7 else known[how % len(known)]
+        new = rows[-1].id if rows else waiting[how % len(waiting)].id if waiting else lock.checkpoint
+        await self._send(p, Commit(owner, epoch, previous, new, rows))
+
+    async def _commit_again(self, step: Step) -> None:
+        """Repeat the last one, as after a lost answer."""
+        if step.where in self.committed:
+            await self._send(step.where, self.committed[step.where])
+
+    async def _send(self, p: int, commit: Commit) -> None:
+        self.committed[p] = commit
+        entries = sum(commit.previous < record.id <= commit.new for record in self.model.locks[p].events)
+        batch = None
+        if commit.rows:
+            batch = replace(BATCHES[len(commit.rows)], first=self._real(p, commit.rows[0].id))
+        request = CommitRequest(
+            p,
+            commit.owner,
+            commit.epoch,
+            self._real(p, commit.previous),
+            self._real(p, commit.new),
+            entries,
+            batch,
+            trim=True,
+            acked_limit=self.model.acked_limit,
+        )
+        (reply,) = await commit_many(self.backend, GROUP, [request])
+        self.met.add(reply.code.name)
+        self.same(f"the code for {commit}", reply.code.value, self.model.commit(p, commit).name)
+
+    def _real(self, partition: int, modelled: int) -> EntryId:
+        return self.real_id[partition].get(modelled, EntryId(modelled, 0))
+
+    # -- claim and lease -----------------------------------------------------------------------
+
+    async def _list(self, _step: Step) -> None:
+        await self._effect(ListOwnership())
+
+    async def _claim(self, step: Step) -> None:
+        await self._effect(ClaimPartitions(OWNERS[step.who], self._etags(step)))
+
+    async def _update(self, step: Step) -> None:
+        await self._effect(UpdateCheckpoints(OWNERS[step.who], self._etags(step)))
+
+    def _etags(self, step: Step) -> dict[int, int]:
+        """Return what a worker may know: the ETag that is there, none, or an older one."""
+        store = self.model.extension
+        assert isinstance(store, ModelClaims)
+        there = {p: entry.etag for p, entry in store.entries.items()}
+        several = range(PARTITIONS) if step.how % 3 == 0 else (step.where,)
+        return {
+            p: there.get(p, NO_ENTRY) if (step.how + p) % 4 else (NO_ENTRY, there.get(p, 2) - 1)[step.how % 2]
+            for p in several
+        }
+
+    async def _give_up(self, step: Step) -> None:
+        where = (step.where,) if step.how % 2 else tuple(range(PARTITIONS))
+        await self._effect(GiveUpPartitions(OWNERS[step.who], where))
+
+    async def _challenge(self, step: Step) -> None:
+        kinds = list(Challenge)
+        where = (step.where,) if step.how % 2 else tuple(range(PARTITIONS))
+        asked = {p: kinds[(step.how // 2 + p) % 3] for p in where}
+        await self._effect(ChallengeLeases(OWNERS[step.who], asked))
+
+    async def _race(self, step: Step) -> None:
+        await self._effect(RaceForLease(OWNERS[step.who], step.where))
+
+    async def _tell(self, step: Step) -> None:
+        leases = self.model.extension
+        assert isinstance(leases, ModelLeases)
+        won, winner = leases.grab.get(step.where, (step.how, ""))
+        owner = winner if winner and step.how % 4 else OWNERS[step.who]
+        win = {step.where: won - (step.how % 9 == 0)}
+        end = (step.where,) if step.how % 5 == 0 else ()
+        update = UpdateLeases(owner, win if step.how % 2 else {}, end, win if step.how % 3 else {})
+        await self._effect(update)
+
+    # -- the server's own fate -----------------------------------------------------------------
+
+    async def _flush(self, _step: Step) -> None:
+        await self.backend.execute("FLUSHALL")
+        await self.backend.set_clock(self.now_ms)
+        await self._lose_connections()
+        self.model.flush()
+        self.compared = ZERO
+
+    async def _copy(self, _step: Step) -> None:
+        """Remember what is there, as a replica that falls behind from now on."""
+        keys = await self.backend.execute("KEYS", "*")
+        dumps = await self.backend.pipeline([("DUMP", key) for key in keys])
+        self.copy = self.model.snapshot(), dict(zip(keys, dumps, strict=True))
+
+    async def _fail_over(self, _step: Step) -> None:
+        if self.copy is None:
+            return
+        (taken, dumps), self.copy = self.copy, None
+        await self.backend.execute("FLUSHALL")
+        await self.backend.pipeline([("RESTORE", key, 0, dump) for key, dump in dumps.items()])
+        await self.backend.set_clock(self.now_ms)
+        await self._lose_connections()
+        self.model.lose_suffix(taken)
+        # Whoever got no answer for that sends again, and what it read may be gone.
+        for p, commit in tuple(self.committed.items()):
+            await self._send(p, commit)
+
+    async def _lag(self, step: Step) -> None:
+        """Fail over to a replica that has not heard of the last entry and of its commit."""
+        await self._copy(step)
+        self.now_ms += 1
+        await self.backend.set_clock(self.now_ms)
+        await self._append(step._replace(how=1))
+        lock = self.model.locks[step.where]
+        rows = tuple(record for record in lock.events if record.id > lock.checkpoint)[:3]
+        if rows and lock.owner:
+            await self._send(step.where, Commit(lock.owner, lock.epoch, lock.checkpoint, rows[-1].id, rows))
+        await self._fail_over(step)
+
+    async def _lose_connections(self) -> None:
+        for number in self.model.connections:
+            await self.backend.execute("CLIENT", "KILL", "ID", number)
+
+    async def _look(self, _step: Step) -> None:
+        """Take a snapshot, and say from the model what it should show."""
+        taken = await snapshot.take_snapshot(self.backend, "shop", "orders", "price")
+        document = self.model.membership
+        if document is not None:
+            self.same("the generation in a snapshot", taken.generation, document.generation)
+            ages = {
+                each: self.now_ms - self.model.beats[each].server_ms if each in self.model.beats else None
+                for each in document.ids
+            }
+            self.same("the members in a snapshot", {m.id: m.beat_age_ms for m in taken.members}, ages)
+        for view, lock in zip(taken.partitions, self.model.locks, strict=False):
+            real = (view.owner, view.lag, view.length, view.rows)
+            lag = sum(record.id > lock.checkpoint for record in lock.events)
+            rows = sum(len(commit.rows) for commit in lock.log)
+            self.same("a partition in a snapshot", real, (lock.owner or None, lag, len(lock.events), rows))
+
+    # -- what is there -------------------------------------------------------------------------
+
+    async def _compare_what_is_there(self) -> None:
+        commands: list[Sequence[Argument]] = [
+            ("GET", GROUP.members),
+            ("HGETALL", GROUP.beats),
+            ("XRANGE", GROUP.control, f"({self.compared}", "+"),
+            ("HGETALL", GROUP.claims),
+            ("HGETALL", GROUP.lease_grab),
+            ("HGETALL", GROUP.lease_allocation),
+            ("HGETALL", GROUP.loads),
+        ]
+        for p in range(PARTITIONS):
+            commands += [
+                ("HGETALL", GROUP.lock(p)),
+                ("XRANGE", GROUP.events(p), "-", "+"),
+                ("XRANGE", GROUP.acked(p), "-", "+"),
+            ]
+        replies = await self.backend.pipeline(commands)
+        document, beats, posted, claims, grab, allocation, loads, *rest = replies
+        self.same("the document", document, self.model.stored.document)
+        self.same("the heartbeats", membership.read_beats(beats), self.model.beats)
+        texts = {member: loads_text(each) for member, each in self.model.stored.loads.items()}
+        self.same("the loads", fields_of(loads), texts)
+        self._compare_messages(posted)
+        self._compare_extension(claims, grab, allocation)
+        for p in range(PARTITIONS):
+            self._compare_partition(p, *rest[3 * p : 3 * p + 3])
+
+    def _compare_messages(self, posted: Sequence[Any]) -> None:
+        real = [from_fields(fields_of(flat)) for _, flat in posted]
+        if real:
+            self.compared = EntryId.parse(posted[-1][0])
+            modelled: list[ControlMessage] = self.model.control[-len(real) :]
+            self.same("the control stream", real, modelled)
+
+    def _compare_extension(self, claims: list[bytes], grab: list[bytes], allocation: list[bytes]) -> None:
+        match self.model.extension:
+            case ModelClaims(entries=entries, last=last):
+                mine = {
+                    str(p): f"{e.etag}|{e.modified_ms}|{e.level}|{self._real_text(p, e.sequence)}|{e.owner}"
+                    for p, e in entries.items()
+                }
+                self.same("the ownership entries", fields_of(claims), _with_last(mine, last))
+            case ModelLeases(grab=won, allocation=allocated, last=last):
+                self.same("the grab hash", fields_of(grab), _with_last(_lease_fields(won), last))
+                self.same("the allocation hash", fields_of(allocation), _lease_fields(allocated))
+
+    def _real_text(self, partition: int, modelled: str) -> str:
+        return str(self._real(partition, EntryId.parse(modelled).ms))
+
+    def _compare_partition(
+        self, p: int, lock: list[bytes], events: Sequence[Any], acked: Sequence[Any]
+    ) -> None:
+        mine, fields = self.model.locks[p], fields_of(lock)
+        checkpoint = EntryId.parse(fields.get("checkpoint", "0-0"))
+        wanted = fields.get("wanted_since"), fields.get("wanted_at")
+        self.same(
+            f"lock {p}",
+            (fields.get("owner", ""), fields.get("epoch", "0"), fields.get("generation", "0"), wanted),
+            (
+                mine.owner,
+                str(mine.epoch),
+                str(mine.generation),
+                (None, None) if mine.wanted_since is None else (str(mine.wanted_since), str(mine.wanted_at)),
+            ),
+        )
+        self.same(f"checkpoint {p}", self._id(p, checkpoint), mine.checkpoint)
+        entries = streams.entries_of(events)
+        there = [Record(self._id(p, entry.id), int(entry.fields[b"v"])) for entry in entries]
+        self.same(f"the entries of {p}", there, mine.events)
+        log = [
+            (f["owner"], int(f["epoch"]), f["prev"], f["last"], f["first"], int(f["rows"]))
+            for f in (_text_fields(flat) for _, flat in acked)
+        ]
+        modelled = [
+            (
+                commit.owner,
+                commit.epoch,
+                str(self._real(p, commit.previous)),
+                str(self._real(p, commit.new)),
+                str(self._real(p, commit.rows[0].id)),
+                len(commit.rows),
+            )
+            for commit in mine.log
+            if commit.rows
+        ]
+        self.same(f"the acked log of {p}", log, modelled)
+
+
+def _with_last(fields: Mapping[str, str], last: int) -> dict[str, str]:
+    return {**fields, "last": str(last)} if last else dict(fields)
+
+
+def _lease_fields(leases: Mapping[int, tuple[int, str]]) -> dict[str, str]:
+    return {str(p): f"{generation}|{owner}" for p, (generation, owner) in leases.items()}
+
+
+def _text_fields(flat: Sequence[bytes]) -> dict[str, str]:
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    return {name.decode(): value.decode() for name, value in fields.items() if name != b"batch"}
