@@ -137,7 +137,8 @@ class Settings:
     max_processing_time_ms: int = 300_000
     """A handler that makes no progress for this long raises an alarm; it loses nothing by it."""
     handler_threads: int = 16
-    """Threads for ``def`` processors of one worker process."""
+    """Threads for ``def`` processors of one worker process; calls of theirs that overlap
+    (``concurrency``) are bounded by it too."""
 
     def __post_init__(self) -> None:
         for spec in fields(self):
