@@ -68,6 +68,9 @@ class KeyedMode(GroupingMode):
         if not self.spec.is_async:
             # More would wait for a thread, and their timeouts would count that.
             width = min(width, self.invoker.threads)
+        self._width = width
+        self._tasks = 0
+        """Those that handle records now, or give way before their next one."""
         self._window = Window(concurrency=width, size=max(WINDOW_MIN, WINDOW_PER_CALL * width))
         self._in_hand: dict[int, _InHand] = {}
         """By place in the window."""
@@ -142,7 +145,8 @@ class KeyedMode(GroupingMode):
     def _start(self) -> None:
         """Start as many calls as there may be."""
         assert self._calls is not None
-        while (place := self._next()) is not None:
+        while self._tasks < self._width and (place := self._next()) is not None:
+            self._tasks += 1
             self._calls.start_soon(self._handle_from, place)
 
     def _next(self) -> int | None:
@@ -171,6 +175,7 @@ class KeyedMode(GroupingMode):
             if now_ms() >= self._slice_ends_ms:
                 await self._turn()
             place = self._next()
+        self._tasks -= 1
         if self._window.is_settled:
             self._changed.fire()
 

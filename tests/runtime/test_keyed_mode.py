@@ -12,10 +12,13 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
+from streamworker import App
 from streamworker.context import Context
 from streamworker.runtime.keyed_mode import WINDOW_MIN
 from streamworker.runtime.runner import StopReason
+from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, Priced, Running, bench
 
@@ -335,6 +338,26 @@ async def test_a_row_without_an_arrow_form_is_an_error_of_its_record(redis_url: 
         assert len(await desk.dead()) == 1
 
 
+async def test_rows_that_are_changed_after_their_call_halt_the_partition(redis_url: str) -> None:
+    """They had an Arrow form then; now nothing can be committed, and that is said."""
+    kept, release = Priced(1, 1.0), asyncio.Event()
+
+    async def price(order: Order) -> Priced:
+        if order.number == 0:
+            await release.wait()
+        if order.number == 2:
+            kept.number = 2**80
+            release.set()
+        return kept if order.number == 1 else Priced(order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        await send(desk, range(10))
+        running = await desk.start(desk.spec(price, concurrency=3))
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        assert "cannot be written" in running.halted[0] and "number" in running.halted[0]
+        assert await desk.committed() == 0 and await desk.acked_entries() == []
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_a_call_that_takes_too_long_fails_alone(redis_url: str, is_async: bool) -> None:
     """Calls beside it go on and are committed up to it."""
@@ -601,6 +624,26 @@ async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, s
         assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
 
+async def test_with_a_closed_gate_a_drain_fills_no_gap(redis_url: str) -> None:
+    """Its commit would be refused: the heartbeats do not get through."""
+    release, watch = asyncio.Event(), Watch()
+
+    async def price(order: Order) -> None:
+        watch.begin(order)
+        await release.wait()
+        watch.end(order)
+
+    async with bench(redis_url) as desk:
+        await desk.producer.send_many([Order(n, f"k{max(0, n - 2)}") for n in range(50)])
+        running = await desk.start(desk.spec(price, concurrency=4))
+        await wait_for_async(lambda: len(watch.begun) == 4, "four calls have begun")
+        desk.gate.close()
+        running.runner.drain()
+        release.set()
+        assert (await running.drained()).reason is StopReason.DRAINED
+        assert watch.begun == [0, 3, 4, 5] and await desk.committed() == 1
+
+
 # -- bounds and figures --------------------------------------------------------------------------
 
 
@@ -688,6 +731,26 @@ async def test_the_call_that_has_been_running_for_longest_is_known(redis_url: st
         assert running.runner.oldest == "" and running.runner.busy_since_ms is None
 
 
+async def test_the_alarm_names_the_entry_that_holds_the_others_up(redis_url: str) -> None:
+    """Of the calls that run, the one that has been running for longest."""
+    app = App("stuck", redis_url=redis_url, max_processing_time_ms=200, trim_interval_ms=100)
+    orders = app.stream("orders", Order, key="number", partitions=1)
+    with capture_logs() as logs:
+
+        def alarms() -> list[Any]:
+            return [line["entry"] for line in logs if line["event"] == "handler_makes_no_progress"]
+
+        @app.processor(orders, concurrency=4)
+        async def price(order: Order) -> None:
+            if order.number == 3:
+                await wait_for_async(alarms, "the alarm is raised")
+
+        async with local_worker(app) as worker:
+            sent = [await orders.send(Order(n)) for n in range(10)]
+            await worker.until_drained()
+        assert alarms() == [str(sent[3].entry_id)]
+
+
 async def test_it_counts_as_work_while_any_call_runs(redis_url: str) -> None:
     """Waiting for entries beside calls that run is no rest; what shares by load looks at this."""
     release = asyncio.Event()
@@ -745,33 +808,39 @@ async def rate(desk: Bench, handler: Callable[..., Any], count: int, **options: 
 async def test_waiting_handlers_go_faster_by_far_side_by_side(
     redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """5 ms of waiting, 1,000 keys, one partition: the medians of three runs in turn."""
+    """5 ms of waiting, 1,000 keys, one partition: the median of three pairs of runs."""
 
     async def wait(_: Order) -> None:
         await asyncio.sleep(0.005)
 
-    rates: dict[int, list[float]] = {1: [], 64: []}
+    pairs: list[tuple[float, float, float]] = []
     async with bench(redis_url) as desk:
         for _ in range(3):
-            rates[1].append(await rate(desk, wait, 150))
-            rates[64].append(await rate(desk, wait, 4_000, concurrency=64))
-    one, many = (sorted(found)[1] for found in rates.values())
+            one, many = await rate(desk, wait, 150), await rate(desk, wait, 4_000, concurrency=64)
+            pairs.append((many / one, one, many))
+    ratio, one, many = sorted(pairs)[1]
     with capsys.disabled():
-        print(f"\nin order {one:,.0f}/s, concurrency 64 {many:,.0f}/s: {many / one:.1f} times")
-    assert many / one >= 15
+        print(
+            f"\nhandlers that wait 5 ms: in order {one:,.0f}/s, side by side {many:,.0f}/s: {ratio:.1f} times"
+        )
+    assert ratio >= 15
 
 
 async def test_what_concurrency_costs_a_record(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Handlers that do nothing: 10,000 records a second and more."""
+    """Handlers that do nothing get through half as many, which is more than 10,000 a second here."""
 
     async def nothing(_: Order) -> None: ...
 
     async def forward(order: Order) -> Priced:
         return Priced(order.number, 1.0)
 
+    rates: dict[str, list[float]] = {"in order": [], "side by side": [], "forwarding a row": []}
     async with bench(redis_url) as desk:
-        plain = max([await rate(desk, nothing, 15_000, concurrency=64) for _ in range(3)])
-        forwarding = max([await rate(desk, forward, 15_000, concurrency=64) for _ in range(3)])
+        for _ in range(3):
+            rates["in order"].append(await rate(desk, nothing, 10_000))
+            rates["side by side"].append(await rate(desk, nothing, 10_000, concurrency=64))
+            rates["forwarding a row"].append(await rate(desk, forward, 10_000, concurrency=64))
+    medians = {name: sorted(found)[1] for name, found in rates.items()}
     with capsys.disabled():
-        print(f"\nconcurrency 64, instant: {plain:,.0f}/s; forwarding a row: {forwarding:,.0f}/s")
-    assert plain > 10_000
+        print("\ninstant handlers: " + ", ".join(f"{name} {n:,.0f}/s" for name, n in medians.items()))
+    assert medians["side by side"] / medians["in order"] > 0.2
