@@ -156,6 +156,7 @@ def test_a_pipeline_over_a_processor_that_forwards_nothing(spawn: SpawnWorker, w
         (("async def price(batch: list[Order])", "async def price(batch: list[int])"), "int"),
         (('key="customer"', 'key="custmer"'), "customer"),
         (("@app.processor(orders)", "@app.processor(orders, on_error='explode')"), "explode"),
+        (("@app.processor(orders)", "@app.processor(orders, concurrency=8)"), "one record at a time"),
         (('App("shop")', 'App("shop", heartbeat_interval_ms=5000)'), "dead_after_ms"),
         (('App("shop")', 'App("shop", hartbeat=1)'), "hartbeat"),
         (('App("shop")', 'App("shop", assignment="best")'), "best"),

@@ -27,6 +27,7 @@ from streamworker.runtime.grouping import GroupingMode
 from streamworker.runtime.modes import SLICE_MS, Failed
 from streamworker.runtime.pauses import Pauses
 from streamworker.runtime.signals import Signal
+from streamworker.runtime.state import NoState
 from streamworker.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -233,7 +234,9 @@ class KeyedMode(GroupingMode):
 
     def _failed(self, place: int, hand: _InHand, failed: Failed) -> None:
         """Decide what becomes of a record whose attempt failed."""
-        if 0 < failed.attempts < self.spec.attempts:
+        # A function that cannot work here must not have all records skipped, one after the other.
+        misused = isinstance(self.state, NoState) and self.state.was_used
+        if 0 < failed.attempts < self.spec.attempts and not misused:
             assert self._calls is not None
             if hand.pauses is None:
                 hand.pauses = Pauses(
@@ -241,7 +244,7 @@ class KeyedMode(GroupingMode):
                 )
             self._window.defer(place)
             self._calls.start_soon(self._again, place, hand.pauses.next_ms())
-        elif self.halts:
+        elif self.halts or misused:
             self._window.abandon(place)
             if self._halted is None or place < self._halted[0]:
                 self._halted = (place, self.reason([hand.entry], failed))

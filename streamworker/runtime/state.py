@@ -148,10 +148,12 @@ class NoState(PartitionState):
     later one left behind, or lose it. What is stored stays as it is.
     """
 
-    __slots__ = ("_reason",)
+    __slots__ = ("_reason", "was_used")
 
     def __init__(self, processor: str, concurrency: int) -> None:
         super().__init__({})
+        self.was_used = False
+        """Whether a handler has tried: then it cannot be right, whatever it is given."""
         self._reason = f"Processor {processor!r} uses ctx.state, and has concurrency={concurrency}."
 
     def view(self) -> StateView:
@@ -160,6 +162,7 @@ class NoState(PartitionState):
 
     def get(self, key: str) -> bytes | None:  # noqa: ARG002 - as the state that can be used
         """Refuse."""
+        self.was_used = True
         raise ConfigurationError(
             self._reason,
             remedy="Leave concurrency out, or keep the state in another system, by key.",
