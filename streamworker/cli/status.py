@@ -104,8 +104,12 @@ def _print_status(snapshot: "GroupSnapshot") -> None:
         f"lag {snapshot.lag}"
     )
     if snapshot.members:
+        is_weighted = any(member.load or member.capacity != 1 for member in snapshot.members)
         print_table(
-            ("member", "id", "host", "pid", "state", "partitions", "heartbeat"),
+            (
+                *("member", "id", "host", "pid", "state", "partitions", "heartbeat"),
+                *(("load", "capacity") if is_weighted else ()),
+            ),
             [
                 (
                     member.name,
@@ -115,6 +119,7 @@ def _print_status(snapshot: "GroupSnapshot") -> None:
                     member.state,
                     len(member.partitions),
                     duration(member.beat_age_ms),
+                    *((f"{member.load / 10:.0f} %", member.capacity) if is_weighted else ()),
                 )
                 for member in snapshot.members
             ],

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streamworker.core.events import Effect, LoadsRead, ReadLoads
-from streamworker.core.membership import Membership
+from streamworker.core.membership import MINUTE_MS, Membership
 from streamworker.core.weights import LEVEL, Scales
 
 IDLE = 50
@@ -151,6 +151,8 @@ class Balancer:
         """In how many looks in a row the weights should have been renewed."""
         self._has_begun = False
         """Whether we are moving until it is even enough."""
+        self._renewed_ms: int | None = None
+        """When we renewed the weights alone, by the server's clock: not twice in a minute."""
 
     def advance(self, now_ms: int, *, is_our_turn: bool) -> list[Effect]:
         """Ask for the loads when a look is due."""
@@ -199,7 +201,9 @@ class Balancer:
             self._has_begun = True
             after = measured.with_moves(lasting, event.server_ms)
             return Verdict("balance", membership.generation, after)
-        if self._drifted >= self._rules.looks:
+        is_early = self._renewed_ms is not None and 0 <= event.server_ms - self._renewed_ms < MINUTE_MS
+        if self._drifted >= self._rules.looks and not is_early:
+            self._renewed_ms = event.server_ms
             return Verdict("weights", membership.generation, measured)
         return None
 

@@ -28,6 +28,10 @@ class MemberView:
     ``held``: gone, and its place is kept."""
     partitions: tuple[int, ...]
     """Partitions whose lock it holds."""
+    load: int = 0
+    """What they ask of it, in thousandths of a worker's time; 0 if it is not measured."""
+    capacity: int = 1
+    """What it can carry, beside the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Rebalance:
     generation: int
     cause: str
     """``join``, ``leave``, ``death``, ``left`` (after a leave, moves nothing), ``return`` (of a
-    static member), ``hold-expired``."""
+    static member), ``hold-expired``, ``balance`` (by load), ``weights`` (moves nothing)."""
     member: str
     at_ms: int
     moved: tuple[int, ...]

@@ -302,7 +302,9 @@ def _member_views(
             state = "silent"
         if member.state == "held":
             state = "held"
-        return MemberView(member.id, member.name, member.host, member.pid, member.joined_ms, age, state, held)
+        load = 0 if beat is None else beat.load
+        who = (member.id, member.name, member.host, member.pid, member.joined_ms)
+        return MemberView(*who, age, state, held, load, member.capacity)
 
     return tuple(view(member) for member in membership.members)
 

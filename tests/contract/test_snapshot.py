@@ -1,6 +1,7 @@
 """The view of a group that everything which shows something is made from."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import redis
@@ -99,6 +100,19 @@ async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: "
     raw.hset(GROUP.beats, "a.1", f"{changed.server_ms - 60_000}|1|run|0")
     view = await take_snapshot(group.backend, "shop", "orders", "price")
     assert [(m.name, m.state) for m in view.members] == [("a", "silent"), ("b", "leaving")]
+
+
+async def test_a_member_shows_what_its_heartbeat_carries_and_what_it_can_carry(group: Group) -> None:
+    """Load as it measured it, and the capacity with which it joined."""
+    document, changed = await join(group, "a", "b")
+    strong = replace(document.members[0], capacity=3)
+    written = replace(document, members=(strong, document.members[1]))
+    await membership.change_members(
+        group.backend, GROUP, expected=changed.generation, body=written.body(), message={"kind": "x"}
+    )
+    await membership.heartbeat(group.backend, [membership.Renewal(GROUP, "a.1", 5, "run", 420, {0: 420})])
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert [(m.name, m.load, m.capacity) for m in view.members] == [("a", 420, 3), ("b", 0, 1)]
 
 
 async def test_the_lock_of_a_removed_member_shows_as_being_acquired(group: Group) -> None:

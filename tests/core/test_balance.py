@@ -348,6 +348,13 @@ def test_what_was_measured_comes_into_the_document_though_nothing_moves() -> Non
     assert looks.changes == 1
 
 
+def test_weights_alone_are_renewed_once_a_minute_at_most() -> None:
+    """A change of the document is read by everybody."""
+    looks = Looks(document([0, 1], [1, 1]), lambda _p, turn: 900 if turn // 3 % 2 else 90)
+    assert looks.run(120) == 0
+    assert 5 <= looks.changes <= 10, "in ten minutes"
+
+
 def test_moves_of_the_last_minute_are_in_the_document_and_older_ones_are_not() -> None:
     """Whoever is the balancer next goes by it."""
     group = uneven().with_moves({0: "w1"}, 100_000).with_moves({1: "w1", 2: "w1"}, 150_000)

@@ -2,7 +2,7 @@
 
 A line is one call of the handler: partition, epoch, the records' numbers, and the times of its
 start and end by CLOCK_MONOTONIC, which all processes of a machine share. What the variables
-``HANDLER`` and ``HANDLER_S`` say happens in between.
+``HANDLER`` and ``HANDLER_S`` say happens in between; ``HOT`` names a partition that takes ``HOT_S``.
 """
 
 import asyncio
@@ -34,6 +34,8 @@ items = app.stream("items", Item, key="key", partitions=int(os.environ.get("PART
 LEDGER = Path(os.environ.get("LEDGER", "."))
 HANDLER = os.environ.get("HANDLER", "sleep")
 HANDLER_S = float(os.environ.get("HANDLER_S", "0.01"))
+HOT = int(os.environ.get("HOT", "-1"))
+HOT_S = float(os.environ.get("HOT_S", "0.01"))
 
 
 def compute(seconds: float) -> None:
@@ -48,12 +50,13 @@ async def record(batch: list[Item], ctx: Context) -> list[Item]:
     """Write down the batch and forward it."""
     started = time.monotonic()
     (LEDGER / f"{os.getpid()}.started").touch()
+    seconds = HOT_S if ctx.partition == HOT else HANDLER_S
     if HANDLER == "block":
-        time.sleep(HANDLER_S)
+        time.sleep(seconds)
     elif HANDLER == "compute":
-        compute(HANDLER_S)
+        compute(seconds)
     else:
-        await asyncio.sleep(HANDLER_S)
+        await asyncio.sleep(seconds)
     line = {
         "partition": ctx.partition,
         "epoch": ctx.epoch,
