@@ -1,0 +1,62 @@
+"""Groups in the simulator's world, for tests of what a protocol promises."""
+
+from collections.abc import Callable
+
+from streamworker.core.control import GroupChanged
+from streamworker.testing.faults import Fault, Kind
+from streamworker.testing.process import STUCK_MS, SimWorker
+from streamworker.testing.world import World
+
+
+def until(world: World, condition: Callable[[], bool], what: str, within_ms: int) -> int:
+    """Let time pass until something is true; return how long it took."""
+    took_ms = world.clock.run_until(condition, within_ms, step_ms=10)
+    assert took_ms is not None, f"not within {within_ms} ms: {what}\n{world.story()}"
+    return took_ms
+
+
+def is_agreed(world: World) -> bool:
+    """Whether each partition is handled where the document says, and by nobody else."""
+    return world.is_settled and world.is_agreed
+
+
+def settled(seed: int, *, workers: int, partitions: int = 8) -> World:
+    """Return a world in which some workers have shared the partitions by ``membership``, and work."""
+    world = World(seed, partitions=partitions)
+    for _ in range(workers):
+        world.start()
+    until(world, lambda: is_agreed(world), "the group has settled", 10_000)
+    world.clock.run_for(2_000)
+    return world
+
+
+def pause(world: World, worker: SimWorker, span_ms: int) -> None:
+    """Let a worker stand still for a while."""
+    there = [each for each in world.workers if each.alive and not each.finished]
+    world.happen(Fault(0, Kind.PAUSE, there.index(worker), span_ms))
+
+
+def causes(world: World) -> list[str]:
+    """Return the causes of all changes, as ``streamworker history`` shows them."""
+    return [message.cause for message in world.model.control if isinstance(message, GroupChanged)]
+
+
+def check(world: World) -> None:
+    """Judge what happened as an observer saw it: chains, epochs, owners, answers, order."""
+    assert world.checker.violations == [], world.story()
+
+
+def check_rest(world: World) -> None:
+    """A settled group goes on working, and asks nothing but its heartbeats."""
+    calls = world.model.calls
+    done = [lock.checkpoint for lock in world.model.locks]
+    world.clock.run_for(5_000)
+    until(
+        world,
+        lambda: all(lock.checkpoint > before for lock, before in zip(world.model.locks, done, strict=True)),
+        "every partition went on",
+        STUCK_MS + 1_000,
+    )
+    assert is_agreed(world)
+    assert world.model.calls == calls, "a group at rest asks about documents or locks"
+    check(world)
