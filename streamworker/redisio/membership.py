@@ -58,6 +58,22 @@ async def read_members(backend: Backend, keys: GroupKeys) -> bytes | None:
     return document
 
 
+async def read_members_and_clock(backend: Backend, keys: GroupKeys) -> tuple[bytes | None, int]:
+    """Return the membership document and the server's clock in ms, in one round trip.
+
+    Raises
+    ------
+    BackendError
+        As :func:`read_members`.
+    """
+    replies = await backend.pipeline([("GET", keys.members), ("TIME",)])
+    for reply in replies:
+        if isinstance(reply, BackendError):
+            raise reply
+    document, (seconds, micros) = replies
+    return document, int(seconds) * 1000 + int(micros) // 1000
+
+
 async def change_members(
     backend: Backend,
     keys: GroupKeys,

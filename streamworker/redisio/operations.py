@@ -34,8 +34,7 @@ from streamworker.redisio.operation import Access, Operation
 async def read_document(access: Access, effect: ReadDocument) -> Event:
     """Read the membership document and the server's clock."""
     del effect
-    document = await membership.read_members(access.backend, access.keys)
-    return DocumentRead(document, await access.backend.time_ms())
+    return DocumentRead(*await membership.read_members_and_clock(access.backend, access.keys))
 
 
 async def change_document(access: Access, effect: ChangeDocument) -> Event:

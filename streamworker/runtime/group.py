@@ -44,6 +44,7 @@ from streamworker.core.events import (
     StopHeartbeat,
     StopRequested,
 )
+from streamworker.core.merging import merged
 from streamworker.core.protocols import Coordinator
 from streamworker.core.transcript import is_news, step_in_words
 from streamworker.errors import BackendError, InternalError, StreamworkerError
@@ -184,8 +185,10 @@ class Group:
             try:
                 while not self._finished:
                     await self._next_event()
+                    calls: list[Effect] = []
                     while self._events and not self._finished:
-                        self._step(self._events.popleft())
+                        calls += self._step(self._events.popleft())
+                    self._call(calls)
             finally:
                 self._keeper.forget(self.keys)
             tasks.cancel_scope.cancel()
@@ -204,21 +207,33 @@ class Group:
             return
         self._events.append(DeadlinePassed())
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: Event) -> list[Effect]:
+        """Let the core take an event; do what concerns this process, and return what concerns Redis."""
         effects = self._core.handle(event, monotonic_ms())
         self._trace(event, effects)
+        calls: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, MarkLock | PostControl) or type(effect) in OPERATIONS:
+                calls.append(effect)
+            else:
+                self._perform(effect)
+        return calls
+
+    def _call(self, effects: Sequence[Effect]) -> None:
+        """Do at Redis what some events at once led to: what is told is told together, before the rest.
+
+        When a hundred partitions drain in one turn of the event loop, that is one call to release
+        them and one message about it, which wakes each of the other workers once.
+        """
         marks = [effect for effect in effects if isinstance(effect, MarkLock)]
         if marks:
             self._spawn(self._tell, mark, marks)
         posts = [effect.message for effect in effects if isinstance(effect, PostControl)]
         if posts:
             self._spawn(self._tell, post, posts)
-        for effect in effects:
-            operation = OPERATIONS.get(type(effect))
-            if operation is not None:
+        for effect in merged(effects):
+            if operation := OPERATIONS.get(type(effect)):
                 self._spawn(self._operate, operation, effect)
-            else:
-                self._perform(effect)
 
     def _trace(self, event: Event, effects: Sequence[Effect]) -> None:
         """Log a step line by line, as ``streamworker simulate --trace`` prints it."""
@@ -261,8 +276,6 @@ class Group:
                 self._log.info(event, **fields)
             case Finished():
                 self._finished = True
-            case MarkLock() | PostControl():
-                pass  # told together, before the others
             case _:
                 raise InternalError(f"Nobody performs the effect {effect!r}.")
 
