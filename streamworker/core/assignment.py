@@ -20,7 +20,7 @@ becomes so later, ``balance`` puts right, slowly.
 """
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
 
 from streamworker.core.weights import LEVEL, Scales, Weights
@@ -140,12 +140,33 @@ def weighted_assignment(
         return (None,) * partitions
     known = previous[:partitions] + (None,) * (partitions - len(previous))
     scales = Scales(members, known, weights)
-    for partition in sorted(scales.free, key=lambda p: (-scales.weight[p], p)):
-        scales.move(partition, None, scales.taker(scales.weight[partition], members))
+    _give_free(scales)
+    in_vain = set[int]()
     for member in members:
-        if scales.has(member) == 0:
+        capacity = scales.capacity[member]
+        if scales.has(member) == 0 and capacity not in in_vain:
             _give_share(scales, member)
+            # Where nothing helped this one, nothing helps the next of its kind until something moves.
+            in_vain = {*in_vain, capacity} if scales.has(member) == 0 else set()
     return scales.owners()
+
+
+def _give_free(scales: Scales) -> None:
+    """Give the free to whoever stands lowest then, the heaviest first; the first of equals takes it."""
+    # Among members of one capacity that is who carries least, whatever the partition weighs. So of
+    # each capacity only one is to be asked, and a thousand members are given ten thousand in time.
+    queues: dict[int, list[tuple[int, int, str]]] = {}
+    for rank, member in enumerate(scales.members):
+        queues.setdefault(scales.capacity[member], []).append((scales.load[member], rank, member))
+    for queue in queues.values():
+        heapify(queue)
+
+    for partition in sorted(scales.free, key=lambda p: (-scales.weight[p], p)):
+        weight = scales.weight[partition]
+        queue = min(queues.values(), key=lambda each: (scales.level(each[0][2], weight), each[0][1]))
+        _, rank, taker = queue[0]
+        scales.move(partition, None, taker)
+        heapreplace(queue, (scales.load[taker], rank, taker))
 
 
 def _give_share(scales: Scales, newcomer: str) -> None:
