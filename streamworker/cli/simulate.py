@@ -57,9 +57,14 @@ def simulate(
         ),
     ] = "all",
     minutes: Annotated[
-        float,
-        typer.Option("--minutes", metavar="M", min=0.01, help="Virtual minutes in which faults happen."),
-    ] = 0.5,
+        float | None,
+        typer.Option(
+            "--minutes",
+            metavar="M",
+            min=0.01,
+            help="Virtual minutes in which faults happen; drawn by the seed if not given.",
+        ),
+    ] = None,
     json: AsJson = False,
     trace: Annotated[
         bool,

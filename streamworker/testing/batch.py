@@ -1,5 +1,6 @@
 """Many schedules: on all cores of the machine, and what they came to as one row of figures."""
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -10,7 +11,7 @@ from streamworker.testing.simulation import Outcome, Schedule, run
 
 ALONE_MAX = 60
 """So few schedules are over before other processes have started."""
-SHARE = 4
+SHARE = 8
 """Schedules that a process takes at a time."""
 
 
@@ -51,8 +52,14 @@ def run_many(schedule: Schedule, seeds: Sequence[int], *, processes: int | None 
     if count == 1 or len(schedules) <= ALONE_MAX:
         yield from map(run, schedules)
         return
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_prepare) as pool:
         yield from pool.map(run, schedules, chunksize=SHARE)
+
+
+def _prepare() -> None:
+    """Let the collector look seldom: a world is dropped whole, and is never large."""
+    gc.freeze()
+    gc.set_threshold(100_000, 10, 10)
 
 
 def summarise(protocol: str, outcomes: Sequence[Outcome]) -> Summary:

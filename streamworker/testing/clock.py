@@ -3,8 +3,8 @@
 A minute of a group's life takes some milliseconds, and the same seed gives the same minute.
 """
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from random import Random
 
 
@@ -14,6 +14,22 @@ class Dice(Random):
     def randint(self, a: int, b: int) -> int:
         """Return a number from ``a`` to ``b``; even enough for spans far below 2**53."""
         return a + int(self.random() * (b - a + 1))
+
+
+class Lane:
+    """What happens in order for somebody who may not have time now.
+
+    Parameters
+    ----------
+    hold
+        Takes what comes due while the lane is not open.
+    """
+
+    __slots__ = ("hold", "is_open")
+
+    def __init__(self, hold: Callable[[Callable[[], object]], None]) -> None:
+        self.hold = hold
+        self.is_open = True
 
 
 class VirtualClock:
@@ -35,20 +51,23 @@ class VirtualClock:
 
     def __init__(self, start_ms: int = 0) -> None:
         self.now_ms = start_ms
-        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._agenda: list[tuple[int, int, Callable[[], object], Lane | None]] = []
         self._asked = 0
 
-    def after(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Let something happen after a while; at one time, in the order of asking."""
+    def after(self, delay_ms: int, action: Callable[[], object], lane: Lane | None = None) -> None:
+        """Let something happen after a while, in a lane; at one time, in the order of asking."""
         self._asked += 1
-        heapq.heappush(self._agenda, (self.now_ms + delay_ms, self._asked, action))
+        heappush(self._agenda, (self.now_ms + delay_ms, self._asked, action, lane))
 
     def run_for(self, ms: int) -> None:
         """Let time pass."""
         end_ms, agenda = self.now_ms + ms, self._agenda
         while agenda and agenda[0][0] <= end_ms:
-            self.now_ms, _, action = heapq.heappop(agenda)
-            action()
+            self.now_ms, _, action, lane = heappop(agenda)
+            if lane is None or lane.is_open:
+                action()
+            else:
+                lane.hold(action)
         self.now_ms = end_ms
 
     def run_until(self, condition: Callable[[], bool], within_ms: int, *, step_ms: int = 50) -> int | None:

@@ -96,13 +96,13 @@ class _NoFence(_OtherFence):
         return False
 
 
-@_model("a commit is fenced by its owner only, not by the epoch")
+@_model("a commit is fenced by its owner only, not by the epoch", "lost,churn,stuck")
 class _OwnerOnly(_OtherFence):
     def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
         return owner != commit.owner
 
 
-@_model("a commit is fenced by the epoch only, which a failover gives twice", "failover,stop,start,pause")
+@_model("a commit is fenced by the epoch only, which a failover gives twice", "failover,flap")
 class _EpochOnly(_OtherFence):
     def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
         return epoch != commit.epoch

@@ -5,12 +5,13 @@
 core speaks: what an effect does at Redis, the model's table says.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from streamworker.core import events as ev
 from streamworker.core.locks import Acquired
 from streamworker.core.protocols import Coordinator
+from streamworker.testing.clock import Lane
 from streamworker.testing.extensions import UNANSWERED
 from streamworker.testing.model import Code, Commit
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CALL_TIMEOUT_MS = 2_500
+LATEST_MS = 3_000
+"""A request that its sender has given up, or that comes again, comes at most this much later."""
 REFUSED_MS = 50
 """A call without a connection fails this fast."""
 STUCK_MS = 20_000
@@ -38,7 +41,7 @@ class SimRunner:
         self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
         self.checkpoint = lock.checkpoint.ms
         self.ended = self.draining = self.busy = self.stubborn = self.halted = self.waiting = False
-        worker.later(0, self.begin)
+        worker.soon(self.begin)
 
     def begin(self) -> None:
         """Handle the next batch, unless there is a reason not to."""
@@ -54,15 +57,15 @@ class SimRunner:
         if worker.link is None or worker.cut or worker.deaf:
             worker.later(RETRY_MS * 5, self.begin)
             return
-        records = world.model.read_events(
-            self.partition, self.checkpoint, BATCHES[world.random.randint(0, len(BATCHES) - 1)]
-        )
+        draw, conditions = world.random.random, world.conditions
+        count = BATCHES[int(draw() * len(BATCHES))]
+        records = world.model.read_events(self.partition, self.checkpoint, count)
         if not records:
             return
         self.busy, self.waiting = True, False
-        batch_ms = world.random.randint(1, world.conditions.batch_ms)
-        if world.random.random() < world.conditions.stuck:
-            batch_ms, self.stubborn = STUCK_MS, world.random.random() < 0.5
+        batch_ms = 1 + int(draw() * conditions.batch_ms)
+        if conditions.stuck and draw() < conditions.stuck:
+            batch_ms, self.stubborn = STUCK_MS, draw() < 0.5
         world.checker.executed(worker.name, self.partition, records)
         commit = Commit(self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records))
         worker.later(batch_ms, lambda: self._handled(commit))
@@ -71,7 +74,7 @@ class SimRunner:
         """Look for entries: there are new ones."""
         if self.waiting:
             self.waiting = False
-            self.worker.later(self.worker.world.latency_ms(), self.begin)
+            self.worker.soon(self.begin)
 
     def drain(self) -> None:
         """Finish the batch in hand and stop."""
@@ -89,7 +92,7 @@ class SimRunner:
         self.stubborn = False
         if self.ended:
             return
-        if world.random.random() < world.conditions.halted:
+        if world.conditions.halted and world.random.random() < world.conditions.halted:
             self.busy, self.halted = False, True
             if self.draining:
                 self._end(ev.RunnerStopped(self.partition, self.epoch))
@@ -115,7 +118,7 @@ class SimRunner:
             self._end(ev.RunnerFenced(self.partition, self.epoch))
             return
         self.checkpoint, self.busy = commit.new, False
-        self.worker.later(0, self.begin)
+        self.begin()
 
     def _end(self, event: ev.Event) -> None:
         self.ended = True
@@ -140,11 +143,14 @@ class SimWorker:
 
     def __init__(self, world: "World", name: str, make: Callable[["SimWorker"], Coordinator]) -> None:
         self.world, self.name = world, name
-        self.alive, self.paused, self.stopping, self.finished = True, False, False, False
+        self.alive, self.stopping, self.finished = True, False, False
+        self.paused = False
         self.cut = self.deaf = False
         """Whether its requests are lost on their way there, or the answers on their way back."""
         self.slow_ms = 0
         """What each thing that it does may cost: its loop is busy."""
+        self._loop, self._thread = Lane(self._hold_up), Lane(self._hold_up_thread)
+        """What its loop does, and what the thread of its heartbeats does however busy the loop is."""
         self._clock = (world.clock.now_ms, world.random.randrange(10**9), 1_000)
         self.link: int | None = None
         """Its connection's client id; None while there is none."""
@@ -152,11 +158,15 @@ class SimWorker:
         """Its name in the locks, as it was last seen there."""
         self.runners: dict[int, SimRunner] = {}
         self.batches_paused = False
-        self._backlog: list[Callable[[], None]] = []
+        self._backlog: list[Callable[[], object]] = []
         self._calls: set[object] = set()
         self._beats_for: str | None = None
+        self._polling = False
+        """Whether it looks at the control stream soon: one look finds all that is there by then."""
+        self._deadline_ms: int | None = None
+        """The deadline that it looks at next, by its own clock."""
         self._look_ms: int | None = None
-        """When its core's deadline is looked at next, by the world's clock."""
+        """When that is, by the world's clock."""
         self._busy_until_ms = 0
         self._control_read, _ = world.model.control_after(0)
         self.core = make(self)
@@ -175,29 +185,37 @@ class SimWorker:
     def drift(self, pace: int) -> None:
         """Let its clock go on at another pace, in thousandths."""
         self._clock = (self.world.clock.now_ms, self.now_ms, pace)
+        self._deadline_ms = None
 
-    def later(self, delay_ms: int, action: Callable[[], None]) -> None:
+    def later(self, delay_ms: int, action: Callable[[], object]) -> None:
         """Do something after a while; a worker that is paused then does it when it wakes."""
-        self.world.clock.after(delay_ms, lambda: self._run(action))
+        self.world.clock.after(delay_ms, action, self._loop)
 
-    def _later_at_once(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Do something after a while, however busy the loop is."""
-        self.world.clock.after(delay_ms, lambda: self._run_now(action))
-
-    def _run(self, action: Callable[[], None]) -> None:
-        if not self.slow_ms or self.paused or not self.alive:
-            self._run_now(action)
+    def _hold_up(self, action: Callable[[], object]) -> None:
+        """Take what the loop cannot do now."""
+        if self.paused or not self.alive:
+            self._hold_up_thread(action)
             return
         now_ms = self.world.clock.now_ms
         takes_ms = self.world.random.randint(0, self.slow_ms)
         self._busy_until_ms = min(max(self._busy_until_ms, now_ms) + takes_ms, now_ms + BUSY_MAX_MS)
-        self.world.clock.after(self._busy_until_ms - now_ms, lambda: self._run_now(action))
+        self.world.clock.after(self._busy_until_ms - now_ms, action, self._thread)
 
-    def _run_now(self, action: Callable[[], None]) -> None:
-        if self.paused:
+    def _hold_up_thread(self, action: Callable[[], object]) -> None:
+        """Keep what was to be done for when it wakes; the dead do nothing."""
+        if self.alive:
             self._backlog.append(action)
-        elif self.alive:
+
+    def soon(self, action: Callable[[], object]) -> None:
+        """Do something now, unless the worker is paused or busy."""
+        if self._loop.is_open:
             action()
+        else:
+            self._hold_up(action)
+
+    def _open(self) -> None:
+        self._thread.is_open = self.alive and not self.paused
+        self._loop.is_open = self._thread.is_open and not self.slow_ms
 
     # -- the core ------------------------------------------------------------------------------
 
@@ -209,28 +227,29 @@ class SimWorker:
         if self.world.trace is not None:
             self.world.trace.took(self.world.clock.now_ms, self.name, event, effects)
         for effect in effects:
-            self._do(effect)
+            self._DO.get(type(effect), SimWorker._operate)(self, effect)
         self._watch_deadline()
 
     def _watch_deadline(self) -> None:
         """See to it that the core is told when its time has come."""
-        deadline_ms, now_ms = self.core.next_deadline_ms(), self.now_ms
-        if deadline_ms is None:
+        deadline_ms = self.core.next_deadline_ms()
+        if deadline_ms is None or (self._deadline_ms is not None and self._deadline_ms <= deadline_ms):
             return
+        now_ms = self.now_ms
         if deadline_ms <= now_ms:
             self.world.checker.found("crash", f"{self.name} would spin")
             deadline_ms = now_ms + 1_000
         wait_ms = -(-(deadline_ms - now_ms) * 1_000 // self._clock[2])
         look_ms = self.world.clock.now_ms + wait_ms
         if self._look_ms is None or look_ms < self._look_ms:
-            self._look_ms = look_ms
+            self._look_ms, self._deadline_ms = look_ms, deadline_ms
             self.later(wait_ms, lambda: self._look(look_ms))
 
     def _look(self, look_ms: int) -> None:
         """Tell the core that its time has come, if it still has that deadline."""
         if look_ms != self._look_ms or self.finished:
             return
-        self._look_ms = None
+        self._look_ms = self._deadline_ms = None
         deadline_ms = self.core.next_deadline_ms()
         if deadline_ms is not None and deadline_ms <= self.now_ms:
             self.handle(ev.DeadlinePassed())
@@ -243,55 +262,61 @@ class SimWorker:
         self,
         do: Callable[[], T],
         heard: Callable[[T], None],
-        failed: Callable[[], None] = lambda: None,
+        failed: Callable[[], None],
         *,
-        by_loop: bool = True,
+        lane: Lane | None = None,
     ) -> None:
         """Make one round trip; it ends in ``heard`` or ``failed``, after which it may be done or not."""
-        later = self.later if by_loop else self._later_at_once
-        world, model, link, run = self.world, self.world.model, self.link, self.world.model.run
-        conditions, chance = world.conditions, world.random.random()
+        lane, after, draw = lane or self._loop, self.world.clock.after, self.world.random.random
+        model, link, run = self.world.model, self.link, self.world.model.run
+        conditions, chance = self.world.conditions, draw()
         if link is None:
-            later(REFUSED_MS, failed)
+            after(REFUSED_MS, failed, lane)
             return
 
-        def again() -> None:
-            if model.run == run:
-                do()
-
         if self.cut or chance < conditions.lost / 2:
-            later(CALL_TIMEOUT_MS, failed)
+            after(CALL_TIMEOUT_MS, failed, lane)
             if not self.cut and chance < conditions.lost / 4:
-                world.clock.after(CALL_TIMEOUT_MS + world.random.randint(1, 5_000), again)
+                after(CALL_TIMEOUT_MS + 1 + int(draw() * LATEST_MS), lambda: model.run == run and do())
             return
 
         def arrive() -> None:
-            if model.run != run or (self.link != link and world.random.random() < 0.5):
-                later(0, failed)
+            if model.run != run or (self.link != link and draw() < 0.5):
+                after(0, failed, lane)
                 return
             answer = do()
-            if world.random.random() < conditions.repeated:
-                world.clock.after(world.random.randint(1, 5_000), again)
+            if conditions.repeated and draw() < conditions.repeated:
+                after(1 + int(draw() * LATEST_MS), lambda: model.run == run and do())
             if self.deaf or chance < conditions.lost:
-                later(CALL_TIMEOUT_MS, failed)
+                after(CALL_TIMEOUT_MS, failed, lane)
             else:
-                later(world.latency_ms(), lambda: heard(answer) if self.link == link else failed())
+                after(
+                    1 + int(draw() * conditions.latency_ms),
+                    lambda: heard(answer) if self.link == link else failed(),
+                    lane,
+                )
 
-        world.clock.after(world.latency_ms(), arrive)
+        after(1 + int(draw() * conditions.latency_ms), arrive)
 
     def connect(self) -> None:
         """Connect anew."""
         self.disconnect()
         self.link = self.world.new_connection()
-        self.later(self.world.latency_ms(), self.poll_control)
+        self.poll_soon()
 
     def disconnect(self) -> None:
         """Lose the connection and every answer on its way."""
         self.world.model.connections.discard(self.link or 0)
         self.link = None
 
-    def poll_control(self) -> None:
-        """Read what is new on the control stream."""
+    def poll_soon(self) -> None:
+        """Read what is new on the control stream, once for all that comes until then."""
+        if not self._polling:
+            self._polling = True
+            self.later(self.world.latency_ms(), self._poll_control)
+
+    def _poll_control(self) -> None:
+        self._polling = False
         if self.link is None or self.cut or self.deaf:
             return
         self._control_read, messages = self.world.model.control_after(self._control_read)
@@ -304,13 +329,25 @@ class SimWorker:
         """End at once; the kernel closes the connection."""
         self.disconnect()
         self.alive = False
+        self._open()
+
+    def slow(self, slow_ms: int) -> None:
+        """Let each thing that it does cost up to so much time."""
+        self.slow_ms = slow_ms
+        self._open()
+
+    def pause(self) -> None:
+        """Let it stand still."""
+        self.paused = True
+        self._open()
 
     def wake(self) -> None:
         """Go on after a pause, with all that piled up."""
         self.paused = False
+        self._open()
         backlog, self._backlog = self._backlog, []
         for action in backlog:
-            self._run(action)
+            self.soon(action)
 
     def stop(self) -> None:
         """Ask it to leave."""
@@ -319,46 +356,55 @@ class SimWorker:
 
     # -- effects -------------------------------------------------------------------------------
 
-    def _do(self, effect: ev.Effect) -> None:
-        match effect:
-            case ev.PostControl(message):
-                model = self.world.model
-                self.request(lambda: model.post(message), lambda _: None)
-            case ev.StartHeartbeat(member):
-                self._beats_for = self.owner = member
-            case ev.StopHeartbeat():
-                self._beats_for = None
-            case ev.PauseBatches():
-                self.batches_paused = True
-            case ev.ResumeBatches():
-                self.batches_paused = False
-                for runner in list(self.runners.values()):
-                    self.later(0, runner.begin)
-            case ev.Finished():
-                if any(not runner.ended for runner in self.runners.values()):
-                    self.world.checker.found("crash", f"{self.name} finished with work in hand")
-                self.finished = True
-            case ev.Note() | ev.MarkLock():
-                pass
-            case ev.StartRunner() | ev.DrainRunner() | ev.CancelRunner() | ev.DropRunner():
-                self._do_runner(effect)
-            case _:
-                self._operate(effect)
+    def _post(self, effect: ev.PostControl) -> None:
+        """Send what has no answer, or one that nobody waits for."""
+        world, model, link, run = self.world, self.world.model, self.link, self.world.model.run
+        if link is None or self.cut or world.random.random() < world.conditions.lost / 2:
+            return
 
-    def _do_runner(self, effect: ev.Effect) -> None:
-        match effect:
-            case ev.StartRunner(partition, owner, lock):
-                old = self.runners.get(partition)
-                if old is not None and not old.ended:
-                    self.world.checker.found("crash", f"{self.name} runs partition {partition} twice")
-                self.owner = owner
-                self.runners[partition] = SimRunner(self, partition, owner, lock)
-            case ev.DrainRunner(partition, epoch):
-                self._runner(partition, epoch).drain()
-            case ev.CancelRunner(partition, epoch):
-                self._runner(partition, epoch).cancel()
-            case ev.DropRunner(partition, epoch):
-                self._runner(partition, epoch).ended = True
+        def arrive() -> None:
+            if model.run == run and (self.link == link or world.random.random() < 0.5):
+                model.post(effect.message)
+
+        world.clock.after(world.latency_ms(), arrive)
+
+    def _start_heartbeat(self, effect: ev.StartHeartbeat) -> None:
+        self._beats_for = self.owner = effect.member
+
+    def _stop_heartbeat(self, _: ev.StopHeartbeat) -> None:
+        self._beats_for = None
+
+    def _pause_batches(self, _: ev.PauseBatches) -> None:
+        self.batches_paused = True
+
+    def _resume_batches(self, _: ev.ResumeBatches) -> None:
+        self.batches_paused = False
+        for runner in list(self.runners.values()):
+            self.later(0, runner.begin)
+
+    def _finish(self, _: ev.Finished) -> None:
+        if any(not runner.ended for runner in self.runners.values()):
+            self.world.checker.found("crash", f"{self.name} finished with work in hand")
+        self.finished = True
+
+    def _pass_over(self, _: ev.Effect) -> None:
+        """Do nothing: it is for those who look on."""
+
+    def _start_runner(self, effect: ev.StartRunner) -> None:
+        partition, old = effect.partition, self.runners.get(effect.partition)
+        if old is not None and not old.ended:
+            self.world.checker.found("crash", f"{self.name} runs partition {partition} twice")
+        self.owner = effect.owner
+        self.runners[partition] = SimRunner(self, partition, effect.owner, effect.lock)
+
+    def _drain_runner(self, effect: ev.DrainRunner) -> None:
+        self._runner(effect.partition, effect.epoch).drain()
+
+    def _cancel_runner(self, effect: ev.CancelRunner) -> None:
+        self._runner(effect.partition, effect.epoch).cancel()
+
+    def _drop_runner(self, effect: ev.DropRunner) -> None:
+        self._runner(effect.partition, effect.epoch).ended = True
 
     def _runner(self, partition: int, epoch: int) -> SimRunner:
         runner = self.runners[partition]
@@ -391,16 +437,34 @@ class SimWorker:
 
         def again() -> None:
             wait_ms = max(0, sent_ms + world.timing.heartbeat_interval_ms - self.now_ms)
-            self._later_at_once(wait_ms, self._beat)
+            world.clock.after(wait_ms, self._beat, self._thread)
 
         def heard(event: ev.HeartbeatDone) -> None:
-            self._run(lambda: self.handle(event))
+            self.soon(lambda: self.handle(event))
             again()
 
         if member is None or link is None:
             again()
         else:
-            self.request(lambda: world.model.heartbeat(member, link, sent_ms), heard, again, by_loop=False)
+            self.request(
+                lambda: world.model.heartbeat(member, link, sent_ms), heard, again, lane=self._thread
+            )
+
+    _DO: ClassVar[Mapping[type[ev.Effect], Callable[["SimWorker", Any], None]]] = {
+        ev.PostControl: _post,
+        ev.StartHeartbeat: _start_heartbeat,
+        ev.StopHeartbeat: _stop_heartbeat,
+        ev.PauseBatches: _pause_batches,
+        ev.ResumeBatches: _resume_batches,
+        ev.Finished: _finish,
+        ev.Note: _pass_over,
+        ev.MarkLock: _pass_over,
+        ev.StartRunner: _start_runner,
+        ev.DrainRunner: _drain_runner,
+        ev.CancelRunner: _cancel_runner,
+        ev.DropRunner: _drop_runner,
+    }
+    """What a worker does itself; all other effects are calls."""
 
 
 def _subjects(effect: ev.Effect) -> frozenset[object]:

@@ -12,24 +12,37 @@ from itertools import takewhile
 from random import Random
 
 from streamworker.core.protocols import Coordinator
+from streamworker.core.worker import Timing
 from streamworker.testing.checkers import Violation
 from streamworker.testing.faults import QUIET, Fault, Kind, draw, kinds_of, smaller
 from streamworker.testing.model import RedisModel
+from streamworker.testing.process import CALL_TIMEOUT_MS, LATEST_MS
 from streamworker.testing.transcript import Transcript
 from streamworker.testing.world import START_MS, World
 
-LATE_MS = 8_000
+LATE_MS = CALL_TIMEOUT_MS + LATEST_MS + 500
 """By then each request that its sender gave up has arrived at the server."""
 SETTLE_MS = 40_000
 """After that: 10 s until a silent peer is removed where the server does not tell about connections,
 up to 4 s in which peers let each other go first, 12 s until a stuck owner is overtaken, and some
 calls between. Or 20 s until a handler ends that could not be stopped, if its worker is leaving."""
-REST_MS = 4_000
+REST_MS = 2_500
+"""More than two heartbeats: whoever has something to ask has asked by then."""
 LEAVE_MS = 30_000
 PROTOCOLS_THAT_MUST_SETTLE = frozenset({"membership"})
 """Of the others it is reported how long they take, and whether they come to rest at all."""
 CALM = frozenset({Kind.START, Kind.STOP, Kind.HERD, Kind.FLAP})
 SHRINK_RUNS = 60
+GRACE_MS = (500, 8_000)
+"""How long a revoked partition may drain: the default, and so short that handlers are often cancelled."""
+GRACE_TO_DRAIN_MS = 4_000
+"""From there to the drain deadline."""
+WORKERS = (1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6, 7, 8)
+"""Few are enough for most races, and cost less."""
+LOG_PARTITIONS = 6.0225
+"""The logarithm of 65: each size up to 64 is drawn, small ones more often."""
+MINUTES = (0.1, 0.2, 0.5)
+"""A dozen faults in six seconds fall into each other; those that take long need half a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +66,12 @@ class Schedule:
     seed: int
     protocol: str = "membership"
     workers: int | None = None
-    """At the start; drawn from 1 to 8 if None."""
+    """At the start; drawn from 1 to 8 if None, small numbers more often."""
     partitions: int | None = None
     """Drawn from 1 to 64 if None, small numbers more often."""
     faults: str = "all"
-    minutes: float = 0.5
-    """How long faults last, in virtual time."""
+    minutes: float | None = None
+    """How long faults last, in virtual time; one of ``MINUTES`` if None."""
     plan: tuple[Fault, ...] | None = None
     """In place of the one that the seed makes."""
 
@@ -70,7 +83,9 @@ class Schedule:
             parts.append(f"--workers {self.workers}")
         if self.partitions is not None:
             parts.append(f"--partitions {self.partitions}")
-        return " ".join([*parts, f"--faults {self.faults} --minutes {self.minutes:g} --trace"])
+        if self.minutes is not None:
+            parts.append(f"--minutes {self.minutes:g}")
+        return " ".join([*parts, f"--faults {self.faults} --trace"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +121,21 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
     ()
     """
     random = Random(f"{schedule.seed}")
-    workers = random.randint(1, 8)
-    partitions = min(64, int(2 ** (random.random() * 7)))
+    workers, partitions = random.choice(WORKERS), int(2 ** (random.random() * LOG_PARTITIONS))
     workers, partitions = schedule.workers or workers, schedule.partitions or partitions
-    kinds, during_ms = kinds_of(schedule.faults), int(schedule.minutes * 60_000)
+    minutes = random.choice(MINUTES)
+    during_ms = int(60_000 * (minutes if schedule.minutes is None else schedule.minutes))
+    kinds = kinds_of(schedule.faults)
     drawn = draw(random, kinds, during_ms)
+    grace_ms = random.choice(GRACE_MS)
     plan = drawn if schedule.plan is None else schedule.plan
     world = World(
         schedule.seed,
         partitions=partitions,
         protocol=schedule.protocol,
-        entry_every_ms=random.choice((60, 120, 400)),
+        entry_every_ms=random.choice((25, 60, 250)),
+        timing=Timing(grace_period_ms=grace_ms),
+        drain_deadline_ms=grace_ms + GRACE_TO_DRAIN_MS,
         model=plant.model,
         wrap=plant.wrap,
         trace=trace,
@@ -151,17 +170,19 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
 def _play(
     world: World, schedule: Schedule, plan: Sequence[Fault], workers: int, during_ms: int
 ) -> int | None:
+    # A batch that takes longer than its grace period is cancelled, and handled again elsewhere.
+    is_calm = world.usual.batch_ms < world.timing.grace_period_ms - 4 * world.usual.latency_ms
+    is_calm &= all(fault.kind in CALM for fault in plan)
     for _ in range(workers):
         world.start()
     for fault in plan:
         world.clock.run_for(max(0, START_MS + fault.at_ms - world.clock.now_ms))
         world.happen(fault)
     world.clock.run_for(max(0, START_MS + during_ms - world.clock.now_ms))
-    is_calm = all(fault.kind in CALM for fault in plan)
     must_settle = schedule.protocol in PROTOCOLS_THAT_MUST_SETTLE
+    world.heal()
     if not world.staying:
         world.start()
-    world.heal()
     took_ms = _settle(world, must_settle=must_settle)
     if is_calm and must_settle:
         world.checker.judge_calm(world.model)

@@ -15,7 +15,7 @@ from streamworker.testing.clock import Dice, VirtualClock
 from streamworker.testing.extensions import EXTENSIONS
 from streamworker.testing.faults import QUIET, Fault, Kind
 from streamworker.testing.model import Lock, RedisModel
-from streamworker.testing.process import CALL_TIMEOUT_MS, SimWorker
+from streamworker.testing.process import CALL_TIMEOUT_MS, LATEST_MS, SimWorker
 from streamworker.testing.transcript import Transcript
 
 START_MS = 1_000_000
@@ -89,6 +89,9 @@ class World:
         self.model.on_held = lambda partition: self.checker.held(partition, drain_deadline_ms)
         self.model.on_commit = self.checker.committed
         self.workers: list[SimWorker] = []
+        self._flapping: list[SimWorker] = []
+        """Those that came to leave again soon."""
+        self._is_healed = False
         self._protocol, self._assignment, self._wrap = protocol, assignment, wrap
         self._connections = 0
         self._numbers = [0] * partitions
@@ -155,7 +158,7 @@ class World:
     def _spread_the_word(self) -> None:
         for worker in self.workers:
             if worker.alive and not worker.finished:
-                worker.later(self.latency_ms(), worker.poll_control)
+                worker.poll_soon()
 
     # -- senders -------------------------------------------------------------------------------
 
@@ -172,8 +175,9 @@ class World:
 
     def _send_some(self) -> None:
         if self._entry_every_ms is not None:
-            self.send(self.random.randint(0, len(self._numbers) - 1))
-            self.clock.after(self.random.randint(1, 2 * self._entry_every_ms), self._send_some)
+            draw = self.random.random
+            self.send(int(draw() * len(self._numbers)))
+            self.clock.after(1 + int(draw() * 2 * self._entry_every_ms), self._send_some)
 
     def send(self, partition: int) -> None:
         """Send the partition's next entry, unless one is still on its way."""
@@ -183,34 +187,31 @@ class World:
             self._send(partition, self._numbers[partition])
 
     def _send(self, partition: int, number: int) -> None:
-        """Send an entry until it is confirmed; a lost answer makes it come twice."""
-        chance, run = self.random.random(), self.model.run
-        if chance < self.conditions.lost / 2:
+        """Bring an entry to the server until it is confirmed; a lost answer makes it come twice."""
+        model, conditions, chance = self.model, self.conditions, 1.0
+        if conditions.lost:
+            chance = self.random.random()
+        if chance < conditions.lost / 2:
             self.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number))
             return
+        model.append(partition, number)
+        for worker in self.workers:
+            runner = worker.runners.get(partition)
+            if runner is not None:
+                runner.told()
+        if conditions.repeated and self.random.random() < conditions.repeated:
+            run = model.run
 
-        def again() -> None:
-            if self.model.run == run:
-                self.model.append(partition, number)
+            def again() -> None:
+                if model.run == run:
+                    model.append(partition, number)
 
-        def arrive() -> None:
-            if self.model.run != run:
-                self._send(partition, number)
-                return
-            self.model.append(partition, number)
-            for worker in self.workers:
-                runner = worker.runners.get(partition)
-                if runner is not None:
-                    runner.told()
-            if self.random.random() < self.conditions.repeated:
-                self.clock.after(self.random.randint(1, 5_000), again)
-            if chance < self.conditions.lost:
-                self.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number))
-            else:
-                self.checker.confirmed(partition, number)
-                self._sending[partition] = False
-
-        self.clock.after(self.latency_ms(), arrive)
+            self.clock.after(self.random.randint(1, LATEST_MS), again)
+        if chance < conditions.lost:
+            self.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number))
+        else:
+            self.checker.confirmed(partition, number)
+            self._sending[partition] = False
 
     def grow(self, partitions: int) -> None:
         """Give the stream more partitions, for the protocols that read their number."""
@@ -247,8 +248,14 @@ class World:
             self.start()
 
     def _flap(self, after_ms: int) -> None:
-        worker = self.start()
-        self.clock.after(after_ms, lambda: self.stop(worker) if worker.alive else None)
+        if not self._is_healed:
+            worker = self.start()
+            self._flapping.append(worker)
+            self.clock.after(after_ms, lambda: self._end_flap(worker))
+
+    def _end_flap(self, worker: SimWorker) -> None:
+        if worker.alive and not worker.stopping:
+            self.stop(worker)
 
     def _weather(self, fault: Fault) -> None:
         match fault.kind:
@@ -308,8 +315,8 @@ class World:
                 self.kill(worker)
                 return
             case Kind.SLOW:
-                worker.slow_ms = SLOW_MS[fault.pick % len(SLOW_MS)]
-                self.clock.after(span_ms, lambda: setattr(worker, "slow_ms", 0))
+                worker.slow(SLOW_MS[fault.pick % len(SLOW_MS)])
+                self.clock.after(span_ms, lambda: worker.slow(0))
                 self._note(
                     f"{worker.name} is slow for {span_ms} ms: up to {worker.slow_ms} ms for each thing"
                 )
@@ -320,7 +327,7 @@ class World:
                 self._note(f"the clock of {worker.name} goes at {pace} thousandths")
                 return
             case Kind.PAUSE:
-                worker.paused = True
+                worker.pause()
                 self.clock.after(span_ms, worker.wake)
             case Kind.DISCONNECT:
                 worker.disconnect()
@@ -335,9 +342,12 @@ class World:
         """End all faults; what a handler began it still has to end."""
         self._note("all faults end")
         self.conditions = self.usual = QUIET
+        self._is_healed = True
+        for worker in self._flapping:
+            self._end_flap(worker)
         for worker in self.workers:
             worker.cut = worker.deaf = False
-            worker.slow_ms = 0
+            worker.slow(0)
             if worker.alive and worker.link is None:
                 worker.connect()
             if worker.paused:
