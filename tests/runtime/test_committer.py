@@ -8,7 +8,7 @@ import pytest
 from streamworker.core.entries import ZERO, EntryId
 from streamworker.core.locks import Acquired
 from streamworker.redisio.commit import CommitCode, CommitRequest
-from tests.runtime.bench import bench
+from tests.runtime.bench import Bench, bench
 from tests.runtime.proxy import proxied
 
 pytestmark = pytest.mark.anyio
@@ -21,10 +21,17 @@ def request(lock: Acquired, new: EntryId, *, partition: int = 0, previous: Entry
     )
 
 
+async def own(desk: Bench, partition: int) -> Acquired:
+    """Take a partition's lock; entries 1-0 and 5-0 are there to be committed."""
+    for entry_id in ("1-0", "5-0"):
+        await desk.backend.execute("XADD", desk.keys.events(partition), entry_id, "v", "x")
+    return await desk.acquire(partition, "w1")
+
+
 async def test_commits_that_are_ready_together_share_a_round_trip(redis_url: str) -> None:
     """Forty partitions commit at once in a handful of pipelines."""
     async with bench(redis_url, partitions=40) as desk:
-        locks = [await desk.acquire(p, "w1") for p in range(40)]
+        locks = [await own(desk, p) for p in range(40)]
         replies = await asyncio.gather(
             *(
                 desk.committer.submit(request(lock, EntryId(5, 0), partition=p))
@@ -38,7 +45,7 @@ async def test_commits_that_are_ready_together_share_a_round_trip(redis_url: str
 async def test_a_commit_without_an_answer_is_sent_again_and_recognised(redis_url: str) -> None:
     """The reply was lost, the commit was done: the second try says DUP, and the trouble was told."""
     async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
-        lock = await desk.acquire(0, "w1")
+        lock = await own(desk, 0)
         assert (await desk.committer.submit(request(lock, EntryId(1, 0)))).code is CommitCode.OK
         troubles: list[str] = []
         proxy.only_after, proxy.lose = b"EVALSHA", 1
@@ -52,7 +59,7 @@ async def test_a_commit_without_an_answer_is_sent_again_and_recognised(redis_url
 async def test_a_refused_commit_is_sent_again_until_redis_takes_it(redis_url: str) -> None:
     """Out of memory is not the end: the commit waits, visibly, and is done once there is room."""
     async with bench(redis_url) as desk:
-        lock = await desk.acquire(0, "w1")
+        lock = await own(desk, 0)
         troubled = anyio.Event()
         await desk.backend.execute("CONFIG", "SET", "maxmemory", "1")
         commit = CommitRequest(
@@ -77,7 +84,7 @@ async def test_a_commit_that_is_fenced_after_a_lost_reply_is_judged_by_the_check
 ) -> None:
     """Below ours: it was not done. At or past ours: it was done, by us or by the next owner."""
     async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
-        lock = await desk.acquire(0, "w1")
+        lock = await own(desk, 0)
         assert (await desk.committer.submit(request(lock, EntryId(1, 0)))).code is CommitCode.OK
 
         def overtaken(_: str) -> None:
@@ -95,7 +102,7 @@ async def test_a_commit_that_is_fenced_after_a_lost_reply_is_judged_by_the_check
 async def test_a_fenced_commit_at_the_first_try_was_not_done(redis_url: str) -> None:
     """The reply names the epoch that overtook ours, and nothing moved."""
     async with bench(redis_url) as desk:
-        lock = await desk.acquire(0, "w1")
+        lock = await own(desk, 0)
         later = await desk.acquire(0, "w2")
         reply = await desk.committer.submit(request(lock, EntryId(5, 0)))
         assert reply.code is CommitCode.FENCED and reply.epoch == later.epoch
@@ -105,7 +112,7 @@ async def test_a_fenced_commit_at_the_first_try_was_not_done(redis_url: str) -> 
 async def test_a_submit_that_is_cancelled_leaves_the_others_alone(redis_url: str) -> None:
     """One of two commits in the queue is cancelled; the other is done."""
     async with bench(redis_url, partitions=2) as desk:
-        locks = [await desk.acquire(p, "w1") for p in range(2)]
+        locks = [await own(desk, p) for p in range(2)]
         tasks = [
             asyncio.create_task(desk.committer.submit(request(locks[p], EntryId(5, 0), partition=p)))
             for p in range(2)
