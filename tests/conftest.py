@@ -17,7 +17,23 @@ NO_REDIS_SERVER = (
     "There is no redis-server on the PATH, so the contract tests run on Valkey only. "
     "To run them on Redis too: apt-get install redis-server"
 )
-CONTRACT = Path(__file__).parent / "contract"
+TESTS = Path(__file__).parent
+CONTRACT = TESTS / "contract"
+
+ALONE = {
+    "rebalance": "how long partitions stand still, with session timeouts of little more than a second",
+    "simulation": "uses both cores itself",
+    "dev/test_demo.py": "its verdict has times in it",
+    "test_guarantees.py": "I7 is about seconds",
+}
+"""What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""
+
+SPARK = {"spark", "cli/test_spark.py"}
+"""Tests that start Spark. One worker of pytest-xdist runs them all: they share one session, and two
+JVMs that start at the same time are slower than one after the other."""
+
+COMPUTES_FOR_A_MINUTE = "test_a_handler_that_blocks_or_computes_for_a_minute_causes_no_rebalance"
+"""Stays beside others: it has default timeouts, and is about workers that hardly get to run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,8 +58,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", ["valkey", "redis7"], indirect=True, scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks for groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a server that is not there."""
+    """Mark what runs by itself; leave out what needs a server that is not there."""
+    for item in items:
+        places = {
+            place.relative_to(TESTS).as_posix()
+            for place in [item.path, *item.path.parents]
+            if TESTS in place.parents
+        }
+        if places & ALONE.keys() and item.name != COMPUTES_FOR_A_MINUTE:
+            item.add_marker(pytest.mark.alone)
+        if places & SPARK:
+            item.add_marker(pytest.mark.xdist_group("spark"))
     if REDIS_SERVER is not None:
         return
     left_out = [item for item in items if "[redis7" in item.name or "-redis7" in item.name]
@@ -83,8 +110,9 @@ def server(request: pytest.FixtureRequest) -> EmbeddedServer:
 
 @pytest.fixture
 def redis_url(server: EmbeddedServer) -> str:
-    """URL of a server that holds nothing."""
+    """URL of a server that holds nothing, and has room: a test that made it full may have failed."""
     with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", "1gb")
         client.flushall()
         client.script_flush()
     return server.url
