@@ -28,7 +28,9 @@ demo: $(READY)
 	$(VENV)/bin/streamworker demo
 
 test: $(READY)
-	$(PY) -m pytest
+	@# What waits runs two at a time, Spark's tests all on one of them; what measures runs by itself.
+	$(PY) -m pytest -m "not soak and not alone" -n 2 --dist loadgroup
+	$(PY) -m pytest -m "not soak and alone"
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
