@@ -29,8 +29,12 @@ KILL_AFTER_S = 5.0
 
 
 @dataclass(eq=False)
-class Child:
-    """One child process."""
+class Started:
+    """A ``streamworker`` command that runs as our child.
+
+    Not a :class:`streamworker.dev.children.Child`, which is any program, with a shell beside it that
+    ends it: our commands end by themselves, and take two signals for it.
+    """
 
     name: str
     essential: bool
@@ -58,7 +62,7 @@ class Children:
     def __init__(self, environ: Mapping[str, str] | None = None, log_file: Path | None = None) -> None:
         self._environ = {**os.environ, **(environ or {})}
         self._log_file = log_file
-        self._children: list[Child] = []
+        self._children: list[Started] = []
         self._stopping = False
         self._forced = False
 
@@ -81,7 +85,7 @@ class Children:
         """Whether a worker still runs, or anything that was told to stop and has not ended."""
         return any(child.running and (child.essential or self._stopping) for child in self._children)
 
-    def start(self, name: str, arguments: Sequence[str], *, essential: bool = True) -> Child:
+    def start(self, name: str, arguments: Sequence[str], *, essential: bool = True) -> Started:
         """Start ``streamworker ARGUMENTS`` as a child."""
         with contextlib.ExitStack() as files:
             output: IO[bytes] | None = None
@@ -97,7 +101,7 @@ class Children:
                 env=self._environ,
                 start_new_session=True,
             )
-        child = Child(name, essential, process)
+        child = Started(name, essential, process)
         self._children.append(child)
         if self._stopping:
             process.terminate()
@@ -168,14 +172,14 @@ class Children:
         others = [self._code(child) for child in self._children if not child.essential]
         return ExitCode.OK if 0 in workers and not any(others) else ExitCode.FAILED
 
-    def _code(self, child: Child) -> int | None:
+    def _code(self, child: Started) -> int | None:
         """Return a child's exit code; None while it runs."""
         code = child.process.poll()
         # Told to stop before it was ready to listen: it had nothing in hand.
         return 0 if self._stopping and code == -signal.SIGTERM else code
 
 
-def _kill(child: Child) -> None:
+def _kill(child: Started) -> None:
     """Kill a child and what it has started: they are one process group."""
     if child.running:
         with contextlib.suppress(ProcessLookupError):
