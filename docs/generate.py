@@ -27,7 +27,7 @@ from streamworker.redisio.keys import KEY_TABLE
 from streamworker.redisio.rights import acl_rules, reader_rules
 from streamworker.settings import ENV_PREFIX, Settings
 from streamworker.spark.options import NAMES as SPARK_OPTIONS
-from streamworker.testing.scenario import play, read
+from streamworker.testing.scenario import HAPPENINGS, play, read
 
 MADE_BY = "<!-- Made by `make docs` from {source}; edit that, not this. A test compares them. -->"
 
@@ -242,11 +242,22 @@ def words() -> str:
     return "\n".join(["| word | is an | says |", "|---|---|---|", *rows])
 
 
+def happenings() -> str:
+    """Return what may happen in a scenario, as it is written."""
+    forms = []
+    for pattern in HAPPENINGS:
+        form = pattern.replace(r"(w\w+)", "w1").replace(r"(\w+)", "ID").replace(r"(\d+)", "N")
+        form = form.replace("(.+)", "w1 w2").replace("(?:each partition|partition N)", "partition N")
+        forms.append(form.replace("( and cannot be stopped)?", " and cannot be stopped"))
+    return "\n".join(["```text", *forms, "```"])
+
+
 def parts() -> dict[str, str]:
     """Return everything that stands in a page between marks, by name."""
     told = {f"transcript of {name}": text for name, text in transcripts().items()}
     return {
         "words of the transcripts": words(),
+        "happenings": happenings(),
         "lifecycle": f"```mermaid\n{diagram()}\n```",
         "exit codes": exit_codes(),
         "metrics": metrics(),

@@ -1,6 +1,8 @@
 """``streamworker simulate``: a rebalance protocol on virtual time, with faults."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +12,7 @@ from streamworker.cli.support import AsJson, print_json, print_table, progress_b
 
 if TYPE_CHECKING:
     from streamworker.testing.batch import Summary
+    from streamworker.testing.checkers import Violation
     from streamworker.testing.simulation import Outcome, Schedule
 
 EXPLAINED = 3
@@ -30,10 +33,37 @@ ROWS = (
 )
 
 
+FaultNames = Annotated[
+    str,
+    typer.Option(
+        "--faults",
+        metavar="NAMES",
+        help="none, churn, workers, network, redis, all, or single faults such as kill,failover.",
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        metavar="M",
+        min=0.01,
+        help="Virtual minutes in which faults happen; drawn by the seed if not given.",
+    ),
+]
+
+
 def simulate(
     protocol: Annotated[
         str, typer.Option("--protocol", metavar="NAME", help="membership, claim or lease.")
     ] = "membership",
+    assignment: Annotated[
+        str | None,
+        typer.Option(
+            "--assignment",
+            metavar="NAME",
+            help="range, sticky or weighted, under membership; drawn by the seed if not given.",
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -48,23 +78,8 @@ def simulate(
     schedules: Annotated[
         int, typer.Option("--schedules", metavar="N", min=1, help="How many, each with the next seed.")
     ] = 200,
-    faults: Annotated[
-        str,
-        typer.Option(
-            "--faults",
-            metavar="NAMES",
-            help="none, churn, workers, network, redis, all, or single faults such as kill,failover.",
-        ),
-    ] = "all",
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--minutes",
-            metavar="M",
-            min=0.01,
-            help="Virtual minutes in which faults happen; drawn by the seed if not given.",
-        ),
-    ] = None,
+    faults: FaultNames = "all",
+    minutes: Minutes = None,
     json: AsJson = False,
     trace: Annotated[
         bool,
@@ -73,6 +88,10 @@ def simulate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Run all protocols on the same schedules, side by side.")
     ] = False,
+    scenario: Annotated[
+        Path | None,
+        typer.Option("--scenario", metavar="FILE", help="Print what cores write in a scenario, and no more."),
+    ] = None,
 ) -> None:
     """Run workers on virtual time, with faults, and judge them.
 
@@ -86,21 +105,25 @@ def simulate(
       streamworker simulate --schedules 1000
       streamworker simulate --workers 4 --partitions 16 --faults failover,kill
       streamworker simulate --seed 17 --schedules 1 --trace
+      streamworker simulate --scenario incident.txt
     """
     from streamworker.core.protocols import PROTOCOLS
-    from streamworker.errors import ConfigurationError
-    from streamworker.testing.faults import kinds_of
     from streamworker.testing.simulation import Schedule
 
-    if protocol not in PROTOCOLS:
-        raise ConfigurationError(
-            f"There is no protocol {protocol!r}.", remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}."
-        )
-    kinds_of(faults)
+    if scenario is not None:
+        _play(scenario)
+        return
+    _check(protocol, assignment, faults)
     names = list(PROTOCOLS) if compare else [protocol]
     plans = [
         Schedule(
-            seed=seed, protocol=name, workers=workers, partitions=partitions, faults=faults, minutes=minutes
+            seed=seed,
+            protocol=name,
+            assignment=assignment if name == "membership" else None,
+            workers=workers,
+            partitions=partitions,
+            faults=faults,
+            minutes=minutes,
         )
         for name in names
     ]
@@ -113,6 +136,21 @@ def simulate(
     _explain(failed)
     if failed:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _check(protocol: str, assignment: str | None, faults: str) -> None:
+    from streamworker.core.membership import Membership
+    from streamworker.core.protocols import PROTOCOLS
+    from streamworker.errors import ConfigurationError
+    from streamworker.testing.faults import kinds_of
+
+    if protocol not in PROTOCOLS:
+        raise ConfigurationError(
+            f"There is no protocol {protocol!r}.", remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}."
+        )
+    kinds_of(faults)
+    if assignment is not None:
+        Membership.empty(1, assignment)  # which knows the names
 
 
 def _run(schedule: "Schedule", count: int) -> "tuple[Summary, list[Outcome]]":
@@ -148,6 +186,28 @@ def _explain(failed: "list[Outcome]") -> None:
         )
 
 
+def _play(path: Path) -> None:
+    from streamworker.errors import ConfigurationError
+    from streamworker.testing.scenario import play, read
+
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error}", remedy="Name a file like those in tests/protocol."
+        ) from error
+    told, violations = play(read(text))
+    say(str(told).rstrip("\n"))
+    _fail_if(violations)
+
+
+def _fail_if(violations: "Sequence[Violation]") -> None:
+    for violation in violations:
+        say(str(violation), error=True)
+    if violations:
+        raise typer.Exit(ExitCode.FAILED)
+
+
 def _trace(schedule: "Schedule") -> None:
     from streamworker.testing.simulation import run
     from streamworker.testing.transcript import Transcript
@@ -156,7 +216,4 @@ def _trace(schedule: "Schedule") -> None:
     outcome = run(schedule, trace=transcript)
     for line in transcript.lines:
         say(line)
-    for violation in outcome.violations:
-        say(str(violation), error=True)
-    if outcome.violations:
-        raise typer.Exit(ExitCode.FAILED)
+    _fail_if(outcome.violations)

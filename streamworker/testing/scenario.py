@@ -41,7 +41,8 @@ from streamworker.testing.faults import QUIET, Fault, Kind
 from streamworker.testing.model import Code, Commit, RedisModel
 from streamworker.testing.process import SimWorker
 from streamworker.testing.transcript import Transcript
-from streamworker.testing.world import LAG_MS, World
+from streamworker.testing.trouble import LAG_MS
+from streamworker.testing.world import World
 
 CALL_MS = 1
 """Each way to the server and back."""
@@ -103,6 +104,8 @@ def read(text: str) -> Scenario:
         match = re.fullmatch(r"\s*(\d+) ms  (.+)", line)
         if match is None:
             raise _unclear(repr(line), "Write each step as '500 ms  w1 starts'.")
+        if steps and int(match[1]) < steps[-1][0]:
+            raise _unclear(repr(line), "Write the steps in the order of their times.")
         steps.append((int(match[1]), match[2]))
     transcript = list(rest)
     result = next((line for line in transcript if line.startswith("result: ")), "")
@@ -126,6 +129,10 @@ def play(scenario: Scenario) -> tuple[Scenario, tuple[Violation, ...]]:
         world.let(what)
     told = replace(scenario, transcript=world.transcript, result=world.result)
     return told, tuple(world.checker.violations)
+
+
+def _impossible(what: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"{what}.", remedy=remedy)
 
 
 def _unclear(what: str, remedy: str) -> ConfigurationError:
@@ -261,6 +268,8 @@ class ScriptedWorld(World):
 
     def grow(self, partitions: int) -> None:
         """Give the stream more partitions."""
+        if partitions < len(self.model.locks):
+            raise _impossible("A stream does not shrink", "Name a higher number of partitions.")
         new = range(len(self.model.locks), partitions)
         super().grow(partitions)
         for partition in new:
@@ -284,8 +293,29 @@ class ScriptedWorld(World):
         raise _unclear(repr(what), "See the scenarios in tests/protocol for what may happen.")
 
     def worker(self, name: str) -> SimWorker:
-        """Return the newest worker of a name."""
-        return next(worker for worker in reversed(self.workers) if worker.name == name)
+        """Return the newest worker of a name.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is not there, or not any more.
+        """
+        there = [each for each in self.workers if each.alive and not each.finished and each.name == name]
+        if not there:
+            raise _impossible(f"{name} is not there at {self.clock.now_ms} ms", "Start it before.")
+        return there[-1]
+
+    def partition(self, text: str) -> int:
+        """Return a partition's number.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none.
+        """
+        if int(text) >= len(self.model.locks):
+            raise _impossible(f"There is no partition {text}", "They are numbered from 0.")
+        return int(text)
 
     def show(self, names: str = "") -> None:
         """Let the transcript go on, with the steps of some workers or of all."""
@@ -319,12 +349,19 @@ class ScriptedWorld(World):
 
     def hang(self, worker: SimWorker, partition: int, *, for_good: bool) -> None:
         """Let a worker handle an entry for 20 s."""
+        runner = worker.runners.get(partition)
+        if runner is None or runner.ended or runner.busy:
+            raise _impossible(
+                f"{worker.name} cannot begin to handle an entry of partition {partition} at "
+                f"{self.clock.now_ms} ms",
+                "Choose a time at which it owns the partition and does nothing.",
+            )
         self.conditions = replace(self.conditions, stuck=1.0)
         self.send(partition)
 
         def is_hanging() -> None:
             self.conditions = self.usual
-            worker.runners[partition].stubborn = for_good
+            runner.stubborn = for_good
 
         self.clock.after(HANG_MS, is_hanging)
 
@@ -368,9 +405,9 @@ Happening = Callable[..., None]
 
 def _suffers(kind: Kind) -> Happening:
     def happening(world: ScriptedWorld, what: str, name: str, span_ms: str) -> None:
-        there = [worker.name for worker in world.workers if worker.alive and not worker.finished]
+        there = [worker for worker in world.workers if worker.alive and not worker.finished]
         world.say(what)
-        world.silently(Fault(0, kind, there.index(name), int(span_ms)))
+        world.silently(Fault(0, kind, there.index(world.worker(name)), int(span_ms)))
 
     return happening
 
@@ -384,18 +421,20 @@ def _befalls_all(kind: Kind) -> Happening:
 
 
 def _fails_over(world: ScriptedWorld, what: str, lag_ms: str) -> None:
+    if int(lag_ms) not in LAG_MS:
+        raise _impossible(f"A replica is not {lag_ms} ms behind", f"Use one of {LAG_MS}.")
     world.say(what)
     world.happen(Fault(0, Kind.FAILOVER, LAG_MS.index(int(lag_ms)), 10))
 
 
 def _entry(world: ScriptedWorld, _: str, partition: str | None) -> None:
-    for each in range(len(world.model.locks)) if partition is None else [int(partition)]:
+    for each in range(len(world.model.locks)) if partition is None else [world.partition(partition)]:
         world.send(each)
 
 
 def _hangs(world: ScriptedWorld, what: str, name: str, partition: str, how: str | None) -> None:
     world.say(what)
-    world.hang(world.worker(name), int(partition), for_good=how is not None)
+    world.hang(world.worker(name), world.partition(partition), for_good=how is not None)
 
 
 HAPPENINGS: dict[str, Happening] = {
@@ -423,7 +462,7 @@ HAPPENINGS: dict[str, Happening] = {
         world.worker(name), int(pace), what
     ),
     r"(w\w+) tries to release (\d+) with epoch (\d+)": lambda world, _, name, partition, epoch: (
-        world.try_to_release(world.worker(name), int(partition), int(epoch))
+        world.try_to_release(world.worker(name), world.partition(partition), int(epoch))
     ),
 }
 """What may happen: how it is written, and what it does."""

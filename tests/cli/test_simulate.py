@@ -1,6 +1,7 @@
 """`simulate`: no server, no app; a table, JSON, a transcript, and what breaks."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,29 @@ def test_a_trace_says_what_each_core_was_told_and_answered(invoke: Invoke) -> No
     assert first.stdout == again.stdout
     assert "w1  Started\n               -> ReadDocument" in first.stdout
     assert "(all faults end)" in first.stdout
+
+
+def test_a_scenario_is_played(invoke: Invoke, tmp_path: Path) -> None:
+    """What is written happens, and the transcript and the result are added."""
+    path = tmp_path / "incident.txt"
+    path.write_text("# One\ngiven: membership, 2 partitions\n 0 ms  w1 starts\n 9 ms  end\n", "utf-8")
+    result = invoke("simulate", "--scenario", str(path))
+    assert result.exit_code == 0, result.output
+    assert "-> StartRunner 0-1, epoch 71, after entry 0-0" in result.stdout
+    assert result.stdout.splitlines()[-1] == "result: generation 3; w1: 0-1, epoch 71"
+    path.write_text(result.stdout, "utf-8")
+    assert invoke("simulate", "--scenario", str(path)).stdout == result.stdout
+
+
+@pytest.mark.parametrize("text", [None, "w1 starts"])
+def test_a_scenario_that_cannot_be_read_is_an_error(invoke: Invoke, tmp_path: Path, text: str | None) -> None:
+    """Also one that is not there."""
+    path = tmp_path / "incident.txt"
+    if text is not None:
+        path.write_text(text, "utf-8")
+    result = invoke("simulate", "--scenario", str(path))
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert result.stderr
 
 
 def test_a_violation_is_explained_and_fails_the_command(

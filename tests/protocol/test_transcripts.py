@@ -103,6 +103,12 @@ def test_other_happenings_lead_to_another_transcript() -> None:
         "# A title\ngiven: membership\n  0 ms  w1 starts",
         "# A title\ngiven: paxos, 4 partitions\n  0 ms  w1 starts",
         "# A title\ngiven: membership, 4 partitions, magic\n  0 ms  w1 starts",
+        "# A title\ngiven: membership, 4 partitions\n  0 ms  w1 is killed",
+        "# A title\ngiven: membership, 4 partitions\n  9 ms  w1 starts\n  5 ms  w2 starts",
+        "# A title\ngiven: membership, 4 partitions\n  0 ms  an entry comes to partition 4",
+        "# A title\ngiven: membership, 4 partitions\n  0 ms  w1 starts\n  1 ms  w1 hangs in partition 0",
+        "# A title\ngiven: claim, 4 partitions\n  0 ms  the stream grows to 3 partitions",
+        "# A title\ngiven: claim, 4 partitions\n  0 ms  in 7 ms Redis fails over to a replica as it is now",
     ],
     ids=count(1),
 )
