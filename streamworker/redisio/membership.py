@@ -170,9 +170,9 @@ def _heartbeat_reply(reply: Any) -> HeartbeatReply | BackendError:
         checked(reply)
     except BackendRefused as error:
         return error
-    code, generation, server_ms, *flat = reply
+    code, generation, server_ms, *beats = reply
     return HeartbeatReply(
-        code == b"LOST", int(generation) if generation else None, int(server_ms), read_beats(flat)
+        code == b"LOST", int(generation) if generation else None, int(server_ms), read_beats(beats[0] if beats else ())
     )
 
 
