@@ -28,8 +28,8 @@ demo: $(READY)
 	$(VENV)/bin/streamworker demo
 
 test: $(READY)
-	@# What waits runs two at a time, Spark's tests all on one of them; what measures runs by itself.
-	$(PY) -m pytest -m "not soak and not alone" -n 2 --dist loadgroup
+	@# What only waits runs two files at a time; what measures time runs by itself.
+	$(PY) -m pytest -m "not soak and not alone" -n 2 --dist loadfile
 	$(PY) -m pytest -m "not soak and alone"
 
 lint: $(READY)

@@ -28,10 +28,6 @@ ALONE = {
 }
 """What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""
 
-SPARK = {"spark", "cli/test_spark.py"}
-"""Tests that start Spark. One worker of pytest-xdist runs them all: they share one session, and two
-JVMs that start at the same time are slower than one after the other."""
-
 COMPUTES_FOR_A_MINUTE = "test_a_handler_that_blocks_or_computes_for_a_minute_causes_no_rebalance"
 """Stays beside others: it has default timeouts, and is about workers that hardly get to run."""
 
@@ -58,19 +54,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", ["valkey", "redis7"], indirect=True, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks for groups in the same hook
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what runs by itself."""
+    places = {
+        place.relative_to(TESTS).as_posix()
+        for place in [item.path, *item.path.parents]
+        if TESTS in place.parents
+    }
+    if places & ALONE.keys() and item.name != COMPUTES_FOR_A_MINUTE:
+        item.add_marker(pytest.mark.alone)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what runs by itself; leave out what needs a server that is not there."""
-    for item in items:
-        places = {
-            place.relative_to(TESTS).as_posix()
-            for place in [item.path, *item.path.parents]
-            if TESTS in place.parents
-        }
-        if places & ALONE.keys() and item.name != COMPUTES_FOR_A_MINUTE:
-            item.add_marker(pytest.mark.alone)
-        if places & SPARK:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+    """Leave out what needs a server that is not there."""
     if REDIS_SERVER is not None:
         return
     left_out = [item for item in items if "[redis7" in item.name or "-redis7" in item.name]
