@@ -160,7 +160,8 @@ async def test_rebalances_show_cause_moves_and_how_long_they_took(group: Group) 
     (done,) = (await take_snapshot(group.backend, "shop", "orders", "price")).rebalances
     assert done.ms is not None
     assert 0 <= done.ms < 10_000
-    assert done.at_ms == changed.server_ms
+    # Redis 7.0 takes the time anew for the message's id: the clock may have moved on since.
+    assert 0 <= done.at_ms - changed.server_ms < 1_000
 
 
 async def test_the_groups_of_an_app_are_found(group: Group, raw: "redis.Redis") -> None:
