@@ -16,7 +16,7 @@ from streamworker.spark.checks import (
     trigger_of,
 )
 from streamworker.spark.options import is_source_option
-from streamworker.spark.session import Session
+from streamworker.spark.session import Session, register
 from streamworker.spark.sink import WholeResult
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ def source_rows(spec: PipelineSpec, session: Session) -> "DataFrame":
     declared = spark_schema(
         record.arrow_schema(), include_metadata=given.get("includemetadata", "").lower() == "true"
     )
+    # Anew for each query: two that begin at the same moment would spoil what Spark shares between
+    # them, for good.
+    register(session.spark, by_value=session.remote)
     reader = session.spark.readStream.format(FORMAT).schema(declared)
     return reader.options(**options, **source).load()
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +107,7 @@ def open_session(
     redis_url: str | None = None,
     log_path: Path | None = None,
     conf: Mapping[str, str] | None = None,
+    keep_open: Sequence[int] = (),
 ) -> Session:
     """Start Spark, or connect to one, with the source registered.
 
@@ -126,6 +127,8 @@ def open_session(
         Where the JVM's output goes; a file in a temporary folder if None.
     conf
         Spark settings that win over the defaults.
+    keep_open
+        Open files that a local JVM inherits, so that their locks last as long as it does.
 
     Raises
     ------
@@ -141,7 +144,7 @@ def open_session(
                 "Both a Spark master and a remote server are given.", remedy="Use --master or --remote."
             )
         return _connect(name, remote, conf or {})
-    return _start(name, master or "local[*]", redis_url, log_path, dict(conf or {}))
+    return _start(name, master or "local[*]", redis_url, log_path, dict(conf or {}), keep_open)
 
 
 def _need_pyspark() -> None:
@@ -163,7 +166,12 @@ def _need_pyspark() -> None:
 
 
 def _start(
-    name: str, master: str, redis_url: str | None, log_path: Path | None, conf: dict[str, str]
+    name: str,
+    master: str,
+    redis_url: str | None,
+    log_path: Path | None,
+    conf: dict[str, str],
+    keep_open: Sequence[int],
 ) -> Session:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -185,7 +193,7 @@ def _start(
     log.info("starting Spark on %s; the JVM's output goes to %s", master, log_path)
     with _environment(_jvm_environment(java_home, redis_url, local)), log_path.open("ab") as output:
         try:
-            gateway = _launch(spark_conf, output)
+            gateway = _launch(spark_conf, output, keep_open)
             SparkContext(gateway=gateway, conf=spark_conf)
         except Exception as error:  # noqa: BLE001, pyspark and py4j raise many kinds
             _forget_gateway()
@@ -207,11 +215,11 @@ def _quiet_pyspark() -> None:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _launch(conf: "SparkConf", output: IO[bytes]) -> Any:
+def _launch(conf: "SparkConf", output: IO[bytes], keep_open: Sequence[int]) -> Any:
     from pyspark.java_gateway import launch_gateway
 
     launch: Any = launch_gateway  # pyspark gives it no types
-    return launch(conf, popen_kwargs={"stdout": output, "stderr": output})
+    return launch(conf, popen_kwargs={"stdout": output, "stderr": output, "pass_fds": tuple(keep_open)})
 
 
 def _places(scratch: Path) -> dict[str, str]:
@@ -321,6 +329,14 @@ def register(spark: "SparkSession", *, by_value: bool = False) -> None:
     Spark finds it by itself where streamworker is installed; this also holds where another
     package disturbs that search, and, with ``by_value``, where it is not installed: then our
     modules travel inside the query, and the server's Python needs redis and pyarrow only.
+
+    Queries that begin at the same moment need a registration each. Spark keeps one map of environment
+    variables for a registered source, and each query's own thread puts four entries into it when it
+    begins to read (``PythonStreamingSourceRunner.init``). The map is a plain ``HashMap``: when two put the
+    same new key at once, one entry is kept and two are counted. A map that is written with a wrong
+    count cannot be read back: from then on each task of every query ends with
+    ``OptionalDataException``, however often the query is started again. A query keeps the
+    registration that it was started with.
     """
     from streamworker.spark.source import StreamworkerDataSource
 

@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
+from pyspark.sql.streaming.query import StreamingQuery
 
 from streamworker.errors import ConfigurationError
 from streamworker.processors import PipelineSpec
 from streamworker.spark import pipelines
 from streamworker.spark.pipelines import run_pipelines
 from streamworker.spark.progress import PipelineProgress
+from streamworker.spark.queries import start_query
 from streamworker.spark.session import Session
 from streamworker.spark.sink import WholeResult
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
+from tests.spark.queries import wait_for_rows
 from tests.spark.specs import pipeline
 
 
@@ -91,6 +94,38 @@ def expected_spent(acked: AckedLog) -> dict[str, tuple[float, int]]:
         amount, orders = found.get(row["user"], (0.0, 0))
         found[row["user"]] = (amount + row["amount"], orders + 1)
     return found
+
+
+# -- several at once -------------------------------------------------------------------------
+
+
+def environment(query: StreamingQuery) -> Any:
+    """Return the map of environment variables that Spark keeps for a query's reader, in the JVM."""
+    plan = query._jsq.streamingQuery().logicalPlan()
+    reader = plan.collectLeaves().apply(0).stream()
+    for name in ("runner", "envVars"):
+        field = reader.getClass().getDeclaredField(name)
+        field.setAccessible(True)
+        reader = field.get(reader)
+    return reader
+
+
+def test_no_two_queries_share_a_map_that_spark_writes_to(spark_session: Session, acked: AckedLog) -> None:
+    """Two that begin at the same moment would spoil it, and no task could be read back from then on."""
+    acked.fill(0, [3])
+    queries: list[StreamingQuery] = []
+    try:
+        for name in ("one", "two"):
+            queries.append(start_query(pipeline(same, name=name, path=f"lake/{name}"), spark_session))
+            wait_for_rows(queries[-1], 3)
+        maps = [environment(query) for query in queries]
+        identity = spark_session.spark._jvm.java.lang.System.identityHashCode  # type: ignore[union-attr]
+        assert len({identity(each) for each in maps}) == len(queries)
+        # What Spark has put into each: the reason why sharing one is no good.
+        assert all(each.containsKey("SPARK_BUFFER_SIZE") for each in maps)
+    finally:
+        for query in queries:
+            query.stop()
 
 
 # -- what is written -------------------------------------------------------------------------
