@@ -167,6 +167,19 @@ async def test_functions_in_threads_overlap_as_far_as_there_are_threads(redis_ur
     assert watch.widest == 4
 
 
+async def test_a_timeout_does_not_count_the_wait_for_a_thread(redis_url: str) -> None:
+    """No call begins before there is a thread for it."""
+
+    def price(_: Order) -> None:
+        time.sleep(0.1)
+
+    async with bench(redis_url, handler_threads=2) as desk:
+        await send(desk, range(20))
+        running = await desk.start(desk.spec(price, concurrency=20, timeout_ms=600))
+        await desk.until_committed(20)
+        assert running.halted == []
+
+
 async def test_rows_of_one_call_stay_together_and_in_order(redis_url: str) -> None:
     """What is forwarded through the context comes before what is returned, record by record."""
 
@@ -456,6 +469,31 @@ async def test_draining_leaves_no_gap_and_repeats_nothing(redis_url: str) -> Non
         await desk.until_committed(50)
         assert len(watch.begun) == 50
         assert await numbers_of(desk) == list(range(50))
+
+
+async def test_a_drain_ends_a_halt_that_waits_for_the_gate(redis_url: str) -> None:
+    """What lies before the record that failed cannot be done while heartbeats do not get through."""
+    release, failed = asyncio.Event(), asyncio.Event()
+
+    async def price(order: Order) -> None:
+        if order.number == 0:
+            await release.wait()
+        if order.number == 2:
+            failed.set()
+            raise ValueError("no")
+
+    async with bench(redis_url) as desk:
+        await desk.producer.send_many([Order(n, "k" if n < 2 else f"k{n}") for n in range(3)])
+        running = await desk.start(desk.spec(price, concurrency=2))
+        await failed.wait()
+        for _ in range(20):
+            await asyncio.sleep(0.005)  # it is about to halt, and waits for the first call
+        desk.gate.close()
+        release.set()
+        await desk.until_committed(1)
+        stopped = await running.drained()
+        assert stopped.reason is StopReason.HALTED and "no" in stopped.detail
+        assert await desk.committed() == 1
 
 
 async def test_a_drain_does_not_wait_for_a_busy_key(redis_url: str) -> None:
