@@ -28,9 +28,12 @@ demo: $(READY)
 	$(VENV)/bin/streamworker demo
 
 test: $(READY)
-	@# What only waits runs two files at a time; what measures time runs by itself.
-	$(PY) -m pytest -m "not soak and not alone" -n 2 --dist loadfile
-	$(PY) -m pytest -m "not soak and alone"
+	@# What measures time runs by itself; the rest, which mostly waits, two files at a time. Both parts
+	@# run whatever becomes of the first, so that one look at the output tells all that is wrong.
+	@status=0; \
+	$(PY) -m pytest -m "not soak and alone" || status=$$?; \
+	$(PY) -m pytest -m "not soak and not alone" -n 2 --dist loadfile || status=$$?; \
+	exit $$status
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
