@@ -40,6 +40,7 @@ from streamworker.testing.clock import Dice
 from streamworker.testing.faults import QUIET, Fault, Kind
 from streamworker.testing.model import Code, Commit, RedisModel
 from streamworker.testing.process import SimWorker
+from streamworker.testing.simulation import SOUND, Plant
 from streamworker.testing.transcript import Transcript
 from streamworker.testing.trouble import LAG_MS
 from streamworker.testing.world import World
@@ -113,12 +114,13 @@ def read(text: str) -> Scenario:
     return Scenario(head[0], head[1:], given, tuple(steps), transcript, result.removeprefix("result: "))
 
 
-def play(scenario: Scenario) -> tuple[Scenario, tuple[Violation, ...]]:
+def play(scenario: Scenario, plant: Plant = SOUND) -> tuple[Scenario, tuple[Violation, ...]]:
     """Return the scenario with the transcript and the result that the cores lead to.
 
-    Also what an observer found wrong, which should be nothing.
+    Also what an observer found wrong, which should be nothing. ``plant`` is a mistake that is made on
+    purpose.
     """
-    world = ScriptedWorld(scenario.given)
+    world = ScriptedWorld(scenario.given, plant)
     if (
         next((what for _, what in scenario.steps if what == "hide" or what.startswith("show")), "hide")
         != "hide"
@@ -187,9 +189,11 @@ class ScriptedWorld(World):
     ----------
     given
         The protocol, sizes, and what else differs from the usual.
+    plant
+        A mistake that is made on purpose, see ``planted``.
     """
 
-    def __init__(self, given: Sequence[str]) -> None:
+    def __init__(self, given: Sequence[str], plant: Plant = SOUND) -> None:
         self._given = list(given)
         protocol, assignment = self._one_of(PROTOCOLS), self._one_of(("sticky", "weighted")) or "range"
         if not protocol or (partitions := self._number("{} partitions?")) is None:
@@ -204,7 +208,8 @@ class ScriptedWorld(World):
             assignment=assignment,
             entry_every_ms=None,
             start_ms=0,
-            model=_TellingModel,
+            model=type("_Model", (_TellingModel, plant.model), {}),
+            wrap=plant.wrap,
             trace=trace,
         )
         self._lines = trace.lines
