@@ -453,8 +453,10 @@ class Twins:
     # -- the server's own fate -----------------------------------------------------------------
 
     async def _flush(self, _step: Step) -> None:
+        """Lose all data; whoever starts next declares the stream, and that is the model's assumption."""
         await self.backend.execute("FLUSHALL")
         await self.backend.set_clock(self.now_ms)
+        await streams.declare(self.backend, STREAM, PARTITIONS, "json")
         await self._lose_connections()
         self.model.flush()
         self.compared = ZERO
