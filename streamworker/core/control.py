@@ -63,7 +63,19 @@ class LeaseEnded:
     """The server's time in ms."""
 
 
-ControlMessage = GroupChanged | PartitionsReleased | PartitionsAcquired | LeaseChallenged | LeaseEnded
+@dataclass(frozen=True, slots=True)
+class JoinWanted:
+    """A worker asks the members to let it in (``core.joining``)."""
+
+    name: str
+    """The worker's."""
+    applicant: str
+    """All about it, as JSON."""
+
+
+ControlMessage = (
+    JoinWanted | GroupChanged | PartitionsReleased | PartitionsAcquired | LeaseChallenged | LeaseEnded
+)
 
 
 def to_fields(message: ControlMessage) -> dict[str, str]:
@@ -77,6 +89,8 @@ def to_fields(message: ControlMessage) -> dict[str, str]:
                 "member": member,
                 "moved": _join(moved),
             }
+        case JoinWanted(name, applicant):
+            return {"kind": "wanted", "generation": "0", "name": name, "applicant": applicant}
         case PartitionsReleased(partitions, owner, generation):
             kind = "released"
         case PartitionsAcquired(partitions, owner, generation):
@@ -103,6 +117,8 @@ def from_fields(fields: Mapping[str, str]) -> ControlMessage | None:
         match fields["kind"]:
             case "changed":
                 return GroupChanged(generation, fields["cause"], fields["member"], _split(fields["moved"]))
+            case "wanted":
+                return JoinWanted(fields["name"], fields["applicant"])
             case "released":
                 return PartitionsReleased(_split(fields["partitions"]), fields["owner"], generation)
             case "acquired":

@@ -68,6 +68,10 @@ class Conversation:
         """Return when the pause ends, if that is what we wait for."""
         return None if self._is_calling else self._pause_until_ms
 
+    def earliest_ms(self, at_ms: int | None) -> int | None:
+        """Return when something that is due at a time can be said; None while a call is under way."""
+        return None if self._is_calling or at_ms is None else max(at_ms, self._pause_until_ms or 0)
+
     # -- our side ------------------------------------------------------------------------------
 
     def read(self) -> list[Effect]:

@@ -180,6 +180,14 @@ class Membership:
         members = tuple(member if each is place else each for each in self.members)
         return taken._reassigned(members, strategy)  # noqa: SLF001
 
+    def with_members(
+        self, members: Iterable[Member], joined_ms: int, former: Collection[str], strategy: str
+    ) -> "Membership":
+        """Return the group after several joins, without what the same workers were before."""
+        added = [replace(each, joined_ms=joined_ms) for each in members if self.get(each.id) is None]
+        kept = [each for each in self.members if each.id not in former]
+        return self._reassigned((*kept, *added), strategy) if added else self
+
     def with_leaving(self, member_id: str) -> "Membership":
         """Return the group with one member marked as leaving, its partitions given away."""
         return self._reassigned(
@@ -243,7 +251,7 @@ class Membership:
             "v": FORMAT,
             "partitions": self.partitions,
             "strategy": self.strategy,
-            "members": [_member_fields(member) for member in self.members],
+            "members": [member_fields(member) for member in self.members],
             "owners": [None if owner is None else position[owner] for owner in self.owners],
         }
         if self.weighed:
@@ -270,7 +278,7 @@ class Membership:
                     f"The membership document has format {fields['v']!r}, and this release knows {FORMAT}.",
                     remedy="Run the same release of streamworker on all workers of the group.",
                 )
-            members = tuple(_read_member(each) for each in fields["members"])
+            members = tuple(read_member(each) for each in fields["members"])
             owners = tuple(_read_owner(members, index) for index in fields["owners"])
             membership = cls(
                 int(fields["generation"]),
@@ -296,7 +304,8 @@ class Membership:
         return membership
 
 
-def _member_fields(member: Member) -> dict[str, Any]:
+def member_fields(member: Member) -> dict[str, Any]:
+    """Return a member as JSON has it."""
     fields: dict[str, Any] = {
         "id": member.id,
         "name": member.name,
@@ -314,7 +323,8 @@ def _member_fields(member: Member) -> dict[str, Any]:
     return fields
 
 
-def _read_member(fields: dict[str, Any]) -> Member:
+def read_member(fields: dict[str, Any]) -> Member:
+    """Read a member from what JSON has."""
     states: dict[str, Literal["leaving", "held"]] = {"leaving": "leaving", "held": "held"}
     return Member(
         str(fields["id"]),

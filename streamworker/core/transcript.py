@@ -17,6 +17,7 @@ from streamworker.core import lease_events as leases
 from streamworker.core.control import (
     ControlMessage,
     GroupChanged,
+    JoinWanted,
     LeaseChallenged,
     LeaseEnded,
     PartitionsAcquired,
@@ -235,12 +236,12 @@ def _together(messages: Iterable[ControlMessage]) -> list[ControlMessage]:
     """Return messages of one kind, owner and generation as one; each partition had its own."""
     alike: dict[object, ControlMessage] = {}
     for message in messages:
-        if isinstance(message, GroupChanged):
+        if isinstance(message, GroupChanged | JoinWanted):
             alike[message] = message
             continue
         key = (type(message), message.owner, message.generation)
         before = alike.get(key)
-        known = () if before is None or isinstance(before, GroupChanged) else before.partitions
+        known = () if before is None or isinstance(before, GroupChanged | JoinWanted) else before.partitions
         alike[key] = replace(message, partitions=(*known, *message.partitions))
     return list(alike.values())
 
@@ -249,6 +250,8 @@ def _message(message: object) -> str:
     match message:
         case GroupChanged(generation, cause, member, moved):
             return f"changed, generation {generation}: {cause} of {member}, moved {runs(moved)}"
+        case JoinWanted(name, _):
+            return f"{name} wants to join"
         case PartitionsReleased(partitions, owner, generation):
             return f"released {runs(partitions)} by {name_of(owner)}, generation {generation}"
         case PartitionsAcquired(partitions, owner, generation):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from streamworker.core.balance import Balancer, BalanceRules, Verdict
-from streamworker.core.control import GroupChanged, PartitionsReleased
+from streamworker.core.control import GroupChanged, JoinWanted, PartitionsReleased
 from streamworker.core.conversation import Conversation
 from streamworker.core.events import (
     Call,
@@ -31,6 +31,7 @@ from streamworker.core.events import (
     LoadsRead,
     Note,
     PeersProbed,
+    PostControl,
     ProbePeers,
     ReportLoad,
     Started,
@@ -38,6 +39,7 @@ from streamworker.core.events import (
     StopHeartbeat,
     StopRequested,
 )
+from streamworker.core.joining import Applicant, Door
 from streamworker.core.membership import Member, Membership
 from streamworker.core.ownership import Ownership
 from streamworker.core.peers import PeerWatch
@@ -125,6 +127,7 @@ class WorkerCore:
             unreadable_ms=timing.heartbeat_interval_ms,
             jitter=jitter,
         )
+        self._door = Door(timing.heartbeat_interval_ms // 2, jitter)
         self._asked: tuple[int, ...] | None = None
         self._dead: frozenset[str] = frozenset()
         self._rules = balance or BalanceRules()
@@ -185,6 +188,7 @@ class WorkerCore:
             self._pulse.next_deadline_ms(),
             self._balancer.next_deadline_ms(),
             self._talk.next_deadline_ms(),
+            self._talk.earliest_ms(self._door_ms()),
         )
         return min((at for at in times if at is not None), default=None)
 
@@ -197,7 +201,10 @@ class WorkerCore:
                 return self._stop(now_ms)
             case DocumentRead() | ChangeRefused():
                 read = self._talk.answered(event, now_ms)
-                return [read] if isinstance(read, Note) else self._adopt(read, now_ms)
+                if isinstance(read, Note):
+                    return [read]
+                knock = self._knock(now_ms) if isinstance(event, ChangeRefused) else []
+                return knock + self._adopt(read, now_ms)
             case DocumentChanged():
                 return self._adopt(self._talk.changed(event), now_ms)
             case CallFailed(Call.DOCUMENT):
@@ -228,28 +235,23 @@ class WorkerCore:
         if self._talk.must_read:
             return self._talk.read()
         if self._phase is Phase.LEAVING and self.membership.present(self.member) is None:
+            if self._door.is_patient(now_ms):
+                return []  # we may be let in at any moment, and then must leave
             self._phase = Phase.GONE
             return [StopHeartbeat(), Finished()]
-        wanted = self._wanted()
+        wanted = self._wanted(now_ms)
         return self._talk.rest() if wanted is None else self._talk.propose(*wanted)
 
-    def _wanted(self) -> tuple[str, str, Membership] | None:
+    def _wanted(self, now_ms: int) -> tuple[str, str, Membership] | None:
         """Return the change that the newest document lacks: why, about whom, and what it then says."""
         now, who, server_ms = self.membership, self._identity, self._talk.server_ms
         me, hold_until_ms = now.present(self.member), server_ms + self._timing.hold_ms
         if self._phase is Phase.JOINING and me is None:
+            if self._door.is_patient(now_ms):
+                return None
             cause = "return" if now.place_for(who.static_id, self._former) else "join"
-            joining = Member(
-                self.member,
-                who.name,
-                who.host,
-                who.pid,
-                server_ms,
-                static_id=who.static_id,
-                capacity=who.capacity,
-            )
             kept = now if who.static_id else now.without(self._former)
-            return cause, who.name, kept.with_member(joining, self._strategy)
+            return cause, who.name, kept.with_member(self._joining(), self._strategy)
         if me is None:
             return None
         if self._phase is Phase.LEAVING and me.state == "active":
@@ -262,15 +264,39 @@ class WorkerCore:
             return "death", now.names(dead), now.with_gone(dead, hold_until_ms)
         if over := now.expired(server_ms, self.member, self._timing.heartbeat_interval_ms // 2):
             return "hold-expired", now.names(over), now.without(over)
+        if change := self._door.let_in(now, now_ms, server_ms):
+            return change
         verdict, self._verdict = self._verdict, None
         if verdict is not None and verdict.before == now.generation:
             givers = {owner for p in now.moved(verdict.after) if (owner := now.owners[p])}
             return verdict.cause, now.names(givers or {self.member}), verdict.after
         return None
 
+    def _joining(self) -> Member:
+        """Return ourselves as we join."""
+        who = self._identity
+        at_ms, static_id, capacity = self._talk.server_ms, who.static_id, who.capacity
+        return Member(self.member, who.name, who.host, who.pid, at_ms, static_id=static_id, capacity=capacity)
+
+    def _knock(self, now_ms: int) -> list[Effect]:
+        """Others join as well, and one of them was first: ask those who are in to let us in."""
+        now = self.membership
+        if self._phase is not Phase.JOINING or self._identity.static_id or not now.active_ids:
+            return []
+        if now.present(self.member) is not None:
+            return []
+        applicant = Applicant(self._joining(), self._strategy, self._former)
+        return [PostControl(self._door.knock(applicant, now_ms))]
+
+    def _door_ms(self) -> int | None:
+        if self._phase is not Phase.MEMBER and self.membership.present(self.member) is not None:
+            return None
+        return self._door.next_deadline_ms(is_in=self._phase is Phase.MEMBER)
+
     def _adopt(self, membership: Membership, now_ms: int) -> list[Effect]:
         """Act on the newest version, whatever lies between it and the last one that we knew."""
         self._take_turn()
+        self._door.look(membership, self.member)
         me = membership.present(self.member)
         if me is None:
             return self._removed()
@@ -334,6 +360,8 @@ class WorkerCore:
         for message in event.messages:
             if isinstance(message, GroupChanged):
                 self._talk.must_read |= message.generation > self.membership.generation
+            elif isinstance(message, JoinWanted):
+                self._door.heard(message, now_ms)
             elif isinstance(message, PartitionsReleased):
                 self._ownership.told(message.partitions, now_ms)
 

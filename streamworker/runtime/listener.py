@@ -5,6 +5,8 @@ while Redis is away is made up for by the next heartbeat, so the listener only h
 """
 
 import random
+import time
+from collections import deque
 from collections.abc import Callable
 
 import anyio
@@ -23,6 +25,12 @@ log = get_logger("streamworker.listener")
 BLOCK_MS = 5_000
 """Long, since a message ends the wait at once; short enough that a dead server is noticed."""
 PAUSE_MAX_S = 1.0
+CALM = 4
+"""So many messages a second are read as they come: more than a change of the group has, as a rule."""
+PAUSE_STEP_S = 0.005
+"""For each one more, the next read waits this much longer, and takes all that has come by then. When
+fifty workers join at once, each message would else wake all of them."""
+PAUSE_BUSY_S = 0.05
 
 Deliver = Callable[[ControlReceived], None]
 
@@ -45,6 +53,7 @@ class Listener:
         """Read until cancelled; never ends by itself, whatever Redis does."""
         by_name = {keys.control: keys for keys in self._positions}
         connection = self._backend.blocking()
+        woken: deque[float] = deque(maxlen=CALM + round(PAUSE_BUSY_S / PAUSE_STEP_S))
         try:
             while True:
                 try:
@@ -61,6 +70,17 @@ class Listener:
                         messages.setdefault(name, []).append(message)
                 for name, batch in messages.items():
                     self._deliver[name](ControlReceived(tuple(batch)))
+                if entries:
+                    await anyio.sleep(_pause_s(woken))
         finally:
             with anyio.CancelScope(shield=True):
                 await connection.aclose()
+
+
+def _pause_s(woken: deque[float]) -> float:
+    """Return how long to wait for company, after one more read that brought something."""
+    now = time.monotonic()
+    woken.append(now)
+    while woken[0] < now - 1:
+        woken.popleft()
+    return PAUSE_STEP_S * max(0, len(woken) - CALM)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from streamworker.core.control import (
     ControlMessage,
     GroupChanged,
+    JoinWanted,
     LeaseChallenged,
     LeaseEnded,
     PartitionsAcquired,
@@ -19,6 +20,7 @@ generations = st.integers(min_value=0, max_value=2**53)
 partitions = st.lists(st.integers(min_value=0, max_value=10_000), max_size=20).map(tuple)
 messages: st.SearchStrategy[ControlMessage] = st.one_of(
     st.builds(GroupChanged, generations, st.text(), st.text(), partitions),
+    st.builds(JoinWanted, st.text(), st.text()),
     st.builds(PartitionsReleased, partitions, st.text(), generations),
     st.builds(PartitionsAcquired, partitions, st.text(), generations),
     st.builds(LeaseChallenged, partitions, st.text(), generations),

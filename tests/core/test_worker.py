@@ -3,8 +3,9 @@
 import pytest
 
 from streamworker.core import events as ev
-from streamworker.core.control import GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.control import GroupChanged, JoinWanted, PartitionsAcquired, PartitionsReleased
 from streamworker.core.conversation import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS
+from streamworker.core.joining import PATIENCE_MS
 from streamworker.core.lifecycle import State
 from streamworker.core.locks import Held, Stale
 from streamworker.core.worker import Phase
@@ -102,28 +103,61 @@ def test_an_assignment_that_does_not_exist_is_a_configuration_error() -> None:
 # -- the document: conflicts and lost answers ----------------------------------------------------
 
 
-def test_a_lost_race_for_the_document_is_tried_again_on_what_the_winner_wrote() -> None:
-    """After a random pause, and without reading it anew: the refusal brought it."""
+def test_who_lost_the_race_for_the_document_asks_to_be_let_in() -> None:
+    """It reads what the winner wrote once it hears of a change, and finds itself in it."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.read(None)
+    (knock,) = of_type(bench.refuse(group("w2.1", generation=5)), ev.PostControl)
+    assert isinstance(knock.message, JoinWanted) and knock.message.name == "w1"
+    assert bench.wait(CONFLICT_PAUSE_MS) == []
+    effects = bench.send(ev.ControlReceived((GroupChanged(6, "join", "w1", (4, 5, 6, 7)),)))
+    assert names(effects) == ["ReadDocument"]
+    assert names(bench.read(group("w2.1", ME, generation=6))) == ["StartHeartbeat", "AcquireLocks"]
+
+
+def test_who_is_not_let_in_in_time_joins_by_itself_on_what_the_winner_wrote() -> None:
+    """Its message may have been lost: nobody is waited for longer than its patience."""
     bench = Bench()
     bench.jitter = 15
     bench.send(ev.Started())
     bench.read(None)
-    assert names(bench.refuse(group("w2.1", generation=5))) == []
-    assert bench.jitter_asked[-1] == CONFLICT_PAUSE_MS
-    assert bench.wait(14) == []
+    bench.refuse(group("w2.1", generation=5))
+    assert bench.wait(PATIENCE_MS + 14) == []
     asked = change(bench.wait(1))
     assert asked.expected == 5
     assert asked.membership.ids == ("w2.1", ME)
 
 
-def test_the_pause_after_lost_races_doubles_up_to_a_second() -> None:
-    """A herd spreads out."""
+def test_who_is_told_to_stop_while_it_waits_to_be_let_in_leaves_if_it_is_let_in_after_all() -> None:
+    """Or its place would stay behind, and its partitions with it, until somebody takes it for dead."""
     bench = Bench()
     bench.send(ev.Started())
     bench.read(None)
+    bench.refuse(group("w2.1", generation=5))
+    assert bench.send(ev.StopRequested()) == []
+    bench.send(ev.ControlReceived((GroupChanged(6, "join", "w1", ()),)))
+    assert change(bench.read(group("w2.1", ME, generation=6))).message.cause == "leave"
+
+
+def test_who_is_told_to_stop_while_it_waits_and_is_not_let_in_is_gone() -> None:
+    """After its patience nobody lets it in any more."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.read(None)
+    bench.refuse(group("w2.1", generation=5))
+    assert bench.send(ev.StopRequested()) == []
+    assert names(bench.wait(PATIENCE_MS)) == ["StopHeartbeat", "Finished"]
+
+
+def test_the_pause_after_lost_races_doubles_up_to_a_second() -> None:
+    """A herd that leaves spreads out."""
+    bench = Bench.running("w2.1", ME)
+    bench.send(ev.StopRequested())
     bench.jitter_asked.clear()
-    for generation in range(5, 15):
-        bench.refuse(group("w2.1", generation=generation))
+    for generation in range(2_005, 2_015):
+        bench.refuse(group("w2.1", ME, generation=generation))
+        bench.wait(CONFLICT_PAUSE_MAX_MS)
     assert bench.jitter_asked[:4] == [CONFLICT_PAUSE_MS * n for n in (1, 2, 4, 8)]
     assert bench.jitter_asked[-1] == CONFLICT_PAUSE_MAX_MS
 

@@ -1,0 +1,69 @@
+"""Letting in together who joins at once."""
+
+from streamworker.core.control import JoinWanted
+from streamworker.core.joining import GATHER_MS, PATIENCE_MS, Applicant, Door
+from streamworker.core.membership import Member
+from tests.core.bench import group
+
+PACE_MS = 500
+
+
+def applicant(name: str, *former: str, static_id: str = "") -> Applicant:
+    """Return somebody who wants in."""
+    member = Member(f"{name}.1", name, "host", 1, 0, capacity=2, static_id=static_id)
+    return Applicant(member, "range", former)
+
+
+def test_who_wants_in_is_read_as_it_was_written() -> None:
+    """With its capacity, its assignment and what it was before."""
+    assert Applicant.read(applicant("w9", "w9.0").message()) == applicant("w9", "w9.0")
+
+
+def test_a_message_that_cannot_be_read_lets_nobody_in() -> None:
+    """Whoever wrote it joins by itself."""
+    door = Door(PACE_MS, lambda most: most)
+    for text in ("", "[]", "{}", "null", '{"id":"a","former":3}'):
+        door.heard(JoinWanted("w9", text), 0)
+    assert door.next_deadline_ms(is_in=True) is None
+
+
+def test_all_who_ask_within_a_moment_are_let_in_by_one_change() -> None:
+    """Each with its share, and dated by the server's clock; who was removed is not there twice."""
+    door, now = Door(PACE_MS, lambda most: most), group("w1.1", "w3.0", generation=5)
+    door.look(now, "w1.1")
+    door.heard(applicant("w2").message(), 100)
+    door.heard(applicant("w3", "w3.0").message(), 130)
+    assert door.let_in(now, 100 + GATHER_MS - 1, 7_000) is None
+    change = door.let_in(now, 100 + GATHER_MS, 7_000)
+    assert change is not None
+    cause, names, after = change
+    assert (cause, names, after.ids) == ("join", "w2 w3", ("w1.1", "w2.1", "w3.1"))
+    assert {member.joined_ms for member in after.members[1:]} == {7_000}
+    assert after.members[1].capacity == 2
+    assert sorted(len(after.owned_by(each)) for each in after.ids) == [2, 3, 3]
+
+
+def test_the_next_in_join_order_lets_in_what_the_first_did_not() -> None:
+    """The first may be dead, and nobody knows yet."""
+    door, now = Door(PACE_MS, lambda most: most), group("w1.1", "w2.1", generation=5)
+    door.look(now, "w2.1")
+    door.heard(applicant("w3").message(), 0)
+    assert door.next_deadline_ms(is_in=True) == GATHER_MS + PACE_MS
+    door.look(group("w1.1", "w2.1", "w3.1", generation=6), "w2.1")
+    assert door.next_deadline_ms(is_in=True) is None, "somebody else did it"
+
+
+def test_nobody_is_let_in_who_has_given_up_waiting() -> None:
+    """A member that slept must not bring back who joined by itself and left since, or stopped."""
+    door, now = Door(PACE_MS, lambda most: most), group("w1.1", generation=5)
+    door.look(now, "w1.1")
+    door.heard(applicant("w2").message(), 0)
+    assert door.let_in(now, PATIENCE_MS, 7_000) is None
+    assert door.next_deadline_ms(is_in=True) is None
+
+
+def test_a_static_member_is_left_to_itself() -> None:
+    """It may find its place taken, and must hear that itself."""
+    door = Door(PACE_MS, lambda most: most)
+    door.heard(applicant("w2", static_id="pod-2").message(), 0)
+    assert door.next_deadline_ms(is_in=True) is None
