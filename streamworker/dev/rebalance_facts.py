@@ -1,0 +1,121 @@
+"""What a change of a group was like, worked out from what can be seen of it afterwards. Pure.
+
+The facts are commits (who wrote which entry of an acked log, and when) and acquisitions of locks,
+all with the times of the server's clock.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One entry of an acked log."""
+
+    at_ms: int
+    first_ms: int
+    """When the first record of it was sent."""
+    owner: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A partition's lock at one moment."""
+
+    owner: str
+    """Name of the worker; empty if it is free."""
+    epoch: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of a group, and what it cost."""
+
+    what: str
+    """``join``, ``leave`` or ``death``."""
+    protocol: str
+    workers: int
+    """How many there were before."""
+    partitions: int
+    moves: int
+    """Acquisitions of locks."""
+    least: int
+    """The fewest that balance the shares to within one."""
+    spread: int
+    """Between the largest and the smallest share in the end."""
+    balance_ms: int | None
+    """Until the last lock was acquired; None if there was no balance in time."""
+    handover_p50_ms: int | None
+    handover_p99_ms: int | None
+    """From the news of the change to a moved partition's lock, where one message tells that news."""
+    pause_moved_ms: int | None
+    """The longest time in which records of a moved partition waited and none was committed."""
+    pause_unmoved_ms: int | None
+    """The same of those that stayed."""
+    pause_before_ms: int | None
+    """The same of all, in as much time before the change: what this machine does to any partition."""
+    commands: int | None = None
+    """What all workers sent to Redis until there was balance, more than they send at rest."""
+
+
+def least_moves(before: Iterable[str], live: Sequence[str]) -> int:
+    """Return the fewest moves that share partitions among the live to within one.
+
+    Examples
+    --------
+    >>> least_moves(["a", "a", "a", "b", "b", "b"], ["a", "b", "c"])
+    2
+    """
+    owners = list(before)
+    sizes = Counter(owner for owner in owners if owner in set(live))
+    share, larger = divmod(len(owners), len(live))
+    kept = 0
+    for rank, worker in enumerate(sorted(live, key=lambda each: -sizes[each])):
+        kept += min(sizes[worker], share + (rank < larger))
+    return len(owners) - kept
+
+
+def spread(owners: Iterable[str], live: Sequence[str]) -> int:
+    """Return the difference between the largest and the smallest share."""
+    sizes = Counter(owners)
+    return max(sizes[each] for each in live) - min(sizes[each] for each in live)
+
+
+def longest_pause_ms(commits: Sequence[Commit], since_ms: int, until_ms: int) -> int:
+    """Return the longest time in a window in which records waited and none was committed.
+
+    Examples
+    --------
+    >>> commits = [Commit(100, 95, "a", 1), Commit(400, 200, "b", 2), Commit(405, 300, "b", 2)]
+    >>> longest_pause_ms(commits, 100, 500)
+    200
+    """
+    longest = 0
+    for before, after in pairwise(commits):
+        if since_ms < after.at_ms <= until_ms:
+            longest = max(longest, after.at_ms - max(before.at_ms, after.first_ms))
+    return longest
+
+
+def longest_of(
+    commits: Mapping[int, Sequence[Commit]], partitions: Iterable[int], since_ms: int, until_ms: int
+) -> int | None:
+    """Return the longest pause of some partitions; None where there were no commits."""
+    pauses = [longest_pause_ms(commits[p], since_ms, until_ms) for p in partitions if commits.get(p)]
+    return max(pauses, default=None)
+
+
+def percentile(values: Sequence[int], percent: int) -> int | None:
+    """Return the value that so many percent do not exceed.
+
+    Examples
+    --------
+    >>> percentile([5, 1, 9], 50)
+    5
+    """
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else None
