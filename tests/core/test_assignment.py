@@ -195,11 +195,12 @@ def test_without_a_history_sticky_and_range_agree(ids: list[str], count: int) ->
 def test_the_moves_of_a_join_that_the_documentation_names(
     count: int, n: int, by_range: int, by_sticky: int
 ) -> None:
-    """The table in docs/protocol.md."""
+    """The table in docs/assignments.md."""
     ids = [f"w{rank}" for rank in range(n + 1)]
     before = range_assignment(ids[:n], count, ())
     assert len(moves(before, range_assignment(ids, count, before))) == by_range
     assert len(moves(before, sticky_assignment(ids, count, before))) == by_sticky
+    assert len(moves(before, weighted_assignment(ids, count, before))) == by_sticky
 
 
 def test_the_same_history_gives_the_same_answer_on_every_machine() -> None:
