@@ -25,6 +25,7 @@ from streamworker.core import control, lifecycle
 from streamworker.core.claim import ClaimCore
 from streamworker.core.lease import LeaseCore
 from streamworker.core.lifecycle import HANDLING, TRANSITIONS, State, Trigger
+from streamworker.core.merging import merged
 from streamworker.core.ownership import Ownership
 from streamworker.core.worker import WorkerCore
 from streamworker.testing.simulation import Schedule, run
@@ -35,7 +36,7 @@ SEEDS = 6
 
 OF_OWNERSHIP = ("ownership", "worker")
 OF_PROTOCOLS = {
-    "membership": ("worker", "worker_liveness", "static_members"),
+    "membership": ("worker", "worker_liveness", "static_members", "weighted"),
     "claim": ("claim",),
     "lease": ("lease",),
 }
@@ -82,6 +83,7 @@ MESSAGES: tuple[control.ControlMessage, ...] = (
     control.PartitionsAcquired((1, 2), "w1.a", 7),
     control.LeaseChallenged((3,), "w1.a", 7),
     control.LeaseEnded((3,), "w1.a", 7),
+    control.JoinWanted("w3", '{"id":"w3.b"}'),
 )
 
 
@@ -100,6 +102,7 @@ CHECKS = {
     "lifecycle": checks(OF_OWNERSHIP, ["membership"]),
     **{protocol: checks(tests, [protocol]) for protocol, tests in OF_PROTOCOLS.items()},
     "ownership": checks(OF_OWNERSHIP, ["membership"]),
+    "merging": checks(["merging"], []),
     "control": [*unit_tests("control"), *(lambda each=each: there_and_back(each) for each in MESSAGES)],
 }
 
@@ -196,6 +199,7 @@ FUNCTIONS: dict[Callable[..., Any], str] = {
     Ownership._answered: "ownership",
     control.to_fields: "control",
     control.from_fields: "control",
+    merged: "merging",
 }
 """Those that are one ``match`` from events or messages to what is done, and whose checks they have."""
 

@@ -117,6 +117,15 @@ def test_the_dead_are_removed_before_anything_is_balanced() -> None:
     assert change.message.cause == "death"
 
 
+def test_a_look_without_an_answer_is_made_again_and_only_then() -> None:
+    """Nothing is asked while an answer may still come, and other calls that fail say nothing of it."""
+    bench = member_of(weighted(ME, "w2.1"))
+    for call, looks in ((None, 1), (ev.Call.PROBE, 0), (ev.Call.DOCUMENT, 0), (ev.Call.LOADS, 1)):
+        effects = [] if call is None else bench.send(ev.CallFailed(call))
+        effects += bench.wait(3 * RULES.interval_ms)
+        assert len(of_type(effects, ev.ReadLoads)) == looks, call
+
+
 def test_a_worker_that_leaves_looks_no_more() -> None:
     """Neither does one that the group removed."""
     for ending in (ev.StopRequested(), ev.HeartbeatDone(ME, True, 10, 0, "run", {})):
