@@ -101,11 +101,14 @@ class Mode(ABC):
         limit
             Number of the last attempt.
         first
-            Number of the first.
+            Number of the first; the attempts before it were made elsewhere and failed.
         quiet
             Log no failures: they are expected.
         """
         pauses = Pauses(self.runner.rng, first_ms=self.spec.backoff_ms, max_ms=self.spec.backoff_max_ms)
+        for _ in range(1, first):
+            if not await self.runner.pause(pauses.next_ms()):
+                return GivenUp()
         attempt = first
         while True:
             self.runner.begins()

@@ -93,8 +93,6 @@ class RecordMode(GroupingMode):
         self.note_failure([entry], failed, self.spec.attempts)
         if self.spec.attempts == 1:
             return failed
-        if not await self.runner.pause(self.spec.backoff_ms):
-            return GivenUp()
         return await self.attempts(call, [entry], self.spec.attempts, first=2)
 
     # -- slices: first attempts, one after the other --------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,23 @@ async def test_draining_during_a_pause_between_attempts_gives_up_the_call(redis_
             stopped = await running.drained()
         assert stopped.reason is StopReason.DRAINED
         assert await desk.committed() == (0 if mode in ("batch", "stream") else 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_each_pause_between_attempts_is_longer_than_the_one_before(redis_url: str, mode: str) -> None:
+    """Doubled, with jitter down to a half: the second is never below what the first may be at most."""
+    at: list[float] = []
+
+    def handle(number: int) -> None:
+        at.append(time.monotonic())
+        raise ValueError(number)
+
+    async with bench(redis_url) as desk:
+        await desk.send([0])
+        running = await start(desk, mode, handle, attempts=3, backoff=0.1, backoff_max=1.0)
+        await wait_for_async(lambda: bool(running.halted), "all attempts were made")
+        assert at[1] - at[0] >= 0.05
+        assert at[2] - at[1] >= 0.1
 
 
 # -- dead letters ----------------------------------------------------------------------------
