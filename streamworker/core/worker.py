@@ -236,7 +236,7 @@ class WorkerCore:
             return self._talk.read()
         if self._phase is Phase.LEAVING and self.membership.present(self.member) is None:
             if self._door.is_patient(now_ms):
-                return []  # we may be let in at any moment, and then must leave
+                return self._talk.rest()  # we may be let in at any moment, and then must leave
             self._phase = Phase.GONE
             return [StopHeartbeat(), Finished()]
         wanted = self._wanted(now_ms)

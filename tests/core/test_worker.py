@@ -147,7 +147,9 @@ def test_who_is_told_to_stop_while_it_waits_and_is_not_let_in_is_gone() -> None:
     bench.read(None)
     bench.refuse(group("w2.1", generation=5))
     assert bench.send(ev.StopRequested()) == []
-    assert names(bench.wait(PATIENCE_MS)) == ["StopHeartbeat", "Finished"]
+    assert bench.wait(CONFLICT_PAUSE_MS) == []
+    assert bench.core.next_deadline_ms() == PATIENCE_MS, "it sleeps until then"
+    assert names(bench.wait(PATIENCE_MS - CONFLICT_PAUSE_MS)) == ["StopHeartbeat", "Finished"]
 
 
 def test_the_pause_after_lost_races_doubles_up_to_a_second() -> None:
