@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, from_fields
+from streamworker.core.control import (
+    ControlMessage,
+    GroupChanged,
+    LeaseChallenged,
+    PartitionsAcquired,
+    from_fields,
+)
 from streamworker.core.entries import EntryId
 from streamworker.core.events import Beat
 from streamworker.core.membership import Member, Membership
@@ -36,6 +42,9 @@ SILENT_AFTER_MS = 3_000
 
 CONTROL_MESSAGES = 400
 """Messages looked at for the last rebalances; each rebalance leaves a few."""
+
+RACES_TOGETHER_MS = 1_000
+"""What a worker wins of races that began within this time is shown as one change."""
 
 LAG_COUNTED_MAX = 10_000
 """Where Redis lost count (somebody used XDEL), the lag is counted up to this many entries."""
@@ -342,9 +351,14 @@ def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebal
     ...     (30, {"kind": "acquired", "generation": "7", "owner": "a.1", "partitions": "0,1"}),
     ... ])
     (Rebalance(generation=7, cause='join', member='a', at_ms=10, moved=(0, 1), ms=20),)
+    >>> rebalances([
+    ...     (10, {"kind": "challenged", "generation": "9", "owner": "a.1", "partitions": "0,1"}),
+    ...     (95, {"kind": "acquired", "generation": "9", "owner": "b.1", "partitions": "1"}),
+    ... ])
+    (Rebalance(generation=9, cause='race', member='b', at_ms=10, moved=(1,), ms=85),)
     """
     known = [(at_ms, message) for at_ms, fields in messages if (message := from_fields(fields)) is not None]
-    return tuple(
+    changes = [
         Rebalance(
             generation=message.generation,
             cause=message.cause,
@@ -355,7 +369,35 @@ def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebal
         )
         for place, (at_ms, message) in enumerate(known)
         if isinstance(message, GroupChanged)
-    )
+    ]
+    return tuple(sorted([*changes, *_races(known)], key=lambda each: each.at_ms))
+
+
+def _races(known: Sequence[tuple[int, ControlMessage]]) -> list[Rebalance]:
+    """Return the races for leases that were won, as rebalances: from the challenge until it ran.
+
+    Nobody announces them: a challenge does not say who will win, and most are won by whoever has the
+    partition, which moves nothing. What one worker won of one moment's challenges is one.
+    """
+    found: list[Rebalance] = []
+    challenged_ms: dict[int, int] = {}
+    for then_ms, message in known:
+        if isinstance(message, LeaseChallenged):
+            challenged_ms |= dict.fromkeys(message.partitions, then_ms)
+        if not isinstance(message, PartitionsAcquired):
+            continue
+        won = [p for p in message.partitions if p in challenged_ms]
+        if not won:
+            continue
+        at_ms = min(challenged_ms.pop(p) for p in won)
+        name = message.owner.rpartition(".")[0] or message.owner
+        moved = tuple(won)
+        last = found[-1] if found else None
+        if last is not None and last.member == name and at_ms - last.at_ms < RACES_TOGETHER_MS:
+            found.pop()
+            at_ms, moved = last.at_ms, (*last.moved, *won)
+        found.append(Rebalance(message.generation, "race", name, at_ms, moved, then_ms - at_ms))
+    return found
 
 
 def _duration_ms(change: GroupChanged, at_ms: int, later: Sequence[tuple[int, ControlMessage]]) -> int | None:
