@@ -39,12 +39,15 @@ class ModelClaims:
         self.entries: dict[int, OwnershipEntry] = {}
         self.last = 0
         """The newest ETag."""
+        self.is_declared = True
+        """Whether the server knows how many partitions there are; each worker tells it at its start."""
 
     def perform(self, effect: Effect, server_ms: int) -> Event | None:
         """Do an effect at a time of the server; None if it is not one of this protocol's."""
         match effect:
             case ListOwnership():
-                return OwnershipListed(self._partitions(), tuple(self.entries.values()), server_ms)
+                partitions = self._partitions() if self.is_declared else 0
+                return OwnershipListed(partitions, tuple(self.entries.values()), server_ms)
             case ClaimPartitions(owner, etags):
                 return PartitionsClaimed(*self._claim(owner, etags, server_ms))
             case UpdateCheckpoints(owner, etags):
@@ -58,12 +61,10 @@ class ModelClaims:
                 return None
 
     def flush(self) -> None:
-        """Lose everything, as after FLUSHALL or a restart without data.
-
-        But for the number of partitions: somebody declares the stream anew at once.
-        """
+        """Lose everything, as after FLUSHALL or a restart without data."""
         self.entries.clear()
         self.last = 0
+        self.is_declared = False
 
     def _claim(
         self, owner: str, etags: Mapping[int, int], server_ms: int

@@ -86,7 +86,7 @@ OF_RECORDS = ("append", "append", "append", "read", "commit", "commit", "commit 
 OF_SERVERS = ("look", "flush", "copy", "copy", "fail over", "lag", "lag")
 OF_PROTOCOLS = {
     "membership": (),
-    "claim": ("list", "claim", "claim", "claim", "update", "update", "update", "give up"),
+    "claim": ("declare", "list", "claim", "claim", "claim", "update", "update", "update", "give up"),
     "lease": ("challenge", "challenge", "race", "race", "race", "tell", "tell", "tell"),
 }
 
@@ -410,6 +410,13 @@ class Twins:
     async def _list(self, _step: Step) -> None:
         await self._effect(ListOwnership())
 
+    async def _declare(self, _step: Step) -> None:
+        """Start a worker, which says how many partitions there are."""
+        await streams.declare(self.backend, STREAM, PARTITIONS, "json")
+        store = self.model.extension
+        assert isinstance(store, ModelClaims)
+        store.is_declared = True
+
     async def _claim(self, step: Step) -> None:
         await self._effect(ClaimPartitions(OWNERS[step.who], self._etags(step)))
 
@@ -453,10 +460,8 @@ class Twins:
     # -- the server's own fate -----------------------------------------------------------------
 
     async def _flush(self, _step: Step) -> None:
-        """Lose all data; whoever starts next declares the stream, and that is the model's assumption."""
         await self.backend.execute("FLUSHALL")
         await self.backend.set_clock(self.now_ms)
-        await streams.declare(self.backend, STREAM, PARTITIONS, "json")
         await self._lose_connections()
         self.model.flush()
         self.compared = ZERO
