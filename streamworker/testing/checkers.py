@@ -170,9 +170,13 @@ class Checker:
             rows = [record for commit in lock.log for record in commit.rows]
             numbers = [record.number for record in rows]
             where = f"partition {partition}"
-            missing = self.sent[partition].difference(numbers)
+            waiting = (record.number for record in lock.events if record.id > lock.checkpoint)
+            missing = self.sent[partition].difference(numbers, waiting)
             if missing:
-                self.found("I1", f"{where}: confirmed entries are not in the acked log: {_few(missing)}")
+                self.found(
+                    "I1",
+                    f"{where}: confirmed entries are neither in the acked log nor waiting: {_few(missing)}",
+                )
             repeated = {number for number, times in Counter(numbers).items() if times > 1}
             if repeated:
                 self.found("I2", f"{where}: entries are in the acked log twice: {_few(repeated)}")
@@ -200,7 +204,7 @@ class Checker:
         for partition, lock in enumerate(model.locks):
             if lock.owner:
                 self.found("I8", f"partition {partition}: the lock is still {lock.owner}'s")
-        left = set(model.beats).union(() if model.membership is None else model.membership.ids)
+        left = set(model.beats).union(() if model.membership is None else model.membership.present_ids)
         if left:
             self.found("I8", f"members are left: {sorted(left)}")
 
@@ -218,6 +222,7 @@ class Figures:
         self._clock = clock
         self._partitions = 0
         self._there: set[str] = set()
+        self._coming_back: set[str] = set()
         self._last: list[str] = []
         """Who worked on each partition last."""
         self._since: list[int | None] = []
@@ -235,20 +240,24 @@ class Figures:
 
     def came(self, worker: str) -> None:
         """A worker started."""
-        if self._there:
+        if worker in self._there or worker in self._coming_back:
+            self._coming_back.discard(worker)
+        elif self._there:
             self.minimum += self._partitions // (len(self._there) + 1)
         else:
             self.minimum += sum(bool(last) for last in self._last)
         self._there.add(worker)
         self.happened()
 
-    def went(self, worker: str, *, at_once: bool) -> None:
-        """A worker was killed or asked to leave."""
+    def went(self, worker: str, *, at_once: bool, comes_back: bool = False) -> None:
+        """A worker was killed or asked to leave; if it comes back, nothing has to move."""
         if worker not in self._there or self.is_over:
             return
+        if comes_back:
+            self._coming_back.add(worker)
         self._there.discard(worker)
         mine = [p for p, last in enumerate(self._last) if last == worker]
-        if self._there:
+        if self._there and not comes_back:
             self.minimum += len(mine)
         if at_once:
             for partition in mine:

@@ -53,6 +53,8 @@ class Kind(Enum):
     """One takes its time for everything: its loop is busy."""
     DRIFT = "drift"
     """One's clock goes at another pace from now on."""
+    ROLL = "roll"
+    """One restarts, and comes back under its name and its static id if it has one."""
     STUCK = "stuck"
     """Handlers do not come back for long, and some cannot be stopped."""
     DISCONNECT = "disconnect"
@@ -71,20 +73,24 @@ class Kind(Enum):
     """Redis restarts without its data."""
     FAILOVER = "failover"
     """A replica takes over, which has not heard of the latest writes."""
+    REPARTITION = "repartition"
+    """The app has more partitions from now on."""
 
 
 GROUPS: dict[str, tuple[Kind, ...]] = {
     "none": (),
     "churn": (Kind.START, Kind.STOP, Kind.HERD, Kind.FLAP),
-    "workers": (Kind.KILL, Kind.PAUSE, Kind.SLOW, Kind.DRIFT, Kind.STUCK),
+    "workers": (Kind.KILL, Kind.PAUSE, Kind.SLOW, Kind.DRIFT, Kind.ROLL, Kind.STUCK),
     "network": (Kind.DISCONNECT, Kind.CUT, Kind.DEAF, Kind.LOST, Kind.SILENCE),
     "redis": (Kind.RESTART, Kind.FLUSH, Kind.FAILOVER),
+    "app": (Kind.REPARTITION,),
     "all": tuple(Kind),
 }
 
 SPANS_MS: dict[Kind, tuple[int, ...]] = {
     Kind.PAUSE: (500, 3_000, 12_000, 35_000),
     Kind.SLOW: (5_000, 15_000),
+    Kind.ROLL: (50, 500, 3_000, 12_000),
     Kind.STUCK: (3_000,),
     Kind.DISCONNECT: (10, 300, 3_000, 15_000),
     Kind.CUT: (1_000, 4_000, 15_000),

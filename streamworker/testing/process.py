@@ -1,19 +1,18 @@
 """A worker of the simulator: what the runtime is in production, on virtual time.
 
-``SimWorker`` carries events into a core and its effects out, over a network that loses things.
-``SimRunner`` handles one partition's records and commits them. Neither knows which protocol the
-core speaks: what an effect does at Redis, the model's table says.
+``SimWorker`` carries events into a core and its effects out, over a network that loses things. It
+does not know which protocol the core speaks: what an effect does at Redis, the model's table says.
 """
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from streamworker.core import events as ev
-from streamworker.core.locks import Acquired
 from streamworker.core.protocols import Coordinator
+from streamworker.errors import ConfigurationError
 from streamworker.testing.clock import Lane
 from streamworker.testing.extensions import UNANSWERED
-from streamworker.testing.model import Code, Commit
+from streamworker.testing.runner import SimRunner
 
 if TYPE_CHECKING:
     from streamworker.testing.world import World
@@ -25,107 +24,8 @@ LATEST_MS = 3_000
 """A request that its sender has given up, or that comes again, comes at most this much later."""
 REFUSED_MS = 50
 """A call without a connection fails this fast."""
-STUCK_MS = 20_000
-"""Far longer than the grace period, and longer than the drain deadline."""
-RETRY_MS = 100
 BUSY_MAX_MS = 5_000
 """A busy loop is never further behind than this."""
-BATCHES = (1, 2, 3, 5, 100)
-"""How many entries a batch may have; the last one is for a partition that is behind."""
-
-
-class SimRunner:
-    """Handles the entries of one partition: batches of random size that take random time."""
-
-    def __init__(self, worker: "SimWorker", partition: int, owner: str, lock: Acquired) -> None:
-        self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
-        self.checkpoint = lock.checkpoint.ms
-        self.ended = self.draining = self.busy = self.stubborn = self.halted = self.waiting = False
-        worker.soon(self.begin)
-
-    def begin(self) -> None:
-        """Handle the next batch, unless there is a reason not to."""
-        world, worker = self.worker.world, self.worker
-        if self.ended or self.busy or self.halted:
-            return
-        if self.draining:
-            self._end(ev.RunnerStopped(self.partition, self.epoch))
-            return
-        self.waiting = True
-        if worker.batches_paused:
-            return
-        if worker.link is None or worker.cut or worker.deaf:
-            worker.later(RETRY_MS * 5, self.begin)
-            return
-        draw, conditions = world.random.random, world.conditions
-        count = BATCHES[int(draw() * len(BATCHES))]
-        records = world.model.read_events(self.partition, self.checkpoint, count)
-        if not records:
-            return
-        self.busy, self.waiting = True, False
-        batch_ms = 1 + int(draw() * conditions.batch_ms)
-        if conditions.stuck and draw() < conditions.stuck:
-            batch_ms, self.stubborn = STUCK_MS, draw() < 0.5
-        world.checker.executed(worker.name, self.partition, records)
-        commit = Commit(self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records))
-        worker.later(batch_ms, lambda: self._handled(commit))
-
-    def told(self) -> None:
-        """Look for entries: there are new ones."""
-        if self.waiting:
-            self.waiting = False
-            self.worker.soon(self.begin)
-
-    def drain(self) -> None:
-        """Finish the batch in hand and stop."""
-        self.draining = True
-        if not self.busy and not self.ended:
-            self._end(ev.RunnerStopped(self.partition, self.epoch))
-
-    def cancel(self) -> None:
-        """Stop at once, unless the handler does not let itself be stopped."""
-        if not self.ended and not self.stubborn:
-            self._end(ev.RunnerStopped(self.partition, self.epoch))
-
-    def _handled(self, commit: Commit) -> None:
-        world = self.worker.world
-        self.stubborn = False
-        if self.ended:
-            return
-        if world.conditions.halted and world.random.random() < world.conditions.halted:
-            self.busy, self.halted = False, True
-            if self.draining:
-                self._end(ev.RunnerStopped(self.partition, self.epoch))
-            else:
-                self._tell(ev.RunnerHalted(self.partition, self.epoch, "poison"))
-            return
-        self._commit(commit, tries=1)
-
-    def _commit(self, commit: Commit, tries: int) -> None:
-        if not self.ended:
-            model = self.worker.world.model
-            self.worker.request(
-                lambda: model.commit(self.partition, commit),
-                lambda code: self._committed(code, commit, tries),
-                lambda: self.worker.later(RETRY_MS, lambda: self._commit(commit, tries + 1)),
-            )
-
-    def _committed(self, code: Code, commit: Commit, tries: int) -> None:
-        self.worker.world.checker.answered(self.partition, commit, code, tries)
-        if self.ended:
-            return
-        if code in (Code.FENCED, Code.GAP):
-            self._end(ev.RunnerFenced(self.partition, self.epoch))
-            return
-        self.checkpoint, self.busy = commit.new, False
-        self.begin()
-
-    def _end(self, event: ev.Event) -> None:
-        self.ended = True
-        self._tell(event)
-
-    def _tell(self, event: ev.Event) -> None:
-        self.worker.later(self.worker.world.random.randint(0, 5), lambda: self.worker.handle(event))
 
 
 class SimWorker:
@@ -139,10 +39,22 @@ class SimWorker:
         What stands in the locks before the first dot.
     make
         Makes its core.
+    static_id
+        Under which it keeps its place, if any.
+    partitions
+        How many it was told that there are, if that is wrong.
     """
 
-    def __init__(self, world: "World", name: str, make: Callable[["SimWorker"], Coordinator]) -> None:
-        self.world, self.name = world, name
+    def __init__(
+        self,
+        world: "World",
+        name: str,
+        make: Callable[["SimWorker"], Coordinator],
+        *,
+        static_id: str = "",
+        partitions: int = 0,
+    ) -> None:
+        self.world, self.name, self.static_id, self.partitions = world, name, static_id, partitions
         self.alive, self.stopping, self.finished = True, False, False
         self.paused = False
         self.cut = self.deaf = False
@@ -161,6 +73,7 @@ class SimWorker:
         self._backlog: list[Callable[[], object]] = []
         self._calls: set[object] = set()
         self._beats_for: str | None = None
+        self._reports_load = False
         self._polling = False
         """Whether it looks at the control stream soon: one look finds all that is there by then."""
         self._deadline_ms: int | None = None
@@ -217,13 +130,22 @@ class SimWorker:
         self._thread.is_open = self.alive and not self.paused
         self._loop.is_open = self._thread.is_open and not self.slow_ms
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it has no business to be there: it was told another number of partitions."""
+        return self.partitions > 0
+
     # -- the core ------------------------------------------------------------------------------
 
     def handle(self, event: ev.Event) -> None:
         """Bring an event to the core and start what it wants done."""
         if self.finished:
             return
-        effects = self.core.handle(event, self.now_ms)
+        try:
+            effects = self.core.handle(event, self.now_ms)
+        except ConfigurationError as error:
+            self.world.refused(self, error)
+            return
         if self.world.trace is not None:
             self.world.trace.took(self.world.clock.now_ms, self.name, event, effects)
         for effect in effects:
@@ -445,15 +367,26 @@ class SimWorker:
 
         if member is None or link is None:
             again()
-        else:
-            self.request(
-                lambda: world.model.heartbeat(member, link, sent_ms), heard, again, lane=self._thread
-            )
+            return
+        loads = None
+        if self._reports_load:
+            loads = {p: world.load_of(p) for p, runner in self.runners.items() if not runner.ended}
+        load = sum((loads or {}).values())
+        self.request(
+            lambda: world.model.heartbeat(member, link, sent_ms, load, loads),
+            heard,
+            again,
+            lane=self._thread,
+        )
+
+    def _report_load(self, effect: ev.ReportLoad) -> None:
+        self._reports_load = effect.every_ms > 0
 
     _DO: ClassVar[Mapping[type[ev.Effect], Callable[["SimWorker", Any], None]]] = {
         ev.PostControl: _post,
         ev.StartHeartbeat: _start_heartbeat,
         ev.StopHeartbeat: _stop_heartbeat,
+        ev.ReportLoad: _report_load,
         ev.PauseBatches: _pause_batches,
         ev.ResumeBatches: _resume_batches,
         ev.Finished: _finish,
@@ -478,4 +411,6 @@ def _subjects(effect: ev.Effect) -> frozenset[object]:
             return frozenset(["document"])
         case ev.ProbePeers():
             return frozenset(["probe"])
+        case ev.ReadLoads():
+            return frozenset(["loads"])
     return frozenset()

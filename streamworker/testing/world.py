@@ -4,27 +4,31 @@ The same seed gives the same run, event for event. What an observer could see go
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from random import Random
 
+from streamworker.core.balance import BalanceRules
 from streamworker.core.claim_timing import ClaimTiming
 from streamworker.core.lease_timing import LeaseTiming
 from streamworker.core.protocols import Coordinator, Setup, make_coordinator
 from streamworker.core.worker import Identity, Timing
+from streamworker.errors import ConfigurationError
 from streamworker.testing.checkers import Checker, worker_of
 from streamworker.testing.clock import Dice, VirtualClock
 from streamworker.testing.extensions import EXTENSIONS
-from streamworker.testing.faults import QUIET, Fault, Kind
+from streamworker.testing.faults import QUIET, Fault
 from streamworker.testing.model import Lock, RedisModel
 from streamworker.testing.process import CALL_TIMEOUT_MS, LATEST_MS, SimWorker
 from streamworker.testing.transcript import Transcript
+from streamworker.testing.trouble import Trouble
 
+BALANCE = BalanceRules(interval_ms=1_000, looks=2, moves_per_minute=1_000)
+"""Fast enough that load moves something while faults last, and comes to rest when they are over."""
+LOAD_SPELL_MS = 4_000
+"""How long a load stays as it is while faults last."""
+GROWING = frozenset({"claim"})
+"""The protocols that read the number of partitions while they run. Others refuse another one."""
 START_MS = 1_000_000
 """The server's clock at first; generations and epochs begin there."""
-WORKERS_MOST = 10
-FLAPS = 3
-SLOW_MS = (20, 100, 300)
-LAG_MS = (50, 500, 2_000)
-"""How far a replica may be behind."""
 
 
 class World:
@@ -42,6 +46,8 @@ class World:
         The protocols' time spans.
     drain_deadline_ms
         How long a contender waits for a live owner.
+    static
+        How likely a worker has a static id.
     entry_every_ms
         About how often somebody sends an entry; never if None, see ``send``.
     start_ms
@@ -63,6 +69,7 @@ class World:
         claim: ClaimTiming | None = None,
         lease: LeaseTiming | None = None,
         drain_deadline_ms: int = 12_000,
+        static: float = 0.0,
         entry_every_ms: int | None = 60,
         start_ms: int = START_MS,
         model: type[RedisModel] = RedisModel,
@@ -89,50 +96,105 @@ class World:
         self.model.on_held = lambda partition: self.checker.held(partition, drain_deadline_ms)
         self.model.on_commit = self.checker.committed
         self.workers: list[SimWorker] = []
-        self._flapping: list[SimWorker] = []
-        """Those that came to leave again soon."""
+        self.trouble = Trouble(self)
         self._is_healed = False
         self._protocol, self._assignment, self._wrap = protocol, assignment, wrap
+        self._static = static
         self._connections = 0
         self._numbers = [0] * partitions
         self._sending = [False] * partitions
         self._entry_every_ms = entry_every_ms
+        self._load_seed = seed
         self.clock.after(0, self._send_some)
 
     # -- workers -------------------------------------------------------------------------------
 
-    def start(self, name: str = "") -> SimWorker:
-        """Start a worker."""
-        worker = SimWorker(self, name or f"w{len(self.workers) + 1}", self.make_core)
+    def start(self, name: str = "", static_id: str = "") -> SimWorker:
+        """Start a worker; by a name that was there before, it is the one that comes back."""
+        name = name or f"w{len(self.workers) + 1}"
+        if not static_id and self.random.random() < self._static:
+            static_id = f"s-{name}"
+        self.note(f"{name} starts{f' as {static_id}' if static_id else ''}")
+        worker = SimWorker(self, name, self.make_core, static_id=static_id)
         self.workers.append(worker)
-        self.checker.figures.came(worker.name)
-        self._note(f"{worker.name} starts")
+        self.checker.figures.came(name)
         return worker
 
-    def stop(self, worker: SimWorker) -> None:
+    def start_wrong(self, partitions: int) -> None:
+        """Start a worker of another release of the app, which has another number of partitions."""
+        name = f"w{len(self.workers) + 1}"
+        self.note(f"{name} starts, with {partitions} partitions")
+        self.workers.append(SimWorker(self, name, self.make_core, partitions=partitions))
+
+    def stop(self, worker: SimWorker, *, comes_back: bool = False) -> None:
         """Ask a worker to leave."""
-        self._note(f"{worker.name} is asked to leave")
-        self.checker.figures.went(worker.name, at_once=False)
+        self.note(f"{worker.name} is asked to leave")
+        if not worker.is_wrong:
+            self.checker.figures.went(worker.name, at_once=False, comes_back=comes_back)
         worker.stop()
 
-    def kill(self, worker: SimWorker) -> None:
+    def kill(self, worker: SimWorker, *, comes_back: bool = False) -> None:
         """End a worker at once."""
-        self._note(f"{worker.name} is killed; its connection closes")
+        self.note(f"{worker.name} is killed; its connection closes")
         worker.kill()
-        self.checker.figures.went(worker.name, at_once=True)
+        if not worker.is_wrong:
+            self.checker.figures.went(worker.name, at_once=True, comes_back=comes_back)
+
+    def refused(self, worker: SimWorker, error: ConfigurationError) -> None:
+        """A worker's core says that it was set up wrong, and its process ends."""
+        if not worker.is_wrong and not worker.static_id:
+            self.checker.found("crash", f"{worker.name}: {error}")
+        if worker.is_wrong and any(worker_of(lock.owner) == worker.name for lock in self.model.locks):
+            self.checker.found("I4", f"{worker.name} has a lock, and another number of partitions")
+        self.note(f"{worker.name} ends: {error}")
+        worker.kill()
+        others = any(each.name == worker.name for each in self.staying)
+        if not others and not worker.is_wrong:
+            self.checker.figures.went(worker.name, at_once=True)
+
+    @property
+    def reads_partitions(self) -> bool:
+        """Whether the protocol reads the number of partitions again and again."""
+        return self._protocol in GROWING
 
     def setup(self, worker: SimWorker) -> Setup:
         """Return what a worker's core is made from."""
         return Setup(
-            identity=Identity(worker.name, "host", 1),
-            partitions=len(self.model.locks),
+            identity=Identity(worker.name, "host", 1, worker.static_id, capacity=self._capacity_of(worker)),
+            partitions=worker.partitions or len(self.model.locks),
             assignment=self._assignment,
             timing=self.timing,
             nonce=lambda: f"{self.random.getrandbits(40):010x}",
             jitter=lambda most: self.random.randint(0, most),
             claim=self.claim,
             lease=self.lease,
+            balance=BALANCE,
         )
+
+    # -- load ----------------------------------------------------------------------------------
+
+    def load_of(self, partition: int) -> int:
+        """What a partition asks of its owner: another number every few seconds until all is healed."""
+        spell = 0 if self._is_healed else self.clock.now_ms // LOAD_SPELL_MS
+        dice = Random(f"{self._load_seed} {partition} {spell}")
+        return dice.choice((1, 20, dice.randint(10, 100), dice.randint(100, 1_000)))
+
+    def _capacity_of(self, worker: SimWorker) -> int:
+        if self._assignment != "weighted":
+            return 1
+        return Random(f"{self._load_seed} {worker.name}").choice((1, 1, 1, 2, 4))
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether partitions are shared by load, and not by number."""
+        return self._assignment == "weighted"
+
+    @property
+    def has_come_to_rest(self) -> bool:
+        """Whether load has moved nothing for as long as it takes to see that it should."""
+        document = self.model.membership
+        quiet_ms = (BALANCE.looks + 2) * BALANCE.interval_ms
+        return not self.is_weighted or document is None or self.clock.now_ms - document.generation >= quiet_ms
 
     def make_core(self, worker: SimWorker) -> Coordinator:
         """Make a worker's core."""
@@ -140,8 +202,8 @@ class World:
 
     @property
     def staying(self) -> list[SimWorker]:
-        """The workers that are there and were not told to leave."""
-        return [worker for worker in self.workers if worker.alive and not worker.stopping]
+        """The workers that are there, may be there, and were not told to leave."""
+        return [w for w in self.workers if w.alive and not w.stopping and not w.is_wrong]
 
     # -- the network ---------------------------------------------------------------------------
 
@@ -216,7 +278,7 @@ class World:
     def grow(self, partitions: int) -> None:
         """Give the stream more partitions, for the protocols that read their number."""
         more = partitions - len(self._numbers)
-        self._note(f"the stream has {partitions} partitions now")
+        self.note(f"the stream has {partitions} partitions now")
         self._numbers += [0] * more
         self._sending += [False] * more
         self.model.locks.extend(Lock() for _ in range(more))
@@ -226,70 +288,7 @@ class World:
 
     def happen(self, fault: Fault) -> None:
         """Let one thing happen."""
-        match fault.kind:
-            case Kind.START | Kind.HERD | Kind.FLAP:
-                self._come(fault)
-            case Kind.LOST | Kind.SILENCE | Kind.STUCK:
-                self._weather(fault)
-            case Kind.RESTART | Kind.FLUSH | Kind.FAILOVER:
-                self._redis(fault)
-            case _:
-                there = [w for w in self.workers if w.alive and not w.finished]
-                if there:
-                    self._happen_to(there[fault.pick % len(there)], fault)
-
-    def _come(self, fault: Fault) -> None:
-        room = WORKERS_MOST - len(self.staying)
-        if fault.kind is Kind.FLAP and room > 0:
-            for turn in range(FLAPS):
-                self.clock.after(turn * 1_400, lambda: self._flap(700))
-            return
-        for _ in range(min(room, 1 if fault.kind is Kind.START else 2 + fault.pick % 6)):
-            self.start()
-
-    def _flap(self, after_ms: int) -> None:
-        if not self._is_healed:
-            worker = self.start()
-            self._flapping.append(worker)
-            self.clock.after(after_ms, lambda: self._end_flap(worker))
-
-    def _end_flap(self, worker: SimWorker) -> None:
-        if worker.alive and not worker.stopping:
-            self.stop(worker)
-
-    def _weather(self, fault: Fault) -> None:
-        match fault.kind:
-            case Kind.LOST:
-                worse = {"lost": 0.15, "repeated": 0.1, "latency_ms": 400}
-            case Kind.SILENCE:
-                worse = {"control_lost": 1.0}
-            case _:
-                worse = {"stuck": 0.1}
-        self._note(f"for {fault.span_ms} ms: {', '.join(f'{name} {value}' for name, value in worse.items())}")
-        self.conditions = replace(self.conditions, **worse)  # type: ignore[arg-type]
-        usual = {name: getattr(self.usual, name) for name in worse}
-
-        def better() -> None:
-            self.conditions = replace(self.conditions, **usual)
-
-        self.clock.after(fault.span_ms, better)
-
-    def _redis(self, fault: Fault) -> None:
-        if fault.kind is Kind.FAILOVER:
-            snapshot, lag_ms = self.model.snapshot(), LAG_MS[fault.pick % len(LAG_MS)]
-            self.clock.after(lag_ms, lambda: self._fail_over(snapshot, lag_ms, fault.span_ms))
-            return
-        self._note(f"Redis restarts {'without' if fault.kind is Kind.FLUSH else 'with'} its data")
-        if fault.kind is Kind.FLUSH:
-            self.model.flush()
-        else:
-            self.model.restart()
-        self._reconnect(fault.span_ms)
-
-    def _fail_over(self, snapshot: object, lag_ms: int, away_ms: int) -> None:
-        self._note(f"Redis fails over to a replica that lacks the last {lag_ms} ms")
-        self.model.lose_suffix(snapshot)
-        self._reconnect(away_ms)
+        self.trouble.happen(fault)
 
     def restart_server(self) -> None:
         """Restart it with its data; nobody is connected then."""
@@ -297,54 +296,12 @@ class World:
         for worker in self.workers:
             worker.disconnect()
 
-    def _reconnect(self, away_ms: int) -> None:
-        self.checker.restarted(self.model)
-        self.checker.figures.happened(away_ms)
-        for worker in self.workers:
-            worker.disconnect()
-            if worker.alive:
-                worker.later(away_ms + self.random.randint(0, 1_000), worker.connect)
-
-    def _happen_to(self, worker: SimWorker, fault: Fault) -> None:
-        span_ms = fault.span_ms
-        match fault.kind:
-            case Kind.STOP:
-                self.stop(worker)
-                return
-            case Kind.KILL:
-                self.kill(worker)
-                return
-            case Kind.SLOW:
-                worker.slow(SLOW_MS[fault.pick % len(SLOW_MS)])
-                self.clock.after(span_ms, lambda: worker.slow(0))
-                self._note(
-                    f"{worker.name} is slow for {span_ms} ms: up to {worker.slow_ms} ms for each thing"
-                )
-                return
-            case Kind.DRIFT:
-                pace = 950 + fault.pick % 101
-                worker.drift(pace)
-                self._note(f"the clock of {worker.name} goes at {pace} thousandths")
-                return
-            case Kind.PAUSE:
-                worker.pause()
-                self.clock.after(span_ms, worker.wake)
-            case Kind.DISCONNECT:
-                worker.disconnect()
-                worker.later(span_ms, worker.connect)
-            case Kind.CUT | Kind.DEAF:
-                setattr(worker, fault.kind.value, True)
-                self.clock.after(span_ms, lambda: setattr(worker, fault.kind.value, False))
-        self._note(f"{worker.name}: {fault.kind.value} for {span_ms} ms")
-        self.checker.figures.happened(span_ms)
-
     def heal(self) -> None:
         """End all faults; what a handler began it still has to end."""
-        self._note("all faults end")
+        self.note("all faults end")
         self.conditions = self.usual = QUIET
         self._is_healed = True
-        for worker in self._flapping:
-            self._end_flap(worker)
+        self.trouble.end()
         for worker in self.workers:
             worker.cut = worker.deaf = False
             worker.slow(0)
@@ -353,7 +310,8 @@ class World:
             if worker.paused:
                 worker.wake()
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Write into the transcript, if there is one."""
         if self.trace is not None:
             self.trace.happened(self.clock.now_ms, text)
 
@@ -375,6 +333,8 @@ class World:
             return False
         if any(r.draining and not r.ended for w in self.staying for r in w.runners.values()):
             return False
+        if self.is_weighted:
+            return True
         counts = dict.fromkeys((worker.name for worker in self.staying), 0)
         for lock in locks:
             counts[worker_of(lock.owner)] += 1

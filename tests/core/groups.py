@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from streamworker.core.control import GroupChanged
 from streamworker.testing.faults import Fault, Kind
-from streamworker.testing.process import STUCK_MS, SimWorker
+from streamworker.testing.process import SimWorker
+from streamworker.testing.runner import STUCK_MS
 from streamworker.testing.world import World
 
 

@@ -35,6 +35,13 @@ def test_membership_keeps_its_promises_through_all_faults_and_comes_to_rest_afte
     assert not failed, told(failed)
 
 
+@pytest.mark.parametrize("assignment", ["sticky", "weighted"])
+def test_the_promises_hold_under_every_assignment(assignment: str) -> None:
+    """With loads and capacities that the seed draws, and that change while faults last."""
+    failed = failures(Schedule(seed=0, assignment=assignment), 60)
+    assert not failed, told(failed)
+
+
 @pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"membership"}))
 def test_other_protocols_lose_nothing_and_repeat_nothing(protocol: str) -> None:
     """All commits are fenced alike; how long the others take to come to rest is another matter."""
