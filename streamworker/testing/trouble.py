@@ -135,6 +135,7 @@ class Trouble:
         world = self._world
         world.checker.restarted(world.model)
         world.checker.figures.happened(away_ms)
+        world.clock.after(away_ms + world.random.randint(0, 1_000), world.declare)
         for worker in world.workers:
             worker.disconnect()
             if worker.is_wrong:

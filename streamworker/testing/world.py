@@ -17,6 +17,7 @@ from streamworker.testing.clock import Dice, VirtualClock
 from streamworker.testing.extensions import EXTENSIONS
 from streamworker.testing.faults import QUIET, Fault
 from streamworker.testing.model import Lock, RedisModel
+from streamworker.testing.model_claim import ModelClaims
 from streamworker.testing.process import CALL_TIMEOUT_MS, LATEST_MS, SimWorker
 from streamworker.testing.transcript import Transcript
 from streamworker.testing.trouble import Trouble
@@ -151,6 +152,11 @@ class World:
         others = any(each.name == worker.name for each in self.staying)
         if not others and not worker.is_wrong:
             self.checker.figures.went(worker.name, at_once=True)
+
+    def declare(self) -> None:
+        """Say how many partitions there are, as each worker does when it has found the server again."""
+        if isinstance(self.model.extension, ModelClaims):
+            self.model.extension.is_declared = True
 
     @property
     def reads_partitions(self) -> bool:
