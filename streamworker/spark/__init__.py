@@ -8,6 +8,7 @@
     java, session        a Java, a session; local or remote
     queries, sink        from a pipeline to a query; writing a whole result
     failures             why a query ended, out of Spark's page of frames
+    driverlock           one driver at a time for a checkpoint
     pipelines            run_pipelines: watching queries, restarts, a graceful stop
 
 Nothing is imported here: executors load ``source`` without the rest, and ``checks`` is used

@@ -14,6 +14,10 @@ FINAL = frozenset(
 )
 """Errors of ours that starting again does not cure."""
 
+TOO_BUSY = "Python worker failed to connect back"
+"""Spark waits 10 s for a Python process to load its modules; on a busy machine that is not enough, and
+there is no setting for it."""
+
 _OURS = re.compile(r"streamworker\.errors\.(\w+): (.*)")
 _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Warning)): (.+)$", re.MULTILINE)
 
@@ -28,10 +32,15 @@ class Failure:
     """Whether starting again cannot help."""
     nothing_there_yet: bool = False
     """Whether the stream has not been declared in Redis; a worker or a producer does it."""
+    too_busy: bool = False
+    """Whether a Python process of Spark did not start in time, which passes with the load."""
 
 
 def read_failure(text: str) -> Failure:
     """Find the cause in the text of Spark's exception."""
+    if TOO_BUSY in text:
+        message = f"{TOO_BUSY} within 10 s: the machine is too busy, or Python does not start there."
+        return Failure("Spark", message, final=False, too_busy=True)
     ours = _OURS.findall(text)
     if ours:
         kind, message = ours[-1]

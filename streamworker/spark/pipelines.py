@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.processors import PipelineSpec
-from streamworker.spark.checks import check_pipeline
+from streamworker.spark.checks import check_pipeline, checkpoint_of, is_local, local
+from streamworker.spark.driverlock import sole_driver
 from streamworker.spark.failures import Failure, read_failure
 from streamworker.spark.progress import PipelineProgress, from_event
 from streamworker.spark.queries import start_query
@@ -38,6 +40,8 @@ LOG_INTERVAL_S = 10.0
 """A running pipeline says how far it is this often, if it has done anything."""
 RESTARTS_MAX = 5
 """Failures in a row, without a finished micro-batch between them, before it is given up."""
+BUSY_RESTARTS_MAX = 30
+"""The same where nothing is wrong but the load; with the pauses, a quarter of an hour."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 OnProgress = Callable[[PipelineProgress], None]
@@ -101,20 +105,35 @@ def run_pipelines(
     Raises
     ------
     ConfigurationError
-        If a pipeline cannot be run as it is declared.
+        If a pipeline cannot be run as it is declared, or another driver runs it.
     JavaMissing
         If Spark needs a Java and none fits.
     """
     specs, redis_url = _selected(app_or_specs, pipeline)
     for spec in specs:
         check_pipeline(spec)
-    own = session is None
-    found = session or open_session(
-        specs[0].processor.stream.app, master=master, remote=remote, redis_url=redis_url
-    )
-    try:
+    stop = stop or threading.Event()
+    # A remote server's disk is not ours to lock.
+    on_disk = {} if remote or (session and session.remote) else _on_disk(specs)
+    with sole_driver(on_disk, stop) as locks:
+        if locks is None:
+            return 0
+        found = session or open_session(
+            specs[0].processor.stream.app, master=master, remote=remote, redis_url=redis_url, keep_open=locks
+        )
         runs = [_Run(spec, found, once=once, tell=on_progress) for spec in specs]
-        return _watch(runs, stop or threading.Event())
+        return _run(runs, found, stop, own=session is None)
+
+
+def _on_disk(specs: Iterable[PipelineSpec]) -> dict[str, Path]:
+    """Return the checkpoint directories that are on a disk of this machine."""
+    found = {spec.name: checkpoint_of(spec, spec.processor.stream.app) for spec in specs}
+    return {name: Path(local(place)).absolute() for name, place in found.items() if is_local(place)}
+
+
+def _run(runs: "list[_Run]", found: Session, stop: threading.Event, *, own: bool) -> int:
+    try:
+        return _watch(runs, stop)
     except Exception:
         if not found.has_ended(within_s=JVM_END_S):
             raise
@@ -262,7 +281,8 @@ class _Run:
         waits = failure.nothing_there_yet and not self.once
         if not waits:
             self._failures += 1
-        if (failure.final and not waits) or self._failures > RESTARTS_MAX:
+        most = BUSY_RESTARTS_MAX if failure.too_busy else RESTARTS_MAX
+        if (failure.final and not waits) or self._failures > most:
             self.failure, self.active = failure, False
             log.error("pipeline %s failed: %s", self.spec.name, failure.message)
             self._say("failed", failure.message)

@@ -4,6 +4,7 @@ Runs two pipelines over the acked logs of ``tests.spark.acked`` until SIGTERM: `
 every row, ``totals`` keeps one row a user.
 """
 
+import logging
 import signal
 import sys
 import threading
@@ -30,6 +31,8 @@ def totals(frame: DataFrame) -> DataFrame:
 
 def main(folder: Path) -> int:
     """Run until told to stop."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     limit = {"maxRowsPerTrigger": ROWS_A_BATCH}

@@ -46,3 +46,14 @@ def test_an_error_of_spark_itself_is_shown_by_its_first_line() -> None:
     text = "[STREAM_FAILED] Query x terminated: disk full\n\tat org.apache.spark.A"
     assert read_failure(text).message == "[STREAM_FAILED] Query x terminated: disk full"
     assert read_failure("").message == "no reason given"
+
+
+def test_a_machine_that_is_too_busy_is_told_from_a_fault() -> None:
+    """It passes with the load, so a pipeline is not given up for it as soon as for others."""
+    failure = read_failure(
+        "[STREAM_FAILED] x terminated: Python worker failed to connect back. SQLSTATE: XXKST"
+    )
+    assert failure.too_busy
+    assert not failure.final
+    assert "too busy" in failure.message
+    assert not read_failure("[STREAM_FAILED] Query x terminated: disk full").too_busy
