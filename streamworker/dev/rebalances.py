@@ -1,11 +1,9 @@
 """Measure what joins, leaves and deaths cost: real worker processes on a real server.
 
-::
-
-    python -m streamworker.dev.rebalances --protocol membership --workers 8 --partitions 256
-
 Workers are started beforehand and wait at a gate, so that a figure holds no start of a process. A
 steady trickle of records makes each partition show when it was worked on. All times are the server's.
+
+``docs/compare.py`` tells the same story under each protocol, and draws it.
 """
 
 import asyncio
@@ -14,8 +12,9 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -76,14 +75,13 @@ class Rebalances:
         assignment: str = "range",
         partitions: int = 256,
         per_second: float = 4.0,
-        settle_s: float = 1.5,
+        settle_s: float = 1.0,
         timeout_s: float = 120.0,
     ) -> None:
         self.protocol, self.partitions = protocol, partitions
-        self.timed_out = False
         self.commits: dict[int, list[Commit]] = {p: [] for p in range(partitions)}
         """Of each partition; :meth:`read_commits` adds to it."""
-        self.changes: list[tuple[str, str, int]] = []
+        self.acts: list[tuple[str, str, int]] = []
         """What was done to whom, and when."""
         self._url = url
         self._per_second, self._settle_s, self._timeout_s = per_second, settle_s, timeout_s
@@ -188,7 +186,7 @@ class Rebalances:
             found.append(Held(name.rpartition(".")[0], int(epoch or 0), int(since or 0)))
         return found
 
-    async def rest(self) -> tuple[list[Held], bool]:
+    async def rest(self, timeout_s: float | None = None) -> tuple[list[Held], bool]:
         """Wait until all locks are held by live workers and none changes hands any more.
 
         Returns
@@ -196,7 +194,7 @@ class Rebalances:
         tuple
             The locks, and whether the shares are even.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         before, since = await self.look(), time.monotonic()
         while True:
             await asyncio.sleep(POLL_S)
@@ -267,7 +265,15 @@ class Rebalances:
 
     # -- one change ----------------------------------------------------------------------------
 
-    async def measure(self, what: str, who: str, *, quiet_s: float = 2.0, is_loaded: bool = True) -> Change:
+    async def measure(
+        self,
+        what: str,
+        who: str,
+        *,
+        quiet_s: float = 2.0,
+        is_loaded: bool = True,
+        before_s: float | None = None,
+    ) -> Change:
         """Let a worker join, leave or die, and return what that was like.
 
         Parameters
@@ -280,8 +286,10 @@ class Rebalances:
             How long the group is watched before.
         is_loaded
             Whether :meth:`load` lasts. If not, commands are counted instead of pauses.
+        before_s
+            How long balance is waited for before, if not for as long as after.
         """
-        locks, _ = await self.rest()
+        locks, _ = await self.rest(before_s)
         workers = len(self._live)
         async with CommandCount(self._url if not is_loaded else None) as count:
             await asyncio.sleep(quiet_s)
@@ -291,7 +299,7 @@ class Rebalances:
             after, is_even = await self.rest()
             commands = count.total - begun_with
             seconds = (await self._backend.time_ms() - at_ms) / 1000
-        self.changes.append((what, who, at_ms))
+        self.acts.append((what, who, at_ms))
         moved = [p for p in range(self.partitions) if after[p].epoch != locks[p].epoch]
         last_ms = max((after[p].since_ms for p in moved), default=at_ms)
         await self.read_commits()
@@ -353,3 +361,84 @@ class Rebalances:
                 await self._backend.execute("UNLINK", *names)
             if int(cursor) == 0:
                 return
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What a whole story came to: all start, one joins, one leaves, one is killed."""
+
+    protocol: str
+    assignment: str
+    workers: int
+    partitions: int
+    start_ms: int | None
+    """Until the partitions were shared by all workers, which were let go at once."""
+    at_rest: float
+    """Commands that a worker sends in a second when nothing happens."""
+    changes: tuple[Change, ...]
+    commits: Mapping[int, Sequence[Commit]]
+    acts: tuple[tuple[str, str, int], ...]
+    """What was done to whom, and when."""
+
+
+async def tell(
+    url: str,
+    *,
+    protocol: str = "membership",
+    assignment: str = "range",
+    workers: int = 8,
+    partitions: int = 256,
+    per_second: float = 4.0,
+    timeout_s: float = 120.0,
+    count: bool = True,
+    say: Callable[[object], None] = lambda _: None,
+) -> Story:
+    """Let workers start, one more join, one leave and one be killed, under load; measure each.
+
+    Parameters
+    ----------
+    count
+        Whether a join and a leave without load come first, to count commands.
+    say
+        Called with each :class:`Change` as soon as it is known.
+    """
+    names = [f"w{number}" for number in range(workers + 1 + count)]
+    first, spare = names[:workers], names[workers:]
+    changes: list[Change] = []
+    async with Rebalances(
+        url,
+        protocol=protocol,
+        assignment=assignment,
+        partitions=partitions,
+        per_second=per_second,
+        timeout_s=timeout_s,
+    ) as scene:
+        await scene.prepare(*names)
+        begun_ms = await scene.join(*first)
+        locks, is_even = await scene.rest()
+        start_ms = max(each.since_ms for each in locks) - begun_ms if is_even else None
+        at_rest = await scene.at_rest(3.0)
+
+        async def measure(what: str, who: str, *, is_loaded: bool) -> None:
+            changes.append(await scene.measure(what, who, is_loaded=is_loaded, before_s=20.0))
+            say(changes[-1])
+
+        if count:
+            await measure("join", spare[1], is_loaded=False)
+            await measure("leave", spare[1], is_loaded=False)
+        async with scene.load():
+            await asyncio.sleep(1.0)
+            await measure("join", spare[0], is_loaded=True)
+            await measure("leave", first[1], is_loaded=True)
+            await measure("death", first[2], is_loaded=True)
+        return Story(
+            protocol,
+            assignment,
+            workers,
+            partitions,
+            start_ms,
+            at_rest,
+            tuple(changes),
+            scene.commits,
+            tuple(scene.acts),
+        )

@@ -1,0 +1,62 @@
+"""Measure the protocols side by side, and draw them: ``python docs/compare.py [NAME ...]``.
+
+Starts a server of its own and ten worker processes at a time; takes about eight minutes. Writes
+``docs/images/rebalances-NAME.json`` and, of the join, ``docs/images/join-NAME.svg``; the tables in
+docs/protocols.md were made from these.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from streamworker.dev.rebalance_picture import draw
+from streamworker.dev.rebalances import Story, tell
+from streamworker.dev.server import EmbeddedServer
+
+IMAGES = Path(__file__).parent / "images"
+WAYS = {
+    # name: protocol, assignment, how long balance is waited for
+    "membership-range": ("membership", "range", 60.0),
+    "membership-sticky": ("membership", "sticky", 60.0),
+    "claim": ("claim", "range", 90.0),
+    "lease": ("lease", "range", 40.0),
+}
+BEFORE_MS = 500
+LONGEST_MS = 30_000
+
+
+def _picture(name: str, story: Story) -> str:
+    acts = {what: at_ms for what, _, at_ms in story.acts[-3:]}
+    join = next(each for each in story.changes[-3:] if each.what == "join")
+    took_ms = join.balance_ms or LONGEST_MS
+    return draw(
+        story.commits,
+        title=f"{name}: a ninth worker joins eight, {story.partitions} partitions",
+        since_ms=acts["join"] - BEFORE_MS,
+        until_ms=acts["join"] + max(2_000, round(1.2 * took_ms)),
+        event_ms=acts["join"],
+    )
+
+
+def main(names: list[str]) -> None:
+    """Measure some ways to share partitions, or all."""
+    for name in names or WAYS:
+        protocol, assignment, timeout_s = WAYS[name]
+        with EmbeddedServer() as server:
+            story = asyncio.run(
+                tell(server.url, protocol=protocol, assignment=assignment, timeout_s=timeout_s)
+            )
+        figures = {
+            "start_ms": story.start_ms,
+            "at_rest": round(story.at_rest, 2),
+            "changes": [asdict(each) for each in story.changes],
+        }
+        (IMAGES / f"rebalances-{name}.json").write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+        (IMAGES / f"join-{name}.svg").write_text(_picture(name, story), "utf-8")
+        sys.stdout.write(f"{name}: started in {story.start_ms} ms\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
