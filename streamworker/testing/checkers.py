@@ -160,6 +160,8 @@ class Checker:
             self._holder[partition] = (lock.owner, lock.epoch)
             self._generation[partition] = lock.generation
             self._checkpoint[partition] = lock.checkpoint
+            # After a failover an epoch may be given again, to the same owner and for the same entries.
+            self._done[partition] = {(each.owner, each.epoch, each.new) for each in lock.log}
             self._owners[partition] = {lock.epoch: lock.owner} if lock.owner else {}
 
     # -- at the end ----------------------------------------------------------------------------
