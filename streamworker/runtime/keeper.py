@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from streamworker.core.events import HeartbeatDone
+from streamworker.core.pulse import BEAT_RETRIES
 from streamworker.errors import BackendError
 from streamworker.log import get_logger
 from streamworker.redisio.client import Backend
@@ -111,14 +112,15 @@ class Keeper:
         interval_s = self._settings.heartbeat_interval_ms / 1000
         async with backend:
             while not self._stopping:
-                started = time.monotonic()
+                started, wait_s = time.monotonic(), interval_s
                 try:
                     # Peers find us by our connection, so its identity is asked for again when it is new.
                     await self._beat(backend, *await backend.identity())
                 except BackendError as error:
                     log.warning("heartbeat_failed", error=str(error))
+                    wait_s = interval_s / BEAT_RETRIES
                 self._watch_loop()
-                pause_s = max(0.0, interval_s - (time.monotonic() - started))
+                pause_s = max(0.0, wait_s - (time.monotonic() - started))
                 try:
                     async with asyncio.timeout(pause_s):
                         await self._wake.wait()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from streamworker.core import events as ev
 from streamworker.core.protocols import Coordinator
+from streamworker.core.pulse import BEAT_RETRIES
 from streamworker.errors import ConfigurationError
 from streamworker.testing.clock import Lane
 from streamworker.testing.extensions import UNANSWERED
@@ -357,16 +358,18 @@ class SimWorker:
         member, link, sent_ms = self._beats_for, self.link, self.now_ms
         world = self.world
 
-        def again() -> None:
-            wait_ms = max(0, sent_ms + world.timing.heartbeat_interval_ms - self.now_ms)
-            world.clock.after(wait_ms, self._beat, self._thread)
+        def again(after_ms: int) -> None:
+            world.clock.after(max(0, sent_ms + after_ms - self.now_ms), self._beat, self._thread)
+
+        interval_ms = world.timing.heartbeat_interval_ms
+        retry_ms = interval_ms // BEAT_RETRIES
 
         def heard(event: ev.HeartbeatDone) -> None:
             self.soon(lambda: self.handle(event))
-            again()
+            again(interval_ms)
 
         if member is None or link is None:
-            again()
+            again(interval_ms if member is None else retry_ms)
             return
         loads = None
         if self._reports_load:
@@ -375,7 +378,7 @@ class SimWorker:
         self.request(
             lambda: world.model.heartbeat(member, link, sent_ms, load, loads),
             heard,
-            again,
+            lambda: again(retry_ms),
             lane=self._thread,
         )
 

@@ -13,7 +13,7 @@ from streamworker.core.events import DrainRunner, Effect, Event, StopRequested
 from streamworker.core.protocols import PROTOCOLS
 from streamworker.core.worker import WorkerCore
 from streamworker.testing.faults import QUIET
-from streamworker.testing.process import STUCK_MS
+from streamworker.testing.runner import STUCK_MS
 from streamworker.testing.simulation import Plant, Schedule, run
 from streamworker.testing.world import World
 from tests.core.groups import causes, check, check_rest, is_agreed, pause, settled, until
@@ -165,12 +165,12 @@ def test_an_owner_that_cannot_stop_is_overtaken_at_the_drain_deadline(seed: int)
 
 
 def test_two_dozen_workers_start_at_once_and_share_sixteen_partitions() -> None:
-    """Each joins once; eight stand by and take over as soon as others leave."""
+    """They are let in together; eight stand by and take over as soon as others leave."""
     world = World(7, partitions=16)
     for _ in range(24):
         world.start()
     until(world, lambda: is_agreed(world), "all have joined", 10_000)
-    assert len(world.model.history) == 24
+    assert len(world.model.history) < 24
     assert len({lock.owner for lock in world.model.locks}) == 16
     for worker in world.staying[:12]:
         world.stop(worker)
