@@ -2,7 +2,13 @@
 
 from collections.abc import Mapping
 
-from streamworker.core.control import GroupChanged, PartitionsAcquired, PartitionsReleased, to_fields
+from streamworker.core.control import (
+    GroupChanged,
+    LeaseChallenged,
+    PartitionsAcquired,
+    PartitionsReleased,
+    to_fields,
+)
 from streamworker.core.snapshot import Rebalance
 from streamworker.redisio.snapshot import rebalances
 
@@ -60,3 +66,29 @@ def test_what_is_not_known_is_passed_over() -> None:
         acquired(120, 5, 3, 4),
     ]
     assert rebalances(messages) == (Rebalance(5, "join", "w", 100, (3,), 20),)
+
+
+def challenged(at_ms: int, *partitions: int) -> tuple[int, Mapping[str, str]]:
+    """A race for leases begins."""
+    return at_ms, to_fields(LeaseChallenged(partitions, "v.1", at_ms))
+
+
+def test_races_that_a_worker_won_within_a_second_are_one_rebalance() -> None:
+    """From the first challenge until the last ran; a race much later is another."""
+    messages = [
+        challenged(100, 0, 1, 2),
+        acquired(180, 110, 1),
+        challenged(400, 3),
+        acquired(470, 410, 3),
+        challenged(5_100, 1),
+        acquired(5_160, 5_120, 1),
+    ]
+    assert rebalances(messages) == (
+        Rebalance(410, "race", "w", 100, (1, 3), 370),
+        Rebalance(5_120, "race", "w", 5_100, (1,), 60),
+    )
+
+
+def test_a_challenge_that_its_owner_wins_is_no_rebalance() -> None:
+    """Nothing is acquired by that, and nothing moves."""
+    assert rebalances([challenged(100, 0, 1)]) == ()
