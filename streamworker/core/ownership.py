@@ -67,6 +67,8 @@ class Ownership:
         self.owner = owner
         self.view_is_stale = False
         """Set when a lock knew a later generation than we; the caller reads the document."""
+        self.newest = 0
+        """The latest generation that a lock knew when it refused us for ours."""
         self._grace_period_ms = grace_period_ms
         self._retry_ms = retry_ms
         self._jitter = jitter
@@ -172,6 +174,7 @@ class Ownership:
                         entry.retry_at_ms = now_ms
                     if isinstance(reply, Stale):
                         self.view_is_stale = True
+                        self.newest = max(self.newest, reply.generation)
                 case None:
                     entry.state = step(entry.state, Trigger.FAILED)
                     self._retry_later(entry, now_ms)

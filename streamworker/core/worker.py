@@ -264,6 +264,9 @@ class WorkerCore:
             return "death", now.names(dead), now.with_gone(dead, hold_until_ms)
         if over := now.expired(server_ms, self.member, self._timing.heartbeat_interval_ms // 2):
             return "hold-expired", now.names(over), now.without(over)
+        if self._ownership.newest > now.generation:
+            # The document went back, as a failover can do, and a lock was taken since by what was lost.
+            return "rollback", me.name, now
         if change := self._door.let_in(now, now_ms, server_ms):
             return change
         verdict, self._verdict = self._verdict, None

@@ -217,7 +217,12 @@ def _settle(world: World, *, must_settle: bool) -> int | None:
         is_agreed = world.is_agreed and world.has_come_to_rest
         return world.is_settled and world.is_caught_up and (not must_settle or is_agreed)
 
-    took_ms = world.clock.run_until(at_rest, SETTLE_MS, step_ms=100)
+    took_ms = world.clock.run_until(at_rest, SETTLE_MS // 2, step_ms=100)
+    if took_ms is None:
+        # Who lost a lock by a failover, and had nothing to commit since, learns it by the next commit.
+        for partition in range(len(model.locks)):
+            world.send(partition)
+        took_ms = world.clock.run_until(at_rest, SETTLE_MS // 2, step_ms=100)
     if took_ms is None:
         if must_settle:
             if world.is_settled and world.is_agreed:

@@ -300,6 +300,21 @@ def test_a_lock_that_knows_a_later_generation_makes_the_worker_read_the_document
     assert asked.live == ("w2.1", ME, "w3.1")
 
 
+def test_a_document_that_went_back_behind_a_lock_is_written_anew() -> None:
+    """After a failover a lock may know a generation that the document has lost; no request would pass."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.read(group("w2.1", ME, generation=10))
+    bench.send(ev.LocksAnswered(ME, (4, 5, 6, 7), dict.fromkeys((4, 5, 6, 7), Stale(12))))
+    known = group("w2.1", ME, generation=10)
+    asked = change(bench.read(known))
+    assert (asked.expected, asked.message.cause, asked.message.moved) == (10, "rollback", ())
+    assert (asked.membership.members, asked.membership.owners) == (known.members, known.owners)
+    bench.send(ev.DocumentChanged(2_000))
+    (again,) = of_type(bench.wait(TIMING.acquire_retry_ms), ev.AcquireLocks)
+    assert (again.partitions, again.generation) == ((4, 5, 6, 7), 2_000)
+
+
 def test_a_fenced_partition_is_not_released_and_the_document_is_read() -> None:
     """Somebody else has the lock; if the document still gives it to us, we ask for it again."""
     bench = Bench.running(ME)
