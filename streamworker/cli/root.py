@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from streamworker.cli import (
+    bench,
     dead,
     demo,
     dev,
@@ -49,7 +50,7 @@ def root(
     ] = False,
 ) -> None:
     """Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
-    if context.invoked_subcommand not in ("dev", "demo", "simulate"):
+    if context.invoked_subcommand not in ("bench", "dev", "demo", "simulate"):
         use_running_dev()
 
 
@@ -65,4 +66,5 @@ app.command()(history.history)
 app.add_typer(dead.app, name="dead")
 app.command()(reset.reset)
 app.command()(simulate.simulate)
+app.command()(bench.bench)
 app.command()(doctor.doctor)

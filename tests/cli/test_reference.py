@@ -38,6 +38,7 @@ def test_every_command_of_the_design_is_there() -> None:
             "spark",
             "reset",
             "simulate",
+            "bench",
             "doctor",
         ),
         *("dead list", "dead show", "dead replay", "dead drop"),

@@ -1,0 +1,223 @@
+"""Runs contestants in turn, each as a process of its own, and times what the server says is done."""
+
+import asyncio
+import functools
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from streamworker.dev.bench.figures import Figures
+from streamworker.dev.bench.ground import Ground
+from streamworker.dev.bench.task import Begun, Task
+from streamworker.dev.children import Child
+from streamworker.errors import StreamworkerError
+
+POLL_S = 0.01
+STALL_S = 60.0
+"""A process that has not begun, or is not done, after this long will not be."""
+STOP_TIMEOUT_S = 15.0
+
+WORKER = ("-m", "streamworker", "run", "streamworker.dev.bench.ours:app", "--log-level", "warning")
+"""A worker as a user starts it."""
+
+
+class BenchFailed(StreamworkerError):
+    """A process that was measured did not do its work; there is no figure then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """Somebody's way to handle the entries of a stream.
+
+    Parameters
+    ----------
+    name
+        For people.
+    command
+        What Python is to run.
+    mode
+        Which of its ways; a program knows its own.
+    needs
+        The module without which it cannot run.
+    extra
+        What to install then.
+    entries
+        Which kind of entries it reads: each kind is a stream of its own, filled once.
+    """
+
+    name: str
+    command: tuple[str, ...] = WORKER
+    mode: str = "batch"
+    needs: str = "redis"
+    extra: str = "bench"
+    entries: str = "events"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a worker, which makes its group itself."""
+        return self.command[-len(WORKER) :] == WORKER
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it can run here."""
+        return find_spec(self.needs) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One run."""
+
+    per_s: float
+    server_us: float
+    """CPU that the server used for a record."""
+
+
+@dataclass(slots=True)
+class Contest:
+    """What a scene needs: the ground, how much to do, and whom to tell.
+
+    Parameters
+    ----------
+    ground
+        The server and our keys.
+    runs
+        How often each contestant runs.
+    records
+        How many records each handles in a run.
+    partitions
+        In how many partitions they lie, for all contestants.
+    say
+        Told what is being done.
+    """
+
+    ground: Ground
+    runs: int = 5
+    records: int = 200_000
+    partitions: int = 1
+    say: Callable[[str], None] = lambda _: None
+    left_out: list[str] = field(default_factory=list)
+    """Why something is not in the table."""
+
+    def installed(self, contestants: Sequence[Contestant]) -> list[Contestant]:
+        """Return those that can run here; the others are noted."""
+        for each in contestants:
+            note = f"{each.name}: not installed. Run: pip install 'streamworker[{each.extra}]'"
+            if not each.is_installed and note not in self.left_out:
+                self.left_out.append(note)
+        return [each for each in contestants if each.is_installed]
+
+    async def in_turn(
+        self, contestants: Sequence[Contestant], keys: dict[str, list[str]]
+    ) -> dict[str, list[Timing]]:
+        """Let each handle all entries, then each again, as often as there are runs.
+
+        Parameters
+        ----------
+        contestants
+            Who takes part.
+        keys
+            For each kind of entries, the keys where they lie.
+        """
+        found: dict[str, list[Timing]] = {each.name: [] for each in contestants}
+        for run in range(self.runs):
+            # Who goes first changes, so that nobody always finds a warm machine.
+            order = contestants if run % 2 == 0 else contestants[::-1]
+            for each in order:
+                self.say(f"run {run + 1} of {self.runs}: {each.name}")
+                found[each.name].append(await self.one(each, keys[each.entries]))
+        return found
+
+    async def one(self, contestant: Contestant, keys: list[str]) -> Timing:
+        """Let one contestant handle all entries of some streams, and time it.
+
+        The time is from its first call to the moment when the server has the last acknowledgement.
+        """
+        async with self.started(contestant, keys) as process:
+            begun = await process.begun()
+            cpu_s, records = await self.ground.cpu_s(), self.records - begun.records
+            await process.done()
+            seconds = time.monotonic() - begun.at_s
+            cpu_s = await self.ground.cpu_s() - cpu_s
+        return Timing(records / seconds, cpu_s * 1e6 / records)
+
+    @asynccontextmanager
+    async def started(self, contestant: Contestant, keys: list[str]) -> AsyncIterator["Process"]:
+        """Start a contestant on some streams; end it and forget its group afterwards."""
+        group = f"g{secrets.token_hex(4)}"
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            task = Task(
+                app=self.ground.name,
+                mode=contestant.mode,
+                group=group,
+                keys=keys,
+                stream=contestant.entries,
+                partitions=len(keys),
+                begun_path=f"{folder}/begun",
+                url=self.ground.url,
+            )
+            if not contestant.is_ours:
+                for key in keys:
+                    await self.ground.group(key, group)
+            child = Child(
+                [sys.executable, *contestant.command], log_path=Path(folder) / "log", environ=task.environ
+            )
+            try:
+                yield Process(contestant.name, task, child, self.ground)
+            finally:
+                await asyncio.to_thread(child.stop, STOP_TIMEOUT_S)
+                for key in keys:
+                    await self.ground.forget(key, group)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A contestant at work."""
+
+    name: str
+    task: Task
+    child: Child
+    ground: Ground
+
+    async def begun(self) -> Begun:
+        """Wait for its first call."""
+        await self._until(self._has_begun, "begun")
+        return self._read_begun()
+
+    async def _has_begun(self) -> bool:
+        return os.path.exists(self.task.begun_path)  # noqa: ASYNC240, PTH110 - local, and microseconds
+
+    def _read_begun(self) -> Begun:
+        return msgspec.json.decode(Path(self.task.begun_path).read_bytes(), type=Begun)
+
+    async def done(self) -> None:
+        """Wait until the server has its last acknowledgement."""
+        for key in self.task.keys:
+            is_done = functools.partial(self.ground.is_done, key, self.task.group)
+            await self._until(is_done, "handled all records")
+
+    async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+        deadline = time.monotonic() + STALL_S
+        while not await condition():
+            if not self.child.running or time.monotonic() > deadline:
+                why = f"{self.name} has not {what}."
+                raise BenchFailed(why, remedy=f"The end of its log:\n{self.child.log_tail() or '(empty)'}")
+            await asyncio.sleep(POLL_S)
+
+
+def rates(found: dict[str, list[Timing]]) -> dict[str, Figures]:
+    """Return how many records each handled in a second."""
+    return {name: Figures(name, "events/s", tuple(t.per_s for t in runs)) for name, runs in found.items()}
+
+
+def server_cpu(found: dict[str, list[Timing]]) -> dict[str, Figures]:
+    """Return what a record cost the server with each."""
+    return {name: Figures(name, "µs", tuple(t.server_us for t in runs)) for name, runs in found.items()}

@@ -1,0 +1,173 @@
+"""Figures of paired runs: medians, spreads, ratios, and whether a target is met."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one contestant reached in each run.
+
+    Examples
+    --------
+    >>> Figures("ours", "events/s", (300.0, 100.0, 200.0)).median
+    200.0
+    """
+
+    name: str
+    unit: str
+    runs: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Return the middle one; the mean of both where there is an even number."""
+        return median(self.runs)
+
+    @property
+    def spread(self) -> str:
+        """Return the least and the most, for people."""
+        return f"{compact(min(self.runs))} to {compact(max(self.runs))}"
+
+    def as_json(self) -> dict[str, object]:
+        """Return what a program wants to know."""
+        return {**asdict(self), "median": self.median, "least": min(self.runs), "most": max(self.runs)}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a ratio must come to.
+
+    Examples
+    --------
+    >>> Target(1.2).is_met(1.3), Target(0.5, at_most=True).is_met(0.6)
+    (True, False)
+    """
+
+    value: float
+    at_most: bool = False
+    is_difference: bool = False
+    """The figures are subtracted, not divided; ``unit`` of the figures holds for it."""
+
+    def is_met(self, reached: float) -> bool:
+        """Whether a ratio or difference is good enough."""
+        return reached <= self.value if self.at_most else reached >= self.value
+
+    def text(self, unit: str) -> str:
+        """Return it for people."""
+        side = "≤" if self.at_most else "≥"
+        return f"{side} +{self.value:g} {unit}" if self.is_difference else f"{side} {self.value:g}x"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: ours against somebody else's.
+
+    Parameters
+    ----------
+    scene
+        Name of the measurement, which ``ratios.json`` knows it by.
+    what
+        What was measured, for people.
+    ours, against
+        Figures of runs in turn: the first of ours stood beside the first of theirs.
+    target
+        What the ratio must come to.
+    """
+
+    scene: str
+    what: str
+    ours: Figures
+    against: Figures
+    target: Target | None = None
+
+    @property
+    def pairs(self) -> tuple[float, ...]:
+        """Return the ratio (or difference) of each two runs that stood side by side."""
+        both = zip(self.ours.runs, self.against.runs, strict=True)
+        if self.target is not None and self.target.is_difference:
+            return tuple(ours - theirs for ours, theirs in both)
+        return tuple(ours / theirs for ours, theirs in both)
+
+    @property
+    def ratio(self) -> float:
+        """Return the median of the pairs."""
+        return median(self.pairs)
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the target is met; None without one."""
+        return None if self.target is None else self.target.is_met(self.ratio)
+
+    def cells(self) -> list[str]:
+        """Return the row as people read it; the columns are ``COLUMNS``."""
+        is_difference = self.target is not None and self.target.is_difference
+        shown = f"{self.ratio:+.2f} {self.ours.unit}" if is_difference else f"{self.ratio:.2f}x"
+        least, most = min(self.pairs), max(self.pairs)
+        target = "" if self.target is None else self.target.text(self.ours.unit)
+        return [
+            self.what,
+            f"{compact(self.ours.median)} {self.ours.unit}",
+            f"{self.against.name}: {compact(self.against.median)} {self.against.unit}",
+            f"{shown} ({least:.2f} to {most:.2f})",
+            target,
+            {None: "", True: "yes", False: "no"}[self.is_met],
+        ]
+
+    def as_json(self) -> dict[str, object]:
+        """Return what a program wants to know."""
+        return {
+            "scene": self.scene,
+            "what": self.what,
+            "ours": self.ours.as_json(),
+            "against": self.against.as_json(),
+            "ratio": self.ratio,
+            "pairs": list(self.pairs),
+            "target": None if self.target is None else asdict(self.target),
+            "is_met": self.is_met,
+        }
+
+
+COLUMNS = ("what", "ours", "against", "ratio (spread)", "target", "met?")
+
+
+def compact(value: float) -> str:
+    """Return a figure with as many digits as it deserves.
+
+    Examples
+    --------
+    >>> compact(326_412.7), compact(12.34), compact(0.0123)
+    ('326,413', '12.3', '0.0123')
+    """
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def rows_against(
+    scene: str, what: str, measured: Mapping[str, Figures], ours: str, targets: Mapping[str, Target | None]
+) -> list[Row]:
+    """Return a row for each of the others that was measured beside ours."""
+    return [
+        Row(scene if len(targets) == 1 else f"{scene}-{other}", what, measured[ours], measured[other], target)
+        for other, target in targets.items()
+        if ours in measured and other in measured
+    ]
+
+
+def fallen(
+    rows: Sequence[Row], reference: Mapping[str, float], *, tolerance: float = 0.25
+) -> list[tuple[Row, float]]:
+    """Return the rows whose ratio is worse than the reference's by more than the tolerance.
+
+    A difference is not compared: it is in milliseconds, and a machine has its own.
+    """
+    found = []
+    for row in rows:
+        known = reference.get(row.scene)
+        if known is None or (row.target is not None and row.target.is_difference):
+            continue
+        at_most = row.target is not None and row.target.at_most
+        if row.ratio > known * (1 + tolerance) if at_most else row.ratio < known * (1 - tolerance):
+            found.append((row, known))
+    return found

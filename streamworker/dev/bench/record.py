@@ -1,0 +1,32 @@
+"""The record that all contestants handle: small, and JSON, as most events are."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+
+class Event(msgspec.Struct):
+    """One record.
+
+    Examples
+    --------
+    >>> msgspec.json.encode(Event(1, "k1", 1.5))
+    b'{"number":1,"key":"k1","amount":1.5,"sent_ns":0}'
+    """
+
+    number: int
+    key: str
+    amount: float
+    sent_ns: int = 0
+    """When it was sent, by the machine's steady clock; 0 where latency is not measured."""
+
+
+def events(count: int, *, keys: int = 1000, first: int = 0) -> Iterator[Event]:
+    """Make records with some keys in turn."""
+    return (Event(n, f"customer-{n % keys}", n * 0.25) for n in range(first, first + count))
+
+
+def payloads(count: int, *, keys: int = 1000, first: int = 0) -> Iterator[bytes]:
+    """Make records as they lie in Redis."""
+    encode = msgspec.json.Encoder().encode
+    return map(encode, events(count, keys=keys, first=first))

@@ -1,0 +1,96 @@
+"""All scenes, and how a bench goes through some of them."""
+
+import functools
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from streamworker.dev.bench.contest import WORKER, Contest, Contestant
+from streamworker.dev.bench.figures import Row
+from streamworker.dev.bench.ground import open_ground
+from streamworker.dev.bench.machine import describe
+from streamworker.dev.bench.process import process
+from streamworker.dev.bench.report import Report
+
+Scene = Callable[[Contest], Awaitable[list[Row]]]
+
+SCENES: dict[str, Scene] = {"process": process}
+"""By the name on the command line, in the order in which ``all`` goes through them."""
+
+RUNNEL = (
+    "runnel: it needs Python 3.8, and does not run here. It was measured once, on a machine of this kind "
+    "with small JSON records: 2,300 to 4,000 events/s on one core."
+)
+COLUMNAR = "columnar mode: it is not there yet."
+
+
+async def run_bench(
+    url: str,
+    names: Sequence[str],
+    *,
+    runs: int,
+    records: int,
+    partitions: int,
+    command: str,
+    name: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
+    profile: Path | None = None,
+) -> Report:
+    """Go through some scenes on a server, and leave nothing behind there.
+
+    Parameters
+    ----------
+    url
+        The server.
+    names
+        Keys of ``SCENES``.
+    runs, records, partitions
+        How often each contestant runs, on how many records, in how many partitions.
+    command
+        The command line, for who wants to make the figures again.
+    name
+        What all keys begin with; made up if None.
+    say, warn
+        Told what is being done; told what spoils the figures.
+    profile
+        Where a profile of a worker goes, made in a run of its own.
+    """
+    _end_on_sigterm_as_on_ctrl_c()
+    async with open_ground(url, name) as ground:
+        if ground.is_shared:
+            others = f"{ground.others_per_s:.0f} commands/s"
+            warn(f"Other clients send {others} to this server: figures will differ.")
+        rows: list[Row] = []
+        left_out = [RUNNEL, COLUMNAR]
+        for each in names:
+            contest = Contest(ground, runs, records, partitions, functools.partial(_say, say, each))
+            rows += await SCENES[each](contest)
+            left_out += contest.left_out
+            await ground.remove_keys()
+        if profile is not None:
+            say("profile")
+            await _profile(Contest(ground, 1, records, partitions), profile)
+        return Report(
+            machine=describe(ground.server), rows=rows, left_out=left_out, runs=runs, command=command
+        )
+
+
+def _say(say: Callable[[str], None], scene: str, text: str) -> None:
+    say(f"{scene}: {text}")
+
+
+async def _profile(contest: Contest, path: Path) -> None:
+    """Let a worker run once more under pyinstrument, which slows it: no figure is taken."""
+    renderer = "html" if path.suffix == ".html" else "text"
+    command = ("-m", "pyinstrument", "-r", renderer, "-o", str(path), *WORKER)
+    keys = await contest.ground.fill_records("events", contest.records, partitions=contest.partitions)
+    await contest.one(Contestant("profiled worker", command), keys)
+    await contest.ground.remove_keys()
+
+
+def _end_on_sigterm_as_on_ctrl_c() -> None:
+    """Let SIGTERM cancel the bench too, so that its keys are removed then."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))

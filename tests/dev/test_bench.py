@@ -1,0 +1,164 @@
+"""Figures of ``streamworker bench``: how they are made, compared and shown; and what it leaves behind."""
+
+import asyncio
+from xml.etree import ElementTree as ET
+
+import pytest
+import redis
+
+from streamworker.dev.bench.contest import BenchFailed, Contest, Contestant
+from streamworker.dev.bench.figures import Figures, Row, Target, fallen, rows_against
+from streamworker.dev.bench.ground import BUSY_PER_S, Ground, open_ground
+from streamworker.dev.bench.process import BATCH, FORWARDING, HANDWRITTEN, RECORD
+from streamworker.dev.bench.report import Report, chart, markdown, svg
+from streamworker.errors import ConfigurationError
+
+RECORDS = 3000
+
+
+def row(
+    ours: tuple[float, ...], theirs: tuple[float, ...], target: Target | None = None, scene: str = "batch"
+) -> Row:
+    """Make a row of the table."""
+    unit = "ms" if target is not None and target.is_difference else "events/s"
+    return Row(scene, "batch handler", Figures("ours", unit, ours), Figures("loop", unit, theirs), target)
+
+
+def test_a_ratio_is_the_median_of_runs_that_stood_side_by_side() -> None:
+    """A machine that slows down slows both: the ratio of the medians would be 1 here."""
+    assert row((100, 20, 300), (50, 10, 300)).ratio == 2.0
+
+
+def test_a_target_may_be_a_least_a_most_or_a_difference() -> None:
+    """Latency is added to, CPU is a part of, speed a multiple of theirs."""
+    assert row((120,), (100,), Target(1.2)).is_met
+    assert row((60,), (100,), Target(0.5, at_most=True)).is_met is False
+    late = row((3.5,), (3.0,), Target(1.0, at_most=True, is_difference=True))
+    assert late.is_met
+    assert late.cells()[3] == "+0.50 ms (0.50 to 0.50)"
+
+
+def test_a_ratio_that_fell_by_more_than_a_quarter_is_found() -> None:
+    """What costs may not rise by more; a difference and a new row are compared with nothing."""
+    slower, slow = row((74,), (100,)), row((76,), (100,))
+    dearer = row((64,), (100,), Target(0.5, at_most=True), "server-cpu")
+    late = row((30,), (1,), Target(1, at_most=True, is_difference=True), "latency-p50")
+    reference = {"batch": 1.0, "server-cpu": 0.5, "latency-p50": 1.0}
+    assert [each for each, _ in fallen([slower, dearer, late], reference)] == [slower, dearer]
+    assert fallen([slow, row((1,), (100,), scene="new")], reference) == []
+
+
+def test_a_peer_that_did_not_run_has_no_row() -> None:
+    """The others keep theirs."""
+    measured = {name: Figures(name, "events/s", (1.0,)) for name in ("ours", "loop")}
+    rows = rows_against("batch", "…", measured, "ours", {"loop": Target(1.2), "faststream": Target(8)})
+    assert [(each.scene, each.against.name) for each in rows] == [("batch-loop", "loop")]
+
+
+def test_the_report_is_a_table_bars_and_a_picture() -> None:
+    """Each says the figures, the machine, and what is not there."""
+    rows = [row((200.0,), (100.0,), Target(1.2))]
+    report = Report(machine={"cores": "2"}, rows=rows, left_out=["peer: why"], runs=1, command="bench")
+    page = markdown(report)
+    assert (
+        "| batch handler | 200 events/s | loop: 100 events/s | 2.00x (2.00 to 2.00) | ≥ 1.2x | yes |" in page
+    )
+    assert "cores 2" in page and "Left out: peer: why" in page
+    long, short = (line.count("█") for line in chart(rows)[1:])
+    assert long == 2 * short > 0
+    assert len(ET.fromstring(svg(rows)).findall("{http://www.w3.org/2000/svg}rect")) == 2
+    assert report.ratios == {"batch": 2.0}
+
+
+@pytest.mark.anyio
+async def test_each_contestant_handles_all_records_of_the_same_streams(redis_url: str) -> None:
+    """Workers and the loop by hand, in turn: none of them takes anything from another."""
+    async with open_ground(redis_url) as ground:
+        contest = Contest(ground, runs=1, records=RECORDS, partitions=2)
+        keys = await ground.fill_records("events", RECORDS, partitions=2)
+        found = await contest.in_turn([BATCH, HANDWRITTEN, FORWARDING, RECORD], {"events": keys})
+        assert all(timing.per_s > 0 and timing.server_us > 0 for (timing,) in found.values())
+        assert len(found) == 4
+        assert [await ground.backend.execute("XLEN", key) for key in keys] == [RECORDS // 2] * 2
+
+
+@pytest.mark.anyio
+async def test_a_bench_leaves_nothing_behind_and_touches_nothing_else(redis_url: str) -> None:
+    """Also when it is cancelled, as Ctrl-C does it."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("sw:{bench-abcd0:mine}", "1")
+        client.set("other", "1")
+
+        async def bench() -> None:
+            async with open_ground(redis_url, "bench-abcd") as ground:
+                await ground.fill_records("events", RECORDS)
+                assert client.dbsize() == 3
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(bench())
+        while client.dbsize() < 3:
+            await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert set(client.keys()) == {b"sw:{bench-abcd0:mine}", b"other"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["shop", "bench-*", "bench-", "bench-a:b"])
+async def test_a_bench_uses_no_name_that_may_be_an_apps(redis_url: str, name: str) -> None:
+    """It removes what it finds under its name in the end."""
+    with pytest.raises(ConfigurationError, match="removes them when it ends"):
+        async with open_ground(redis_url, name):
+            raise AssertionError
+
+
+@pytest.mark.anyio
+async def test_a_bench_refuses_keys_that_are_there_already(redis_url: str) -> None:
+    """They are not its own; and they are still there afterwards."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("sw:{bench-abcd.events.0}:events", "somebody's")
+        with pytest.raises(ConfigurationError, match="are there already"):
+            async with open_ground(redis_url, "bench-abcd"):
+                raise AssertionError
+        assert client.dbsize() == 1
+
+
+@pytest.mark.anyio
+async def test_a_server_that_others_keep_busy_is_known(redis_url: str) -> None:
+    """A figure made there would be partly theirs."""
+    async with open_ground(redis_url) as ground:
+        assert not ground.is_shared
+    with redis.Redis.from_url(redis_url) as client:
+        opening = asyncio.create_task(_is_shared(redis_url))
+        while not opening.done():
+            with client.pipeline(transaction=False) as pipe:
+                for _ in range(BUSY_PER_S):
+                    pipe.ping()
+                await asyncio.to_thread(pipe.execute)
+    assert opening.result()
+
+
+async def _is_shared(url: str) -> bool:
+    async with open_ground(url) as ground:
+        return ground.is_shared
+
+
+def test_who_is_not_installed_is_left_out_with_what_to_install() -> None:
+    """Once, however many scenes it would be in."""
+    contest = Contest(Ground.__new__(Ground))
+    absent = Contestant("absent", needs="no_such_module")
+    assert contest.installed([absent, HANDWRITTEN]) == [HANDWRITTEN]
+    contest.installed([absent])
+    assert contest.left_out == ["absent: not installed. Run: pip install 'streamworker[bench]'"]
+
+
+@pytest.mark.anyio
+async def test_a_process_that_fails_ends_the_bench_with_its_log(redis_url: str) -> None:
+    """A figure is never made up."""
+    broken = Contestant("broken", ("-c", "raise SystemExit('no such thing')"))
+    async with open_ground(redis_url) as ground:
+        keys = await ground.fill_records("events", 10)
+        with pytest.raises(BenchFailed, match="broken has not begun") as raised:
+            await Contest(ground, records=10).one(broken, keys)
+    assert "no such thing" in (raised.value.remedy or "")
