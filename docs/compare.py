@@ -1,8 +1,8 @@
 """Measure the protocols side by side, and draw them: ``python docs/compare.py [NAME ...]``.
 
 Starts a server of its own and ten worker processes at a time; takes about eight minutes. Writes
-``docs/images/rebalances-NAME.json`` and, of the join, ``docs/images/join-NAME.svg``; the tables in
-docs/protocols.md were made from these.
+``docs/images/rebalances-NAME.json`` and, of the join, ``docs/images/join-NAME.svg``, and from all of
+the former the tables in docs/protocols.md.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ WAYS = {
     "claim": ("claim", "range", 90.0),
     "lease": ("lease", "range", 40.0),
 }
+PAGE = Path(__file__).parent / "protocols.md"
+BEGIN, END = "<!-- measured by docs/compare.py -->", "<!-- end of what was measured -->"
 BEFORE_MS = 500
 LONGEST_MS = 30_000
 
@@ -38,6 +40,44 @@ def _picture(name: str, story: Story) -> str:
         until_ms=acts["join"] + max(2_000, round(1.2 * took_ms)),
         event_ms=acts["join"],
     )
+
+
+def _seconds(ms: int | None) -> str:
+    return "-" if ms is None else f"{ms / 1000:.1f} s" if ms >= 1_000 else f"{ms} ms"
+
+
+def _rows() -> list[str]:
+    lines = [
+        "| | change | moves | fewest | time to balance | longest pause, moved | longest pause, unmoved |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in WAYS:
+        figures = json.loads((IMAGES / f"rebalances-{name}.json").read_text("utf-8"))
+        for each in figures["changes"][-3:]:
+            balance = "not in 40 s" if each["balance_ms"] is None else _seconds(each["balance_ms"])
+            pauses = [_seconds(each[f"pause_{which}_ms"]) for which in ("moved", "unmoved")]
+            cells = (name, each["what"], each["moves"], each["least"], balance, *pauses)
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += [
+        "",
+        "| | commands a second and worker at rest | of a join, all | of a leave, all | all started at once |",
+        "|---|---|---|---|---|",
+    ]
+    for name in WAYS:
+        figures = json.loads((IMAGES / f"rebalances-{name}.json").read_text("utf-8"))
+        join, leave = (
+            "-" if each["balance_ms"] is None else str(each["commands"]) for each in figures["changes"][:2]
+        )
+        start = "not in 40 s" if figures["start_ms"] is None else _seconds(figures["start_ms"])
+        lines.append(f"| {name} | {figures['at_rest']:.1f} | {join} | {leave} | {start} |")
+    return lines
+
+
+def _write_tables() -> None:
+    text = PAGE.read_text("utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text("\n".join([before + BEGIN, *_rows(), END + after]), "utf-8")
 
 
 def main(names: list[str]) -> None:
@@ -56,6 +96,7 @@ def main(names: list[str]) -> None:
         (IMAGES / f"rebalances-{name}.json").write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
         (IMAGES / f"join-{name}.svg").write_text(_picture(name, story), "utf-8")
         sys.stdout.write(f"{name}: started in {story.start_ms} ms\n")
+    _write_tables()
 
 
 if __name__ == "__main__":
