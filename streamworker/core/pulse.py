@@ -10,7 +10,6 @@ so that we stop before any peer that counts from then can have removed us.
 
 from streamworker.core.events import Effect, Note, PauseBatches, ResumeBatches
 
-
 BEAT_RETRIES = 4
 """A heartbeat without an answer is sent again after this part of the interval. Peers call a member dead
 that lost its connection and is silent for two intervals: with one retry an interval, a connection that

@@ -172,7 +172,10 @@ def _heartbeat_reply(reply: Any) -> HeartbeatReply | BackendError:
         return error
     code, generation, server_ms, *beats = reply
     return HeartbeatReply(
-        code == b"LOST", int(generation) if generation else None, int(server_ms), read_beats(beats[0] if beats else ())
+        code == b"LOST",
+        int(generation) if generation else None,
+        int(server_ms),
+        read_beats(beats[0] if beats else ()),
     )
 
 
