@@ -17,7 +17,8 @@ def history(
     """Show rebalances: when, why, what moved, how long.
 
     A change took as long as it was until every partition that moved ran again, by the server's
-    clock.
+    clock. With the coordination claim each claim is a change of its own; with lease, what a worker
+    won of one second's races.
 
     \b
     Examples:
