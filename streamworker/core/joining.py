@@ -104,9 +104,11 @@ class Door:
         due_ms = self._due_ms
         if due_ms is None or now_ms < due_ms:
             return None
-        waiting, since_ms = list(self._waiting.values()), self._since_ms
+        # Who slept hears of wishes that are long over.
+        oldest_ms, since_ms = server_ms - 2 * PATIENCE_MS, self._since_ms
+        waiting = [each for each in self._waiting.values() if each.member.joined_ms >= oldest_ms]
         self._waiting, self._since_ms = {}, None
-        if since_ms is None or now_ms >= since_ms + PATIENCE_MS:
+        if not waiting or since_ms is None or now_ms >= since_ms + PATIENCE_MS:
             return None  # They have helped themselves by now, or gave it up: nobody is brought back.
         return (
             "join",

@@ -6,11 +6,13 @@ from streamworker.core.membership import Member
 from tests.core.bench import group
 
 PACE_MS = 500
+ASKED_MS = 6_950
+"""When they asked, by the server's clock."""
 
 
 def applicant(name: str, *former: str, static_id: str = "") -> Applicant:
     """Return somebody who wants in."""
-    member = Member(f"{name}.1", name, "host", 1, 0, capacity=2, static_id=static_id)
+    member = Member(f"{name}.1", name, "host", 1, ASKED_MS, capacity=2, static_id=static_id)
     return Applicant(member, "range", former)
 
 
@@ -59,6 +61,15 @@ def test_nobody_is_let_in_who_has_given_up_waiting() -> None:
     door.look(now, "w1.1")
     door.heard(applicant("w2").message(), 0)
     assert door.let_in(now, PATIENCE_MS, 7_000) is None
+    assert door.next_deadline_ms(is_in=True) is None
+
+
+def test_nobody_is_let_in_whose_wish_was_heard_long_after_it_was_said() -> None:
+    """A member that slept reads the messages of that time when it wakes; who asked has another id by now."""
+    door, now = Door(PACE_MS, lambda most: most), group("w1.1", generation=5)
+    door.look(now, "w1.1")
+    door.heard(applicant("w2").message(), 0)
+    assert door.let_in(now, GATHER_MS, ASKED_MS + 2 * PATIENCE_MS + 1) is None
     assert door.next_deadline_ms(is_in=True) is None
 
 
