@@ -39,6 +39,8 @@ from streamworker.redisio.control import fields_of
 from streamworker.redisio.keys import GroupKeys
 
 POLL_S = 0.1
+QUIET_S = 2.0
+"""After a start, until what comes late is over: a first trim, a second heartbeat."""
 START_TIMEOUT_S = 90.0
 CALL_TIMEOUT_MS = 20_000
 """The machine is busy with the workers."""
@@ -417,6 +419,7 @@ async def tell(
         begun_ms = await scene.join(*first)
         locks, is_even = await scene.rest()
         start_ms = max(each.since_ms for each in locks) - begun_ms if is_even else None
+        await asyncio.sleep(QUIET_S)
         at_rest = await scene.at_rest(3.0)
 
         async def measure(what: str, who: str, *, is_loaded: bool) -> None:
