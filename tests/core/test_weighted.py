@@ -106,6 +106,18 @@ def test_a_decision_is_dropped_when_the_group_changed_meanwhile() -> None:
     assert of_type(effects + bench.wait(RULES.interval_ms - 1), ev.ChangeDocument) == []
 
 
+def test_a_decision_on_a_document_that_is_being_read_anew_is_dropped_when_that_is_another() -> None:
+    """What was decided meanwhile says what the old one said, and would undo the join."""
+    bench = member_of(weighted(ME, "w2.1"))
+    bench.heartbeat()
+    for _ in range(RULES.looks - 1):
+        look(bench, {ME: 200, "w2.1": 10})
+    assert of_type(bench.changed(12), ev.ReadDocument) == [ev.ReadDocument()]
+    assert of_type(look(bench, {ME: 200, "w2.1": 10}), ev.ChangeDocument) == [], "the read is under way"
+    effects = bench.read(weighted(ME, "w2.1", "w3.1", generation=12))
+    assert of_type(effects, ev.ChangeDocument) == []
+
+
 def test_the_dead_are_removed_before_anything_is_balanced() -> None:
     """Their partitions change everything."""
     bench = member_of(weighted(ME, "w2.1"))
