@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 class What(StrEnum):
     """What can be measured."""
 
+    PRODUCE = "produce"
     PROCESS = "process"
+    LATENCY = "latency"
+    WAITING = "waiting"
+    PARTITIONS = "partitions"
+    IDLE = "idle"
+    MEMORY = "memory"
     ALL = "all"
 
 
@@ -57,7 +63,12 @@ Name = Annotated[
 
 
 def bench(
-    what: Annotated[What, typer.Argument(metavar="SCENE", help="process or all.")] = What.ALL,
+    what: Annotated[
+        What,
+        typer.Argument(
+            metavar="SCENE", help="produce, process, latency, waiting, partitions, idle, memory or all."
+        ),
+    ] = What.ALL,
     redis_url: Url = None,
     runs: Runs = 5,
     records: Records = 300_000,

@@ -11,6 +11,9 @@ from streamworker.dev.bench.figures import Figures, Row, Target, fallen, rows_ag
 from streamworker.dev.bench.ground import BUSY_PER_S, Ground, open_ground
 from streamworker.dev.bench.process import BATCH, FORWARDING, HANDWRITTEN, RECORD
 from streamworker.dev.bench.report import Report, chart, markdown, svg
+from streamworker.dev.bench.sending import latency, produce
+from streamworker.dev.bench.upkeep import idle, memory, partitions
+from streamworker.dev.bench.waiting import waiting
 from streamworker.errors import ConfigurationError
 
 RECORDS = 3000
@@ -162,3 +165,41 @@ async def test_a_process_that_fails_ends_the_bench_with_its_log(redis_url: str) 
         with pytest.raises(BenchFailed, match="broken has not begun") as raised:
             await Contest(ground, records=10).one(broken, keys)
     assert "no such thing" in (raised.value.remedy or "")
+
+
+@pytest.mark.anyio
+async def test_senders_tell_how_fast_they_were(redis_url: str) -> None:
+    """Ours and the pipeline by hand, each in a process of its own."""
+    async with open_ground(redis_url) as ground:
+        (made,) = await produce(Contest(ground, runs=1, records=RECORDS, partitions=2))
+        assert made.ours.median > 0 and made.against.median > 0
+
+
+@pytest.mark.anyio
+async def test_latency_is_from_before_the_send_to_the_handler(redis_url: str) -> None:
+    """A median is no more than what nearly all are below."""
+    async with open_ground(redis_url) as ground:
+        p50, p99 = await latency(Contest(ground, runs=1, records=1000))
+        for figures in zip((p50.ours, p50.against), (p99.ours, p99.against), strict=True):
+            assert 0 < figures[0].median <= figures[1].median < 10_000
+
+
+@pytest.mark.anyio
+async def test_calls_that_overlap_are_faster_than_calls_in_order(redis_url: str) -> None:
+    """Both wait 5 ms for each record."""
+    async with open_ground(redis_url) as ground:
+        (made,) = await waiting(Contest(ground, runs=1, records=6000))
+        assert made.against.median <= 200
+        assert made.ratio > 2
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_upkeep_is_measured_from_outside(redis_url: str) -> None:
+    """CPU, memory, commands and connections are those of a real worker, and there are some."""
+    async with open_ground(redis_url) as ground:
+        contest = Contest(ground, runs=1, records=4000)
+        rows = {row.scene: row for scene in (partitions, idle, memory) for row in await scene(contest)}
+        for name in ("partitions", "idle-commands/s", "idle-connections", "memory-growth", "memory"):
+            assert rows[name].ours.median > 0, name
+        assert rows["memory"].ours.median > 20

@@ -7,11 +7,12 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -28,6 +29,9 @@ STOP_TIMEOUT_S = 15.0
 
 WORKER = ("-m", "streamworker", "run", "streamworker.dev.bench.ours:app", "--log-level", "warning")
 """A worker as a user starts it."""
+
+
+Told = TypeVar("Told", bound=msgspec.Struct)
 
 
 class BenchFailed(StreamworkerError):
@@ -60,11 +64,8 @@ class Contestant:
     needs: str = "redis"
     extra: str = "bench"
     entries: str = "events"
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is a worker, which makes its group itself."""
-        return self.command[-len(WORKER) :] == WORKER
+    reads_group: bool = False
+    """Whether it reads by a Redis group that must be there; a worker makes its own."""
 
     @property
     def is_installed(self) -> bool:
@@ -128,13 +129,16 @@ class Contest:
             For each kind of entries, the keys where they lie.
         """
         found: dict[str, list[Timing]] = {each.name: [] for each in contestants}
-        for run in range(self.runs):
-            # Who goes first changes, so that nobody always finds a warm machine.
-            order = contestants if run % 2 == 0 else contestants[::-1]
-            for each in order:
-                self.say(f"run {run + 1} of {self.runs}: {each.name}")
-                found[each.name].append(await self.one(each, keys[each.entries]))
+        for run, each in self.turns(contestants):
+            self.say(f"run {run + 1} of {self.runs}: {each.name}")
+            found[each.name].append(await self.one(each, keys[each.entries]))
         return found
+
+    def turns(self, contestants: Sequence[Contestant]) -> Iterator[tuple[int, Contestant]]:
+        """Return who runs when. Who goes first changes, so that nobody always finds a warm machine."""
+        for run in range(self.runs):
+            for each in contestants if run % 2 == 0 else contestants[::-1]:
+                yield run, each
 
     async def one(self, contestant: Contestant, keys: list[str]) -> Timing:
         """Let one contestant handle all entries of some streams, and time it.
@@ -143,14 +147,16 @@ class Contest:
         """
         async with self.started(contestant, keys) as process:
             begun = await process.begun()
-            cpu_s, records = await self.ground.cpu_s(), self.records - begun.records
+            cpu_s, records = await self.ground.cpu_s(), await self.ground.length(keys) - begun.records
             await process.done()
             seconds = time.monotonic() - begun.at_s
             cpu_s = await self.ground.cpu_s() - cpu_s
         return Timing(records / seconds, cpu_s * 1e6 / records)
 
     @asynccontextmanager
-    async def started(self, contestant: Contestant, keys: list[str]) -> AsyncIterator["Process"]:
+    async def started(
+        self, contestant: Contestant, keys: list[str], *, stream: str = "", records: int = 0, per_s: int = 0
+    ) -> AsyncIterator["Process"]:
         """Start a contestant on some streams; end it and forget its group afterwards."""
         group = f"g{secrets.token_hex(4)}"
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -159,12 +165,14 @@ class Contest:
                 mode=contestant.mode,
                 group=group,
                 keys=keys,
-                stream=contestant.entries,
+                stream=stream or contestant.entries,
                 partitions=len(keys),
+                records=records,
+                per_s=per_s,
                 begun_path=f"{folder}/begun",
                 url=self.ground.url,
             )
-            if not contestant.is_ours:
+            if contestant.reads_group:
                 for key in keys:
                     await self.ground.group(key, group)
             child = Child(
@@ -174,8 +182,7 @@ class Contest:
                 yield Process(contestant.name, task, child, self.ground)
             finally:
                 await asyncio.to_thread(child.stop, STOP_TIMEOUT_S)
-                for key in keys:
-                    await self.ground.forget(key, group)
+                await self.ground.forget(keys, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +196,13 @@ class Process:
 
     async def begun(self) -> Begun:
         """Wait for its first call."""
-        await self._until(self._has_begun, "begun")
-        return self._read_begun()
+        return await self.told(Begun)
 
-    async def _has_begun(self) -> bool:
-        return os.path.exists(self.task.begun_path)  # noqa: ASYNC240, PTH110 - local, and microseconds
-
-    def _read_begun(self) -> Begun:
-        return msgspec.json.decode(Path(self.task.begun_path).read_bytes(), type=Begun)
+    async def told(self, kind: type[Told], suffix: str = "") -> Told:
+        """Wait for what it writes into its file."""
+        path = self.task.begun_path + suffix
+        await self._until(functools.partial(_is_there, path), "begun, or not ended")
+        return _read(path, kind)
 
     async def done(self) -> None:
         """Wait until the server has its last acknowledgement."""
@@ -207,10 +213,19 @@ class Process:
     async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
         deadline = time.monotonic() + STALL_S
         while not await condition():
-            if not self.child.running or time.monotonic() > deadline:
+            ended = not self.child.running and not await condition()
+            if ended or time.monotonic() > deadline:
                 why = f"{self.name} has not {what}."
                 raise BenchFailed(why, remedy=f"The end of its log:\n{self.child.log_tail() or '(empty)'}")
             await asyncio.sleep(POLL_S)
+
+
+async def _is_there(path: str) -> bool:
+    return os.path.exists(path)  # noqa: ASYNC240, PTH110 - local, and microseconds
+
+
+def _read(path: str, kind: type[Told]) -> Told:
+    return msgspec.json.decode(Path(path).read_bytes(), type=kind)
 
 
 def rates(found: dict[str, list[Timing]]) -> dict[str, Figures]:

@@ -6,9 +6,9 @@ All keys are ``sw:{bench-NONCE...``. They are removed however a bench ends, and 
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from itertools import islice
+from itertools import cycle, islice
 
 from streamworker.dev.bench.record import payloads
 from streamworker.errors import ConfigurationError
@@ -57,6 +57,10 @@ class Ground:
         """Return the key of a partition's entries."""
         return StreamKeys(self.name, stream).events(partition)
 
+    def keys(self, stream: str, partitions: int) -> list[str]:
+        """Return the keys of all partitions."""
+        return [self.events(stream, partition) for partition in range(partitions)]
+
     async def info(self, section: str) -> dict[str, str]:
         """Return a part of INFO."""
         text: bytes = await self.backend.execute("INFO", section)
@@ -70,16 +74,21 @@ class Ground:
 
     async def fill(self, key: str, entries: Iterable[bytes], field: str = "v") -> None:
         """Append entries of one field each, in order, and keep them until the bench ends."""
+        await self.append([key], entries, field)
+        await self.group(key, KEEPER)
+
+    async def append(self, keys: Sequence[str], entries: Iterable[bytes], field: str = "v") -> None:
+        """Append entries of one field each to some streams in turn; workers may trim them."""
+        where = cycle(keys)
         left = iter(entries)
         while chunk := list(islice(left, FILL)):
-            await self.backend.pipeline([("XADD", key, "*", field, each) for each in chunk])
-        await self.group(key, KEEPER)
+            await self.backend.pipeline([("XADD", next(where), "*", field, each) for each in chunk])
 
     async def fill_records(
         self, stream: str, count: int, *, partitions: int = 1, keys: int = 1000
     ) -> list[str]:
         """Append the bench's records to a stream, evenly; return the keys of its partitions."""
-        names = [self.events(stream, partition) for partition in range(partitions)]
+        names = self.keys(stream, partitions)
         for at, name in enumerate(names):
             await self.fill(name, payloads(count // partitions, keys=keys, first=at * (count // partitions)))
         return names
@@ -88,9 +97,20 @@ class Ground:
         """Make a group that begins with the first entry."""
         await self.backend.execute("XGROUP", "CREATE", key, name, "0", "MKSTREAM")
 
-    async def forget(self, key: str, group: str) -> None:
+    async def forget(self, keys: list[str], group: str) -> None:
         """Remove a group, so that the server does not carry the runs before."""
-        await self.backend.execute("XGROUP", "DESTROY", key, group)
+        for at in range(0, len(keys), FILL):
+            await self.backend.pipeline([("XGROUP", "DESTROY", key, group) for key in keys[at : at + FILL]])
+
+    async def clients(self) -> set[str]:
+        """Return the ids of the clients that are connected now, but for those of the bench itself."""
+        text: bytes = await self.backend.execute("CLIENT", "LIST")
+        lines = (line.split(" ") for line in text.decode().splitlines())
+        return {fields[0] for fields in lines if f"name={self.name}:bench" not in fields}
+
+    async def length(self, keys: list[str]) -> int:
+        """Return how many entries some streams have."""
+        return sum(await self.backend.pipeline([("XLEN", key) for key in keys]))
 
     async def is_done(self, key: str, group: str) -> bool:
         """Whether a group has taken and acknowledged all entries of a stream."""

@@ -1,10 +1,15 @@
 """The app whose workers are measured; ``streamworker run streamworker.dev.bench.ours:app`` runs one."""
 
+import asyncio
 import os
 
 from streamworker.app import App
 from streamworker.dev.bench.record import Event
-from streamworker.dev.bench.task import VARIABLE, Tally, Task, task_of_this_process
+from streamworker.dev.bench.task import VARIABLE, DelayTally, Tally, Task, task_of_this_process
+
+WAIT_S = 0.005
+"""How long a handler of the scene ``waiting`` waits: a service nearby answers in about that time."""
+CALLS = 64
 
 
 def make_app(task: Task) -> App:
@@ -23,8 +28,20 @@ def make_app(task: Task) -> App:
         tally.add(len(events))
         return events
 
-    if task.mode == "record":
-        made.processor(stream, name=task.group)(record)
+    delays = DelayTally(task.begun_path, task.records)
+
+    async def latency(event: Event) -> None:
+        delays.add(event.sent_ns)
+
+    async def waiting(event: Event) -> None:  # noqa: ARG001 - what it would ask a service about
+        tally.add(1)
+        await asyncio.sleep(WAIT_S)
+
+    singles = {"record": record, "latency": latency, "waiting": waiting}
+    if task.mode == "overlapping":
+        made.processor(stream, name=task.group, concurrency=CALLS, ordered_by="key")(waiting)
+    elif task.mode in singles:
+        made.processor(stream, name=task.group)(singles[task.mode])
     elif task.mode == "batch":
         made.processor(stream, name=task.group, batch=task.batch)(batch)
     else:

@@ -7,7 +7,7 @@ LOOP = "redis-py loop"
 BATCH = Contestant("batch handler", mode="batch")
 FORWARDING = Contestant("batch handler, forwarding", mode="forwarding")
 RECORD = Contestant("record handler", mode="record")
-HANDWRITTEN = Contestant(LOOP, ("-m", "streamworker.dev.bench.peers.handwritten"))
+HANDWRITTEN = Contestant(LOOP, ("-m", "streamworker.dev.bench.peers.handwritten"), reads_group=True)
 
 
 async def process(contest: Contest) -> list[Row]:

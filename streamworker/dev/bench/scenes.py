@@ -12,10 +12,21 @@ from streamworker.dev.bench.ground import open_ground
 from streamworker.dev.bench.machine import describe
 from streamworker.dev.bench.process import process
 from streamworker.dev.bench.report import Report
+from streamworker.dev.bench.sending import latency, produce
+from streamworker.dev.bench.upkeep import idle, memory, partitions
+from streamworker.dev.bench.waiting import waiting
 
 Scene = Callable[[Contest], Awaitable[list[Row]]]
 
-SCENES: dict[str, Scene] = {"process": process}
+SCENES: dict[str, Scene] = {
+    "produce": produce,
+    "process": process,
+    "latency": latency,
+    "waiting": waiting,
+    "partitions": partitions,
+    "idle": idle,
+    "memory": memory,
+}
 """By the name on the command line, in the order in which ``all`` goes through them."""
 
 RUNNEL = (

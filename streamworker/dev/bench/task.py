@@ -21,6 +21,10 @@ class Task(msgspec.Struct, kw_only=True):
     stream: str = "events"
     partitions: int = 1
     batch: int = 1000
+    records: int = 0
+    """How many to send, or to wait for; 0 where the measuring process knows."""
+    per_s: int = 0
+    """At what pace to send; 0 for as fast as can be."""
     begun_path: str = ""
     """Where it says that the first call has begun."""
     url: str = ""
@@ -48,6 +52,81 @@ def task_of_this_process() -> Task:
     return msgspec.json.decode(os.environ[VARIABLE], type=Task)
 
 
+def tell(path: str, what: msgspec.Struct) -> None:
+    """Write a file that is there at once or not at all."""
+    made = Path(f"{path}.new")
+    made.write_bytes(msgspec.json.encode(what))
+    made.rename(path)
+
+
+class Sent(msgspec.Struct):
+    """What a sender reached."""
+
+    per_s: float
+
+
+class Delays(msgspec.Struct):
+    """How late records were, from before the send to the handler."""
+
+    p50_ms: float
+    p99_ms: float
+
+
+WARM_UP = 500
+"""Records whose delay is not counted: connections are made, and code is loaded."""
+
+
+FIRST = ".first"
+"""End of the file's name that tells that the first record has arrived."""
+
+
+class DelayTally:
+    """Collects how late records were, and tells when it has all of them.
+
+    Parameters
+    ----------
+    path
+        Where it tells.
+    records
+        How many there will be.
+    """
+
+    def __init__(self, path: str, records: int) -> None:
+        self._path = path
+        self._left = records
+        self._ns: list[int] = []
+
+    def add(self, sent_ns: int) -> None:
+        """Take one record that has just arrived."""
+        if not self._ns:
+            tell(self._path + FIRST, Begun(time.monotonic(), 1))
+        self._ns.append(time.monotonic_ns() - sent_ns)
+        self._left -= 1
+        if self._left == 0:
+            late = sorted(self._ns[min(WARM_UP, len(self._ns) // 2) :])
+            p50, p99 = (late[min(len(late) - 1, len(late) * p // 100)] / 1e6 for p in (50, 99))
+            tell(self._path, Delays(p50, p99))
+
+
+class Pace:
+    """Lets records go at an even pace, and late ones at once.
+
+    Parameters
+    ----------
+    per_s
+        How many in a second.
+    """
+
+    def __init__(self, per_s: int) -> None:
+        self._step_s = 1 / per_s
+        self._due_s = time.monotonic()
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next one; 0 where it is late."""
+        self._due_s += self._step_s
+        return max(0.0, self._due_s - time.monotonic())
+
+
 class Tally:
     """Says once, in a file, that the first records are there.
 
@@ -55,14 +134,11 @@ class Tally:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = Path(path)
+        self._path = path
         self.count = 0
 
     def add(self, records: int) -> None:
         """Count the records of one call."""
         if not self.count:
-            text = msgspec.json.encode(Begun(time.monotonic(), records))
-            made = self._path.with_suffix(".new")
-            made.write_bytes(text)
-            made.rename(self._path)
+            tell(self._path, Begun(time.monotonic(), records))
         self.count += records

@@ -1,19 +1,20 @@
 """What people write by hand with redis-py: ``python -m streamworker.dev.bench.peers.handwritten``."""
 
+import time
+from itertools import cycle, islice
 from typing import Any
 
 import msgspec
 import redis
 
-from streamworker.dev.bench.record import Event
-from streamworker.dev.bench.task import Tally, Task, task_of_this_process
+from streamworker.dev.bench.record import Event, events
+from streamworker.dev.bench.task import DelayTally, Pace, Sent, Tally, Task, task_of_this_process, tell
 
 BLOCK_MS = 1000
 
 
-def consume(task: Task) -> None:
+def consume(task: Task, client: Any) -> None:
     """Read with XREADGROUP, decode, acknowledge with XACK, until the process is ended."""
-    client: Any = redis.Redis.from_url(task.url)
     decode = msgspec.json.Decoder(Event).decode
     tally = Tally(task.begun_path)
     wanted = dict.fromkeys(task.keys, ">")
@@ -25,5 +26,44 @@ def consume(task: Task) -> None:
             client.xack(key, task.group, *[entry_id for entry_id, _ in entries])
 
 
+def send(task: Task, client: Any) -> None:
+    """Send records with pipelines of XADD, a batch in each, and tell how fast that was."""
+    encode = msgspec.json.Encoder().encode
+    records, keys = events(task.records + task.batch), cycle(task.keys)
+    begun_s = 0.0
+    while chunk := list(islice(records, task.batch)):
+        pipe = client.pipeline(transaction=False)
+        for event in chunk:
+            pipe.xadd(next(keys), {"v": encode(event)})
+        pipe.execute()
+        begun_s = begun_s or time.monotonic()  # The first chunk makes the connection.
+    tell(task.begun_path, Sent(task.records / (time.monotonic() - begun_s)))
+
+
+def send_evenly(task: Task, client: Any) -> None:
+    """Send records one by one with XADD."""
+    encode = msgspec.json.Encoder().encode
+    pace = Pace(task.per_s)
+    for event in events(task.records):
+        time.sleep(pace.pause_s())
+        event.sent_ns = time.monotonic_ns()
+        client.xadd(task.keys[0], {"v": encode(event)})
+
+
+def wait_for_each(task: Task, client: Any) -> None:
+    """Read with a blocking XREAD what comes, and tell how late it was."""
+    decode = msgspec.json.Decoder(Event).decode
+    delays = DelayTally(task.begun_path, task.records)
+    last = b"0"
+    while True:
+        for _, entries in client.xread({task.keys[0]: last}, count=task.batch, block=BLOCK_MS) or ():
+            for _, fields in entries:
+                delays.add(decode(fields[b"v"]).sent_ns)
+            last = entries[-1][0]
+
+
+MODES = {"batch": consume, "send": send, "send evenly": send_evenly, "latency": wait_for_each}
+
 if __name__ == "__main__":
-    consume(task_of_this_process())
+    mine = task_of_this_process()
+    MODES[mine.mode](mine, redis.Redis.from_url(mine.url))

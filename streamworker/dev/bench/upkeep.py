@@ -1,0 +1,158 @@
+"""Scenes ``partitions``, ``idle`` and ``memory``: what a worker costs when it has little to do, or much."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+
+from streamworker.dev.bench.contest import Contest, Contestant, Process
+from streamworker.dev.bench.figures import Figures, Row, Target
+from streamworker.dev.bench.record import payloads
+from streamworker.dev.bench.task import Pace
+from streamworker.dev.command_count import CommandCount
+
+MANY, FEW = 1024, 8
+PER_S = 5_000
+SECONDS_MAX = 10.0
+SLICE_S = 0.1
+SETTLE_S = 2.0
+"""A worker has settled when this has passed since a start or a burst."""
+CPU_PERCENT_MAX, COMMANDS_MAX, CONNECTIONS_MAX = 1.0, 5.0, 8.0
+WORKER_MIB_MAX = 150.0
+WARM = 0.25
+"""After this part of the records a worker is warm, and its memory should grow no more."""
+NOT_INSTALLED = "{}: psutil is not installed. Run: pip install 'streamworker[bench]'"
+
+
+def can_look(contest: Contest, scene: str) -> bool:
+    """Whether processes can be looked into here; if not, the scene is noted as left out."""
+    if find_spec("psutil") is None:
+        contest.left_out.append(NOT_INSTALLED.format(scene))
+        return False
+    return True
+
+
+def cpu_s(process: Process) -> float:
+    """Return the CPU seconds that a process has used."""
+    import psutil
+
+    times = psutil.Process(process.child.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def rss_mib(process: Process) -> float:
+    """Return the memory that a process has in use."""
+    import psutil
+
+    return float(psutil.Process(process.child.pid).memory_info().rss) / 2**20
+
+
+async def partitions(contest: Contest) -> list[Row]:
+    """Measure the CPU of worker and server for a record, in 1,024 partitions and in 8, at one rate."""
+    if not can_look(contest, "partitions"):
+        return []
+    counts = {f"{count:,} partitions": count for count in (MANY, FEW)}
+    both = [Contestant(name, entries=f"in{count}") for name, count in counts.items()]
+    found: dict[str, list[float]] = {name: [] for name in counts}
+    for run, each in contest.turns(both):
+        contest.say(f"run {run + 1} of {contest.runs}: {each.name}")
+        keys = contest.ground.keys(each.entries, counts[each.name])
+        async with settled(contest, each, keys) as process:
+            found[each.name].append(await _cost_us(contest, process, keys))
+        await contest.ground.remove_keys()
+    ours, theirs = (Figures(name, "µs", tuple(found[name])) for name in counts)
+    what = f"CPU of worker and server for an event in 1,024 partitions, {PER_S:,} events/s"
+    return [Row("partitions", what, ours, theirs, Target(1.3, at_most=True))]
+
+
+@asynccontextmanager
+async def settled(contest: Contest, contestant: Contestant, keys: list[str]) -> AsyncIterator[Process]:
+    """Start a worker, and go on when it owns all partitions and has nothing to do."""
+    async with contest.started(contestant, keys) as process:
+        # A record in each partition is done when its worker has taken all of them.
+        await contest.ground.append(keys, payloads(len(keys)))
+        await process.done()
+        await asyncio.sleep(SETTLE_S)
+        yield process
+
+
+async def _cost_us(contest: Contest, process: Process, keys: list[str]) -> float:
+    """Send records evenly for some seconds; return what each cost."""
+    count = int(PER_S * seconds_of(contest))
+    a_slice = int(PER_S * SLICE_S)
+    before = cpu_s(process) + await contest.ground.cpu_s()
+    pace = Pace(round(1 / SLICE_S))
+    for first in range(0, count, a_slice):
+        await asyncio.sleep(pace.pause_s())
+        await contest.ground.append(keys[first % len(keys) :] + keys[: first % len(keys)], payloads(a_slice))
+    await asyncio.sleep(1.0)
+    after = cpu_s(process) + await contest.ground.cpu_s()
+    await process.done()
+    return (after - before) * 1e6 / count
+
+
+def seconds_of(contest: Contest) -> float:
+    """Return how long to watch: less where few records are asked for."""
+    return min(SECONDS_MAX, contest.records / PER_S)
+
+
+async def idle(contest: Contest) -> list[Row]:
+    """Measure what a worker on 1,024 partitions does when there is nothing to do."""
+    if not can_look(contest, "idle"):
+        return []
+    seconds = seconds_of(contest)
+    found: dict[str, list[float]] = {"%": [], "commands/s": [], "connections": []}
+    for run in range(contest.runs):
+        contest.say(f"run {run + 1} of {contest.runs}")
+        keys = contest.ground.keys("idle", MANY)
+        clients = await contest.ground.clients()
+        async with settled(contest, Contestant("idle worker", entries="idle"), keys) as process:
+            found["connections"].append(float(len(await contest.ground.clients() - clients)))
+            before, begun_s = cpu_s(process), time.monotonic()
+            await asyncio.sleep(seconds)
+            found["%"].append(100 * (cpu_s(process) - before) / (time.monotonic() - begun_s))
+            # Watching commands costs CPU, so it comes after.
+            async with CommandCount(contest.ground.url) as count:
+                await asyncio.sleep(seconds)
+                found["commands/s"].append(count.total / seconds)
+        await contest.ground.remove_keys()
+    rows = []
+    for unit, most in (
+        ("%", CPU_PERCENT_MAX),
+        ("commands/s", COMMANDS_MAX),
+        ("connections", CONNECTIONS_MAX),
+    ):
+        what = f"idle worker on 1,024 partitions: {'CPU of a core' if unit == '%' else unit}"
+        rows.append(_within(f"idle-{unit}", what, Figures("worker", unit, tuple(found[unit])), most))
+    return rows
+
+
+def _within(scene: str, what: str, ours: Figures, most: float) -> Row:
+    """Return a row against a limit, which is the same in each run."""
+    limit = Figures("at most", ours.unit, (most,) * len(ours.runs))
+    return Row(scene, what, ours, limit, Target(1.0, at_most=True))
+
+
+async def memory(contest: Contest) -> list[Row]:
+    """Measure what a worker's memory grows to over all records, after a quarter of them."""
+    if not can_look(contest, "memory"):
+        return []
+    warm: list[float] = []
+    ended: list[float] = []
+    first = int(contest.records * WARM)
+    for run in range(contest.runs):
+        contest.say(f"run {run + 1} of {contest.runs}")
+        keys = contest.ground.keys("memory", FEW)
+        async with settled(contest, Contestant("worker", entries="memory"), keys) as process:
+            for part, sizes in ((first, warm), (contest.records - first, ended)):
+                await contest.ground.append(keys, payloads(part))
+                await process.done()
+                sizes.append(rss_mib(process))
+        await contest.ground.remove_keys()
+    ours = Figures(f"after {contest.records:,} records", "MiB", tuple(ended))
+    theirs = Figures(f"after {first:,} records", "MiB", tuple(warm))
+    return [
+        Row("memory-growth", "memory of a worker", ours, theirs, Target(1.1, at_most=True)),
+        _within("memory", "memory of a worker without Spark", ours, WORKER_MIB_MAX),
+    ]
