@@ -139,7 +139,8 @@ class StreamMode(GroupingMode):
         self._hand = items
         if self.spec.takes_context:
             self._show([entry for entry, _, _ in items])
-        runner.busy_since_ms = clock_ms
+        # Not since it asked: it may have waited for hours, which is no fault of the function.
+        runner.busy_since_ms = now_ms()
         return [record for _, record, _ in items]
 
     async def _next_items(self, count: int, within_ms: int) -> list[_Item]:
