@@ -11,9 +11,10 @@ from typing import Any
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
-from streamworker.core.locks import Acquired, AcquireReply, Held
+from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.membership import Membership
 from streamworker.core.protocols import Coordinator
+from streamworker.errors import ConfigurationError
 from streamworker.testing.model import Code, Commit, Lock, Record, RedisModel
 from streamworker.testing.simulation import Plant
 
@@ -96,7 +97,7 @@ class _NoFence(_OtherFence):
         return False
 
 
-@_model("a commit is fenced by its owner only, not by the epoch", "lost,churn,stuck")
+@_model("a commit is fenced by its owner only, not by the epoch", "lost,flap")
 class _OwnerOnly(_OtherFence):
     def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
         return owner != commit.owner
@@ -305,6 +306,15 @@ class _NoDeathNotice(_NoReconcile):
         return super().before(event)
 
 
+@_core("a document that went back behind a lock is left as it is", "failover,flap")
+class _LeavesRollback(_Around):
+    def before(self, event: ev.Event) -> ev.Event | None:
+        if isinstance(event, ev.LocksAnswered):
+            forgets = {p: Stale(0) if isinstance(r, Stale) else r for p, r in event.replies.items()}
+            return replace(event, replies=forgets)
+        return event
+
+
 @_core("a leaver is removed before it has drained", "stop,start")
 class _LeavesAtOnce(_Around):
     def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
@@ -326,6 +336,15 @@ class _ReleasesEarly(_Around):
         for effect in drained:
             effects += self.core.handle(ev.RunnerStopped(effect.partition, effect.epoch), 0)
         return effects
+
+
+@_core("a worker that is refused for its number of partitions goes on", "repartition")
+class _GoesOn(_Around):
+    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
+        try:
+            return super().handle(event, now_ms)
+        except ConfigurationError:
+            return []
 
 
 @_core("a dead peer is never removed", "kill")

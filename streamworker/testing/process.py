@@ -200,7 +200,8 @@ class SimWorker:
         if self.cut or chance < conditions.lost / 2:
             after(CALL_TIMEOUT_MS, failed, lane)
             if not self.cut and chance < conditions.lost / 4:
-                after(CALL_TIMEOUT_MS + 1 + int(draw() * LATEST_MS), lambda: model.run == run and do())
+                late_ms = 1 + int(draw() * (CALL_TIMEOUT_MS + LATEST_MS))
+                after(late_ms, lambda: model.run == run and do())
             return
 
         def arrive() -> None:

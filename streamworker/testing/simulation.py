@@ -79,6 +79,8 @@ class Schedule:
     """At the start; drawn from 1 to 8 if None, small numbers more often."""
     partitions: int | None = None
     """Drawn from 1 to 64 if None, small numbers more often."""
+    static: float | None = None
+    """How many of the members have a static id, from 0 to 1; one of ``STATIC`` if None."""
     faults: str = "all"
     minutes: float | None = None
     """How long faults last, in virtual time; one of ``MINUTES`` if None."""
@@ -148,7 +150,7 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
         assignment=schedule.assignment or random.choice(tuple(STRATEGIES)),
         entry_every_ms=random.choice((25, 60, 250)),
         timing=Timing(grace_period_ms=grace_ms, hold_ms=HOLD_MS),
-        static=random.choice(STATIC) if schedule.protocol in WITH_STATIC_MEMBERS else 0,
+        static=_static(schedule, random),
         drain_deadline_ms=grace_ms + GRACE_TO_DRAIN_MS,
         model=plant.model,
         wrap=plant.wrap,
@@ -179,6 +181,11 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
         len(checker.executions),
         world.story() if checker.violations else "",
     )
+
+
+def _static(schedule: Schedule, random: Random) -> float:
+    drawn = random.choice(STATIC) if schedule.protocol in WITH_STATIC_MEMBERS else 0
+    return drawn if schedule.static is None else schedule.static
 
 
 def _play(

@@ -152,6 +152,8 @@ class World:
         others = any(each.name == worker.name for each in self.staying)
         if not others and not worker.is_wrong:
             self.checker.figures.went(worker.name, at_once=True)
+        if self._is_healed and not self.staying:
+            self.start()  # somebody notices that nobody is there
 
     def declare(self) -> None:
         """Say how many partitions there are, as each worker does when it has found the server again."""
