@@ -9,7 +9,8 @@ import redis
 from streamworker.dev.bench.contest import BenchFailed, Contest, Contestant
 from streamworker.dev.bench.figures import Figures, Row, Target, fallen, rows_against
 from streamworker.dev.bench.ground import BUSY_PER_S, Ground, open_ground
-from streamworker.dev.bench.process import BATCH, FORWARDING, HANDWRITTEN, RECORD
+from streamworker.dev.bench.process import BATCH, FASTSTREAM, FORWARDING, HANDWRITTEN, RECORD, TASKIQ
+from streamworker.dev.bench.record import payloads
 from streamworker.dev.bench.report import Report, chart, markdown, svg
 from streamworker.dev.bench.sending import latency, produce
 from streamworker.dev.bench.upkeep import idle, memory, partitions
@@ -83,6 +84,27 @@ async def test_each_contestant_handles_all_records_of_the_same_streams(redis_url
         assert all(timing.per_s > 0 and timing.server_us > 0 for (timing,) in found.values())
         assert len(found) == 4
         assert [await ground.backend.execute("XLEN", key) for key in keys] == [RECORDS // 2] * 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("peer", "field"), [(FASTSTREAM, "__data__"), (TASKIQ, "data")], ids=["faststream", "taskiq"]
+)
+async def test_peers_acknowledge_all_records(redis_url: str, peer: Contestant, field: str) -> None:
+    """Each reads entries in the form that it writes them in itself."""
+    pytest.importorskip(peer.needs, reason="pip install 'streamworker[bench]'")
+    async with open_ground(redis_url) as ground:
+        key = ground.events(peer.entries)
+        if peer is TASKIQ:
+            from streamworker.dev.bench.peers.taskiq_tasks import messages
+
+            await ground.fill(key, messages(RECORDS), field)
+        else:
+            await ground.fill(key, payloads(RECORDS), field)
+        timing = await Contest(ground, runs=1).one(peer, [key])
+        assert 0 < timing.per_s < 1_000_000
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.dbsize() == 0
 
 
 @pytest.mark.anyio

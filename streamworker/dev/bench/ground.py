@@ -101,6 +101,8 @@ class Ground:
         """Remove a group, so that the server does not carry the runs before."""
         for at in range(0, len(keys), FILL):
             await self.backend.pipeline([("XGROUP", "DESTROY", key, group) for key in keys[at : at + FILL]])
+        # What taskiq locks is the one key that a peer makes outside of ours.
+        await self.backend.execute("UNLINK", *[f"autoclaim:{group}:{key}" for key in keys])
 
     async def clients(self) -> set[str]:
         """Return the ids of the clients that are connected now, but for those of the bench itself."""
