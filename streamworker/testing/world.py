@@ -24,6 +24,8 @@ from streamworker.testing.trouble import Trouble
 
 BALANCE = BalanceRules(interval_ms=1_000, looks=2, moves_per_minute=1_000)
 """Fast enough that load moves something while faults last, and comes to rest when they are over."""
+LOAD_IS_A_REASON_MS = 10**9
+"""By load a partition moves with a reason, for as long as a simulation may last."""
 LOAD_SPELL_MS = 4_000
 """How long a load stays as it is while faults last."""
 GROWING = frozenset({"claim"})
@@ -93,6 +95,8 @@ class World:
             extend=EXTENSIONS.get(protocol),
         )
         self.checker = Checker(partitions, lambda: self.clock.now_ms - start_ms)
+        if assignment == "weighted":
+            self.checker.figures.happened(LOAD_IS_A_REASON_MS)
         self.model.on_lock = self.checker.locked
         self.model.on_held = lambda partition: self.checker.held(partition, drain_deadline_ms)
         self.model.on_commit = self.checker.committed

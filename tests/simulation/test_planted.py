@@ -1,5 +1,8 @@
 """Every known mistake is found: a checker that has caught nothing is not trusted."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from streamworker.testing.planted import PLANTS
@@ -22,6 +25,14 @@ def test_a_planted_mistake_is_found(name: str) -> None:
             assert run(schedule).violations == ()
             return
     pytest.fail(f"not found in {MOST} schedules: {name}")
+
+
+def test_the_table_in_the_docs_has_all_of_them_and_how_many_schedules_each_needed() -> None:
+    """``python docs/planted.py`` writes it."""
+    page = Path(__file__, "../../../docs/protocols/simulated.md").resolve().read_text("utf-8")
+    rows = re.findall(r"^\| (.+?) \| [a-z,]+ \| (\d+) \| \w+ \|$", page, re.MULTILINE)
+    assert [name for name, _ in rows] == list(PLANTS)
+    assert all(1 <= int(schedules) <= MOST for _, schedules in rows)
 
 
 def test_there_are_enough_of_them() -> None:

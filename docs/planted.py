@@ -1,0 +1,53 @@
+"""Counts how many schedules each planted fault needs, and writes the table: ``python docs/planted.py``.
+
+Takes some minutes on two cores. tests/simulation/test_planted.py compares the names in the table
+with the faults that there are.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent))
+
+from streamworker.testing.planted import PLANTS  # noqa: E402
+from streamworker.testing.simulation import Schedule, run  # noqa: E402
+
+PAGE = DOCS / "protocols" / "simulated.md"
+BEGIN, END = "<!-- made by docs/planted.py -->\n", "<!-- end of planted -->\n"
+MOST = 1_000
+
+
+def needed(name: str) -> tuple[int, str]:
+    """Return how many schedules it took until a planted fault was found, and which promise it broke."""
+    plant = PLANTS[name]
+    for seed in range(MOST):
+        outcome = run(Schedule(seed=seed, faults=plant.faults), plant)
+        if outcome.violations:
+            return seed + 1, outcome.violations[0].promise
+    raise SystemExit(f"Not found in {MOST} schedules: {name}")
+
+
+def table(found: Mapping[str, tuple[int, str]]) -> str:
+    """Return the table as Markdown."""
+    rows = [
+        f"| {name} | {PLANTS[name].faults} | {schedules} | {promise} |"
+        for name, (schedules, promise) in found.items()
+    ]
+    return "\n".join(["| planted fault | faults | schedules | seen as |", "|---|---|---:|---|", *rows, ""])
+
+
+def main() -> None:
+    """Write the table anew."""
+    with ProcessPoolExecutor() as pool:
+        found = dict(zip(PLANTS, pool.map(needed, PLANTS), strict=True))
+    text = PAGE.read_text("utf-8")
+    made = re.sub(f"{BEGIN}.*{END}", lambda _: BEGIN + table(found) + END, text, flags=re.DOTALL)
+    PAGE.write_text(made, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
