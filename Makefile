@@ -5,12 +5,14 @@
 #   make lint     ruff: rules and format
 #   make types    mypy --strict
 #   make docs     write the generated pages of docs/ anew
+#   make bench    the table of docs/performance.md, and benchmarks/ratios.json, on a quiet machine
+#   make bench-check   compare ratios with benchmarks/ratios.json, a minute
 #   make clean    remove .venv and whatever tools left behind
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs clean
+.PHONY: help demo test lint types docs bench bench-check clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -45,6 +47,19 @@ types: $(READY)
 docs: $(READY)
 	$(PY) docs/generate.py
 	$(PY) -m streamworker.tui.picture tests/tui/recorded/top.json docs/images/top.svg
+
+# The reference and the check have one size: ratios of short runs are not those of long ones.
+GUARD := process --runs 5 --records 60000
+
+bench: $(READY)
+	$(PIP) install -c constraints.txt -e '.[bench]'
+	$(VENV)/bin/streamworker bench all --markdown
+	$(VENV)/bin/streamworker bench $(GUARD) --ratios benchmarks/ratios.json
+
+bench-check: $(READY)
+	@# Once more before it counts: another program may have had the machine for these seconds.
+	$(VENV)/bin/streamworker bench $(GUARD) --check benchmarks/ratios.json || \
+		$(VENV)/bin/streamworker bench $(GUARD) --check benchmarks/ratios.json
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
