@@ -91,4 +91,4 @@ class Outbox:
 
     def next_deadline_ms(self) -> int | None:
         """Return when ``advance`` has something to do next."""
-        return self._from_ms if self._update is None else None
+        return None if self._update is not None or self.is_empty else self._from_ms

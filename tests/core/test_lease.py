@@ -20,6 +20,7 @@ from streamworker.core.lease_events import (
     RaceForLease,
     UpdateLeases,
 )
+from streamworker.core.lease_state import Outbox
 from streamworker.core.lease_timing import UNIT, LeaseTiming, race_delay_ms
 from streamworker.core.locks import Acquired, Held, Stale
 from streamworker.errors import ConfigurationError, InternalError
@@ -465,3 +466,14 @@ def test_the_spans_are_settings_with_the_same_defaults_and_the_same_rules() -> N
         Settings(lease_normal_ms=11_000)
     with pytest.raises(ConfigurationError, match="lease_max_shutdown_ms"):
         Settings(lease_max_shutdown_ms=7_999)
+
+
+def test_an_outbox_that_has_nothing_more_to_tell_waits_for_nothing() -> None:
+    """What was to be told again may be withdrawn meanwhile; its deadline must not stay in the past."""
+    outbox = Outbox("w1", retry_ms=200, jitter=lambda _: 0)
+    outbox.allocate[3] = 7
+    assert outbox.advance(0)
+    outbox.answered(50, done=False)
+    assert outbox.next_deadline_ms() == 250
+    outbox.allocate.clear()
+    assert outbox.next_deadline_ms() is None
