@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from streamworker.dev.bench.contest import BenchFailed, Contest, Contestant
-from streamworker.dev.bench.figures import Figures, Row, Target, fallen, rows_against
+from streamworker.dev.bench.figures import LOOP, Figures, Row, Target, fallen, rows_against
 from streamworker.dev.bench.ground import BUSY_PER_S, Ground, open_ground
 from streamworker.dev.bench.process import BATCH, FASTSTREAM, FORWARDING, HANDWRITTEN, RECORD, TASKIQ
 from streamworker.dev.bench.record import payloads
@@ -25,7 +25,7 @@ def row(
 ) -> Row:
     """Make a row of the table."""
     unit = "ms" if target is not None and target.is_difference else "events/s"
-    return Row(scene, "batch handler", Figures("ours", unit, ours), Figures("loop", unit, theirs), target)
+    return Row(scene, "batch handler", Figures("ours", unit, ours), Figures(LOOP, unit, theirs), target)
 
 
 def test_a_ratio_is_the_median_of_runs_that_stood_side_by_side() -> None:
@@ -65,7 +65,8 @@ def test_the_report_is_a_table_bars_and_a_picture() -> None:
     report = Report(machine={"cores": "2"}, rows=rows, left_out=["peer: why"], runs=1, command="bench")
     page = markdown(report)
     assert (
-        "| batch handler | 200 events/s | loop: 100 events/s | 2.00x (2.00 to 2.00) | ≥ 1.2x | yes |" in page
+        "| batch handler | 200 events/s | redis-py loop: 100 events/s | 2.00x (2.00 to 2.00) | ≥ 1.2x | yes |"
+        in page
     )
     assert "cores 2" in page and "Left out: peer: why" in page
     long, short = (line.count("█") for line in chart(rows)[1:])

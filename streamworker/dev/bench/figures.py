@@ -128,6 +128,9 @@ class Row:
         }
 
 
+LOOP = "redis-py loop"
+"""The contestant that all others are set against: XREADGROUP, decoding and XACK by hand."""
+
 COLUMNS = ("what", "ours", "against", "ratio (spread)", "target", "met?")
 
 

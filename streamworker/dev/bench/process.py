@@ -1,10 +1,9 @@
 """Scene ``process``: how fast records are handled and committed, and what that costs the server."""
 
 from streamworker.dev.bench.contest import Contest, Contestant, rates, server_cpu
-from streamworker.dev.bench.figures import Row, Target, rows_against
+from streamworker.dev.bench.figures import LOOP, Row, Target, rows_against
 from streamworker.dev.bench.record import payloads
 
-LOOP = "redis-py loop"
 TASKIQ_BROKER = "streamworker.dev.bench.peers.taskiq_tasks:broker"
 BATCH = Contestant("batch handler", mode="batch")
 FORWARDING = Contestant("batch handler, forwarding", mode="forwarding")
