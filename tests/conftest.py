@@ -22,9 +22,8 @@ CONTRACT = TESTS / "contract"
 
 ALONE = {
     "rebalance": "how long partitions stand still, with session timeouts of little more than a second",
-    "simulation": "uses both cores itself",
+    "simulation/test_simulation.py": "uses both cores itself",
     "dev/test_demo.py": "its verdict has times in it",
-    "test_guarantees.py": "I7 is about seconds",
 }
 """What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""
 

@@ -257,6 +257,7 @@ async def test_i6_a_commit_tells_the_truth(redis_url: str) -> None:
         assert logged() == ["1-0", "2-0"]
 
 
+@pytest.mark.alone  # about seconds
 def test_i7_the_partitions_of_a_killed_worker_run_again_within_five_seconds(
     redis_url: str, spawn: SpawnWorker, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_worker_that_joins_later_is_given_its_share_of_what_was_measured(scene
         wait_for(lambda: len(scene.owners()) == 2, "both work")
         wait_for(lambda: all(member.load for member in scene.snapshot().members), "both have measured", 20)
         wait_for(lambda: rest_ms(scene) >= 1_000, "it rests", 40)
-        loads = [member.load for member in scene.snapshot().members]
-    assert abs(scene.owners()["w1"] - scene.owners()["w2"]) >= 2
-    assert max(loads) <= 2 * min(loads), loads
+    hot = next(view.owner or "" for view in scene.snapshot().partitions if view.partition == 6)
+    owners = scene.owners()
+    print(f"{hot} has the hot one, and all have {owners}")
+    assert owners[hot.partition(".")[0]] <= 3, "by number it would be four"
