@@ -904,4 +904,5 @@ async def test_what_concurrency_costs_a_record(redis_url: str, capsys: pytest.Ca
     medians = {name: sorted(found)[1] for name, found in rates.items()}
     with capsys.disabled():
         print("\ninstant handlers: " + ", ".join(f"{name} {n:,.0f}/s" for name, n in medians.items()))
-    assert medians["side by side"] / medians["in order"] > 0.05
+    # 0.15 to 0.23 on a quiet machine, where what is in order is at its fastest (measured).
+    assert medians["side by side"] / medians["in order"] > 0.1
