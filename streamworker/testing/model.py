@@ -323,10 +323,14 @@ class RedisModel:
         """``XREAD events``."""
         return [record for record in self.locks[partition].events if record.id > after][:count]
 
+    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
+        """Whether a commit is refused while the lock has this owner and epoch."""
+        return (owner, epoch) != (commit.owner, commit.epoch)
+
     def commit(self, partition: int, commit: Commit) -> Code:
         """``commit.lua``, with the trimming of the source."""
         lock = self.locks[partition]
-        if (lock.owner, lock.epoch) != (commit.owner, commit.epoch):
+        if self.is_fenced(lock.owner, lock.epoch, commit):
             self.fenced += 1
             return Code.FENCED
         if lock.checkpoint == commit.new:

@@ -69,42 +69,20 @@ class _Around:
 # -- commits -----------------------------------------------------------------------------------
 
 
-class _OtherFence(RedisModel):
-    """``commit.lua`` with another comparison at its head."""
-
-    def commit(self, partition: int, commit: Commit) -> Code:
-        """Commit if ``is_fenced`` lets it."""
-        lock = self.locks[partition]
-        if self.is_fenced(lock.owner, lock.epoch, commit):
-            self.fenced += 1
-            return Code.FENCED
-        if lock.checkpoint == commit.new:
-            return Code.DUP
-        if lock.checkpoint != commit.previous or not self.has(partition, commit.new):
-            return Code.GAP
-        self.take(partition, commit)
-        self.trim(partition, commit.new)
-        return Code.OK
-
-    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
-        """Whether a commit is refused."""
-        return (owner, epoch) != (commit.owner, commit.epoch)
-
-
 @_model("no epoch check: anybody may commit")
-class _NoFence(_OtherFence):
+class _NoFence(RedisModel):
     def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
         return False
 
 
 @_model("a commit is fenced by its owner only, not by the epoch", "lost,flap")
-class _OwnerOnly(_OtherFence):
+class _OwnerOnly(RedisModel):
     def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
         return owner != commit.owner
 
 
 @_model("a commit is fenced by the epoch only, which a failover gives twice", "failover,flap")
-class _EpochOnly(_OtherFence):
+class _EpochOnly(RedisModel):
     def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
         return epoch != commit.epoch
 
