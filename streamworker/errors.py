@@ -75,14 +75,6 @@ class CoordinationError(StreamworkerError):
     """The group's view and this worker's view differ."""
 
 
-class FencedError(CoordinationError):
-    """Another owner holds the partition; this worker's result was refused."""
-
-
-class MembershipLost(CoordinationError):
-    """The group removed this member; it must join again."""
-
-
 class BackendError(StreamworkerError):
     """Redis did not do what it was asked."""
 

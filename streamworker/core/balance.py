@@ -71,6 +71,7 @@ def plan(scales: Scales, rules: BalanceRules, most: int, *, has_begun: bool = Fa
 
     Examples
     --------
+    >>> from streamworker.core.weights import Weights
     >>> scales = Scales(["a", "b"], ["a", "a", "a", "b"], Weights((900, 200, 200, 100)))
     >>> plan(scales, BalanceRules(), most=10)
     {1: 'b'}

@@ -216,7 +216,6 @@ class KeyedMode(GroupingMode):
             self._failed(place, hand, failed)
             return
         self._ends(place)
-        self.runner.progress_ms = now_ms()
         hand.outputs = effects.outputs
         self._finish(place)
 

@@ -114,7 +114,7 @@ class RecordMode(GroupingMode):
             except Exception as error:  # noqa: BLE001 - whatever a user function raises
                 runner.busy_since_ms = None
                 return place, error
-            runner.progress_ms = clock_ms = now_ms()
+            clock_ms = now_ms()
             runner.busy_since_ms = None
             self.add((entries[place],), effects.outputs, effects.changes)
             if clock_ms >= until_ms or not runner.may_start:
@@ -140,7 +140,7 @@ class RecordMode(GroupingMode):
             except Exception as error:  # noqa: BLE001 - whatever a user function raises
                 runner.busy_since_ms = None
                 return place, error
-            runner.progress_ms = clock_ms = now_ms()
+            clock_ms = now_ms()
             runner.busy_since_ms = None
             self.add((entries[place],), effects.outputs, effects.changes)
             if clock_ms >= until_ms or not runner.may_start:

@@ -136,8 +136,6 @@ class PartitionRunner:
         self.partition = partition
         self.rng = rng
         self.log = log.bind(app=app_name, processor=spec.name, partition=partition, epoch=lock.epoch)
-        self.progress_ms = now_ms()
-        """When records were last finished, by the monotonic clock."""
         self.busy_since_ms: int | None = None
         """When the call that is running began, by the monotonic clock."""
         self.records_done = 0
@@ -291,8 +289,7 @@ class PartitionRunner:
         self.busy_since_ms = now_ms()
 
     def ends(self) -> None:
-        """Note that a call ended well."""
-        self.progress_ms = now_ms()
+        """Note that a call ended."""
         self.busy_since_ms = None
 
     def worked_ms(self, at_ms: int) -> int:
@@ -316,11 +313,6 @@ class PartitionRunner:
             self._resting_since_ms = None
 
     # -- commits out -----------------------------------------------------------------------
-
-    @property
-    def can_submit(self) -> bool:
-        """Whether a commit could be started at once."""
-        return not self._in_flight
 
     async def submit(self, work: Work) -> None:
         """Start a commit, once the one before has landed."""
@@ -388,7 +380,6 @@ class PartitionRunner:
             return
         self.buffer.release(len(work.entries), work.size)
         self.records_done += len(work.entries)
-        self.progress_ms = now_ms()
         self._in_flight = False
         self._landed.fire()
         if troubled:

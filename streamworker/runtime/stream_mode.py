@@ -126,7 +126,7 @@ class StreamMode(GroupingMode):
         self._ack()
         runner = self.runner
         runner.busy_since_ms = None
-        runner.progress_ms = clock_ms = now_ms()
+        clock_ms = now_ms()
         if clock_ms >= self._turn_due_ms:
             await self.turn()
             self._turn_due_ms = now_ms() + SLICE_MS

@@ -185,7 +185,7 @@ def share(limit: int | None, waiting: Mapping[int, int]) -> dict[int, int]:
     that a partition with little is not starved by one with much.
 
     >>> share(10, {0: 90, 1: 10})
-    {0: 9, 1: 1}
+    {0: 8, 1: 2}
     """
     waiting = {p: rows for p, rows in sorted(waiting.items()) if rows > 0}
     total = sum(waiting.values())

@@ -32,9 +32,6 @@ class Conditions:
 
 
 QUIET = Conditions()
-ROUGH = Conditions(
-    lost=0.08, repeated=0.05, control_lost=0.1, latency_ms=300, batch_ms=1_500, stuck=0.01, halted=0.002
-)
 
 
 class Kind(Enum):
