@@ -25,6 +25,7 @@ from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.client import Backend, check_server
 from streamworker.redisio.keys import check_name
+from streamworker.runtime.collector import rested_collector
 from streamworker.runtime.declaring import declare
 from streamworker.runtime.group import Group, worker_name
 from streamworker.runtime.keeper import Keeper
@@ -189,7 +190,8 @@ def run_worker(
 
     async def main() -> None:
         timeout_ms = app.settings.shutdown_timeout_ms
-        with TwoStages(worker.stop, name=worker.name, timeout_ms=timeout_ms):
+        stages = TwoStages(worker.stop, name=worker.name, timeout_ms=timeout_ms)
+        with rested_collector(), stages:
             await worker.run(on_ready)
 
     anyio.run(main, backend_options={"use_uvloop": use_uvloop})
