@@ -57,6 +57,35 @@ _SLOT_HEADER_TYPE, _SLOT_HEADER, _SLOT_COMPRESSION = 1, 2, 3
 """Places of the fields in the tables ``Message`` and ``RecordBatch`` of Message.fbs."""
 
 
+class Damaged(Exception):
+    """Bytes that are not what they are said to be; the text says what is wrong, after "it is damaged:"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A record batch as bytes, and what is needed to check and to read them."""
+
+    rows: int
+    crc: int
+    """CRC-32 of ``data``."""
+    codec: str
+    size: int
+    """Bytes before compression."""
+    data: bytes
+
+    def acked(self, schema: str, first: EntryId) -> "AckedBatch":
+        """Return what a commit carries: these bytes, with their schema's fingerprint and first entry."""
+        return AckedBatch(
+            rows=self.rows,
+            first=first,
+            schema=schema,
+            crc=self.crc,
+            codec=self.codec,
+            size=self.size,
+            data=self.data,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class AckedBatch:
     """What a worker adds to an acked log in one commit; the script adds the rest."""
@@ -67,7 +96,7 @@ class AckedBatch:
     schema: str
     """Fingerprint of the schema; see :func:`schema_fingerprint`."""
     crc: int
-    codec: Codec
+    codec: str
     size: int
     """Bytes before compression."""
     data: bytes
@@ -203,27 +232,34 @@ def encode_batch(
             remedy="Commit without a batch instead.",
         )
     fingerprint = schema_fingerprint(batch.schema)
+    if codec == "auto":
+        packed = pack(batch, "zstd", above_bytes=COMPRESS_ABOVE_BYTES, if_smaller=True)
+    else:
+        packed = pack(batch, codec)
+    return fingerprint, packed.acked(fingerprint, first)
+
+
+def pack(batch: pa.RecordBatch, codec: Codec, *, above_bytes: int = 0, if_smaller: bool = False) -> Packed:
+    """Turn a record batch into bytes.
+
+    Parameters
+    ----------
+    batch
+        The rows. Metadata of its schema is dropped.
+    codec
+        How to compress.
+    above_bytes
+        A batch that is not larger is left as it is.
+    if_smaller
+        Leave it as it is, too, where compressing gains nothing.
+    """
     raw = batch.serialize()
-    chosen: Codec = codec if codec != "auto" else ("zstd" if raw.size > COMPRESS_ABOVE_BYTES else "none")
-    data = _compress(raw, chosen)
-    if codec == "auto" and len(data) >= raw.size:
-        chosen, data = "none", bytes(raw.to_pybytes())
-    acked = AckedBatch(
-        rows=batch.num_rows,
-        first=first,
-        schema=fingerprint,
-        crc=zlib.crc32(data),
-        codec=chosen,
-        size=raw.size,
-        data=data,
-    )
-    return fingerprint, acked
-
-
-def _compress(raw: pa.Buffer, codec: Codec) -> bytes:
-    if codec == "none":
-        return bytes(raw.to_pybytes())
-    return bytes(pa.Codec(codec).compress(raw, asbytes=True))
+    if raw.size <= above_bytes:
+        codec = "none"
+    data = b"" if codec == "none" else bytes(pa.Codec(codec).compress(raw, asbytes=True))
+    if codec == "none" or (if_smaller and len(data) >= raw.size):
+        codec, data = "none", bytes(raw.to_pybytes())
+    return Packed(batch.num_rows, zlib.crc32(data), codec, raw.size, data)
 
 
 # -- decoding --------------------------------------------------------------------------------
@@ -262,23 +298,38 @@ def decode_entry(
     rows = _number(id, fields, b"rows")
     size = _number(id, fields, b"size")
     data = _field(id, fields, b"batch")
-    if zlib.crc32(data) != _number(id, fields, b"crc"):
-        raise _damaged(id, "its batch does not match its CRC")
+    crc = _number(id, fields, b"crc")
     fingerprint = schema_of(id, fields)
     schema = schemas.get(fingerprint)
     if schema is None:
         raise _damaged(id, f"its schema {fingerprint} is not among the stored schemas")
-    if size > max_raw_bytes:
-        raise _damaged(id, f"it declares {size} bytes, and at most {max_raw_bytes} are allowed")
+    packed = Packed(rows, crc, _field(id, fields, b"codec").decode("ascii", "replace"), size, data)
     try:
-        raw = _decompress(id, data, _field(id, fields, b"codec"), size)
-        message = _checked_message(id, raw)
+        return unpack(packed, schema, max_raw_bytes)
+    except Damaged as damaged:
+        raise _damaged(id, str(damaged)) from None
+
+
+def unpack(packed: Packed, schema: pa.Schema, max_raw_bytes: int = RAW_BYTES_MAX) -> pa.RecordBatch:
+    """Read a record batch, having checked everything that can be checked.
+
+    Raises
+    ------
+    Damaged
+        Saying what is wrong.
+    """
+    if zlib.crc32(packed.data) != packed.crc:
+        raise Damaged("its batch does not match its CRC")
+    if packed.size > max_raw_bytes:
+        raise Damaged(f"it declares {packed.size} bytes, and at most {max_raw_bytes} are allowed")
+    try:
+        message = _checked_message(_decompress(packed))
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise _damaged(id, f"its batch cannot be read: {str(error).rstrip('.')}") from None
-    if batch.num_rows != rows:
-        raise _damaged(id, f"it declares {rows} rows and holds {batch.num_rows}")
+        raise Damaged(f"its batch cannot be read: {str(error).rstrip('.')}") from None
+    if batch.num_rows != packed.rows:
+        raise Damaged(f"it declares {packed.rows} rows and holds {batch.num_rows}")
     return batch
 
 
@@ -332,32 +383,33 @@ def slice_rows(batch: pa.RecordBatch, entry_end_row: int, start_row: int, end_ro
     return batch.slice(begin - entry_start_row, max(0, end - begin))
 
 
-def _decompress(id: EntryId, data: bytes, codec: bytes, size: int) -> pa.Buffer:
-    if codec == b"none":
+def _decompress(packed: Packed) -> pa.Buffer:
+    data, codec, size = packed.data, packed.codec, packed.size
+    if codec == "none":
         if len(data) != size:
-            raise _damaged(id, f"it declares {size} bytes and holds {len(data)}")
+            raise Damaged(f"it declares {size} bytes and holds {len(data)}")
         return pa.py_buffer(data)
-    if codec not in (b"lz4", b"zstd"):
-        raise _damaged(id, f"its codec {codec!r} is unknown")
-    return pa.Codec(codec.decode()).decompress(pa.py_buffer(data), decompressed_size=size)
+    if codec not in CODECS:
+        raise Damaged(f"its codec {codec.encode()!r} is unknown")
+    return pa.Codec(codec).decompress(pa.py_buffer(data), decompressed_size=size)
 
 
-def _checked_message(id: EntryId, raw: pa.Buffer) -> pa.Message:
+def _checked_message(raw: pa.Buffer) -> pa.Message:
     """Return the IPC message in ``raw``: a record batch, uncompressed, of exactly its size."""
     message = pa.ipc.read_message(raw)
     metadata = bytes(message.metadata.to_pybytes())
     continuation, metadata_bytes = struct.unpack_from("<Ii", memoryview(raw), 0)
     if continuation != _CONTINUATION or 8 + metadata_bytes + message.body.size != raw.size:
         # lz4 fills a buffer that is too large with whatever was there, so the sum is checked.
-        raise _damaged(id, f"it declares {raw.size} bytes, which is not the size of its batch")
+        raise Damaged(f"it declares {raw.size} bytes, which is not the size of its batch")
     root = struct.unpack_from("<I", metadata, 0)[0]
     kind = _slot(metadata, root, _SLOT_HEADER_TYPE)
     header = _slot(metadata, root, _SLOT_HEADER)
     if kind is None or header is None or metadata[kind] != _RECORD_BATCH:
-        raise _damaged(id, "its batch is another kind of Arrow message")
+        raise Damaged("its batch is another kind of Arrow message")
     table = header + struct.unpack_from("<I", metadata, header)[0]
     if _slot(metadata, table, _SLOT_COMPRESSION) is not None:
-        raise _damaged(id, "its batch is compressed inside, which is not accepted")
+        raise Damaged("its batch is compressed inside, which is not accepted")
     return message
 
 
