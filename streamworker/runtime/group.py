@@ -66,6 +66,10 @@ from streamworker.runtime.runner import PartitionRunner, Stopped, StopReason
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
 
+STATE_READS_MAX = 2
+"""Partitions whose state is read at a time. A worker may start a thousand at once: a call that waits
+for its turn here does so before its deadline begins, and leaves connections for the other calls."""
+
 
 @dataclass(slots=True)
 class _Running:
@@ -124,6 +128,7 @@ class Group:
         self._arrived = anyio.Event()
         self._running: dict[int, _Running] = {}
         self._gate = Gate()
+        self._state_reads = anyio.Semaphore(STATE_READS_MAX)
         self._measuring = anyio.CancelScope()
         self._committer = Committer(backend, self.keys, settings, rng)
         self._fetcher = Fetcher(
@@ -371,7 +376,8 @@ class Group:
         tries = 0
         while True:
             try:
-                stored = await state.read_state(self._backend, self.keys, effect.partition)
+                async with self._state_reads:
+                    stored = await state.read_state(self._backend, self.keys, effect.partition)
             except BackendError as error:
                 log.warning("state_unreadable", error=str(error))
                 self._show(effect, f"state unreadable: {error}")

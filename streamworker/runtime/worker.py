@@ -26,6 +26,7 @@ from streamworker.processors import ProcessorSpec
 from streamworker.redisio.client import Backend, check_server
 from streamworker.redisio.keys import check_name
 from streamworker.runtime.collector import rested_collector
+from streamworker.runtime.committer import PIPELINES_MAX
 from streamworker.runtime.declaring import declare
 from streamworker.runtime.group import Group, worker_name
 from streamworker.runtime.keeper import Keeper
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     from streamworker.app import App
 
 log = get_logger("streamworker.worker")
+
+OTHER_CALLS = 3
+"""Connections for all calls but the commits, of which each processor has ``PIPELINES_MAX`` at a time.
+Calls are short. With its reads, the control stream and the heartbeats, a worker of one processor has
+8 connections at most."""
 
 
 class Worker:
@@ -91,7 +97,10 @@ class Worker:
         settings = self._settings
         rng = random.Random()
         async with Backend.open(
-            settings.redis_url, name=self.name, call_timeout_ms=settings.call_timeout_ms
+            settings.redis_url,
+            name=self.name,
+            call_timeout_ms=settings.call_timeout_ms,
+            connections=OTHER_CALLS + PIPELINES_MAX * len(self._specs),
         ) as backend:
             await self._prepare(backend)
             keeper, listener = Keeper(settings, self.name), Listener(backend, rng)
