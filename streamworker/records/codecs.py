@@ -18,6 +18,7 @@ import msgspec
 
 from streamworker.core.entries import Entry
 from streamworker.errors import ConfigurationError, DecodeError, RecordError
+from streamworker.records.entries import Entries
 from streamworker.records.types import Field, Kind, is_composite, read_hint
 
 if TYPE_CHECKING:
@@ -229,9 +230,14 @@ def make_batch_decoder(record_type: "RecordType", codec: Codec) -> BatchDecoder:
     check_codec(codec)
     load = _loader(record_type, codec)
     decode = make_decoder(record_type, codec)
+    load_payload = None if codec == "fields" else _payload_loader(record_type, codec)
 
     def decode_many(entries: Sequence[Entry]) -> list[Any]:
         try:
+            if load_payload is not None and isinstance(entries, Entries):
+                payloads = entries.payloads(PAYLOAD_FIELD)
+                if payloads is not None:
+                    return list(map(load_payload, payloads))
             return [load(entry.fields) for entry in entries]
         except Exception:  # find the entry, and say what is wrong with it
             for entry in entries:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from streamworker.core.entries import ZERO, Entry, EntryId
 from streamworker.errors import BackendError
+from streamworker.records.entries import Entries
 from streamworker.redisio.client import Backend, ScriptCall
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.link import Argument
 from streamworker.redisio.scripts import REPLAY_DEAD, checked
-from streamworker.redisio.streams import entries_of
 
 _FIELD = b"f."
 
@@ -56,7 +56,7 @@ async def list_dead(
     for partition, reply in zip(partitions, await backend.pipeline(commands), strict=True):
         if isinstance(reply, BackendError):
             raise reply
-        letters += [_letter(partition, entry) for entry in entries_of(reply)]
+        letters += [_letter(partition, entry) for entry in Entries.of(reply)]
     return sorted(letters, key=lambda letter: (letter.id, letter.partition))
 
 
@@ -68,7 +68,7 @@ async def show_dead(backend: Backend, keys: GroupKeys, partition: int, id: Entry
     BackendError
         Without an answer, or if the key is no stream.
     """
-    found = entries_of(await backend.execute("XRANGE", keys.dead(partition), str(id), str(id)))
+    found = Entries.of(await backend.execute("XRANGE", keys.dead(partition), str(id), str(id)))
     return _letter(partition, found[0]) if found else None
 
 

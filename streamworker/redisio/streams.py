@@ -8,6 +8,7 @@ from typing import Any
 
 from streamworker.core.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError, RecordError
+from streamworker.records.entries import Entries
 from streamworker.redisio.client import Backend, BlockingConnection, ScriptCall
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.link import Argument
@@ -225,35 +226,6 @@ def _append_reply(reply: Any) -> AppendReply:
 
 # -- reading ---------------------------------------------------------------------------------
 
-_tuple_new = tuple.__new__
-_object_new = object.__new__
-_set_id, _set_fields, _set_size = (vars(Entry)[name].__set__ for name in ("id", "fields", "size"))
-
-
-def entries_of(reply: Sequence[Any]) -> list[Entry]:
-    """Read the entries of one stream as Redis returns them: ``[id, [name, value, ...]]`` each.
-
-    Every record passes here, so this spends half the time that the constructors of ``Entry``
-    and ``EntryId`` would take; what they make is the same.
-    """
-    entries: list[Entry] = []
-    add = entries.append
-    for text, flat in reply:
-        ms, _, seq = text.partition(b"-")
-        if len(flat) == 2:
-            name, value = flat
-            fields = {name: value}
-            size = len(name) + len(value)
-        else:
-            fields = dict(zip(flat[::2], flat[1::2], strict=True))
-            size = sum(map(len, flat))
-        entry = _object_new(Entry)
-        _set_id(entry, _tuple_new(EntryId, (int(ms), int(seq))))
-        _set_fields(entry, fields)
-        _set_size(entry, size)
-        add(entry)
-    return entries
-
 
 async def read(
     connection: BlockingConnection,
@@ -261,7 +233,7 @@ async def read(
     positions: Mapping[int, EntryId],
     count: int,
     block_ms: int,
-) -> dict[int, list[Entry]]:
+) -> dict[int, Entries]:
     """Read what follows some positions, waiting until there is something.
 
     Parameters
@@ -293,7 +265,7 @@ async def read(
     if not reply:
         return {}
     partition_of = {name.encode(): partition for name, partition in zip(names, positions, strict=True)}
-    return {partition_of[name]: entries_of(entries) for name, entries in reply}
+    return {partition_of[name]: Entries.of(entries) for name, entries in reply}
 
 
 async def range_entries(
@@ -309,7 +281,7 @@ async def range_entries(
         Without an answer, or if the key is no stream.
     """
     last = "+" if end is None else str(end)
-    return entries_of(await backend.execute("XRANGE", key, str(start), last, "COUNT", count))
+    return list(Entries.of(await backend.execute("XRANGE", key, str(start), last, "COUNT", count)))
 
 
 async def entries_up_to(backend: Backend, key: str, position: EntryId) -> int:

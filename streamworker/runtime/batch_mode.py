@@ -34,7 +34,7 @@ class BatchMode(Mode):
                 return halted
         return ""
 
-    async def _handle(self, entries: list[Entry]) -> str:
+    async def _handle(self, entries: Sequence[Entry]) -> str:
         decoded = self.invoker.decode(entries)
         records, bad = decoded.records, decoded.bad
         halted = ""
@@ -61,7 +61,7 @@ class BatchMode(Mode):
         await self.runner.submit(work)
         return halted
 
-    async def _run(self, entries: list[Entry], records: list[Any]) -> "_Part | str":
+    async def _run(self, entries: Sequence[Entry], records: list[Any]) -> "_Part | str":
         """Handle the records of one batch; a text is why the partition halts (empty: given up)."""
         part = _Part()
         if not entries:
@@ -78,7 +78,7 @@ class BatchMode(Mode):
                 return ""
         return part
 
-    async def _search(self, entries: list[Entry], records: list[Any], part: _Part) -> bool:
+    async def _search(self, entries: Sequence[Entry], records: list[Any], part: _Part) -> bool:
         """Handle a failing batch by halves; False if it was given up.
 
         A slice of several records is tried once, a single record as often as a batch: it is

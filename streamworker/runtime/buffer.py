@@ -9,10 +9,11 @@ so that a partition which cannot move does not starve the others.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from streamworker.core.batching import ENTRY_OVERHEAD_BYTES, SizeEstimate, prefix_within
 from streamworker.core.entries import Entry, EntryId
+from streamworker.records.entries import joined_entries, sizes_of
 from streamworker.runtime.signals import Signal
 
 
@@ -36,11 +37,6 @@ class ByteBudget:
     def share(self) -> int:
         """What one partition may hold."""
         return self.limit // max(1, self.buffers)
-
-
-def size_of(entries: list[Entry]) -> int:
-    """Return the bytes of some entries."""
-    return sum([entry.size for entry in entries])
 
 
 def cost_of(count: int, size: int) -> int:
@@ -84,7 +80,7 @@ class PartitionBuffer:
         self._ahead = ahead
         self._on_room = on_room
         self._changed = Signal()
-        self._chunks: deque[tuple[int, int, list[Entry]]] = deque()
+        self._chunks: deque[tuple[int, int, Sequence[Entry]]] = deque()
         """Arrival time (monotonic ms), bytes and entries, as the reads brought them."""
         self._waiting = 0
         self._waiting_bytes = 0
@@ -125,12 +121,12 @@ class PartitionBuffer:
         """
         return self.has_room and (self._waiting == 0 or 2 * self._held <= self._budget.share)
 
-    def put(self, entries: list[Entry]) -> None:
+    def put(self, entries: Sequence[Entry]) -> None:
         """Add what a read brought; moves ``position``. Ignored once the buffer is closed."""
         if self.closed or not entries:
             return
-        count, size = len(entries), size_of(entries)
-        largest = max([entry.size for entry in entries])
+        sizes = sizes_of(entries)
+        count, size, largest = len(sizes), sum(sizes), max(sizes)
         self._charge(cost_of(count, size))
         self.estimate.observe(cost_of(count, size), count, cost_of(1, largest))
         self._chunks.append((now_ms(), size, entries))
@@ -166,33 +162,33 @@ class PartitionBuffer:
         """Return the first entry that waits, if any."""
         return self._chunks[0][2][0] if self._chunks else None
 
-    def take(self, records: int, bytes_max: int) -> list[Entry]:
+    def take(self, records: int, bytes_max: int) -> Sequence[Entry]:
         """Take the next batch: at most so many entries and bytes, at least one if there is one.
 
         The bytes stay charged until :meth:`release`.
         """
-        taken: list[Entry] = []
-        total = 0
-        while self._chunks and len(taken) < records:
+        parts: list[Sequence[Entry]] = []
+        count = total = 0
+        while self._chunks and count < records:
             arrived, size, chunk = self._chunks[0]
-            if len(chunk) <= records - len(taken) and total + size <= bytes_max:
+            if len(chunk) <= records - count and total + size <= bytes_max:
                 self._chunks.popleft()
-                taken = taken + chunk if taken else chunk
-                total += size
+                parts.append(chunk)
+                count, total = count + len(chunk), total + size
                 continue
-            at_least = 0 if taken else 1
-            sizes = [entry.size for entry in chunk]
-            fits = prefix_within(sizes, records - len(taken), bytes_max - total, at_least=at_least)
+            sizes = sizes_of(chunk)
+            fits = prefix_within(sizes, records - count, bytes_max - total, at_least=0 if parts else 1)
             part = sum(sizes[:fits])
             self._chunks[0] = (arrived, size - part, chunk[fits:])
             if fits == len(chunk):
                 self._chunks.popleft()
-            taken, total = taken + chunk[:fits], total + part
+            parts.append(chunk[:fits])
+            count, total = count + fits, total + part
             break
-        self._waiting -= len(taken)
+        self._waiting -= count
         self._waiting_bytes -= total
         self._on_room(self)
-        return taken
+        return joined_entries(parts)
 
     def release(self, count: int, size: int) -> None:
         """Give the bytes of so many entries back to the budget: they were committed."""

@@ -32,7 +32,9 @@ class GroupingMode(Mode):
         super().__init__(runner)
         self.refused: RecordError | None = None
         """Rows of ``work`` that have no Arrow form; nothing is committed until it is redone."""
-        self._work = Work()
+        self._entries: list[Entry] = []
+        """Those of ``_work``."""
+        self._work = Work(self._entries)
         self._lock = threading.Lock()
         """Around ``_work`` and the state: a handler in a thread adds while a commit takes."""
         self._idle = False
@@ -66,7 +68,7 @@ class GroupingMode(Mode):
     ) -> None:
         """Count entries as done, with what they left. May be called in a thread."""
         with self._lock:
-            self._work.entries += entries
+            self._entries += entries
             self._work.outputs += outputs
             self._work.dead += dead
             if changes:
@@ -104,7 +106,8 @@ class GroupingMode(Mode):
     def undo(self) -> list[Entry]:
         """Forget what was done since the last commit; return its entries, to be handled again."""
         with self._lock:
-            undone, self._work = self._work.entries, Work()
+            undone = self._entries
+            self._begin_work()
             self.state.drop_group()
         self.refused = None
         return undone
@@ -134,5 +137,9 @@ class GroupingMode(Mode):
             work = self._work
             work.rows = self.invoker.to_rows(work.outputs)
             work.state = self.state.seal()
-            self._work = Work()
+            self._begin_work()
         return work
+
+    def _begin_work(self) -> None:
+        self._entries = []
+        self._work = Work(self._entries)

@@ -127,7 +127,7 @@ class KeyedMode(GroupingMode):
     def _is_over(self) -> bool:
         return self._halted is not None or self.refused is not None
 
-    def _admit(self, entries: list[Entry]) -> None:
+    def _admit(self, entries: Sequence[Entry]) -> None:
         decoded = self.invoker.decode(entries)
         by_key = self.spec.ordered_by == "key"
         key_of = self.spec.stream.key

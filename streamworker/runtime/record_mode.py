@@ -32,7 +32,7 @@ class RecordMode(GroupingMode):
                 halted = await self._redo(entries)
         return halted
 
-    async def _redo(self, entries: list[Entry]) -> str:
+    async def _redo(self, entries: Sequence[Entry]) -> str:
         """Do again what is not committed, to find the record whose rows have no Arrow form.
 
         Rows are turned into Arrow's form a commit at a time, which is ten times faster than one
@@ -43,7 +43,7 @@ class RecordMode(GroupingMode):
         rest = [entry for entry in entries if not undone or entry.id > undone[-1].id]
         return await self._handle(undone + rest, careful=True)
 
-    async def _handle(self, entries: list[Entry], *, careful: bool) -> str:
+    async def _handle(self, entries: Sequence[Entry], *, careful: bool) -> str:
         """Handle records in order; return why the partition halts, or nothing.
 
         Stops early, without a reason, when the partition is to be drained, and when rows were

@@ -16,7 +16,7 @@ least once for the function, exactly once for the acked log.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -256,7 +256,7 @@ class PartitionRunner:
 
     async def next_entries(
         self, limits: BatchLimits, interrupted: Callable[[], bool] = lambda: False
-    ) -> list[Entry]:
+    ) -> Sequence[Entry]:
         """Wait for the next batch and take it; empty when draining, or when ``interrupted``.
 
         Who makes ``interrupted`` true calls the buffer's ``wake``.

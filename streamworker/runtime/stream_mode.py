@@ -171,7 +171,7 @@ class StreamMode(GroupingMode):
         self._ahead.extend(self._items(entries))
         return bool(entries)
 
-    def _items(self, entries: list[Entry]) -> list[_Item]:
+    def _items(self, entries: Sequence[Entry]) -> list[_Item]:
         decoded = self.invoker.decode(entries)
         errors = map(decoded.bad.get, range(len(entries)))
         return list(zip(entries, decoded.records, errors, strict=True))

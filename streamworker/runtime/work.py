@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from streamworker.core.entries import Entry, EntryId
+from streamworker.records.entries import size_of
 from streamworker.redisio.commit import DeadLetter
-from streamworker.runtime.buffer import size_of
 from streamworker.runtime.state import Changes
 
 
@@ -16,7 +16,7 @@ from streamworker.runtime.state import Changes
 class Work:
     """Entries that are done, in order, and what goes into the acked log with them."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: Sequence[Entry] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     """Rows to forward that are not in Arrow's form yet."""
     rows: pa.RecordBatch | None = None

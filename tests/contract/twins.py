@@ -38,6 +38,7 @@ from streamworker.core.entries import ZERO, EntryId
 from streamworker.core.lease_events import Challenge, ChallengeLeases, RaceForLease, UpdateLeases
 from streamworker.core.locks import Acquired
 from streamworker.core.membership import Member, Membership
+from streamworker.records.entries import Entries
 from streamworker.redisio import control, locks, membership, operations, snapshot, streams
 from streamworker.redisio.client import Backend
 from streamworker.redisio.commit import CommitRequest, commit_many
@@ -586,7 +587,7 @@ class Twins:
             ),
         )
         self.same(f"checkpoint {p}", self._id(p, checkpoint), mine.checkpoint)
-        entries = streams.entries_of(events)
+        entries = Entries.of(events)
         there = [Record(self._id(p, entry.id), int(entry.fields[b"v"])) for entry in entries]
         self.same(f"the entries of {p}", there, mine.events)
         log = [
