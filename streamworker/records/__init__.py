@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamworker.core.entries import Entry
 from streamworker.errors import ConfigurationError
@@ -275,6 +275,49 @@ class RecordType:
         from streamworker.records.arrow import to_arrow
 
         return to_arrow(self._columns, records)
+
+    def fit_arrow(
+        self, batch: "pa.RecordBatch", *, extra: Literal["refuse", "drop"] = "refuse"
+    ) -> "pa.RecordBatch":
+        """Return rows as :meth:`arrow_schema` has them: cast where no value changes, and checked.
+
+        Parameters
+        ----------
+        batch
+            The rows; a column that is missing gets the field's default.
+        extra
+            What to do with columns that are no fields.
+
+        Raises
+        ------
+        ConfigurationError
+            As :meth:`arrow_schema`.
+        RecordError
+            Naming the column that does not fit, and the row where it is one value.
+        """
+        from streamworker.records.tables import fit
+
+        return fit(self._columns, batch, extra=extra)
+
+    def from_arrow(self, batch: "pa.RecordBatch") -> list[Any]:
+        """Turn rows that :meth:`fit_arrow` has returned into records; each is validated.
+
+        Raises
+        ------
+        ConfigurationError
+            As :meth:`arrow_schema`.
+        DecodeError
+            Naming the row that is no such record.
+        """
+        from streamworker.records.tables import to_records
+
+        return to_records(self._columns, batch, self._build_row)
+
+    @cached_property
+    def _build_row(self) -> Callable[[dict[str, Any]], Any]:
+        from streamworker.records.tables import row_builder
+
+        return row_builder(self)
 
 
 def schema_changes(old: "pa.Schema", new: "pa.Schema") -> list[str]:

@@ -33,6 +33,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.columns import Column, Leaf, ListColumn, MapColumn, Member, Misfit, StructColumn
@@ -50,6 +51,7 @@ _LISTS = (
     collections.abc.Collection,
     collections.abc.Iterable,
 )
+_UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 _POSSIBLE = (
@@ -137,9 +139,13 @@ def _struct_column(python_type: type, kind: Kind, nullable: bool, place: _Place)
         may_be_absent = kind is Kind.TYPED_DICT and not field.required
         inner = _Place(place.record, f"{place.path}.{field.name}", (*place.inside, python_type))
         column = _column(hint, hint.nullable or may_be_absent, inner)
-        members.append(Member(field.name, column, _fetcher(field.name, kind, may_be_absent)))
+        fetch = _fetcher(field.name, kind, may_be_absent)
+        leaves_out_none = may_be_absent or field.default is msgspec.UNSET
+        members.append(Member(field.name, column, fetch, field, leaves_out_none))
     accepts = dict if kind is Kind.TYPED_DICT else python_type
-    return StructColumn(python_type.__name__, members, nullable, accepts)
+    config = getattr(python_type, "__struct_config__", None)
+    positional = kind is Kind.NAMED_TUPLE or (config is not None and config.array_like)
+    return StructColumn(python_type.__name__, members, nullable, accepts, positional=positional)
 
 
 def _fetcher(name: str, kind: Kind, may_be_absent: bool) -> Callable[[list[Any]], list[Any]]:
@@ -208,13 +214,32 @@ def _literal_column(values: tuple[Any, ...], nullable: bool, place: _Place) -> C
 
     wanted = f"it must be one of {', '.join(map(repr, plain))}"
     return Leaf(
-        arrow_type, nullable or len(plain) < len(values), accepts, never, check=first_other, wanted=wanted
+        arrow_type,
+        nullable or len(plain) < len(values),
+        accepts,
+        never,
+        check=first_other,
+        wanted=wanted,
+        allowed=_is_one_of(plain, arrow_type),
     )
 
 
+def _is_one_of(values: list[Any], arrow_type: pa.DataType) -> Callable[[pa.Array], pa.Array]:
+    known = pa.array(values, arrow_type)
+    return lambda array: pc.is_in(array, known)
+
+
 def _enum_column(base: type[enum.Enum], nullable: bool, place: _Place) -> Column:
-    arrow_type, _, _ = _type_of_values([member.value for member in base], place)
-    return Leaf(arrow_type, nullable, (base,), prepare=attrgetter("_value_"))
+    values = [member.value for member in base]
+    arrow_type, _, _ = _type_of_values(values, place)
+    return Leaf(
+        arrow_type,
+        nullable,
+        (base,),
+        prepare=attrgetter("_value_"),
+        wanted=f"{base.__name__} has {', '.join(map(repr, values))}",
+        allowed=_is_one_of(values, arrow_type),
+    )
 
 
 def _type_of_values(
@@ -249,7 +274,14 @@ def _scalar_column(base: Any, annotations: tuple[Any, ...], nullable: bool) -> C
     if base is dt.timedelta:
         return Leaf(pa.duration("us"), nullable, (dt.timedelta,))
     if base is uuid.UUID:
-        return Leaf(pa.string(), nullable, (uuid.UUID,), prepare=str)
+        return Leaf(
+            pa.string(),
+            nullable,
+            (uuid.UUID,),
+            prepare=str,
+            wanted="a UUID is 36 characters, lower case",
+            allowed=lambda array: pc.match_substring_regex(array, _UUID),
+        )
     return None
 
 

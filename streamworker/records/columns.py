@@ -19,6 +19,9 @@ from typing import Any, NoReturn
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamworker.records.types import UNKNOWN_DEFAULT, Field
 
 _NoneType = type(None)
 _UnsetType = msgspec.UnsetType
@@ -92,6 +95,21 @@ class Column(ABC):
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         """Build the array of values whose types are fine; ``nulls`` if some are None."""
 
+    def check_array(self, array: pa.Array) -> None:
+        """Raise :class:`Misfit` for the first value of an array, of this type, that records cannot hold."""
+        if not self.nullable and array.null_count:
+            raise Misfit(_first(array.is_null()), "", "is null, and its type does not allow that")
+        self._check_present(array)
+
+    @abstractmethod
+    def _check_present(self, array: pa.Array) -> None:
+        """As :meth:`check_array`, for what is not null."""
+
+    @property
+    def plain(self) -> Callable[[Any], Any] | None:
+        """What makes a value that pyarrow gives back one that a decoder takes; None for nothing."""
+        return None
+
 
 class Leaf(Column):
     """A column of plain values, which pyarrow converts; ``prepare`` comes before it."""
@@ -105,11 +123,22 @@ class Leaf(Column):
         prepare: Callable[[Any], Any] | None = None,
         check: Callable[[list[Any]], int | None] | None = None,
         wanted: str = "",
+        allowed: Callable[[pa.Array], pa.Array] | None = None,
     ) -> None:
         super().__init__(arrow_type, nullable, accepts, never)
         self._prepare = prepare
         self._check = check
         self._wanted = wanted
+        self._allowed = allowed
+        """Tells of each value of an array whether the type has it, where not all are."""
+
+    def _check_present(self, array: pa.Array) -> None:
+        if self._allowed is None:
+            return
+        wrong = pc.and_(array.is_valid(), pc.invert(self._allowed(array)))
+        if pc.any(wrong).as_py():
+            index = _first(wrong)
+            raise Misfit(index, "", f"is {short(array[index].as_py())}; {self._wanted}")
 
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         if self._check is not None:
@@ -152,6 +181,15 @@ class ListColumn(Column):
         items = _within(offsets, "[]", self._item.build, list(itertools.chain.from_iterable(present)))
         return pa.ListArray.from_arrays(_arrow_offsets(offsets, values, nulls), items, type=self.type)
 
+    def _check_present(self, array: pa.Array) -> None:
+        _check_items(array, "[]", self._item, array.flatten())
+
+    @cached_property
+    def plain(self) -> Callable[[Any], Any] | None:
+        """Each item by itself."""
+        item = self._item.plain
+        return None if item is None else lambda value: value if value is None else list(map(item, value))
+
 
 class MapColumn(Column):
     """Dictionaries with plain keys."""
@@ -173,6 +211,24 @@ class MapColumn(Column):
         items = _within(offsets, "{}", self._value.build, list(chain(v.values() for v in present)))
         return pa.MapArray.from_arrays(_arrow_offsets(offsets, values, nulls), keys, items, type=self.type)
 
+    def _check_present(self, array: pa.Array) -> None:
+        offsets = array.offsets  # of the whole array that this may be a slice of
+        begin, end = offsets[0].as_py(), offsets[-1].as_py()
+        for suffix, column, items in ((" (key)", self._key, array.keys), ("{}", self._value, array.items)):
+            try:
+                column.check_array(items.slice(begin, end - begin))
+            except Misfit as misfit:
+                before = pc.sum(pc.less_equal(offsets, begin + misfit.index)).as_py()
+                raise Misfit(before - 1, suffix + misfit.path, misfit.what) from None
+
+    @cached_property
+    def plain(self) -> Callable[[Any], Any] | None:
+        """A dict, in place of pairs."""
+        item = self._value.plain
+        if item is None:
+            return lambda value: value if value is None else dict(value)
+        return lambda value: value if value is None else {key: item(each) for key, each in value}
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -181,16 +237,44 @@ class Member:
     name: str
     column: Column
     fetch: Callable[[list[Any]], list[Any]]
+    field: Field
+    leaves_out_none: bool
+    """None stands for a field that was left out, and no value that the type has."""
+
+    def default(self, rows: int) -> pa.Array | None:
+        """Return the column where a table has none; None where that cannot be."""
+        value = self.field.default
+        if value is UNKNOWN_DEFAULT and self.field.factory is not None:
+            return self.column.build([self.field.factory() for _ in range(rows)])
+        if any(value is special for special in (msgspec.NODEFAULT, UNKNOWN_DEFAULT, msgspec.UNSET)):
+            is_absent = self.column.nullable and value is not msgspec.NODEFAULT
+            return pa.nulls(rows, self.column.type) if is_absent else None
+        return self.column.build([value] * rows)
 
 
 class StructColumn(Column):
-    """Records: one column a field. The top of the tree is one of these."""
+    """Records: one column a field. The top of the tree is one of these.
 
-    def __init__(self, name: str, members: Sequence[Member], nullable: bool, accepts: type) -> None:
+    Parameters
+    ----------
+    name
+        Of the record type.
+    members
+        Its fields.
+    nullable, accepts
+        As for all columns.
+    positional
+        Whether a record within another is written as an array of its values.
+    """
+
+    def __init__(
+        self, name: str, members: Sequence[Member], nullable: bool, accepts: type, *, positional: bool = False
+    ) -> None:
         arrow_type = pa.struct([pa.field(m.name, m.column.type, nullable=m.column.nullable) for m in members])
         super().__init__(arrow_type, nullable, (accepts,))
         self.name = name
-        self._members = members
+        self.members = members
+        self._positional = positional
         self._fields = list(arrow_type)
 
     @cached_property
@@ -200,7 +284,7 @@ class StructColumn(Column):
 
     def arrays(self, records: list[Any]) -> list[pa.Array]:
         """Build one array a field from records, none of which is None."""
-        return [self._array(member, records) for member in self._members]
+        return [self._array(member, records) for member in self.members]
 
     def _array(self, member: Member, records: list[Any]) -> pa.Array:
         try:
@@ -240,6 +324,62 @@ class StructColumn(Column):
         count = itertools.count()
         spread = pa.array([None if value is None else next(count) for value in values], pa.int64())
         return pa.StructArray.from_arrays(arrays, fields=self._fields).take(spread)
+
+    def check_columns(self, columns: Sequence[pa.Array]) -> None:
+        """Check one array a field, of records none of which is null."""
+        for member, array in zip(self.members, columns, strict=True):
+            try:
+                member.column.check_array(array)
+            except Misfit as misfit:
+                raise Misfit(misfit.index, f".{member.name}{misfit.path}", misfit.what) from None
+
+    def _check_present(self, array: pa.Array) -> None:
+        if not array.null_count:
+            self.check_columns(array.flatten())
+            return
+        # Below a null there is a null in each field, which is no fault.
+        places = pc.indices_nonzero(array.is_valid())
+        try:
+            self.check_columns(array.take(places).flatten())
+        except Misfit as misfit:
+            raise Misfit(places[misfit.index].as_py(), misfit.path, misfit.what) from None
+
+    @cached_property
+    def plain(self) -> Callable[[Any], Any] | None:
+        """The values by the names that payloads have, or as an array where records are written so."""
+        if self._positional:
+            steps = [(m.name, m.column.plain or _itself) for m in self.members]
+            return lambda value: value if value is None else [step(value[name]) for name, step in steps]
+        row = self.plain_row
+        names = [m.name for m in self.members]
+        return lambda value: value if value is None else row([value[name] for name in names])
+
+    @cached_property
+    def plain_row(self) -> Callable[[Sequence[Any]], dict[str, Any]]:
+        """What makes the values of a row those of a record by their names in payloads."""
+        steps = [(m.field.wire_name, m.column.plain or _itself, m.leaves_out_none) for m in self.members]
+        return lambda values: {
+            wire_name: step(value)
+            for (wire_name, step, leaves_out), value in zip(steps, values, strict=True)
+            if not (leaves_out and value is None)
+        }
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _first(wrong: pa.Array) -> int:
+    """Return where the first true value is."""
+    return int(pc.index(wrong, True).as_py())
+
+
+def _check_items(parents: pa.Array, suffix: str, column: Column, items: pa.Array) -> None:
+    try:
+        column.check_array(items)
+    except Misfit as misfit:
+        record = pc.list_parent_indices(parents)[misfit.index].as_py()
+        raise Misfit(record, suffix + misfit.path, misfit.what) from None
 
 
 def _offsets(values: list[Any]) -> list[int]:

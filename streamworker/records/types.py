@@ -9,7 +9,7 @@ import enum
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,8 @@ class Field:
     """As payloads have it: the same unless renamed (msgspec) or aliased (pydantic)."""
     default: Any
     """The default, ``msgspec.NODEFAULT`` without one, ``UNKNOWN_DEFAULT`` if it is computed."""
+    factory: Callable[[], Any] | None = None
+    """What computes it, where that takes no arguments."""
 
     @property
     def required(self) -> bool:
@@ -125,7 +127,10 @@ def fields_of(python_type: type, kind: Kind) -> tuple[Field, ...]:
         case Kind.ATTRS:
             nothing = sys.modules["attr"].NOTHING
             return tuple(
-                _field(a.name, a.name, a.default, nothing, nothing) for a in declared.__attrs_attrs__
+                Field(a.name, a.name, UNKNOWN_DEFAULT, None if a.default.takes_self else a.default.factory)
+                if isinstance(a.default, sys.modules["attr"].Factory)
+                else _field(a.name, a.name, a.default, nothing, nothing)
+                for a in declared.__attrs_attrs__
             )
         case Kind.NAMED_TUPLE:
             defaults = declared._field_defaults
@@ -134,7 +139,7 @@ def fields_of(python_type: type, kind: Kind) -> tuple[Field, ...]:
             )
         case Kind.PYDANTIC:
             return tuple(
-                Field(name, info.alias or name, _pydantic_default(info))
+                Field(name, info.alias or name, _pydantic_default(info), _pydantic_factory(info))
                 for name, info in declared.model_fields.items()
             )
         case Kind.TYPED_DICT:
@@ -150,7 +155,9 @@ def _struct_fields(declared: Any) -> tuple[Field, ...]:
     defaults = declared.__struct_defaults__
     padding = (msgspec.NODEFAULT,) * (len(names) - len(defaults))
     return tuple(
-        Field(name, wire_name, default if _is_plain(default) else UNKNOWN_DEFAULT)
+        Field(name, wire_name, default)
+        if _is_plain(default)
+        else Field(name, wire_name, UNKNOWN_DEFAULT, getattr(default, "factory", None))
         for name, wire_name, default in zip(names, wire_names, padding + defaults, strict=True)
     )
 
@@ -161,7 +168,7 @@ def _is_plain(default: object) -> bool:
 
 def _field(name: str, wire_name: str, default: Any, factory: Any, missing: object) -> Field:
     if factory is not missing:
-        return Field(name, wire_name, UNKNOWN_DEFAULT)
+        return Field(name, wire_name, UNKNOWN_DEFAULT, factory)
     return Field(name, wire_name, msgspec.NODEFAULT if default is missing else default)
 
 
@@ -169,6 +176,11 @@ def _pydantic_default(info: Any) -> Any:
     if info.is_required():
         return msgspec.NODEFAULT
     return UNKNOWN_DEFAULT if info.default_factory is not None else info.default
+
+
+def _pydantic_factory(info: Any) -> Callable[[], Any] | None:
+    factory: Callable[[], Any] | None = info.default_factory
+    return None if getattr(info, "default_factory_takes_validated_data", False) else factory
 
 
 def _optional_keys(declared: Any) -> frozenset[str]:

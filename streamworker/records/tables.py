@@ -1,0 +1,211 @@
+"""Tables of other people, made to fit a record type; and rows made records.
+
+A table that was read from a file or made by another library has about the types that a record type
+asks for: ``large_string`` for ``string``, ``int32`` for ``int64``, nanoseconds for microseconds, columns
+in another order. What keeps every value is cast. What would change one, or mean another thing, is
+refused: a float for an int, a time without a zone for one with it, a null where none is allowed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from streamworker.errors import DecodeError, RecordError
+from streamworker.records.codecs import _target as target_of
+from streamworker.records.columns import Member, Misfit, StructColumn
+from streamworker.records.types import Kind
+
+if TYPE_CHECKING:
+    from streamworker.records import RecordType
+
+_TYPES = pa.types
+_FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]], ...] = (
+    # What a column must be, and what a table may have for it.
+    (_TYPES.is_string, (_TYPES.is_string, _TYPES.is_large_string, _TYPES.is_string_view)),
+    (
+        _TYPES.is_binary,
+        (_TYPES.is_binary, _TYPES.is_large_binary, _TYPES.is_binary_view, _TYPES.is_fixed_size_binary),
+    ),
+    (_TYPES.is_integer, (_TYPES.is_integer,)),
+    (_TYPES.is_floating, (_TYPES.is_floating, _TYPES.is_integer)),
+    (_TYPES.is_decimal, (_TYPES.is_decimal, _TYPES.is_integer)),
+    (_TYPES.is_date, (_TYPES.is_date,)),
+    (_TYPES.is_duration, (_TYPES.is_duration,)),
+)
+
+
+def fit(columns: StructColumn, batch: pa.RecordBatch, *, extra: Literal["refuse", "drop"]) -> pa.RecordBatch:
+    """Return the rows as records of a type have them: its columns, in its order, checked.
+
+    Parameters
+    ----------
+    columns
+        The record type.
+    batch
+        The rows. A column that is missing gets the field's default.
+    extra
+        What to do with columns that the record type does not have.
+
+    Raises
+    ------
+    RecordError
+        Naming the column, and the row where one value is at fault.
+    """
+    rows = batch.num_rows
+    try:
+        if not batch.schema.equals(columns.schema):
+            batch = _arranged(columns, batch, extra)
+        columns.check_columns(batch.columns)
+    except Misfit as misfit:
+        raise RecordError(
+            f"Row {misfit.index} (counted from 0, of {rows}): column {misfit.path.lstrip('.')!r} "
+            f"of {columns.name} {misfit.what}.",
+            remedy="Change the value, or the type of the field.",
+        ) from None
+    return batch
+
+
+def _arranged(columns: StructColumn, batch: pa.RecordBatch, extra: str) -> pa.RecordBatch:
+    names = batch.schema.names
+    known = {member.name for member in columns.members}
+    strangers = [name for name in names if name not in known]
+    if strangers and extra == "refuse":
+        raise RecordError(
+            f"The table has a column {strangers[0]!r}, and {columns.name} has no such field.",
+            remedy=f"Drop it: its fields are {', '.join(columns.schema.names)}.",
+        )
+    arrays = []
+    for member in columns.members:
+        found = names.count(member.name)
+        if found > 1:
+            raise RecordError(
+                f"The table has {found} columns {member.name!r}.", remedy="Give all but one another name."
+            )
+        if found:
+            arrays.append(_cast(batch.column(member.name), member, columns.name))
+            continue
+        default = member.default(batch.num_rows)
+        if default is None:
+            raise RecordError(
+                f"The table has no column {member.name!r}, which {columns.name} needs.",
+                remedy="Add it, or give the field a default.",
+            )
+        arrays.append(default)
+    return pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
+
+
+def _cast(array: pa.Array, member: Member, record: str) -> pa.Array:
+    name, wanted = member.name, member.column.type
+    if array.type == wanted:
+        return array
+    if not _may_stand_for(array.type, wanted):
+        raise RecordError(
+            f"Column {name!r} of the table is {array.type}, and {record} needs {wanted}.",
+            remedy=_remedy(array.type, wanted),
+        )
+    try:
+        if not _TYPES.is_nested(wanted):
+            return array.cast(wanted)
+        # A cast refuses a null in a field of a record that is null itself, which is no fault, and does
+        # not tell in which row it found one. So nulls are looked for by us.
+        array = array.cast(_with_nulls(wanted))
+    except pa.ArrowException as error:
+        raise RecordError(
+            f"Column {name!r} of the table is {array.type} and does not become {wanted}: "
+            f"{str(error).rstrip('.')}.",
+            remedy="Cast it before you send it, and decide there what is lost.",
+        ) from None
+    StructColumn(record, [member], nullable=False, accepts=dict).check_columns([array])
+    return array.view(wanted)
+
+
+def _with_nulls(kind: pa.DataType) -> pa.DataType:
+    """Return a type with nulls allowed everywhere within it."""
+    if _TYPES.is_struct(kind):
+        return pa.struct([pa.field(field.name, _with_nulls(field.type)) for field in kind])
+    if _TYPES.is_map(kind):
+        return pa.map_(kind.key_type, pa.field("value", _with_nulls(kind.item_type)))
+    if _TYPES.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _with_nulls(kind.value_type)))
+    return kind
+
+
+def _remedy(have: pa.DataType, wanted: pa.DataType) -> str:
+    if _TYPES.is_timestamp(wanted) and _TYPES.is_timestamp(have):
+        zone = "one without (Annotated[datetime, msgspec.Meta(tz=False)])" if wanted.tz else "one with it"
+        return f"Give the times a zone (pyarrow.compute.assume_timezone), or the field {zone}."
+    return "Cast it before you send it, or change the type of the field."
+
+
+def _may_stand_for(have: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type mean the same as another; that each fits is for the cast to tell."""
+    if have == wanted or _TYPES.is_null(have):
+        return True
+    if _TYPES.is_dictionary(have):
+        return _may_stand_for(have.value_type, wanted)
+    if _TYPES.is_timestamp(wanted):
+        return bool(_TYPES.is_timestamp(have) and (have.tz is None) == (wanted.tz is None))
+    if _TYPES.is_struct(wanted):
+        return bool(
+            _TYPES.is_struct(have)
+            and {field.name for field in have} == {field.name for field in wanted}
+            and all(_may_stand_for(have.field(field.name).type, field.type) for field in wanted)
+        )
+    if _TYPES.is_map(wanted):
+        return bool(
+            _TYPES.is_map(have)
+            and _may_stand_for(have.key_type, wanted.key_type)
+            and _may_stand_for(have.item_type, wanted.item_type)
+        )
+    if _TYPES.is_list(wanted):
+        is_list = _TYPES.is_list(have) or _TYPES.is_large_list(have) or _TYPES.is_fixed_size_list(have)
+        return bool(is_list and _may_stand_for(have.value_type, wanted.value_type))
+    return any(is_wanted(wanted) and any(is_one(have) for is_one in those) for is_wanted, those in _FAMILIES)
+
+
+def row_builder(record_type: "RecordType") -> Callable[[dict[str, Any]], Any]:
+    """Return what makes a record from its values by wire name, validated as a decoder does."""
+    python_type: Any = record_type.python_type
+    if record_type.kind is Kind.PYDANTIC:
+        validate: Callable[[dict[str, Any]], Any] = python_type.model_validate
+        return validate
+    target, finish = target_of(record_type, positional=record_type.is_positional)
+    if finish is None:
+        return lambda values: msgspec.convert(values, target)
+    return lambda values: finish(msgspec.convert(values, target))
+
+
+def to_records(
+    columns: StructColumn, batch: pa.RecordBatch, build: Callable[[dict[str, Any]], Any]
+) -> list[Any]:
+    """Turn rows into records, each of which is validated as one that was decoded.
+
+    Parameters
+    ----------
+    columns
+        The record type.
+    batch
+        Rows that :func:`fit` has returned.
+    build
+        Makes a record from its values by wire name.
+
+    Raises
+    ------
+    DecodeError
+        Naming the row that is no such record.
+    """
+    plain = columns.plain_row
+    values: Sequence[list[Any]] = [array.to_pylist() for array in batch.columns]
+    records: list[Any] = []
+    for row in zip(*values, strict=True):
+        try:
+            records.append(build(plain(row)))
+        except Exception as error:
+            why = " ".join(str(error).split()).rstrip(".")
+            raise DecodeError(
+                f"Row {len(records)} (counted from 0) is no {columns.name}: {why}.",
+                remedy="Its producer must send what the record type allows.",
+            ) from error
+    return records
