@@ -59,10 +59,12 @@ def test_slices_and_sums_are_those_of_a_list(
     """A batch is cut from one read and continued from the next."""
     entries, made = Entries.of(reply_of(read)), made_of(read)
     part = entries[start:end]
-    assert isinstance(part, Entries) and part == made[start:end]
+    assert type(part) is Entries
+    assert part == made[start:end]
     assert list(sizes_of(part)) == list(sizes_of(made[start:end]))
     both = joined_entries([entries[:start], entries[start:]])
-    assert isinstance(both, Entries) and both == made
+    assert type(both) is Entries
+    assert both == made
     assert joined_entries([entries[:start], made[start:]]) == made
     assert joined_entries([part]) is part
     assert joined_entries([]) == []
