@@ -15,7 +15,9 @@ import anyio
 
 from streamworker.core.entries import Entry
 from streamworker.errors import RecordError
+from streamworker.records.entries import joined_entries
 from streamworker.redisio.commit import DeadLetter
+from streamworker.runtime.invoke import NOTHING, Effects
 from streamworker.runtime.modes import Mode
 from streamworker.runtime.signals import Signal
 from streamworker.runtime.state import Changes
@@ -32,11 +34,17 @@ class GroupingMode(Mode):
         super().__init__(runner)
         self.refused: RecordError | None = None
         """Rows of ``work`` that have no Arrow form; nothing is committed until it is redone."""
-        self._entries: list[Entry] = []
-        """Those of ``_work``."""
-        self._work = Work(self._entries)
+        self._work = Work()
+        self._parts: list[Sequence[Entry]] = []
+        """The entries of ``_work``, as they came, but for those of ``_row``."""
+        self._parts_count = 0
+        self._row: Sequence[Entry] = ()
+        """Entries that are done one after the other. Of each only its place is noted: to gather
+        them one by one took longer than to call a function."""
+        self._row_start = self._row_end = 0
+        """What is done of ``_row`` and not in a part yet."""
         self._lock = threading.Lock()
-        """Around ``_work`` and the state: a handler in a thread adds while a commit takes."""
+        """Around all of these and the state: a handler in a thread adds while a commit takes."""
         self._idle = False
         self._done = Signal()
         self._taken = Signal()
@@ -68,11 +76,35 @@ class GroupingMode(Mode):
     ) -> None:
         """Count entries as done, with what they left. May be called in a thread."""
         with self._lock:
-            self._entries += entries
+            self._end_row()
+            self._parts.append(entries)
+            self._parts_count += len(entries)
             self._work.outputs += outputs
             self._work.dead += dead
             if changes:
                 self.state.keep(changes)
+
+    def begin_row(self, entries: Sequence[Entry], start: int) -> None:
+        """Say that entries will be done one after the other, from a place on; see :meth:`add_next`."""
+        with self._lock:
+            self._end_row()
+            self._row, self._row_start, self._row_end = entries, start, start
+
+    def add_next(self, effects: Effects) -> None:
+        """Count the next entry of the row as done. May be called in a thread."""
+        if effects is NOTHING:
+            self._row_end += 1
+            return
+        with self._lock:
+            self._row_end += 1
+            self._work.outputs += effects.outputs
+            if effects.changes:
+                self.state.keep(effects.changes)
+
+    @property
+    def done_count(self) -> int:
+        """Entries that are done and in no commit yet."""
+        return self._parts_count + self._row_end - self._row_start
 
     def poke(self) -> None:
         """Have what is done committed as soon as the event loop has a turn."""
@@ -90,12 +122,12 @@ class GroupingMode(Mode):
         """Let others run; wait if enough is done and not committed."""
         self.poke()
         await asyncio.sleep(0)
-        while len(self._work.entries) >= self.spec.batch and self.refused is None:
+        while self.done_count >= self.spec.batch and self.refused is None:
             await self._taken.wait()
 
     async def taken(self) -> None:
         """Wait until all that is done was handed to a commit, or refused."""
-        while self._work and self.refused is None:
+        while self.done_count and self.refused is None:
             self.poke()
             await self._taken.wait()
 
@@ -103,11 +135,11 @@ class GroupingMode(Mode):
         """Whether what is done cannot be committed, and has to be done again."""
         return self.refused is not None
 
-    def undo(self) -> list[Entry]:
+    def undo(self) -> Sequence[Entry]:
         """Forget what was done since the last commit; return its entries, to be handled again."""
         with self._lock:
-            undone = self._entries
-            self._begin_work()
+            undone = self._take_entries()
+            self._work = Work()
             self.state.drop_group()
         self.refused = None
         return undone
@@ -119,7 +151,7 @@ class GroupingMode(Mode):
             await self.runner.flush()
             # Said before the look, so that a thread which adds after the look knows to wake us.
             self._idle = True
-            if not self._work or self.refused is not None:
+            if not self.done_count or self.refused is not None:
                 await self._done.wait()
                 continue
             self._idle = False
@@ -136,10 +168,19 @@ class GroupingMode(Mode):
         with self._lock:
             work = self._work
             work.rows = self.invoker.to_rows(work.outputs)
+            work.entries = self._take_entries()
             work.state = self.state.seal()
-            self._begin_work()
+            self._work = Work()
         return work
 
-    def _begin_work(self) -> None:
-        self._entries = []
-        self._work = Work(self._entries)
+    def _take_entries(self) -> Sequence[Entry]:
+        self._end_row()
+        parts, self._parts, self._parts_count = self._parts, [], 0
+        return joined_entries(parts)
+
+    def _end_row(self) -> None:
+        start, end = self._row_start, self._row_end
+        if start < end:
+            self._parts.append(self._row[start:end])
+            self._parts_count += end - start
+            self._row_start = end

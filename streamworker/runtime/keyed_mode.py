@@ -269,7 +269,7 @@ class KeyedMode(GroupingMode):
 
     def _gather(self) -> None:
         """Hand what is done without a gap to the next commit, as much as fits into one."""
-        count = self._window.take(self.spec.batch - len(self._work.entries))
+        count = self._window.take(self.spec.batch - self.done_count)
         if not count:
             return
         entries: list[Entry] = []

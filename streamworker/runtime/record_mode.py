@@ -8,7 +8,7 @@ from streamworker.core.batching import BatchLimits
 from streamworker.core.entries import Entry
 from streamworker.runtime.buffer import now_ms
 from streamworker.runtime.grouping import GroupingMode
-from streamworker.runtime.invoke import Effects
+from streamworker.runtime.invoke import Effects, foreign_cancel
 from streamworker.runtime.modes import SLICE_MS, Failed, GivenUp
 
 THREAD_SLICE_MS = 5
@@ -41,7 +41,7 @@ class RecordMode(GroupingMode):
         """
         undone = self.undo()
         rest = [entry for entry in entries if not undone or entry.id > undone[-1].id]
-        return await self._handle(undone + rest, careful=True)
+        return await self._handle([*undone, *rest], careful=True)
 
     async def _handle(self, entries: Sequence[Entry], *, careful: bool) -> str:
         """Handle records in order; return why the partition halts, or nothing.
@@ -105,18 +105,31 @@ class RecordMode(GroupingMode):
             loop = asyncio.get_running_loop()
             place, error = await self.invoker.in_thread(self._slice_here, loop, entries, records, start, end)
             return place, error
-        runner, clock_ms = self.runner, now_ms()
+        invoker, runner, clock_ms = self.invoker, self.runner, now_ms()
         until_ms = clock_ms + SLICE_MS
+        self.begin_row(entries, start)
+        plain = invoker.plain
         for place in range(start, end):
             runner.busy_since_ms = clock_ms
+            record = records[place]
             try:
-                effects = await self.invoker.call_record(entries[place], records[place], 1)
+                # This is done some hundred thousand times a second, so it takes few steps: an entry
+                # is not even made unless the call has a context.
+                if plain is not None:
+                    effects = invoker.effects_of(await plain(record), record)
+                else:
+                    effects = await invoker.call_record(entries[place], record, 1)
+            except asyncio.CancelledError:
+                if (foreign := foreign_cancel()) is None:
+                    raise
+                runner.busy_since_ms = None
+                return place, foreign
             except Exception as error:  # noqa: BLE001 - whatever a user function raises
                 runner.busy_since_ms = None
                 return place, error
             clock_ms = now_ms()
             runner.busy_since_ms = None
-            self.add((entries[place],), effects.outputs, effects.changes)
+            self.add_next(effects)
             if clock_ms >= until_ms or not runner.may_start:
                 return place + 1, None
             self.poke()
@@ -133,16 +146,19 @@ class RecordMode(GroupingMode):
         """As :meth:`_slice`, in a worker thread; the event loop waits for it meanwhile."""
         runner, clock_ms = self.runner, now_ms()
         until_ms = clock_ms + THREAD_SLICE_MS
+        self.begin_row(entries, start)
+        takes_context = self.spec.takes_context
         for place in range(start, end):
             runner.busy_since_ms = clock_ms
             try:
-                effects = self.invoker.call_here(records[place], (entries[place],), (records[place],), 1)
+                entry = (entries[place],) if takes_context else ()
+                effects = self.invoker.call_here(records[place], entry, (records[place],), 1)
             except Exception as error:  # noqa: BLE001 - whatever a user function raises
                 runner.busy_since_ms = None
                 return place, error
             clock_ms = now_ms()
             runner.busy_since_ms = None
-            self.add((entries[place],), effects.outputs, effects.changes)
+            self.add_next(effects)
             if clock_ms >= until_ms or not runner.may_start:
                 return place + 1, None
             self.poke_from_thread(loop)

@@ -23,9 +23,6 @@ class Work:
     dead: list[DeadLetter] = field(default_factory=list)
     state: Changes = field(default_factory=dict)
 
-    def __bool__(self) -> bool:
-        return bool(self.entries)
-
     @property
     def first(self) -> EntryId:
         """Id of the first entry."""
