@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
 from streamworker.core.membership import Membership
 from streamworker.core.protocols import PROTOCOLS
-from streamworker.declare import describe
+from streamworker.declare import check_whole, describe
 from streamworker.errors import ConfigurationError
 from streamworker.processors import Codec, PipelineSpec, ProcessorSpec, Start, StreamSpec
 from streamworker.records import RecordType
@@ -28,7 +28,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-CODECS: tuple[str, ...] = ("json", "msgpack", "fields")
+CODECS: tuple[str, ...] = ("json", "msgpack", "fields", "arrow")
 STARTS: tuple[str, ...] = ("earliest", "latest")
 PARTITIONS_MAX = 4096
 """Each partition is a Redis key, a lock and a task; beyond this a worker's start takes seconds."""
@@ -103,6 +103,31 @@ class Stream(Generic[T]):
         raises, the records before the failed chunk are there.
         """
         return await self._app.producer(self).send_many(records, on_full=on_full, timeout=timeout)
+
+    async def send_table(
+        self,
+        table: object,
+        *,
+        rows_per_entry: int = 10_000,
+        compression: Literal["none", "lz4", "zstd"] = "lz4",
+        on_full: OnFull = "wait",
+        timeout: float | None = None,
+    ) -> int:
+        """Append the rows of a table to a stream with ``codec="arrow"``, and return how many.
+
+        Each row goes where ``send`` would put it, and rows of one key keep their order. If it
+        raises, the rows before the failed part (some 64 MB) are there.
+
+        Parameters
+        ----------
+        table
+            A table or record batch of pyarrow, or what gives one away, as polars' DataFrames do.
+        rows_per_entry
+            Rows of one partition in one entry at most; bounded by ``entry_bytes_max``, too.
+        """
+        return await self._app.producer(self).send_table(
+            table, rows_per_entry=rows_per_entry, compression=compression, on_full=on_full, timeout=timeout
+        )
 
 
 class Processor(Generic[P, R]):
@@ -222,8 +247,9 @@ class App:
         partitions
             How many; the most workers that can share the stream. It cannot be changed later.
         codec
-            ``json``, ``msgpack``, or ``fields`` for entries whose fields are the record's, as
-            programs write them that know nothing of streamworker.
+            ``json``, ``msgpack``, ``fields`` for entries whose fields are the record's, as programs
+            write them that know nothing of streamworker, or ``arrow`` for entries of many rows in
+            columns; see docs/columns.md.
         max_entries
             Entries a partition may hold before senders wait; ``partition_entries_max`` if None.
         start
@@ -234,20 +260,23 @@ class App:
             raise ConfigurationError(
                 f"App {self.name!r} has two streams named {name!r}.", remedy="Give one of them another name."
             )
-        _check_whole(name, "partitions", partitions, PARTITIONS_MAX)
+        check_whole(name, "partitions", partitions, PARTITIONS_MAX)
         if max_entries is not None:
-            _check_whole(name, "max_entries", max_entries, None)
+            check_whole(name, "max_entries", max_entries, None)
         for label, value, allowed in (("codec", codec, CODECS), ("start", start, STARTS)):
             if value not in allowed:
                 raise ConfigurationError(
                     f"Stream {name!r} has {label}={value!r}.", remedy=f"Use one of: {', '.join(allowed)}."
                 )
         kind = RecordType.of(record)
+        if codec == "arrow":
+            kind.arrow_schema()
         spec = StreamSpec(
             app=self.name,
             name=name,
             record=kind,
             key=kind.key_function(key),
+            key_fields=kind.key_fields(key),
             partitions=partitions,
             codec=codec,
             entries_max=max_entries or self.settings.partition_entries_max,
@@ -468,12 +497,3 @@ class App:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-
-def _check_whole(stream: str, name: str, value: object, most: int | None) -> None:
-    if type(value) is int and value >= 1 and (most is None or value <= most):
-        return
-    raise ConfigurationError(
-        f"Stream {stream!r} has {name}={value!r}.",
-        remedy=f"Use a whole number from 1 to {most}." if most else "Use a whole number, 1 or more.",
-    )

@@ -4,8 +4,9 @@ Nothing here does I/O. What a function forwards or stores through its context ta
 the commit of its records, all or nothing, and is forgotten if the function fails.
 """
 
-from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from streamworker.core.entries import Entry, EntryId
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
 T = TypeVar("T")
+RowsOf = Callable[[Mapping[bytes, bytes]], int]
+"""From the fields of an entry to its rows, where entries hold several."""
 
 HEADER_PREFIX = b"h."
 """Fields of an entry that carry headers begin with this."""
@@ -36,7 +39,14 @@ class Place:
 class Call:
     """One call of a function, as the runtime sees it: what its context reads and fills."""
 
-    def __init__(self, entries: Sequence[Entry], state: MutableMapping[str, Any], attempt: int = 1) -> None:
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        state: MutableMapping[str, Any],
+        attempt: int = 1,
+        rows_of: RowsOf | None = None,
+    ) -> None:
+        self._rows_of = rows_of
         self.renew(entries, state, attempt)
 
     def renew(self, entries: Sequence[Entry], state: MutableMapping[str, Any], attempt: int) -> None:
@@ -51,13 +61,17 @@ class Call:
 
     @cached_property
     def entry_ids(self) -> list[EntryId]:
-        """The id of each entry."""
-        return [entry.id for entry in self.entries]
+        """The id of each record's entry."""
+        return [entry.id for entry in self._by_record()]
 
     @cached_property
     def headers(self) -> list[dict[str, str]]:
-        """The headers of each entry."""
-        return [headers_of(entry.fields) for entry in self.entries]
+        """The headers of each record's entry."""
+        return [headers_of(entry.fields) for entry in self._by_record()]
+
+    def _by_record(self) -> Iterator[Entry]:
+        for entry in self.entries:
+            yield from repeat(entry, 1 if self._rows_of is None else self._rows_of(entry.fields))
 
 
 class Context:
@@ -134,7 +148,7 @@ class Context:
 
     @property
     def entry_id(self) -> EntryId:
-        """The entry id, where the call has one record.
+        """The entry id, where the call has one entry.
 
         Raises
         ------
@@ -144,7 +158,7 @@ class Context:
         return self._only().id
 
     def header(self, name: str, default: str | None = None) -> str | None:
-        """Return a header, where the call has one record.
+        """Return a header, where the call has one entry.
 
         Raises
         ------
@@ -180,6 +194,13 @@ class Context:
                 remedy="Use ctx.entry_ids and ctx.headers, which have one item a record.",
             )
         return entries[0]
+
+
+def take_forwarded(context: Context) -> list[Any]:
+    """Take what was forwarded since the last time: between the rows of an entry."""
+    call = context._call  # noqa: SLF001 - not for users' functions to see
+    forwarded, call.outputs = call.outputs, []
+    return forwarded
 
 
 def headers_of(fields: Mapping[bytes, bytes]) -> dict[str, str]:

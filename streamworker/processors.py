@@ -12,9 +12,11 @@ from typing import Any, Literal
 from streamworker.records import RecordType
 
 OnError = Literal["halt", "dead_letter", "skip"]
-Codec = Literal["json", "msgpack", "fields"]
+Codec = Literal["json", "msgpack", "fields", "arrow"]
 Start = Literal["earliest", "latest"]
 OrderedBy = Literal["key", "none"]
+Takes = Literal["records", "record_batch", "table", "polars"]
+"""What a processor function is given: records, or columns as pyarrow or polars have them."""
 
 
 class Mode(Enum):
@@ -23,7 +25,7 @@ class Mode(Enum):
     RECORD = "record"
     """One call a record."""
     BATCH = "batch"
-    """One call a list of records."""
+    """One call a list of records, or their columns."""
     STREAM = "stream"
     """One call a partition; the function iterates over the records itself."""
 
@@ -43,6 +45,9 @@ class StreamSpec:
     """Entries a partition may hold before senders wait."""
     start: Start
     """Where a group that is new to the stream begins."""
+    key_fields: str | tuple[str, ...] | None = None
+    """The fields that ``key`` reads, for keys of tables; ``()`` for no key, None if ``key`` does not
+    tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,7 @@ class ProcessorSpec:
     takes_context: bool
     batch: int
     """Records in one call at most (BATCH), or between two commits (RECORD, STREAM)."""
+    takes: Takes = "records"
     within_ms: int
     """How long a batch waits for more records once it has one."""
     batch_bytes: int

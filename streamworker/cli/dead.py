@@ -24,7 +24,7 @@ from streamworker.cli.support import (
     say,
 )
 from streamworker.core.entries import ZERO, EntryId
-from streamworker.errors import ConfigurationError, DecodeError
+from streamworker.errors import ConfigurationError, RecordError
 
 if TYPE_CHECKING:
     from streamworker.importing import Selection
@@ -332,8 +332,12 @@ def _short(error: str) -> str:
 def _record(selection: "Selection", letter: "StoredLetter") -> object:
     spec = selection.processors[0].stream
     try:
+        if spec.codec == "arrow":
+            from streamworker.redisio.columns import unpacked
+
+            return spec.record.from_arrow(spec.record.fit_arrow(unpacked(letter.fields), extra="drop"))
         return spec.record.decoder(spec.codec)(letter.fields)
-    except DecodeError:
+    except RecordError:
         return None
 
 

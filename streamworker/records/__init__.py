@@ -185,6 +185,12 @@ class RecordType:
         getters = [self._getter(name) for name in spec]
         return lambda record: tuple(getter(record) for getter in getters)
 
+    def key_fields(self, spec: KeySpec) -> str | tuple[str, ...] | None:
+        """Return the fields that a key is made of; None where a function makes it."""
+        if spec is None or isinstance(spec, str):
+            return spec or ()
+        return None if callable(spec) else tuple(spec)
+
     def _getter(self, name: object) -> Callable[[Any], object]:
         if not isinstance(name, str) or name not in self.fields:
             near = difflib.get_close_matches(str(name), self.fields, n=1)

@@ -55,6 +55,7 @@ class BatchMode(Mode):
             {place if good is None else good[place]: failed for place, failed in part.poison.items()}
         )
         work = Work(entries=entries, rows=joined(part.rows))
+        work.packed = None if poison else self.invoker.packed(entries, records, part.rows)
         for place in sorted(poison):
             work.dead += self.removed(entries[place], poison[place])
         work.state = self.state.seal()

@@ -9,7 +9,7 @@ so that a partition which cannot move does not starve the others.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from streamworker.core.batching import ENTRY_OVERHEAD_BYTES, SizeEstimate, prefix_within
 from streamworker.core.entries import Entry, EntryId
@@ -161,6 +161,10 @@ class PartitionBuffer:
     def peek(self) -> Entry | None:
         """Return the first entry that waits, if any."""
         return self._chunks[0][2][0] if self._chunks else None
+
+    def each_waiting(self) -> Iterator[Entry]:
+        """Return the entries that wait, in order."""
+        return (entry for _, _, chunk in self._chunks for entry in chunk)
 
     def take(self, records: int, bytes_max: int) -> Sequence[Entry]:
         """Take the next batch: at most so many entries and bytes, at least one if there is one.

@@ -17,10 +17,11 @@ import anyio.lowlevel
 import anyio.to_thread
 import pyarrow as pa
 
-from streamworker.context import Call, Context, Place
+from streamworker.context import Call, Context, Place, RowsOf
 from streamworker.core.entries import Entry
 from streamworker.errors import DecodeError, RecordError
 from streamworker.processors import Mode, ProcessorSpec
+from streamworker.redisio.ackedlog import AckedBatch
 from streamworker.runtime.state import Changes, PartitionState
 
 ERROR_TEXT_MAX = 1_000
@@ -59,7 +60,8 @@ class Invoker:
         self._limiter = _shared_limiter(threads)
         self.threads = threads
         """Calls of ``def`` functions at a time, over all partitions of this worker."""
-        self._decode_one = spec.stream.record.decoder(spec.stream.codec)
+        self.rows_of: RowsOf | None = None
+        """How many rows an entry has, where it is not one."""
         self._row_type: type | None = None
         if spec.output is not None and isinstance(spec.output.python_type, type):
             self._row_type = getattr(spec.output.python_type, "__origin__", spec.output.python_type)
@@ -76,15 +78,17 @@ class Invoker:
     def decode(self, entries: Sequence[Entry]) -> Decoded:
         """Decode entries; the quick way unless one of them is bad."""
         stream = self.spec.stream
+        assert stream.codec != "arrow"  # an invoker of its own decodes these
         try:
             return Decoded(stream.record.decode_many(entries, stream.codec), {})
         except DecodeError:
             pass
+        decode_one = stream.record.decoder(stream.codec)
         records: list[Any] = []
         bad: dict[int, DecodeError] = {}
         for place, entry in enumerate(entries):
             try:
-                records.append(self._decode_one(entry.fields))
+                records.append(decode_one(entry.fields))
             except DecodeError as error:
                 records.append(None)
                 bad[place] = error
@@ -151,7 +155,7 @@ class Invoker:
             if not self.spec.takes_context:
                 return self._effects(await function(argument), (), None, records)
             view = self._state.view()
-            call = Call(entries, view, attempt)
+            call = Call(entries, view, attempt, self.rows_of)
             try:
                 result = await function(argument, Context(self._place, call))
             finally:
@@ -171,7 +175,7 @@ class Invoker:
         if not self.spec.takes_context:
             return self._effects(function(argument), (), None, records)
         view = self._state.view()
-        call = Call(entries, view, attempt)
+        call = Call(entries, view, attempt, self.rows_of)
         try:
             result = function(argument, Context(self._place, call))
         finally:
@@ -223,6 +227,15 @@ class Invoker:
         if not outputs or self.spec.output is None:
             return None
         return self.spec.output.to_arrow(outputs)
+
+    def packed(
+        self,
+        entries: Sequence[Entry],  # noqa: ARG002 - see ColumnsInvoker
+        records: Sequence[Any],  # noqa: ARG002
+        rows: Sequence[pa.RecordBatch],  # noqa: ARG002
+    ) -> AckedBatch | None:
+        """Return the rows in the form of a commit, where they came in it."""
+        return None
 
     def checked(self, rows: Sequence[Any]) -> Sequence[Any]:
         """Return the rows, having checked that each is of the output type.

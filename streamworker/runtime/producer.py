@@ -3,10 +3,12 @@
 How that is done without an answer, and at a partition that is full, is in ``lanes``.
 """
 
+import asyncio
 import random
 from collections import defaultdict, deque
 from collections.abc import AsyncIterable, Iterable, Mapping
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamworker.core.entries import EntryId
 from streamworker.core.partitioner import RoundRobin, canonical_key, partition_for
@@ -16,13 +18,22 @@ from streamworker.redisio.client import Backend
 from streamworker.runtime.lanes import Encoded, Lanes, OnFull, Part
 from streamworker.settings import Settings
 
+if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
+    from streamworker.runtime.tables import TablePacker
+
 HEADERS_MAX = 500
 """A script passes on some thousand fields of an entry at most, and an append is done as a whole."""
 CHUNK_ENTRIES = 2_000
 """Records that ``send_many`` encodes before it gives way to others: 2 ms (measured)."""
 CHUNK_BYTES = 1024 * 1024
+ROWS_CHUNK = 10_000
+"""The same for a stream of columns, where they become one entry a partition: 10 to 20 ms."""
 CHUNKS_AHEAD = 2
 """Chunks that ``send_many`` has under way: one is encoded while others are sent."""
+WINDOWS_AHEAD = 1
+"""Parts of a table that are under way while the next one is packed."""
+PACK_IN_THREAD_ROWS = 10_000
+"""Rows that are packed in a thread: they take a millisecond, and pyarrow lets go of the GIL."""
 
 
 class Sent(NamedTuple):
@@ -59,7 +70,11 @@ class Producer:
     ) -> None:
         self._spec = spec
         self._settings = settings
-        self._encode = spec.record.encoder(spec.codec)
+        self._encode = (
+            (lambda record: self.packer.fields([record]))
+            if spec.codec == "arrow"
+            else spec.record.encoder(spec.codec)
+        )
         self._key = spec.key
         rng = rng or random.Random()
         self._deal = RoundRobin(rng.randrange(spec.partitions))
@@ -133,7 +148,8 @@ class Producer:
         StreamworkerError
             As :meth:`send`.
         """
-        sender = _ManySender(self, self._lanes, on_full, timeout)
+        kind = _RowSender if self._spec.codec == "arrow" else _ManySender
+        sender = kind(self, self._lanes, on_full, timeout)
         try:
             if isinstance(records, AsyncIterable):
                 async for record in records:
@@ -152,11 +168,75 @@ class Producer:
         await sender.finish()
         return sender.count
 
+    async def send_table(
+        self,
+        table: object,
+        *,
+        rows_per_entry: int = 10_000,
+        compression: Literal["none", "lz4", "zstd"] = "lz4",
+        on_full: OnFull = "wait",
+        timeout: float | None = None,
+    ) -> int:
+        """Append the rows of a table, many in each entry; returns how many.
+
+        Each row goes where :meth:`send` would put its record, and rows of one key keep their order.
+        Some 64 MB of the table are packed and sent at a time. If it raises, what was sent before
+        the part that failed is there.
+
+        Parameters
+        ----------
+        table
+            A table or record batch of pyarrow, or what gives one away, as polars' DataFrames do. Its
+            columns are the record type's fields; one that has a default may be missing.
+        rows_per_entry
+            Rows of one partition in one entry at most; also bounded by ``entry_bytes_max``.
+        compression
+            Of each entry; one that does not get smaller is left as it is.
+        on_full, timeout
+            As for :meth:`send`; ``timeout`` is for each part.
+
+        Raises
+        ------
+        RecordError
+            If a column is missing, of another type, or holds what its field cannot.
+        ConfigurationError
+            If the stream has another codec.
+        StreamworkerError
+            As :meth:`send`.
+        """
+        from streamworker.runtime.tables import as_table, check_table_options
+
+        check_table_options(self._spec, rows_per_entry, compression)
+        rows = as_table(table)
+        sender = _Sender(self._lanes, on_full, timeout, WINDOWS_AHEAD)
+        packed = 0
+        try:
+            for window in self.packer.windows(rows, rows_per_entry):
+                work = partial(self.packer.packets, window, rows_per_entry, compression, packed)
+                in_thread = window.num_rows > PACK_IN_THREAD_ROWS
+                packets = await asyncio.to_thread(work) if in_thread else work()
+                packed += window.num_rows
+                await sender.send([(p.partition, [(p.fields, None)], p.size, p.rows) for p in packets])
+        except BaseException as error:
+            if isinstance(error, Exception) and not sender.failed:
+                await sender.finish()
+            sender.give_up()
+            raise
+        await sender.finish()
+        return sender.count
+
     async def aclose(self) -> None:
         """Send what waits, then take no more. The backend stays open."""
         await self._lanes.aclose()
 
     # -- encoding ----------------------------------------------------------------------------
+
+    @cached_property
+    def packer(self) -> "TablePacker":
+        """What makes entries of many rows."""
+        from streamworker.runtime.tables import TablePacker
+
+        return TablePacker(self._spec, self._deal, self._settings.entry_bytes_max)
 
     def prepared(self, record: Any, headers: Mapping[bytes, bytes] | None) -> tuple[int, Encoded, int]:
         """Encode and route a record: its partition, its entry and the entry's bytes."""
@@ -172,59 +252,45 @@ class Producer:
                 f"{self._settings.entry_bytes_max}.",
                 remedy="Keep large values elsewhere and send where they are, or raise entry_bytes_max.",
             )
+        return self.partition_of(record), (payload, headers), size
+
+    def partition_of(self, record: Any) -> int:
+        """Return where a record goes."""
         key = canonical_key(self._key(record))
         partitions = self._spec.partitions
-        partition = self._deal.next(partitions) if key is None else partition_for(key, partitions)
-        return partition, (payload, headers), size
+        return self._deal.next(partitions) if key is None else partition_for(key, partitions)
 
 
-class _ManySender:
-    """One ``send_many``: gathers records into chunks and keeps a few of them under way."""
+Piece = tuple[int, list[Encoded], int, int]
+"""Entries for one partition: their bytes, and how many records they hold."""
 
-    def __init__(self, producer: Producer, lanes: Lanes, on_full: OnFull, timeout: float | None) -> None:
+
+class _Sender:
+    """One send of much: has a few chunks under way, and waits for the oldest before it takes more."""
+
+    def __init__(self, lanes: Lanes, on_full: OnFull, timeout: float | None, ahead: int) -> None:
         self.count = 0
         """Records that Redis has."""
         self.failed = False
-        self._producer = producer
         self._lanes = lanes
         self._on_full: OnFull = on_full
         self._timeout = timeout
-        self._entries: defaultdict[int, list[Encoded]] = defaultdict(list)
-        self._sizes: defaultdict[int, int] = defaultdict(int)
-        self._gathered = self._size = 0
+        self._ahead = ahead
         self._under_way: deque[list[tuple[int, int, Part]]] = deque()
 
-    def add(self, record: Any) -> bool:
-        """Add a record to the chunk; True if the chunk is to be sent."""
-        partition, entry, size = self._producer.prepared(record, None)
-        self._entries[partition].append(entry)
-        self._sizes[partition] += size
-        self._gathered += 1
-        self._size += size
-        return self._gathered >= CHUNK_ENTRIES or self._size >= CHUNK_BYTES
-
-    async def send_chunk(self) -> None:
-        """Send what was gathered; waits for earlier chunks."""
+    async def send(self, pieces: list[Piece]) -> None:
+        """Send a chunk; waits for earlier ones."""
         self._under_way.append(
             [
-                (
-                    partition,
-                    len(entries),
-                    self._lanes.queue(partition, entries, self._sizes[partition], self._on_full),
-                )
-                for partition, entries in self._entries.items()
+                (partition, count, self._lanes.queue(partition, entries, size, self._on_full))
+                for partition, entries, size, count in pieces
             ]
         )
-        self._entries.clear()
-        self._sizes.clear()
-        self._gathered = self._size = 0
-        while len(self._under_way) > CHUNKS_AHEAD:
+        while len(self._under_way) > self._ahead:
             await self._confirm_oldest()
 
     async def finish(self) -> None:
-        """Send the rest, and wait for all."""
-        if self._gathered:
-            await self.send_chunk()
+        """Wait for all."""
         while self._under_way:
             await self._confirm_oldest()
 
@@ -244,6 +310,87 @@ class _ManySender:
             for _, _, part in chunk:
                 part.done.cancel()
         self._under_way.clear()
+
+
+class _ManySender(_Sender):
+    """One ``send_many``: gathers records into chunks."""
+
+    def __init__(self, producer: Producer, lanes: Lanes, on_full: OnFull, timeout: float | None) -> None:
+        super().__init__(lanes, on_full, timeout, CHUNKS_AHEAD)
+        self._producer = producer
+        self._entries: defaultdict[int, list[Encoded]] = defaultdict(list)
+        self._sizes: defaultdict[int, int] = defaultdict(int)
+        self._gathered = self._size = 0
+
+    def add(self, record: Any) -> bool:
+        """Add a record to the chunk; True if the chunk is to be sent."""
+        partition, entry, size = self._producer.prepared(record, None)
+        self._entries[partition].append(entry)
+        self._sizes[partition] += size
+        self._gathered += 1
+        self._size += size
+        return self._gathered >= CHUNK_ENTRIES or self._size >= CHUNK_BYTES
+
+    async def send_chunk(self) -> None:
+        """Send what was gathered."""
+        pieces: list[Piece] = [
+            (partition, entries, self._sizes[partition], len(entries))
+            for partition, entries in self._entries.items()
+        ]
+        self._entries.clear()
+        self._sizes.clear()
+        self._gathered = self._size = 0
+        await self.send(pieces)
+
+    async def finish(self) -> None:
+        """Send the rest, and wait for all."""
+        if self._gathered:
+            await self.send_chunk()
+        await super().finish()
+
+
+class _RowSender(_ManySender):
+    """As its base, for a stream of columns: the records of a chunk are one entry a partition."""
+
+    def __init__(self, producer: Producer, lanes: Lanes, on_full: OnFull, timeout: float | None) -> None:
+        super().__init__(producer, lanes, on_full, timeout)
+        self._records: list[tuple[int, Any]] = []
+
+    def add(self, record: Any) -> bool:
+        """Add a record to the chunk; True if the chunk is to be sent."""
+        try:
+            partition = self._producer.partition_of(record)
+        except (AttributeError, KeyError, TypeError):
+            self._producer.packer.fields([record])  # which names what is no record of the stream
+            raise
+        self._records.append((partition, record))
+        self._gathered = len(self._records)
+        return self._gathered >= ROWS_CHUNK
+
+    async def send_chunk(self) -> None:
+        """Send what was gathered; if a record is at fault, what came before it."""
+        records, self._records, self._gathered = self._records, [], 0
+        try:
+            pieces = self._pieces(records)
+        except RecordError as error:
+            good, fault = self._before_fault(records)
+            await self.send(self._pieces(good))
+            raise fault or error from None
+        await self.send(pieces)
+
+    def _pieces(self, records: list[tuple[int, Any]]) -> list[Piece]:
+        packets = self._producer.packer.of_records(records)
+        return [(p.partition, [(p.fields, None)], p.size, p.rows) for p in packets]
+
+    def _before_fault(
+        self, records: list[tuple[int, Any]]
+    ) -> tuple[list[tuple[int, Any]], RecordError | None]:
+        for place, one in enumerate(records):
+            try:
+                self._pieces([one])
+            except RecordError as error:
+                return records[:place], error
+        return records, None
 
 
 def _header_fields(headers: Mapping[Any, Any] | None) -> dict[bytes, bytes] | None:

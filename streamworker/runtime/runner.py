@@ -35,6 +35,7 @@ from streamworker.redisio.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest
 from streamworker.runtime.batch_mode import BatchMode
 from streamworker.runtime.buffer import PartitionBuffer, now_ms
+from streamworker.runtime.columns import ColumnsInvoker, RowsMode, uses_columns
 from streamworker.runtime.committer import Committer
 from streamworker.runtime.invoke import Invoker
 from streamworker.runtime.keyed_mode import KeyedMode
@@ -151,7 +152,8 @@ class PartitionRunner:
         self.place = Place(
             app=app_name, processor=spec.name, partition=partition, epoch=lock.epoch, log=self.log
         )
-        self.invoker = Invoker(spec, self.place, self.state, settings.handler_threads)
+        invoker = ColumnsInvoker if uses_columns(spec) else Invoker
+        self.invoker = invoker(spec, self.place, self.state, settings.handler_threads)
         self.buffer = buffer
         self._owner = owner
         self._lock = lock
@@ -168,7 +170,8 @@ class PartitionRunner:
         self._landed = Signal()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
-        self._mode = KeyedMode(self) if overlaps else _MODES[spec.mode](self)
+        rows_mode = RowsMode if spec.stream.codec == "arrow" else _MODES[spec.mode]
+        self._mode = KeyedMode(self) if overlaps else rows_mode(self)
         buffer.use(spec.batch)
 
     # -- life ------------------------------------------------------------------------------
@@ -316,7 +319,9 @@ class PartitionRunner:
 
     async def submit(self, work: Work) -> None:
         """Start a commit, once the one before has landed."""
-        batch = None if work.rows is None else await self._encoded(work.rows, work.first)
+        batch = work.packed
+        if batch is None and work.rows is not None:
+            batch = await self._encoded(work.rows, work.first)
         await self.flush()
         request = CommitRequest(
             partition=self.partition,

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from streamworker.core.entries import Entry, EntryId
 from streamworker.records.entries import size_of
+from streamworker.redisio.ackedlog import AckedBatch
 from streamworker.redisio.commit import DeadLetter
 from streamworker.runtime.state import Changes
 
@@ -20,6 +21,8 @@ class Work:
     outputs: list[Any] = field(default_factory=list)
     """Rows to forward that are not in Arrow's form yet."""
     rows: pa.RecordBatch | None = None
+    packed: AckedBatch | None = None
+    """``rows``, where they need not be encoded for the commit."""
     dead: list[DeadLetter] = field(default_factory=list)
     state: Changes = field(default_factory=dict)
 

@@ -1,0 +1,275 @@
+"""Entries that hold many rows, and functions that take columns: where either is, calls look different.
+
+Four cases meet here, and the rest of the runtime sees none of them:
+
+    =====================  ==========================  ====================================
+    the function takes     an entry is one record      an entry is some rows (``arrow``)
+    =====================  ==========================  ====================================
+    columns                records are turned into     the rows of the batch's entries,
+                           columns, a batch at a time  without an object for each
+    a list, or one record  (the ordinary way)          rows are turned into records
+    =====================  ==========================  ====================================
+
+The entry stays the unit of everything: of commits, attempts, dead letters and the search for poison.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from streamworker.context import Context, Place, take_forwarded
+from streamworker.core.batching import BatchLimits
+from streamworker.core.entries import Entry
+from streamworker.errors import ConfigurationError, DecodeError, RecordError
+from streamworker.processors import Mode as ModeName
+from streamworker.processors import ProcessorSpec
+from streamworker.redisio.ackedlog import AckedBatch, schema_fingerprint
+from streamworker.redisio.columns import as_it_came, rows_of, unpacked
+from streamworker.runtime.batch_mode import BatchMode
+from streamworker.runtime.invoke import NOTHING, Decoded, Effects, Invoker
+from streamworker.runtime.state import Changes, PartitionState
+from streamworker.runtime.tables import as_table
+from streamworker.runtime.work import joined
+
+
+class ColumnsInvoker(Invoker):
+    """The calls of a function that takes columns, or that reads a stream of them."""
+
+    def __init__(self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int) -> None:
+        if spec.mode is ModeName.RECORD:
+            spec = replace(spec, function=self._for_each(spec.function, is_async=spec.is_async))
+        super().__init__(spec, place, state, threads)
+        self._record = spec.stream.record
+        self._is_arrow = spec.stream.codec == "arrow"
+        self.rows_of = rows_of if self._is_arrow else None
+        self._give = _GIVE[spec.takes]()
+        self._output_name = b""
+        if spec.forward and spec.output is not None:
+            self._output_name = schema_fingerprint(spec.output.arrow_schema()).encode()
+
+    # -- decoding: one item an entry -----------------------------------------------------------
+
+    def decode(self, entries: Sequence[Entry]) -> Decoded:
+        """Decode entries: a record batch of each, a list of its records, or a record."""
+        if not self._is_arrow:
+            return super().decode(entries)
+        items: list[Any] = []
+        bad: dict[int, DecodeError] = {}
+        for place, entry in enumerate(entries):
+            try:
+                items.append(self._item(entry))
+            except RecordError as error:
+                items.append(None)
+                bad[place] = DecodeError(f"Entry {entry.id}: {error.message}", remedy=error.remedy)
+        return Decoded(items, bad)
+
+    def _item(self, entry: Entry) -> Any:
+        batch = self._record.fit_arrow(unpacked(entry.fields), extra="drop")
+        return batch if self.spec.takes != "records" else self._record.from_arrow(batch)
+
+    # -- calling -----------------------------------------------------------------------------
+
+    async def call_batch(self, entries: Sequence[Entry], records: list[Any], attempt: int) -> Effects:
+        """Call the function with what some entries hold."""
+        if self.spec.takes == "records":
+            rows = [record for item in records for record in item]
+            return await self._call(rows, entries, rows, attempt)
+        if self._is_arrow:
+            batch = records[0] if len(records) == 1 else joined(records)
+        else:
+            batch = self._record.to_arrow(records)
+        return await self._call(self._give(batch), entries, (batch,), attempt)
+
+    def _for_each(self, function: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
+        """Return what calls a function with one record of a list after the other, in one call."""
+        if is_async:
+
+            @functools.wraps(function)
+            async def each(records: list[Any], *context: Context) -> _Gathered:
+                outputs: list[Any] = []
+                for record in records:
+                    result = await function(record, *context)
+                    outputs += self._one(result, context, record)
+                return _Gathered(outputs)
+
+            return each
+
+        @functools.wraps(function)
+        def each_here(records: list[Any], *context: Context) -> _Gathered:
+            outputs: list[Any] = []
+            for record in records:
+                outputs += self._one(function(record, *context), context, record)
+            return _Gathered(outputs)
+
+        return each_here
+
+    def _one(self, result: Any, context: Sequence[Context], record: Any) -> Sequence[Any]:
+        """Return what a call with one record of several forwards, as if it were alone."""
+        forwarded: list[Any] = []
+        for each in context:
+            forwarded = take_forwarded(each)
+        return super()._effects(result, forwarded, None, (record,)).outputs
+
+    # -- what it returned ----------------------------------------------------------------------
+
+    def _effects(
+        self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]
+    ) -> Effects:
+        if isinstance(result, _Gathered):
+            return Effects(result.outputs, changes)
+        if self.spec.takes == "records":
+            return super()._effects(result, outputs, changes, records)
+        if result is None and not outputs:
+            rows: Sequence[Any] = records if self.forwards_input else ()
+            return Effects(rows, changes) if rows or changes else NOTHING
+        if not self.spec.forward:
+            self.unwanted()
+            return Effects((), changes)
+        batches = self._as_batches(outputs)
+        if result is not None:
+            batches += self._as_batches(result if isinstance(result, list) else [result])
+        return Effects(batches, changes)
+
+    def _as_batches(self, outputs: Sequence[Any]) -> list[pa.RecordBatch]:
+        """Turn what was forwarded or returned into columns: rows that follow each other together."""
+        batches: list[pa.RecordBatch] = []
+        rows: list[Any] = []
+        for output in outputs:
+            if _is_table(output):
+                batches += [*self._of_rows(rows), *self._of_table(output)]
+                rows = []
+            else:
+                rows.append(output)
+        return batches + self._of_rows(rows)
+
+    def _of_rows(self, rows: list[Any]) -> list[pa.RecordBatch]:
+        if not rows or self.spec.output is None:
+            return []
+        return [self.spec.output.to_arrow(self.checked(rows))]
+
+    def _of_table(self, table: Any) -> list[pa.RecordBatch]:
+        assert self.spec.output is not None
+        batches = (
+            [table] if isinstance(table, pa.RecordBatch) else as_table(table).combine_chunks().to_batches()
+        )
+        try:
+            return [self.spec.output.fit_arrow(batch) for batch in batches]
+        except RecordError as error:
+            hint = "" if self.spec.output != self._record else " Or say with output= what it forwards."
+            raise RecordError(
+                f"Processor {self.spec.name!r} forwarded columns that are no {self.spec.output.name}: "
+                f"{error.message}",
+                remedy=error.remedy + hint,
+            ) from None
+
+    def to_rows(self, outputs: Sequence[Any]) -> pa.RecordBatch | None:
+        """Put what is forwarded together; None if there is nothing."""
+        if self.spec.takes == "records":
+            return super().to_rows(outputs)
+        return joined(list(outputs))
+
+    def packed(
+        self, entries: Sequence[Entry], records: Sequence[Any], rows: Sequence[pa.RecordBatch]
+    ) -> AckedBatch | None:
+        """Return the rows in the form in which they came, if they are just those of one entry."""
+        if not (self._is_arrow and len(entries) == len(rows) == 1 and rows[0] is records[0]):
+            return None
+        return as_it_came(entries[0]) if entries[0].fields.get(b"name") == self._output_name else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """What the calls with all records of an entry left."""
+
+    outputs: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits(BatchLimits):
+    """As its base, where entries hold many rows: ``records`` counts rows."""
+
+    has_rows: Callable[[int], bool]
+    """Whether so many rows wait."""
+
+    def is_ready(self, waiting: int, waiting_bytes: int, age_ms: int, *, no_more: bool = False) -> bool:
+        """Tell whether what waits should be handled now."""
+        ready = BatchLimits.is_ready(self, waiting, waiting_bytes, age_ms, no_more=no_more)
+        return ready or (waiting > 0 and self.has_rows(self.records))
+
+
+class RowsMode(BatchMode):
+    """Calls the function with the rows of one entry or of several, counted by their rows."""
+
+    async def run(self) -> str:
+        """Handle batches until draining; return why the partition halts, or nothing."""
+        spec, buffer = self.spec, self.runner.buffer
+        limits = RowLimits(
+            spec.batch, spec.batch_bytes, spec.within_ms, lambda rows: _has_rows(buffer.each_waiting(), rows)
+        )
+        while entries := await self.runner.next_entries(limits):
+            for start, end in by_rows([rows_of(entry.fields) for entry in entries], spec.batch):
+                # After a call that was given up nothing may be committed; the partition drains then.
+                if not await self.runner.wait_may_start():
+                    return ""
+                halted = await self._handle(entries[start:end])
+                if halted:
+                    return halted
+        return ""
+
+
+def by_rows(counts: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Group entries that follow each other by their rows: at most so many, at least one entry.
+
+    Examples
+    --------
+    >>> by_rows([4, 4, 4, 20, 1], 10)
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    """
+    groups: list[tuple[int, int]] = []
+    start = rows = 0
+    for place, count in enumerate(counts):
+        if place > start and rows + count > most:
+            groups.append((start, place))
+            start, rows = place, 0
+        rows += count
+    return [*groups, (start, len(counts))] if counts else groups
+
+
+def _has_rows(entries: Any, wanted: int) -> bool:
+    rows = 0
+    for entry in entries:
+        rows += rows_of(entry.fields)
+        if rows >= wanted:
+            return True
+    return False
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, pa.RecordBatch | pa.Table) or hasattr(value, "__arrow_c_stream__")
+
+
+def _give_polars() -> Callable[[pa.RecordBatch], Any]:
+    try:
+        import polars as pl
+    except ImportError:
+        raise ConfigurationError(
+            "A processor takes polars.DataFrame, and polars is not installed.",
+            remedy="Run: pip install 'streamworker[polars]'",
+        ) from None
+    return lambda batch: pl.from_arrow(pa.Table.from_batches([batch]))
+
+
+_GIVE: dict[str, Callable[[], Callable[[pa.RecordBatch], Any]]] = {
+    "records": lambda: lambda batch: batch,
+    "record_batch": lambda: lambda batch: batch,
+    "table": lambda: lambda batch: pa.Table.from_batches([batch]),
+    "polars": _give_polars,
+}
+
+
+def uses_columns(spec: ProcessorSpec) -> bool:
+    """Whether a processor's calls are those of this module."""
+    return spec.takes != "records" or spec.stream.codec == "arrow"

@@ -1,0 +1,94 @@
+"""Which partition each row of a table goes to: as its record would, without making one.
+
+A key is looked at once, however many rows have it: what is made of it in Python (its canonical
+bytes, and their CRC-32) costs a microsecond, and the rest is done in columns.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamworker.core.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.processors import StreamSpec
+
+
+class Router:
+    """Routes the rows of a stream.
+
+    Parameters
+    ----------
+    spec
+        The stream.
+    deal
+        Deals rows without a key to partitions.
+    """
+
+    def __init__(self, spec: StreamSpec, deal: RoundRobin) -> None:
+        self._record = spec.record
+        self._key = spec.key
+        self._fields = spec.key_fields
+        self._partitions = spec.partitions
+        self._deal = deal
+
+    def partitions_of(self, batch: pa.RecordBatch, chunk: int) -> pa.Array:
+        """Return the partition of each row.
+
+        Rows without a key go to the partitions in turn, so many of them at a time as ``chunk`` says.
+
+        Raises
+        ------
+        RecordError
+            For a value that cannot be a key.
+        """
+        keyed = self._keyed(batch)
+        if not keyed.null_count:
+            return keyed
+        missing = keyed.is_null()
+        places = pc.subtract(pc.cumulative_sum(missing.cast(pa.int64())), 1)
+        chunks = -(-keyed.null_count // chunk)
+        dealt = pa.array([self._deal.next(self._partitions) for _ in range(chunks)], pa.int32())
+        return pc.if_else(missing, dealt.take(pc.divide(pc.max_element_wise(places, 0), chunk)), keyed)
+
+    def _keyed(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the partition of each row; null where it has no key."""
+        fields = self._fields
+        if fields == ():
+            return pa.nulls(batch.num_rows, pa.int32())
+        names = (fields,) if isinstance(fields, str) else fields
+        if names is None or any(pa.types.is_nested(batch.column(name).type) for name in names):
+            # What the key is made of has no plain column: only the record tells.
+            keys = list(map(self._key, self._record.from_arrow(batch)))
+            return pa.array([self._partition(key) for key in keys], pa.int32())
+        if isinstance(fields, str):
+            codes, known = _distinct(batch.column(fields))
+            return self._table([self._partition(value) for value in known]).take(codes)
+        return self._of_several([batch.column(name) for name in names])
+
+    def _of_several(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Return the partition of each row whose key is the tuple of some columns' values."""
+        keys: list[tuple[Any, ...]] = [()]
+        codes = pa.repeat(pa.scalar(0, pa.int64()), len(columns[0]))
+        for column in columns:
+            own, values = _distinct(column)
+            own = pc.fill_null(own.cast(pa.int64()), len(values))
+            values.append(None)
+            pairs = pc.add(pc.multiply(codes.cast(pa.int64()), len(values)), own)
+            codes, distinct = _distinct(pairs)
+            keys = [(*keys[pair // len(values)], values[pair % len(values)]) for pair in distinct]
+        return self._table([self._partition(key) for key in keys]).take(codes)
+
+    def _partition(self, value: object) -> int | None:
+        key = canonical_key(value)
+        return None if key is None else partition_for(key, self._partitions)
+
+    @staticmethod
+    def _table(partitions: list[int | None]) -> pa.Array:
+        return pa.array(partitions, pa.int32())
+
+
+def _distinct(column: pa.Array) -> tuple[pa.Array, list[Any]]:
+    """Return for each row the place of its value among the distinct ones, and these."""
+    coded = column.dictionary_encode()
+    return coded.indices, coded.dictionary.to_pylist()
