@@ -55,6 +55,9 @@ class Settings:
     partitions meanwhile. Longer than a restart takes."""
 
     # -- handover ----------------------------------------------------------------------------
+    founding_pause_ms: int = 80
+    """How long a worker waits before it takes partitions in a group that began a moment ago: others
+    are about to join, and would be given most of them. 0: not at all. Paid once, when an app starts."""
     grace_period_ms: int = 8_000
     """How long a revoked partition may take to finish the batch in hand before its handler is
     cancelled."""

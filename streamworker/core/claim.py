@@ -159,8 +159,7 @@ class ClaimCore:
         effects = self._dispatch(event, now_ms)
         effects += self._pulse.check(now_ms)
         effects += self._ownership.advance(now_ms)
-        self._hurry |= self._ownership.view_is_stale
-        self._ownership.view_is_stale = False
+        self._hurry |= self._ownership.looks_stale()
         effects = self._with_generations(effects, now_ms)
         return effects + self._converse(now_ms)
 

@@ -17,8 +17,11 @@ from streamworker.core.control import JoinWanted
 from streamworker.core.membership import RANKS_MAX, Member, Membership, member_fields, read_member
 
 GATHER_MS = 40
-"""For so long a member gathers. Some round trips: who starts together is mostly there by then. Nobody
-waits longer for it than for the batches in hand, which the handover waits for anyway."""
+"""A member gathers until nobody new was heard of for so long. Some round trips: who starts together is
+mostly there by then. Nobody waits longer for it than for the batches in hand, which the handover waits
+for anyway."""
+GATHER_MAX_MS = 160
+"""And no longer than this: many that start on a few cores come one after another."""
 PATIENCE_MS = 1_000
 """So long who wants in waits before it joins by itself, and up to as much more; and who asked and was
 then told to stop, before it is gone: nobody lets it in after that. As long as a heartbeat."""
@@ -65,6 +68,8 @@ class Door:
         self._jitter = jitter
         self._waiting: dict[str, Applicant] = {}
         self._since_ms: int | None = None
+        self._last_ms = 0
+        """When somebody was heard of last who was not known to wait."""
         self._rank = 0
         self._patient_until_ms: int | None = None
 
@@ -88,6 +93,8 @@ class Door:
             return
         if not self._waiting:
             self._since_ms = now_ms
+        if applicant.member.id not in self._waiting:
+            self._last_ms = now_ms
         self._waiting[applicant.member.id] = applicant
 
     def look(self, now: Membership, me: str) -> None:
@@ -98,6 +105,11 @@ class Door:
             self._patient_until_ms = None
         active = now.active_ids
         self._rank = min(active.index(me), RANKS_MAX) if me in active else RANKS_MAX
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether somebody has asked to be let in."""
+        return bool(self._waiting)
 
     def let_in(self, now: Membership, now_ms: int, server_ms: int) -> tuple[str, str, Membership] | None:
         """Return the change that lets all in who wait, once it is our turn; None before."""
@@ -125,7 +137,8 @@ class Door:
     def _due_ms(self) -> int | None:
         if not self._waiting or self._since_ms is None:
             return None
-        return self._since_ms + GATHER_MS + self._rank * self._pace_ms
+        gathered_ms = min(self._last_ms + GATHER_MS, self._since_ms + GATHER_MAX_MS)
+        return gathered_ms + self._rank * self._pace_ms
 
     def next_deadline_ms(self, *, is_in: bool) -> int | None:
         """Return when there is something to do, if nothing else happens before."""

@@ -40,7 +40,7 @@ class State(Enum):
     WAITING = "waiting"
     """Assigned to us; to be acquired when its last owner releases, or after a pause."""
     ACQUIRING = "acquiring"
-    """Assigned to us; the lock was asked for."""
+    """Assigned to us; the lock was asked for. It may be ours without our knowing, if the answer was lost."""
     WITHDRAWING = "withdrawing"
     """No longer assigned to us, while the answer about the lock is not there yet."""
     RUNNING = "running"
@@ -85,7 +85,7 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
     _S.ACQUIRING: {
         _T.GRANTED: _S.RUNNING,
         _T.REFUSED: _S.WAITING,
-        _T.FAILED: _S.WAITING,
+        _T.FAILED: _S.ACQUIRING,
         _T.REVOKED: _S.WITHDRAWING,
     },
     _S.WITHDRAWING: {

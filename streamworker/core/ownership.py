@@ -65,8 +65,7 @@ class Ownership:
         self, owner: str, *, grace_period_ms: int, retry_ms: int, jitter: Callable[[int], int]
     ) -> None:
         self.owner = owner
-        self.view_is_stale = False
-        """Set when a lock knew a later generation than we; the caller reads the document."""
+        self._is_view_stale = False
         self.newest = 0
         """The latest generation that a lock knew when it refused us for ours."""
         self._grace_period_ms = grace_period_ms
@@ -89,6 +88,11 @@ class Ownership:
         """Return where a partition is in its life."""
         entry = self._partitions.get(partition)
         return State.IDLE if entry is None else entry.state
+
+    def looks_stale(self) -> bool:
+        """Whether a lock has known a later generation than we since this was last asked."""
+        is_stale, self._is_view_stale = self._is_view_stale, False
+        return is_stale
 
     # -- what should be ------------------------------------------------------------------------
 
@@ -173,7 +177,7 @@ class Ownership:
                     if entry.told:
                         entry.retry_at_ms = now_ms
                     if isinstance(reply, Stale):
-                        self.view_is_stale = True
+                        self._is_view_stale = True
                         self.newest = max(self.newest, reply.generation)
                 case None:
                     entry.state = step(entry.state, Trigger.FAILED)
@@ -211,7 +215,7 @@ class Ownership:
             if entry is None:
                 continue
             self._is_touched = True
-            if entry.state is State.WAITING:
+            if entry.state in (State.WAITING, State.ACQUIRING) and not entry.calling:
                 entry.retry_at_ms = now_ms
             entry.told = entry.calling
 
@@ -230,7 +234,7 @@ class Ownership:
             return []
         entry.state = step(entry.state, Trigger.FENCED)
         entry.cancel_at_ms = None
-        self.view_is_stale = True
+        self._is_view_stale = True
         self._retry_later(entry, now_ms)
         self._settle(partition, now_ms)
         return [Note("partition_fenced", {"partition": partition, "epoch": epoch})]

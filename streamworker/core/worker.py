@@ -39,6 +39,7 @@ from streamworker.core.events import (
     StopHeartbeat,
     StopRequested,
 )
+from streamworker.core.founding import Founding
 from streamworker.core.joining import Applicant, Door
 from streamworker.core.membership import Member, Membership
 from streamworker.core.ownership import Ownership
@@ -70,6 +71,7 @@ class Timing:
     grace_period_ms: int = 8_000
     acquire_retry_ms: int = 200
     hold_ms: int = 30_000
+    founding_pause_ms: int = 80
 
 
 class Phase(Enum):
@@ -128,6 +130,7 @@ class WorkerCore:
             jitter=jitter,
         )
         self._door = Door(timing.heartbeat_interval_ms // 2, jitter)
+        self._founding = Founding(timing.founding_pause_ms)
         self._asked: tuple[int, ...] | None = None
         self._dead: frozenset[str] = frozenset()
         self._rules = balance or BalanceRules()
@@ -172,10 +175,10 @@ class WorkerCore:
         effects += self._pulse.check(now_ms)
         is_our_turn = self._is_balancer and self._phase is Phase.MEMBER
         effects += self._balancer.advance(now_ms, is_our_turn=is_our_turn)
-        effects += self._ownership.advance(now_ms)
-        if self._ownership.view_is_stale:
-            self._ownership.view_is_stale = False
-            self._talk.must_read = True
+        is_changing = self._door.others_wait or not self._talk.may_call(now_ms)
+        if not self._founding.is_resting(now_ms, others_wait=is_changing):
+            effects += self._ownership.advance(now_ms)
+        self._talk.must_read |= self._ownership.looks_stale()
         effects += self._converse(now_ms)
         return effects
 
@@ -184,7 +187,7 @@ class WorkerCore:
         if self._phase is Phase.GONE:
             return None
         times = (
-            self._ownership.next_deadline_ms(),
+            self._founding.not_before_ms(self._ownership.next_deadline_ms()),
             self._pulse.next_deadline_ms(),
             self._balancer.next_deadline_ms(),
             self._talk.next_deadline_ms(),
@@ -300,6 +303,7 @@ class WorkerCore:
         """Act on the newest version, whatever lies between it and the last one that we knew."""
         self._take_turn()
         self._door.look(membership, self.member)
+        self._founding.look(membership, now_ms)
         me = membership.present(self.member)
         if me is None:
             return self._removed()

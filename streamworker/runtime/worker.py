@@ -160,6 +160,7 @@ class Worker:
                 grace_period_ms=settings.grace_period_ms,
                 acquire_retry_ms=settings.acquire_retry_ms,
                 hold_ms=settings.hold_ms,
+                founding_pause_ms=settings.founding_pause_ms,
             ),
             nonce=lambda: secrets.token_hex(4),
             jitter=lambda most: rng.randint(0, most),

@@ -245,7 +245,8 @@ class Figures:
         if worker in self._there or worker in self._coming_back:
             self._coming_back.discard(worker)
         elif self._there:
-            self.minimum += self._partitions // (len(self._there) + 1)
+            share = self._partitions // (len(self._there) + 1)
+            self.minimum += max(0, share - self._last.count(""))  # what nobody had yet need not move
         else:
             self.minimum += sum(bool(last) for last in self._last)
         self._there.add(worker)

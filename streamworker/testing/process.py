@@ -310,6 +310,8 @@ class SimWorker:
         if any(not runner.ended for runner in self.runners.values()):
             self.world.checker.found("crash", f"{self.name} finished with work in hand")
         self.finished = True
+        # Its place may be kept for a while, and only when that is over its partitions are shared anew.
+        self.world.checker.figures.happened(self.world.hold_ms if self.static_id else 0)
 
     def _pass_over(self, _: ev.Effect) -> None:
         """Do nothing: it is for those who look on."""

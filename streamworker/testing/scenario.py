@@ -34,6 +34,7 @@ from typing import Any
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols import PROTOCOLS, Setup
 from streamworker.core.transcript import name_of, runs
+from streamworker.core.worker import Timing
 from streamworker.errors import ConfigurationError
 from streamworker.testing.checkers import Violation
 from streamworker.testing.clock import Dice
@@ -206,6 +207,7 @@ class ScriptedWorld(World):
             partitions=partitions,
             protocol=protocol,
             assignment=assignment,
+            timing=Timing(founding_pause_ms=self._number("founding pause {} ms") or 0),
             entry_every_ms=None,
             start_ms=0,
             model=type("_Model", (_TellingModel, plant.model), {}),

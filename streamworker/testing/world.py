@@ -105,6 +105,8 @@ class World:
         self._is_healed = False
         self._protocol, self._assignment, self._wrap = protocol, assignment, wrap
         self._static = static
+        self.hold_ms = (timing or Timing()).hold_ms
+        """How long a static member's place is kept."""
         self._connections = 0
         self._numbers = [0] * partitions
         self._sending = [False] * partitions

@@ -14,7 +14,7 @@ from streamworker.core.worker import Identity, Timing, WorkerCore
 
 E = TypeVar("E")
 
-TIMING = Timing()
+TIMING = Timing(founding_pause_ms=0)
 ME = "w1.1"
 """The core's first member id: its name, and the first of its nonces."""
 

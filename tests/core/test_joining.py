@@ -1,7 +1,7 @@
 """Letting in together who joins at once."""
 
 from streamworker.core.control import JoinWanted
-from streamworker.core.joining import GATHER_MS, PATIENCE_MS, Applicant, Door
+from streamworker.core.joining import GATHER_MAX_MS, GATHER_MS, PATIENCE_MS, Applicant, Door
 from streamworker.core.membership import Member
 from tests.core.bench import group
 
@@ -35,14 +35,30 @@ def test_all_who_ask_within_a_moment_are_let_in_by_one_change() -> None:
     door.look(now, "w1.1")
     door.heard(applicant("w2").message(), 100)
     door.heard(applicant("w3", "w3.0").message(), 130)
-    assert door.let_in(now, 100 + GATHER_MS - 1, 7_000) is None
-    change = door.let_in(now, 100 + GATHER_MS, 7_000)
+    assert door.others_wait
+    assert door.let_in(now, 130 + GATHER_MS - 1, 7_000) is None
+    change = door.let_in(now, 130 + GATHER_MS, 7_000)
     assert change is not None
     cause, names, after = change
     assert (cause, names, after.ids) == ("join", "w2 w3", ("w1.1", "w2.1", "w3.1"))
     assert {member.joined_ms for member in after.members[1:]} == {7_000}
     assert after.members[1].capacity == 2
     assert sorted(len(after.owned_by(each)) for each in after.ids) == [2, 3, 3]
+
+
+def test_those_who_come_one_after_another_are_not_gathered_for_ever() -> None:
+    """And who asks twice, since it heard nothing, does not keep the others waiting."""
+    door, now = Door(PACE_MS, lambda most: most), group("w1.1", generation=5)
+    door.look(now, "w1.1")
+    for number, at_ms in enumerate(range(0, GATHER_MAX_MS, GATHER_MS - 1)):
+        assert door.let_in(now, at_ms, 7_000) is None
+        door.heard(applicant(f"w{number + 2}").message(), at_ms)
+    assert door.next_deadline_ms(is_in=True) == GATHER_MAX_MS
+    assert door.let_in(now, GATHER_MAX_MS, 7_000) is not None
+    assert not door.others_wait
+    for at_ms in (0, 10, 20):
+        door.heard(applicant("w9").message(), 1_000 + at_ms)
+    assert door.next_deadline_ms(is_in=True) == 1_000 + GATHER_MS
 
 
 def test_the_next_in_join_order_lets_in_what_the_first_did_not() -> None:

@@ -117,7 +117,7 @@ def test_only_a_stale_answer_says_that_the_view_is_old() -> None:
         desk = Desk()
         desk.assign(1)
         desk.answer((1,), {1: reply})
-        assert desk.ownership.view_is_stale is stale
+        assert desk.ownership.looks_stale() is stale
 
 
 def test_a_release_that_is_heard_of_while_waiting_ends_the_pause() -> None:
@@ -210,6 +210,17 @@ def test_an_acquire_without_an_answer_is_asked_again_even_if_it_was_taken_away()
     assert desk.answer((1,), {1: lock(101)}) == [ev.ReleaseLocks(OWNER, {1: 101})]
 
 
+def test_a_partition_that_is_taken_away_after_a_call_without_an_answer_is_not_forgotten() -> None:
+    """Else its lock may be ours without our knowing, and its next owner waits for the drain deadline."""
+    desk = Desk()
+    desk.assign(1)
+    assert desk.answer((1,), {}) == []
+    desk.assign(generation=6)
+    assert not desk.ownership.is_idle
+    assert desk.advance(RETRY_MS + RETRY_MS // 4) == [ask(1, generation=6)]
+    assert desk.answer((1,), {1: lock(101)}) == [ev.ReleaseLocks(OWNER, {1: 101})]
+
+
 def test_a_partition_that_comes_back_while_it_is_withdrawn_runs_when_granted() -> None:
     """The question that is under way will do."""
     desk = Desk()
@@ -273,7 +284,7 @@ def test_a_fenced_partition_is_asked_for_again_only_if_it_is_assigned(stays: boo
         desk.assign()
     effects = desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms)
     assert effects == [ev.Note("partition_fenced", {"partition": 1, "epoch": 101})]
-    assert desk.ownership.view_is_stale
+    assert desk.ownership.looks_stale()
     assert desk.advance(GRACE_MS) == ([ask(1)] if stays else [])
 
 
@@ -287,6 +298,17 @@ def test_a_fenced_partition_runs_again_when_its_lock_is_granted_anew(is_halted: 
     assert desk.advance(RETRY_MS - 1) == []
     assert desk.told(1) == [ask(1)]
     assert ev.StartRunner(1, OWNER, lock(102)) in desk.answer((1,), {1: lock(102)})
+
+
+@pytest.mark.parametrize("is_halted", [True, False])
+def test_a_fenced_partition_that_is_taken_away_before_it_is_asked_for_is_forgotten(is_halted: bool) -> None:
+    """Its lock is somebody else's: there is nothing to give back."""
+    desk = Desk().running(1)
+    if is_halted:
+        desk.ownership.handle(ev.RunnerHalted(1, 101, "poison"), desk.now_ms)
+    desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms)
+    desk.assign(generation=6)
+    assert desk.ownership.is_idle
 
 
 def test_what_a_fenced_runner_says_later_is_passed_over() -> None:

@@ -66,6 +66,7 @@ STEPS = {
     "assignment.sticky": "A newcomer gets its share, and no other partition moves",
     # -- races -------------------------------------------------------------------------------------
     "race.conflict": "Two change the document at once: the later one reads again and retries",
+    "race.founding": "A group is founded: nobody takes partitions while others are about to join",
     "race.change-unheard": "A change was made and its answer is lost: the document tells",
     "race.lost-message": "A control message is lost: a heartbeat's answer says that there is something new",
     "race.stale-view": "A view of the group that is old must not displace a newer owner",

@@ -106,6 +106,13 @@ def test_figures_are_summed_over_schedules() -> None:
     assert 0 < summary.commands_a_second < 20
 
 
+def test_membership_moves_no_partition_without_a_cause() -> None:
+    """A place that was kept for a static member, and is not any more, is one."""
+    outcomes = [run(Schedule(seed=seed)) for seed in range(40)]
+    assert sum(outcome.moves for outcome in outcomes) > 0
+    assert [outcome.schedule.seed for outcome in outcomes if outcome.jumps] == []
+
+
 def test_sizes_can_be_given() -> None:
     """In place of what the seed draws."""
     outcome = run(replace(Schedule(seed=1), workers=3, partitions=5, faults="none"))
