@@ -18,6 +18,7 @@ class What(StrEnum):
 
     PRODUCE = "produce"
     PROCESS = "process"
+    COLUMNS = "columns"
     LATENCY = "latency"
     WAITING = "waiting"
     PARTITIONS = "partitions"
@@ -66,7 +67,7 @@ def bench(
     what: Annotated[
         What,
         typer.Argument(
-            metavar="SCENE", help="produce, process, latency, waiting, partitions, idle, memory or all."
+            metavar="SCENE", help="produce, process, columns, latency, waiting, partitions, idle, memory or all."
         ),
     ] = What.ALL,
     redis_url: Url = None,

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from streamworker.dev.bench.columns import columns
 from streamworker.dev.bench.contest import WORKER, Contest, Contestant
 from streamworker.dev.bench.figures import Row
 from streamworker.dev.bench.ground import open_ground
@@ -21,6 +22,7 @@ Scene = Callable[[Contest], Awaitable[list[Row]]]
 SCENES: dict[str, Scene] = {
     "produce": produce,
     "process": process,
+    "columns": columns,
     "latency": latency,
     "waiting": waiting,
     "partitions": partitions,
@@ -33,7 +35,6 @@ RUNNEL = (
     "runnel: it needs Python 3.8, and does not run here. It was measured once, on a machine of this kind "
     "with small JSON records: 2,300 to 4,000 events/s on one core."
 )
-COLUMNAR = "columnar mode: it is not there yet."
 
 
 async def run_bench(
@@ -74,7 +75,7 @@ async def run_bench(
             others = f"{ground.others_per_s:.0f} commands/s"
             warn(f"Other clients send {others} to this server: figures will differ.")
         rows: list[Row] = []
-        left_out = [RUNNEL, COLUMNAR]
+        left_out = [RUNNEL]
         for each in names:
             contest = Contest(ground, runs, records, partitions, functools.partial(_say, say, each))
             rows += await SCENES[each](contest)

@@ -65,6 +65,14 @@ class Sent(msgspec.Struct):
     per_s: float
 
 
+class RowRates(msgspec.Struct):
+    """What one process reached with rows: sending them, handling them, and both at once."""
+
+    send_per_s: float
+    handle_per_s: float
+    both_per_s: float
+
+
 class Delays(msgspec.Struct):
     """How late records were, from before the send to the handler."""
 

@@ -1,0 +1,99 @@
+"""A program that sends and handles rows, as records or as columns: ``python -m streamworker.dev.bench.rows``.
+
+All in one process, and so on one core: its sends and its worker share an event loop.
+"""
+
+import time
+from importlib.util import find_spec
+
+import anyio
+import pyarrow as pa
+
+from streamworker.app import App, Stream
+from streamworker.dev.bench.ours import WITHIN_S
+from streamworker.dev.bench.record import Event, events
+from streamworker.dev.bench.task import RowRates, Task, task_of_this_process, tell
+from streamworker.testing import local_worker, quiet_logs
+
+KEYS = 1000
+
+
+class Rows:
+    """One way to send and handle rows.
+
+    Parameters
+    ----------
+    task
+        What to do; its mode is ``columns`` or ``records``.
+    stream
+        The name of a stream of its own.
+    """
+
+    def __init__(self, task: Task, stream: str) -> None:
+        self.app = App(task.app)
+        self._task = task
+        self._is_columns = task.mode == "columns"
+        self._stream: Stream[Event] = self.app.stream(
+            stream,
+            Event,
+            key="key",
+            partitions=task.partitions,
+            codec="arrow" if self._is_columns else "json",
+        )
+        self.begun_s = 0.0
+        if self._is_columns:
+            self.app.processor(self._stream, name=task.group, within=WITHIN_S, forward=True)(self._columns)
+        else:
+            self.app.processor(self._stream, name=task.group, within=WITHIN_S, batch=task.batch)(
+                self._records
+            )
+        self._table = _table(task.records) if self._is_columns else pa.table({})
+
+    async def _columns(self, rows: pa.RecordBatch) -> None:  # noqa: ARG002 - it is forwarded as it came
+        self.begun_s = self.begun_s or time.monotonic()
+
+    async def _records(self, events: list[Event]) -> list[Event]:
+        self.begun_s = self.begun_s or time.monotonic()
+        return events
+
+    async def send(self) -> float:
+        """Send all rows; return how long that took."""
+        first = next(events(1))
+        await self._stream.send(first)  # which makes the connection
+        begun_s = time.monotonic()
+        if self._is_columns:
+            await self._stream.send_table(self._table)
+        else:
+            await self._stream.send_many(events(self._task.records, keys=KEYS))
+        return time.monotonic() - begun_s
+
+
+def _table(rows: int) -> pa.Table:
+    """Make the rows that ``events`` makes, as columns."""
+    names = pa.array([f"customer-{key}" for key in range(KEYS)])
+    keys = pa.array(range(KEYS), pa.int32())
+    places = pa.chunked_array([keys] * -(-rows // KEYS)).slice(0, rows).combine_chunks()
+    numbers = pa.array(range(rows), pa.int64())
+    amounts = pa.array((n * 0.25 for n in range(rows)), pa.float64())
+    return pa.table({"number": numbers, "key": names.take(places), "amount": amounts})
+
+
+async def measure(task: Task) -> None:
+    """Send, then handle what was sent; then both at once, on another stream."""
+    apart, together = Rows(task, f"{task.stream}-apart"), Rows(task, f"{task.stream}-together")
+    send_s = await apart.send()
+    async with local_worker(apart.app, redis_url=task.url) as worker:
+        await worker.until_drained(timeout=120)
+        handle_s = time.monotonic() - apart.begun_s
+    async with local_worker(together.app, redis_url=task.url) as worker:
+        begun_s = time.monotonic()
+        await together.send()
+        await worker.until_drained(timeout=120)
+        both_s = time.monotonic() - begun_s
+    tell(task.begun_path, RowRates(*(task.records / each for each in (send_s, handle_s, both_s))))
+
+
+if __name__ == "__main__":
+    quiet_logs()
+    use_uvloop = find_spec("uvloop") is not None  # as a worker does
+    anyio.run(measure, task_of_this_process(), backend_options={"use_uvloop": use_uvloop})
