@@ -48,9 +48,14 @@ ON_TOP = {"__init__", "__main__", "app", "importing", "cli", "dev", "testing"}
 USERS_OF_THE_FACE = {"__main__": {"cli"}, "cli": {"tui"}}
 """Who runs the command line, and who shows the picture."""
 
-REDIS_IMPORTERS = {"spark/connection.py", "spark/logs.py", "dev/bench/peers/handwritten.py"}
+REDIS_IMPORTERS = {
+    "spark/connection.py",
+    "spark/logs.py",
+    "dev/bench/peers/bare.py",
+    "dev/bench/peers/handwritten.py",
+}
 """Outside redisio: Spark's executors read with the plain client, without an event loop; and the bench
-measures what people write by hand."""
+measures what people write by hand, and what the client itself takes."""
 
 CORE_LINES = 400
 MODULE_LINES = 500

@@ -18,6 +18,7 @@ class What(StrEnum):
 
     PRODUCE = "produce"
     PROCESS = "process"
+    LIMITS = "limits"
     COLUMNS = "columns"
     LATENCY = "latency"
     WAITING = "waiting"
@@ -67,7 +68,8 @@ def bench(
     what: Annotated[
         What,
         typer.Argument(
-            metavar="SCENE", help="produce, process, columns, latency, waiting, partitions, idle, memory or all."
+            metavar="SCENE",
+            help="produce, process, limits, columns, latency, waiting, partitions, idle, memory or all.",
         ),
     ] = What.ALL,
     redis_url: Url = None,

@@ -9,13 +9,17 @@ import redis
 from streamworker.dev.bench.contest import BenchFailed, Contest, Contestant
 from streamworker.dev.bench.figures import LOOP, Figures, Row, Target, fallen, rows_against
 from streamworker.dev.bench.ground import BUSY_PER_S, Ground, open_ground
+from streamworker.dev.bench.limits import limits
+from streamworker.dev.bench.peers import bare
 from streamworker.dev.bench.process import BATCH, FASTSTREAM, FORWARDING, HANDWRITTEN, RECORD, TASKIQ
 from streamworker.dev.bench.record import payloads
 from streamworker.dev.bench.report import Report, chart, markdown, svg
 from streamworker.dev.bench.sending import latency, produce
+from streamworker.dev.bench.task import Task
 from streamworker.dev.bench.upkeep import idle, memory, partitions
 from streamworker.dev.bench.waiting import waiting
 from streamworker.errors import ConfigurationError
+from streamworker.redisio.keys import GroupKeys
 
 RECORDS = 3000
 
@@ -196,6 +200,41 @@ async def test_senders_tell_how_fast_they_were(redis_url: str) -> None:
     async with open_ground(redis_url) as ground:
         (made,) = await produce(Contest(ground, runs=1, records=RECORDS, partitions=2))
         assert made.ours.median > 0 and made.against.median > 0
+
+
+@pytest.mark.anyio
+async def test_each_step_of_a_workers_work_is_measured_alone(redis_url: str) -> None:
+    """On all entries, to the last one; what is committed is committed by the script that workers use."""
+    async with open_ground(redis_url) as ground:
+        keys = await ground.fill_records("limits", RECORDS - 100)
+        last = (await ground.backend.execute("XREVRANGE", keys[0], "+", "-", "COUNT", 1))[0][0]
+        committed = set()
+        for mode, measure in bare.MODES.items():
+            group = mode.replace(" ", "-")
+            task = Task(
+                app=ground.name,
+                mode=mode,
+                group=group,
+                keys=keys,
+                stream="limits",
+                records=RECORDS - 100,
+                url=redis_url,
+            )
+            assert await asyncio.to_thread(lambda: measure(bare.Bare(task))) > 0  # noqa: B023 - awaited here
+            lock = GroupKeys(ground.name, "limits", group).lock(0)
+            checkpoint = await ground.backend.execute("HGET", lock, "checkpoint")
+            committed |= {mode} if checkpoint == last else set()
+        assert committed == {"commit", "read and commit", "all steps"}
+
+
+@pytest.mark.soak
+@pytest.mark.anyio
+async def test_a_batch_handler_stands_beside_each_limit(redis_url: str) -> None:
+    """Each step in a process of its own, in turn with a worker."""
+    async with open_ground(redis_url) as ground:
+        rows = await limits(Contest(ground, runs=1, records=20_000))
+        assert len({row.scene for row in rows}) == len(rows) == len(bare.MODES)
+        assert all(row.ours.median > 0 and row.against.median > 0 for row in rows)
 
 
 @pytest.mark.anyio

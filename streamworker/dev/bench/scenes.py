@@ -10,6 +10,7 @@ from streamworker.dev.bench.columns import columns
 from streamworker.dev.bench.contest import WORKER, Contest, Contestant
 from streamworker.dev.bench.figures import Row
 from streamworker.dev.bench.ground import open_ground
+from streamworker.dev.bench.limits import limits
 from streamworker.dev.bench.machine import describe
 from streamworker.dev.bench.process import process
 from streamworker.dev.bench.report import Report
@@ -22,6 +23,7 @@ Scene = Callable[[Contest], Awaitable[list[Row]]]
 SCENES: dict[str, Scene] = {
     "produce": produce,
     "process": process,
+    "limits": limits,
     "columns": columns,
     "latency": latency,
     "waiting": waiting,
