@@ -157,6 +157,7 @@ class PartitionBuffer:
         self.in_use = True
         # Room for a batch that waits beside one that is being read.
         self._ahead = max(self._ahead, 2 * entries)
+        self._on_room(self)
 
     def peek(self) -> Entry | None:
         """Return the first entry that waits, if any."""
@@ -209,10 +210,10 @@ class PartitionBuffer:
         if not self._chunks and not self.closed:
             await self._changed.wait()
 
-    async def wait_change(self) -> None:
-        """Wait for more entries, :meth:`wake` or :meth:`close`."""
+    async def wait_change(self, timeout_s: float | None = None) -> None:
+        """Wait for more entries, :meth:`wake` or :meth:`close`, or until the time is over."""
         if not self.closed:
-            await self._changed.wait()
+            await self._changed.wait(timeout_s)
 
     def close(self) -> None:
         """Drop what waits and give all bytes back. The fetcher forgets the partition."""

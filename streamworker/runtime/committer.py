@@ -9,9 +9,10 @@ A commit without an answer may have been done. It is sent again until there is a
 is safe: the script compares checkpoints, and says ``DUP`` where the first try had worked.
 """
 
+import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anyio
 
@@ -22,7 +23,6 @@ from streamworker.redisio.client import Backend
 from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest, commit_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.pauses import Pauses
-from streamworker.runtime.signals import Signal
 from streamworker.settings import Settings
 
 PIPELINES_MAX = 2
@@ -31,30 +31,41 @@ PIPELINES_MAX = 2
 PIPELINE_BYTES_MAX = 8 * 1024 * 1024
 """Above this a group is split, so that one call stays well below its deadline on a slow line."""
 
+OnReply = Callable[[CommitReply], None]
 OnTrouble = Callable[[str], None]
 
 _log = get_logger("streamworker.committer")
 
 
-@dataclass(slots=True)
-class _Ticket:
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One commit that was handed in."""
+
     request: CommitRequest
+    on_reply: OnReply
     on_trouble: OnTrouble
-    done: anyio.Event = field(default_factory=anyio.Event)
-    reply: CommitReply | None = None
+    withdrawn: bool = False
     tries: int = 0
     pauses: Pauses | None = None
 
+    def withdraw(self) -> None:
+        """Ask for no reply any more. The commit may be on its way, so its outcome is unknown."""
+        self.withdrawn = True
+
     @property
     def size(self) -> int:
+        """Bytes that it adds to the acked log."""
         return 0 if self.request.batch is None else len(self.request.batch.data)
 
 
 class Committer:
     """Sends the commits of one processor.
 
-    ``run()`` does the work; ``submit()`` hands in one commit and waits for its reply. A runner
+    ``run()`` does the work; ``hand_in()`` takes one commit and calls back with its reply. A runner
     has at most one commit under way, which keeps each partition's commits in order.
+
+    A commit is no task of its own: with a thousand partitions there are thousands a second, and a
+    task with what it waits for costs more than the commit.
     """
 
     def __init__(
@@ -64,73 +75,94 @@ class Committer:
         self._keys = group_keys
         self._settings = settings
         self._rng = rng
-        self._ready: list[_Ticket] = []
-        self._changed = Signal()
+        self._ready: list[Ticket] = []
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._starting = False
         self._under_way = 0
         self.pipelines = 0
         """Pipelines sent so far."""
 
-    async def submit(self, request: CommitRequest, *, on_trouble: OnTrouble = lambda _: None) -> CommitReply:
+    def hand_in(
+        self, request: CommitRequest, on_reply: OnReply, on_trouble: OnTrouble = lambda _: None
+    ) -> Ticket:
         """Commit; tried again until Redis says yes or no.
 
         Parameters
         ----------
         request
             The commit.
+        on_reply
+            Called with what became of it, unless the ticket was withdrawn. ``OK`` and ``DUP`` mean
+            that it is done. ``FENCED``, ``GAP`` and ``BADTYPE`` mean that it is not, and ``FULL``
+            that it may be sent again later. ``UNKNOWN`` means that the partition was lost while
+            the outcome of an earlier try was open, and that somebody has committed past it since:
+            it may be there or have been done anew.
         on_trouble
             Called with a reason each time Redis gave no answer or refused, and the commit will
             be sent again.
-
-        Returns
-        -------
-        CommitReply
-            ``OK`` and ``DUP`` mean that it is done. ``FENCED``, ``GAP`` and ``BADTYPE`` mean
-            that it is not, and ``FULL`` that it may be sent again later. ``UNKNOWN`` means that
-            the partition was lost while the outcome of an earlier try was open, and that
-            somebody has committed past it since: it may be there or have been done anew.
-
-        After a cancel the outcome is unknown: the commit may be on its way.
         """
-        ticket = _Ticket(request, on_trouble)
+        ticket = Ticket(request, on_reply, on_trouble)
         self._ready.append(ticket)
-        self._changed.fire()
+        self._start_soon()
+        return ticket
+
+    async def submit(self, request: CommitRequest, *, on_trouble: OnTrouble = lambda _: None) -> CommitReply:
+        """As :meth:`hand_in`, and wait for the reply. After a cancel the outcome is unknown."""
+        answered: asyncio.Future[CommitReply] = asyncio.get_running_loop().create_future()
+
+        def answer(reply: CommitReply) -> None:
+            if not answered.done():  # It is once it was cancelled, before its task has run.
+                answered.set_result(reply)
+
+        ticket = self.hand_in(request, answer, on_trouble)
         try:
-            await ticket.done.wait()
-        except BaseException:
-            if ticket in self._ready:
-                self._ready.remove(ticket)
-            ticket.pauses = None
-            ticket.done.set()  # A retry that is pausing sees it and gives up.
-            raise
-        assert ticket.reply is not None
-        return ticket.reply
+            return await answered
+        finally:
+            ticket.withdraw()
 
     async def run(self) -> None:
         """Send commits until cancelled."""
         async with anyio.create_task_group() as tasks:
-            while True:
-                while not self._ready or self._under_way >= PIPELINES_MAX:
-                    await self._changed.wait()
+            self._tasks = tasks
+            self._start_soon()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self._tasks = None
+
+    def _start_soon(self) -> None:
+        """Send what is ready once the event loop comes round: others of this turn go with it."""
+        if not self._starting:
+            self._starting = True
+            asyncio.get_running_loop().call_soon(self._start)
+
+    def _start(self) -> None:
+        self._starting = False
+        if self._tasks is None:
+            return
+        while self._ready and self._under_way < PIPELINES_MAX:
+            if group := self._next_group():
                 self._under_way += 1
                 self.pipelines += 1
-                tasks.start_soon(self._send, self._next_group(), tasks)
+                self._tasks.start_soon(self._send, group, self._tasks)
 
-    def _next_group(self) -> list[_Ticket]:
+    def _next_group(self) -> list[Ticket]:
+        ready = [ticket for ticket in self._ready if not ticket.withdrawn]
         count = size = 0
-        for ticket in self._ready:
+        for ticket in ready:
             size += ticket.size
             if count and size > PIPELINE_BYTES_MAX:
                 break
             count += 1
-        group, self._ready = self._ready[:count], self._ready[count:]
-        return group
+        self._ready = ready[count:]
+        return ready[:count]
 
-    async def _send(self, group: list[_Ticket], tasks: anyio.abc.TaskGroup) -> None:
+    async def _send(self, group: list[Ticket], tasks: anyio.abc.TaskGroup) -> None:
         try:
             replies = await commit_many(self._backend, self._keys, [ticket.request for ticket in group])
         finally:
             self._under_way -= 1
-            self._changed.fire()
+            self._start_soon()
         for ticket, reply in zip(group, replies, strict=True):
             if reply.code is CommitCode.UNKNOWN:
                 tasks.start_soon(self._again, ticket, str(reply.error))
@@ -139,7 +171,9 @@ class Committer:
             else:
                 self._finish(ticket, reply)
 
-    async def _again(self, ticket: _Ticket, reason: str) -> None:
+    async def _again(self, ticket: Ticket, reason: str) -> None:
+        if ticket.withdrawn:
+            return
         ticket.tries += 1
         if ticket.pauses is None:
             ticket.pauses = Pauses(self._rng)
@@ -152,17 +186,15 @@ class Committer:
             retry_in_ms=pause_ms,
         )
         ticket.on_trouble(f"commit not confirmed, trying again: {reason}")
-        with anyio.move_on_after(pause_ms / 1000):
-            await ticket.done.wait()
-        if not ticket.done.is_set():
-            self._ready.append(ticket)
-            self._changed.fire()
+        await anyio.sleep(pause_ms / 1000)
+        self._ready.append(ticket)
+        self._start_soon()
 
-    async def _look(self, ticket: _Ticket, fenced: CommitReply) -> None:
+    async def _look(self, ticket: Ticket, fenced: CommitReply) -> None:
         """Find out what became of the first try of a commit whose second try was fenced."""
         request = ticket.request
         pauses = Pauses(self._rng)
-        while not ticket.done.is_set():
+        while not ticket.withdrawn:
             try:
                 lock = await locks.read_lock(self._backend, self._keys, request.partition)
             except BackendUnavailable:
@@ -181,6 +213,6 @@ class Committer:
         self._finish(ticket, fenced)
 
     @staticmethod
-    def _finish(ticket: _Ticket, reply: CommitReply) -> None:
-        ticket.reply = reply
-        ticket.done.set()
+    def _finish(ticket: Ticket, reply: CommitReply) -> None:
+        if not ticket.withdrawn:
+            ticket.on_reply(reply)

@@ -19,6 +19,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import anyio
 import anyio.abc
@@ -36,7 +37,7 @@ from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest
 from streamworker.runtime.batch_mode import BatchMode
 from streamworker.runtime.buffer import PartitionBuffer, now_ms
 from streamworker.runtime.columns import ColumnsInvoker, RowsMode, uses_columns
-from streamworker.runtime.committer import Committer
+from streamworker.runtime.committer import Committer, Ticket
 from streamworker.runtime.invoke import Invoker
 from streamworker.runtime.keyed_mode import KeyedMode
 from streamworker.runtime.modes import Mode
@@ -55,7 +56,8 @@ sooner where they are, and hold the event loop for a millisecond or two at most.
 
 HANDOVER_YIELDS = 4
 """Turns of the event loop from the start of a commit until its bytes are on the socket. The
-handler that comes next may compute without ever waiting; the commit should be on its way."""
+handler that comes next may compute without ever waiting; the commit should be on its way. Where
+no entries wait, the next handler does not come before they do."""
 
 
 _MODES: dict[ModeName, type[Mode]] = {
@@ -168,6 +170,10 @@ class PartitionRunner:
         self._drain = Signal()
         self._in_flight = False
         self._landed = Signal()
+        self._ticket: Ticket | None = None
+        """The commit that was handed in last."""
+        self._troubled = False
+        """Whether something holds the commit that is under way up."""
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
         rows_mode = RowsMode if spec.stream.codec == "arrow" else _MODES[spec.mode]
@@ -194,6 +200,8 @@ class PartitionRunner:
             # A thread that was left behind sees it and handles no further record.
             self._draining = True
             self.busy_since_ms = None
+            if self._ticket is not None:
+                self._ticket.withdraw()
             self.buffer.close()
         return self._stopped or Stopped(StopReason.DRAINED)
 
@@ -242,8 +250,7 @@ class PartitionRunner:
         """Pause before another attempt; False if the partition is to be drained meanwhile."""
         if not self._draining:
             self.rests()
-            with anyio.move_on_after(pause_ms / 1000):
-                await self._drain.wait()
+            await self._drain.wait(pause_ms / 1000)
             self.works()
         return await self.wait_may_start()
 
@@ -282,8 +289,7 @@ class PartitionRunner:
                 self.works()
                 return buffer.take(limits.records, limits.bytes)
             self.rests()
-            with anyio.move_on_after((limits.within_ms - age_ms) / 1000):
-                await buffer.wait_change()
+            await buffer.wait_change((limits.within_ms - age_ms) / 1000)
         self.works()
         return []
 
@@ -339,10 +345,10 @@ class PartitionRunner:
         )
         self._previous = work.last
         self._in_flight = True
-        assert self._tasks is not None
-        self._tasks.start_soon(self._commit, request, work)
-        for _ in range(HANDOVER_YIELDS):
-            await asyncio.sleep(0)
+        self._ticket = self._committer.hand_in(request, partial(self._answered, request, work), self._trouble)
+        if self.buffer.waiting:
+            for _ in range(HANDOVER_YIELDS):
+                await asyncio.sleep(0)
 
     async def flush(self) -> None:
         """Wait until no commit is under way."""
@@ -361,34 +367,40 @@ class PartitionRunner:
             self._trimmed_ms = now_ms()
         return due
 
-    async def _commit(self, request: CommitRequest, work: Work) -> None:
-        pauses = Pauses(self.rng, max_ms=1_000)
-        troubled = False
-
-        def trouble(reason: str) -> None:
-            nonlocal troubled
-            troubled = True
-            self._on_state(self.partition, reason)
-
-        while True:
-            reply = await self._committer.submit(request, on_trouble=trouble)
-            if reply.code not in _HELD_UP:
-                break
-            reason = _held_up(request, reply)
-            if not troubled:
-                full = reply.code is CommitCode.FULL
-                self.log.warning("acked_log_full" if full else "commit_held_up", reason=reason)
-            trouble(reason)
-            await anyio.sleep(pauses.next_ms() / 1000)
-        if reply.code not in (CommitCode.OK, CommitCode.DUP):
+    def _answered(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
+        if reply.code in _DONE:
+            self._land(work)
+        elif reply.code in _HELD_UP:
+            assert self._tasks is not None
+            self._tasks.start_soon(self._commit_later, request, work, reply)
+        else:
             self._lost(request, reply)
-            return
+
+    def _land(self, work: Work) -> None:
         self.buffer.release(len(work.entries), work.size)
         self.records_done += len(work.entries)
         self._in_flight = False
         self._landed.fire()
-        if troubled:
+        if self._troubled:
+            self._troubled = False
             self._on_state(self.partition, "")
+
+    async def _commit_later(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
+        """Send a commit that is held up again and again, until it is not."""
+        pauses = Pauses(self.rng, max_ms=1_000)
+        while reply.code in _HELD_UP:
+            reason = _held_up(request, reply)
+            if not self._troubled:
+                full = reply.code is CommitCode.FULL
+                self.log.warning("acked_log_full" if full else "commit_held_up", reason=reason)
+            self._trouble(reason)
+            await anyio.sleep(pauses.next_ms() / 1000)
+            reply = await self._committer.submit(request, on_trouble=self._trouble)
+        self._answered(request, work, reply)
+
+    def _trouble(self, reason: str) -> None:
+        self._troubled = True
+        self._on_state(self.partition, reason)
 
     def _lost(self, request: CommitRequest, reply: CommitReply) -> None:
         """Stop at once: what is in hand could not be committed either."""
@@ -399,6 +411,8 @@ class PartitionRunner:
         assert self._tasks is not None
         self._tasks.cancel_scope.cancel()
 
+
+_DONE = frozenset({CommitCode.OK, CommitCode.DUP})
 
 _HELD_UP = frozenset({CommitCode.FULL, CommitCode.BADTYPE})
 """Not done, and to be sent again: the partition is still ours, and somebody else has to do something.

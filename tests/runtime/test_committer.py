@@ -7,7 +7,7 @@ import pytest
 
 from streamworker.core.entries import ZERO, EntryId
 from streamworker.core.locks import Acquired
-from streamworker.redisio.commit import CommitCode, CommitRequest
+from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest
 from tests.runtime.bench import Bench, bench
 from tests.runtime.proxy import proxied
 
@@ -122,3 +122,14 @@ async def test_a_submit_that_is_cancelled_leaves_the_others_alone(redis_url: str
         assert (await asyncio.wait_for(tasks[1], 5)).code is CommitCode.OK
         with pytest.raises(asyncio.CancelledError):
             await tasks[0]
+
+
+async def test_a_commit_that_is_withdrawn_in_time_is_not_sent(redis_url: str) -> None:
+    """Its runner was cancelled in the same turn of the event loop: nothing is done, nobody is told."""
+    async with bench(redis_url) as desk:
+        lock = await own(desk, 0)
+        replies: list[CommitReply] = []
+        ticket = desk.committer.hand_in(request(lock, EntryId(1, 0)), replies.append)
+        ticket.withdraw()
+        assert (await desk.committer.submit(request(lock, EntryId(5, 0)))).code is CommitCode.OK
+        assert not replies
