@@ -1,11 +1,18 @@
 """What a worker asks of its server does not grow with its partitions."""
 
+import asyncio
+import time
+
 import msgspec
 import pytest
 import redis
 
 from streamworker import App
+from streamworker.core.entries import ZERO
+from streamworker.runtime.fetcher import SPACING_US
 from streamworker.testing import local_worker
+from tests.helpers import wait_for_async
+from tests.runtime.bench import bench
 
 pytestmark = pytest.mark.anyio
 
@@ -34,3 +41,29 @@ async def test_a_worker_with_many_partitions_opens_eight_connections_at_most(red
     ours = [name for name in names if name in ("guest", "guest:heartbeat")]
     assert "guest:heartbeat" in ours
     assert 4 <= len(ours) <= 8, names
+
+
+async def test_reads_that_ask_much_and_bring_little_are_spaced(redis_url: str) -> None:
+    """Each of 400 partitions is named in a read, so an entry now and then must not cost one read each."""
+    count = 400
+    async with bench(redis_url, partitions=count) as desk:
+        buffers = [desk.fetcher.add(p, ZERO) for p in range(count)]
+        await asyncio.sleep(0.05)
+        reads, began = desk.fetcher.reads, time.monotonic()
+        for n in range(100):
+            await desk.backend.execute("XADD", desk.stream_keys.events(n), "*", "v", "x")
+            await asyncio.sleep(0.001)
+        await wait_for_async(lambda: sum(b.waiting for b in buffers) == 100, "all entries were read")
+        spacing_s = count * SPACING_US / 1e6
+        assert desk.fetcher.reads - reads <= (time.monotonic() - began) / spacing_s + 3
+
+
+async def test_the_first_entry_after_a_quiet_time_is_read_at_once(redis_url: str) -> None:
+    """The read that waits at the server brings it, however many partitions it asks."""
+    async with bench(redis_url, partitions=400) as desk:
+        buffers = [desk.fetcher.add(p, ZERO) for p in range(400)]
+        await asyncio.sleep(0.1)
+        reads = desk.fetcher.reads
+        await desk.backend.execute("XADD", desk.stream_keys.events(7), "*", "v", "x")
+        await wait_for_async(lambda: buffers[7].waiting == 1, "the entry is there")
+        assert desk.fetcher.reads <= reads + 1
