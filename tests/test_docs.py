@@ -1,10 +1,12 @@
 """The documentation says what the code does."""
 
+import doctest
 import importlib.util
 import re
 import subprocess
 import sys
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -218,3 +220,20 @@ def test_every_decision_says_what_was_not_taken_and_its_price() -> None:
         text = path.read_text("utf-8")
         assert text.startswith(f"# {number:04}: ")
         assert all(f"**{part}.**" in text for part in ("Chosen", "Not taken", "Price")), path.name
+
+
+def modules_with_examples() -> list[str]:
+    """Return the names of the modules in whose docstrings is something to run, without Spark."""
+    return [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted((ROOT / "streamworker").rglob("*.py"))
+        if re.search(r">>> (?!.*\+SKIP)", path.read_text("utf-8"))
+    ]
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_an_example_in_a_docstring_prints_what_it_says(name: str) -> None:
+    """Whoever copies it gets the same."""
+    failed, tried = doctest.testmod(import_module(name))
+    assert tried > 0
+    assert failed == 0
