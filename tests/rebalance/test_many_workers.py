@@ -6,6 +6,7 @@ and ratios. The soak has the sizes and the limits that are promised.
 
 import asyncio
 from collections.abc import Callable
+from statistics import median
 
 import pytest
 
@@ -23,7 +24,7 @@ HANDOVER_P99_MOST_MS = 100
 """Beside the batch in hand; here there is none to speak of."""
 BALANCE_MOST_MS = 2_000
 ROUNDS = 3
-"""Of what depends on a busy machine, the best of so many counts: the promise is about our part."""
+"""Of what the machine's own noise is part of, the median of so many counts; of commands, each."""
 
 
 def story(
@@ -86,20 +87,20 @@ def test_workers_that_join_at_once_make_a_few_documents_and_not_one_each() -> No
 # -- what is promised, at the sizes for which it is promised -------------------------------------
 
 
-def best(measure: Callable[[], int | None]) -> int:
-    """Return the best of some rounds."""
-    found = [each for _ in range(ROUNDS) if (each := measure()) is not None]
+def usual(measure: Callable[[], int | None]) -> float:
+    """Return the median of some rounds."""
+    found = [measure() for _ in range(ROUNDS)]
     print(f"rounds: {found}")
-    assert found, "there was no balance in any round"
-    return min(found)
+    assert None not in found, "there was no balance in a round"
+    return median(each for each in found if each is not None)
 
 
 @pytest.mark.soak
 def test_fifty_workers_that_join_at_once_agree_within_three_seconds_at_forty_commands_each() -> None:
-    """On 64 partitions."""
+    """On 64 partitions, in each round."""
     found = [herd(workers=50, partitions=64) for _ in range(ROUNDS)]
-    assert min(each.agree_ms or AGREE_MOST_MS + 1 for each in found) <= AGREE_MOST_MS
-    assert min(each.commands_a_worker for each in found) <= COMMANDS_MOST
+    assert max(each.agree_ms or AGREE_MOST_MS + 1 for each in found) <= AGREE_MOST_MS
+    assert max(each.commands_a_worker for each in found) <= COMMANDS_MOST
 
 
 @pytest.mark.soak
@@ -113,7 +114,7 @@ def test_partitions_are_handed_over_within_a_tenth_of_a_second(assignment: str) 
         changes = loaded(told)
         return max(changes[what].handover_p99_ms or 10_000 for what in ("join", "leave"))
 
-    assert best(measure) <= HANDOVER_P99_MOST_MS
+    assert usual(measure) <= HANDOVER_P99_MOST_MS
 
 
 @pytest.mark.soak
@@ -134,7 +135,7 @@ def test_a_thousand_partitions_are_balanced_among_ten_workers_within_two_seconds
         print(change)
         return change.balance_ms
 
-    assert best(measure) <= BALANCE_MOST_MS
+    assert usual(measure) <= BALANCE_MOST_MS
 
 
 @pytest.mark.soak
