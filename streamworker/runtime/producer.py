@@ -159,13 +159,13 @@ class Producer:
                 for record in records:
                     if sender.add(record):
                         await sender.send_chunk()
+            await sender.finish()
         except BaseException as error:
             if isinstance(error, Exception) and not sender.failed:
                 # The source or a record is at fault: what came before it is sent all the same.
                 await sender.finish()
             sender.give_up()
             raise
-        await sender.finish()
         return sender.count
 
     async def send_table(
@@ -217,12 +217,12 @@ class Producer:
                 packets = await asyncio.to_thread(work) if in_thread else work()
                 packed += window.num_rows
                 await sender.send([(p.partition, [(p.fields, None)], p.size, p.rows) for p in packets])
+            await sender.finish()
         except BaseException as error:
             if isinstance(error, Exception) and not sender.failed:
                 await sender.finish()
             sender.give_up()
             raise
-        await sender.finish()
         return sender.count
 
     async def aclose(self) -> None:
@@ -375,6 +375,7 @@ class _RowSender(_ManySender):
         except RecordError as error:
             good, fault = self._before_fault(records)
             await self.send(self._pieces(good))
+            await _Sender.finish(self)
             raise fault or error from None
         await self.send(pieces)
 
