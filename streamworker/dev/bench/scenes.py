@@ -15,6 +15,7 @@ from streamworker.dev.bench.machine import describe
 from streamworker.dev.bench.process import process
 from streamworker.dev.bench.report import Report
 from streamworker.dev.bench.sending import latency, produce
+from streamworker.dev.bench.spark import spark
 from streamworker.dev.bench.upkeep import idle, memory, partitions
 from streamworker.dev.bench.waiting import waiting
 
@@ -30,6 +31,7 @@ SCENES: dict[str, Scene] = {
     "partitions": partitions,
     "idle": idle,
     "memory": memory,
+    "spark": spark,
 }
 """By the name on the command line, in the order in which ``all`` goes through them."""
 
