@@ -51,11 +51,15 @@ class Call:
 
     def renew(self, entries: Sequence[Entry], state: MutableMapping[str, Any], attempt: int) -> None:
         """Go on with other records, where one call of a function sees many (``Records``)."""
-        self.entries = entries
         self.state = state
         self.attempt = attempt
         self.outputs: list[Any] = []
         self.is_over = False
+        self.show(entries)
+
+    def show(self, entries: Sequence[Entry]) -> None:
+        """Go on with other entries, and all else as it is."""
+        self.entries = entries
         self.__dict__.pop("entry_ids", None)
         self.__dict__.pop("headers", None)
 
@@ -196,9 +200,15 @@ class Context:
         return entries[0]
 
 
+def show_only(context: Context, entry: Entry) -> None:
+    """Let a context show one entry, of which the function has one row in hand."""
+    call = context._call  # noqa: SLF001 - not for users' functions to see
+    call.show((entry,))
+
+
 def take_forwarded(context: Context) -> list[Any]:
     """Take what was forwarded since the last time: between the rows of an entry."""
-    call = context._call  # noqa: SLF001 - not for users' functions to see
+    call = context._call  # noqa: SLF001
     forwarded, call.outputs = call.outputs, []
     return forwarded
 

@@ -6,7 +6,7 @@ in another order. What keeps every value is cast. What would change one, or mean
 refused: a float for an int, a time without a zone for one with it, a null where none is allowed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -177,6 +177,17 @@ def row_builder(record_type: "RecordType") -> Callable[[dict[str, Any]], Any]:
     return lambda values: finish(msgspec.convert(values, target))
 
 
+def _values(name: str, array: pa.Array) -> list[Any]:
+    try:
+        values: list[Any] = array.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise DecodeError(
+            f"Column {name!r} holds a value that Python does not have: {str(error).rstrip('.')}.",
+            remedy="Its producer must send what the record type allows.",
+        ) from None
+    return values
+
+
 def to_records(
     columns: StructColumn, batch: pa.RecordBatch, build: Callable[[dict[str, Any]], Any]
 ) -> list[Any]:
@@ -197,7 +208,9 @@ def to_records(
         Naming the row that is no such record.
     """
     plain = columns.plain_row
-    values: Sequence[list[Any]] = [array.to_pylist() for array in batch.columns]
+    values = [
+        _values(member.name, array) for member, array in zip(columns.members, batch.columns, strict=True)
+    ]
     records: list[Any] = []
     for row in zip(*values, strict=True):
         try:

@@ -326,7 +326,7 @@ def unpack(packed: Packed, schema: pa.Schema, max_raw_bytes: int = RAW_BYTES_MAX
         message = _checked_message(_decompress(packed))
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
+    except (pa.ArrowException, OSError, ValueError, EOFError, LookupError, struct.error) as error:
         raise Damaged(f"its batch cannot be read: {str(error).rstrip('.')}") from None
     if batch.num_rows != packed.rows:
         raise Damaged(f"it declares {packed.rows} rows and holds {batch.num_rows}")

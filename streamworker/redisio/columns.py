@@ -100,7 +100,8 @@ def unpacked(fields: Fields, max_raw_bytes: int = RAW_BYTES_MAX) -> pa.RecordBat
         schema = _schema(_field(fields, b"schema"), _field(fields, b"name"))
         batch = unpack(packed, schema, max_raw_bytes)
     except (Damaged, DataLoss) as error:
-        raise DecodeError(f"The entry holds no rows that can be read: {error}.", remedy=_REMEDY) from None
+        why = error.message.rstrip(".") if isinstance(error, DataLoss) else str(error)
+        raise DecodeError(f"The entry holds no rows that can be read: {why}.", remedy=_REMEDY) from None
     if not batch.num_rows:
         raise DecodeError("The entry holds no rows.", remedy=_REMEDY)
     return batch

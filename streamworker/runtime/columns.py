@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamworker.context import Context, Place, take_forwarded
+from streamworker.context import Context, Place, show_only, take_forwarded
 from streamworker.core.batching import BatchLimits
 from streamworker.core.entries import Entry
 from streamworker.errors import ConfigurationError, DecodeError, RecordError
@@ -44,7 +44,7 @@ class ColumnsInvoker(Invoker):
         super().__init__(spec, place, state, threads)
         self._record = spec.stream.record
         self._is_arrow = spec.stream.codec == "arrow"
-        self.rows_of = rows_of if self._is_arrow else None
+        self.rows_of = rows_of if self._is_arrow and spec.mode is not ModeName.RECORD else None
         self._give = _GIVE[spec.takes]()
         self._output_name = b""
         if spec.forward and spec.output is not None:
@@ -67,13 +67,23 @@ class ColumnsInvoker(Invoker):
         return Decoded(items, bad)
 
     def _item(self, entry: Entry) -> Any:
-        batch = self._record.fit_arrow(unpacked(entry.fields), extra="drop")
-        return batch if self.spec.takes != "records" else self._record.from_arrow(batch)
+        try:
+            batch = self._record.fit_arrow(unpacked(entry.fields), extra="drop")
+            return batch if self.spec.takes != "records" else self._record.from_arrow(batch)
+        except RecordError:
+            raise
+        except Exception as error:  # whatever is wrong with one entry must not stop a worker
+            raise DecodeError(
+                f"The entry holds no {self._record.name}: {error!r}.", remedy="Look at its producer."
+            ) from error
 
     # -- calling -----------------------------------------------------------------------------
 
     async def call_batch(self, entries: Sequence[Entry], records: list[Any], attempt: int) -> Effects:
         """Call the function with what some entries hold."""
+        if self.spec.mode is ModeName.RECORD:
+            pairs = [(entry, record) for entry, item in zip(entries, records, strict=True) for record in item]
+            return await self._call(pairs, entries, (), attempt)
         if self.spec.takes == "records":
             rows = [record for item in records for record in item]
             return await self._call(rows, entries, rows, attempt)
@@ -88,9 +98,10 @@ class ColumnsInvoker(Invoker):
         if is_async:
 
             @functools.wraps(function)
-            async def each(records: list[Any], *context: Context) -> _Gathered:
+            async def each(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
                 outputs: list[Any] = []
-                for record in records:
+                for entry, record in pairs:
+                    self._show(context, entry)
                     result = await function(record, *context)
                     outputs += self._one(result, context, record)
                 return _Gathered(outputs)
@@ -98,13 +109,19 @@ class ColumnsInvoker(Invoker):
             return each
 
         @functools.wraps(function)
-        def each_here(records: list[Any], *context: Context) -> _Gathered:
+        def each_here(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
             outputs: list[Any] = []
-            for record in records:
+            for entry, record in pairs:
+                self._show(context, entry)
                 outputs += self._one(function(record, *context), context, record)
             return _Gathered(outputs)
 
         return each_here
+
+    @staticmethod
+    def _show(context: Sequence[Context], entry: Entry) -> None:
+        for each in context:
+            show_only(each, entry)
 
     def _one(self, result: Any, context: Sequence[Context], record: Any) -> Sequence[Any]:
         """Return what a call with one record of several forwards, as if it were alone."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamworker.core.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.errors import RecordError
 from streamworker.processors import StreamSpec
 
 
@@ -91,4 +92,10 @@ class Router:
 def _distinct(column: pa.Array) -> tuple[pa.Array, list[Any]]:
     """Return for each row the place of its value among the distinct ones, and these."""
     coded = column.dictionary_encode()
-    return coded.indices, coded.dictionary.to_pylist()
+    try:
+        return coded.indices, coded.dictionary.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise RecordError(
+            f"A key is a value that Python does not have: {str(error).rstrip('.')}.",
+            remedy="Use a time between the years 1 and 9999.",
+        ) from None

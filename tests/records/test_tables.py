@@ -191,3 +191,11 @@ def test_a_row_that_breaks_a_rule_of_its_type_is_no_record() -> None:
     checked = RecordType.of(Checked)
     with pytest.raises(DecodeError, match=r"Row 1 .* is no Checked: Expected `int` >= 0"):
         checked.from_arrow(checked.fit_arrow(pa.record_batch({"n": [1, -1]})))
+
+
+def test_a_time_that_python_does_not_have_is_no_record() -> None:
+    """Arrow's times reach further than datetime's."""
+    probe = RecordType.of(msgspec.defstruct("Probe", [("x", dt.datetime)]))
+    batch = probe.fit_arrow(pa.record_batch({"x": pa.array([2**62], pa.timestamp("us", "UTC"))}))
+    with pytest.raises(DecodeError, match="Column 'x' holds a value that Python does not have"):
+        probe.from_arrow(batch)

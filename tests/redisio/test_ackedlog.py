@@ -232,6 +232,12 @@ def test_another_arrow_message_is_refused() -> None:
         decode_entry(EntryId(1, 0), with_payload(schema_message, 1).fields(), SCHEMAS)
 
 
+def test_a_batch_without_bytes_is_refused() -> None:
+    """To pyarrow this is the end of a stream, which is no answer for a worker."""
+    with pytest.raises(DataLoss, match="cannot be read"):
+        decode_entry(EntryId(1, 0), with_payload(b"", 1).fields(), SCHEMAS)
+
+
 def test_a_batch_of_another_schema_is_refused() -> None:
     """A batch with fewer columns than its schema says is noticed."""
     other = pa.record_batch({"n": pa.array([1], pa.int64())})

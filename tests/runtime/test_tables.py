@@ -102,6 +102,14 @@ def test_rows_without_a_key_take_turns_chunk_by_chunk() -> None:
     assert Router(spec, RoundRobin(3)).partitions_of(batch, 4).to_pylist() == [3, 3, 3, 3, 0, 0]
 
 
+def test_a_key_that_python_does_not_have_is_refused() -> None:
+    """A time so late that no record could hold it."""
+    spec = stream_of({"k": dt.datetime}, "k", 4)
+    late = pa.record_batch({"k": pa.array([2**62], pa.timestamp("us", "UTC"))})
+    with pytest.raises(RecordError, match="A key is a value that Python does not have"):
+        Router(spec, RoundRobin()).partitions_of(late, 1)
+
+
 def orders(count: int, keys: int = 20) -> pa.Table:
     """Return orders with some customers in turn."""
     return pa.table({"number": range(count), "customer": [f"customer-{n % keys}" for n in range(count)]})

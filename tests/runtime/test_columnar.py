@@ -1,0 +1,397 @@
+"""Functions that take columns, and streams of them: the same rows, and the same promises."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+import msgspec
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from streamworker.context import Context, Records
+from streamworker.errors import ConfigurationError
+from streamworker.redisio.dead import list_dead, replay_dead
+from streamworker.runtime.columns import by_rows
+from streamworker.runtime.runner import StopReason
+from tests.helpers import wait_for_async
+from tests.runtime.bench import Bench, Order, Priced, bench
+
+pytestmark = pytest.mark.anyio
+
+ARROW: dict[str, Any] = {"codec": "arrow", "key_fields": "customer"}
+CODECS = ["json", "msgpack", "fields", "arrow"]
+
+
+def orders(count: int, first: int = 0) -> pa.Table:
+    """Return orders with these numbers."""
+    return pa.table({"number": range(first, first + count), "customer": ["ann"] * count})
+
+
+@contextlib.asynccontextmanager
+async def columns(url: str, **given: Any) -> AsyncIterator[Bench]:
+    """Open a bench whose stream holds columns."""
+    async with bench(url, stream=ARROW, **given) as desk:
+        yield desk
+
+
+async def send(desk: Bench, count: int, *, per_entry: int = 10, first: int = 0) -> None:
+    """Send orders, so many in each entry where an entry holds several."""
+    if desk.stream.codec == "arrow":
+        await desk.producer.send_table(orders(count, first), rows_per_entry=per_entry)
+    else:
+        await desk.send(range(first, first + count))
+
+
+async def until(seen: list[int], count: int) -> None:
+    """Wait until so many numbers were seen."""
+    await wait_for_async(lambda: len(seen) >= count, f"{count} rows are seen")
+
+
+def taking(kind: Any, seen: list[int]) -> Callable[..., Any]:
+    """Return a function that takes what an annotation says, and notes the numbers."""
+
+    async def note(rows: Any) -> None:
+        if isinstance(rows, Order):
+            seen.append(rows.number)
+        elif isinstance(rows, list):
+            seen.extend(order.number for order in rows)
+        else:
+            assert isinstance(rows, kind)
+            seen.extend(rows["number"].to_list() if kind is pl.DataFrame else rows["number"].to_pylist())
+
+    note.__annotations__ = {"rows": kind, "return": None}
+    return note
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("kind", [pa.RecordBatch, pa.Table, pl.DataFrame, list[Order], Order])
+async def test_a_function_takes_rows_as_it_likes_from_any_stream(
+    redis_url: str, kind: Any, codec: str
+) -> None:
+    """Whatever the codec; each row once, in order; and what is forwarded are the rows themselves."""
+    async with bench(redis_url, stream={"codec": codec, "key_fields": "customer"}) as desk:
+        seen: list[int] = []
+        running = await desk.start(desk.spec(taking(kind, seen), forward=True))
+        await send(desk, 95)
+        await desk.producer.send(Order(95))
+        await until(seen, 96)
+        assert (await running.drained()).reason is StopReason.DRAINED
+        assert seen == list(range(96))
+        assert [row["number"] for row in await desk.rows(Order)] == seen
+        assert await desk.checkpoint() == (await desk.ids())[-1]
+
+
+async def test_an_entry_is_forwarded_as_it_came(redis_url: str) -> None:
+    """Its bytes are those of the acked log; a function may also return what it was given."""
+    async with columns(redis_url) as desk:
+
+        async def same(rows: pa.RecordBatch) -> pa.RecordBatch:
+            return rows
+
+        seen: list[int] = []
+        for function in (taking(pa.RecordBatch, seen), same):
+            running = await desk.start(desk.spec(function, batch=500, forward=True), owner=function.__name__)
+            await send(desk, 500, per_entry=500)
+            await desk.until_committed(1 if function is not same else 2)
+            await running.drained()
+        source = await desk.backend.execute("XRANGE", desk.stream_keys.events(0), "-", "+")
+        sent = [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in source]
+        acked = await desk.acked_entries()
+        assert [entry[b"v"] for entry in sent] == [entry[b"batch"] for entry in acked]
+        assert {entry[b"codec"] for entry in acked} == {b"lz4"}
+        assert len(seen) == 500
+        assert [row["number"] for row in await desk.rows(Order)] == [*range(500), *range(500)]
+
+
+@pytest.mark.parametrize("kind", [pa.RecordBatch, pa.Table, pl.DataFrame])
+@pytest.mark.parametrize("codec", ["json", "arrow"])
+async def test_what_a_function_returns_is_forwarded_in_its_output_type(
+    redis_url: str, kind: Any, codec: str
+) -> None:
+    """Columns are cast to it; None forwards nothing; rows by ctx.forward come first."""
+
+    def price(rows: Any, ctx: Context) -> Any:
+        numbers = rows["number"].to_list() if kind is pl.DataFrame else rows["number"].to_pylist()
+        if 0 in numbers:
+            return None
+        ctx.forward(Priced(-1, 0.0))
+        assert len(ctx.entry_ids) == len(numbers)
+        if kind is pl.DataFrame:
+            return rows.select("number", pl.lit(2.5).cast(pl.Float32).alias("price"))
+        return kind.from_pydict({"price": pa.array([2.5] * len(numbers), pa.float32()), "number": numbers})
+
+    price.__annotations__ = {"rows": kind, "ctx": Context, "return": kind | None}
+    async with bench(redis_url, stream={"codec": codec, "key_fields": "customer"}) as desk:
+        await send(desk, 20)
+        running = await desk.start(desk.spec(price, batch=10, output=Priced))
+        await desk.until_committed(len(await desk.ids()))
+        await running.drained()
+        assert await desk.rows() == [
+            {"number": -1, "price": 0.0}, *({"number": n, "price": 2.5} for n in range(10, 20))
+        ]  # fmt: skip
+
+
+async def test_columns_of_another_type_are_an_error_of_the_function(redis_url: str) -> None:
+    """Named, with what to do; nothing of the call is committed."""
+    async with columns(redis_url) as desk:
+
+        async def wrong(rows: pa.RecordBatch) -> pa.Table:
+            return pa.table({"number": rows["number"], "total": rows["number"]})
+
+        await send(desk, 10)
+        running = await desk.start(desk.spec(wrong))
+        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        assert "forwarded columns that are no Order: The table has a column 'total'" in running.halted[0]
+        assert "output=" in running.halted[0]
+        assert await desk.committed() == 0
+
+
+@pytest.mark.parametrize("kind", [pa.RecordBatch, list[Order], Order])
+async def test_the_poison_entry_leaves_and_the_rows_of_all_others_are_forwarded_in_order(
+    redis_url: str, kind: Any
+) -> None:
+    """An entry is what fails and what is a dead letter; it can be replayed."""
+    async with columns(redis_url) as desk:
+        seen: list[int] = []
+        note = taking(kind, seen)
+        is_cured = False
+
+        async def picky(rows: Any) -> None:
+            numbers = [rows.number] if isinstance(rows, Order) else None
+            if isinstance(rows, list):
+                numbers = [order.number for order in rows]
+            if 34 in (numbers or rows["number"].to_pylist()) and not is_cured:
+                raise ValueError("not 34")
+            await note(rows)
+
+        picky.__annotations__ = {"rows": kind, "return": None}
+        await send(desk, 80)
+        batch = None if kind is Order else 40
+        spec = desk.spec(picky, batch=batch, on_error="dead_letter", forward=True, attempts=2)
+        running = await desk.start(spec)
+        await desk.until_committed(8)
+        forwarded = [row["number"] for row in await desk.rows(Order)]
+        assert forwarded == [*range(30), *range(40, 80)]
+        (letter,) = await list_dead(desk.backend, desk.keys, [0], count=10)
+        assert "not 34" in letter.error
+        assert str(letter.entry_id) == (await desk.ids())[3]
+        is_cured = True
+        await replay_dead(desk.backend, desk.keys, 0, [letter.id])
+        await desk.until_committed(9)
+        await running.drained()
+        assert [row["number"] for row in await desk.rows(Order)] == [*forwarded, *range(30, 40)]
+
+
+@pytest.mark.parametrize("on_error", ["halt", "dead_letter", "skip"])
+@pytest.mark.parametrize("kind", [pa.RecordBatch, list[Order], Order])
+async def test_an_entry_that_holds_no_rows_takes_the_road_of_its_policy(
+    redis_url: str, kind: Any, on_error: str
+) -> None:
+    """One whose bytes were changed, and one that another program wrote."""
+    async with columns(redis_url) as desk:
+        await send(desk, 10)
+        ((_, flat),) = await desk.backend.execute("XRANGE", desk.stream_keys.events(0), "-", "+")
+        payload = flat.index(b"v") + 1
+        flat[payload] = flat[payload][:-1] + bytes([flat[payload][-1] ^ 1])
+        await desk.backend.execute("XADD", desk.stream_keys.events(0), "*", *flat)
+        await desk.add_raw(b'{"number":1}')
+        await send(desk, 10, first=10)
+        seen: list[int] = []
+        running = await desk.start(desk.spec(taking(kind, seen), on_error=on_error))
+        if on_error == "halt":
+            await wait_for_async(lambda: bool(running.halted), "the partition halts")
+            assert "does not match its CRC" in running.halted[0]
+            assert seen == list(range(10))
+            return
+        await desk.until_committed(4)
+        await running.drained()
+        assert seen == list(range(20))
+        errors = [fields[b"error"] for fields in await desk.dead()]
+        assert len(errors) == (2 if on_error == "dead_letter" else 0)
+        assert not errors or (b"CRC" in errors[0] and b"no field 'rows'" in errors[1])
+
+
+async def test_a_record_of_a_json_stream_that_has_no_column_is_its_poison(redis_url: str) -> None:
+    """An int that Arrow cannot hold is found among the others."""
+    async with bench(redis_url) as desk:
+        seen: list[int] = []
+        await desk.producer.send_many([Order(1), Order(2**70), Order(3)])
+        running = await desk.start(desk.spec(taking(pa.Table, seen), on_error="dead_letter"))
+        await desk.until_committed(3)
+        await running.drained()
+        assert seen == [1, 3]
+        assert len(await desk.dead()) == 1
+
+
+async def test_a_call_has_as_many_rows_as_were_asked_for(redis_url: str) -> None:
+    """Entries are put together up to that many, never split; and bytes bound them, too."""
+    async with columns(redis_url) as desk:
+        sizes: list[int] = []
+
+        async def note(rows: pa.RecordBatch) -> None:
+            sizes.append(rows.num_rows)
+
+        await send(desk, 100)
+        await send(desk, 60, per_entry=60)
+        running = await desk.start(desk.spec(note, batch=35))
+        await desk.until_committed(11)
+        await running.drained()
+        assert sizes == [30, 30, 30, 10, 60]
+
+
+async def test_a_full_batch_of_rows_does_not_wait_for_more(redis_url: str) -> None:
+    """It is handled at once, however few its entries are; one that is not full waits."""
+    async with columns(redis_url) as desk:
+        seen: list[int] = []
+        running = await desk.start(desk.spec(taking(pa.RecordBatch, seen), batch=100, within=60.0))
+        await send(desk, 100, per_entry=50)
+        await until(seen, 100)
+        await send(desk, 99, per_entry=50)
+        await wait_for_async(lambda: running.runner.buffer.waiting == 2, "two entries wait")
+        assert len(seen) == 100
+        await running.drained()
+
+
+async def test_state_and_outputs_of_an_entrys_rows_stand_or_fall_together(redis_url: str) -> None:
+    """A function of one record sees what the rows before have stored; a failure undoes the entry."""
+    async with columns(redis_url) as desk:
+        failures = [15]
+
+        async def total(order: Order, ctx: Context) -> Priced:
+            assert str(ctx.entry_id) == (await desk.ids())[order.number // 10]
+            ctx.state["total"] = ctx.state.get("total", 0) + order.number
+            ctx.forward(Priced(order.number, 0.0))
+            if order.number in failures:
+                failures.remove(order.number)
+                raise ValueError("once")
+            return Priced(order.number, float(ctx.state["total"]))
+
+        await send(desk, 20)
+        running = await desk.start(desk.spec(total, attempts=2))
+        await desk.until_committed(2)
+        await running.drained()
+        totals = [sum(range(n + 1)) for n in range(20)]
+        assert await desk.rows() == [
+            {"number": n, "price": price} for n in range(20) for price in (0.0, float(totals[n]))
+        ]
+
+
+async def test_a_def_function_of_one_record_runs_in_a_thread(redis_url: str) -> None:
+    """With its timeout for all rows of an entry."""
+    async with columns(redis_url) as desk:
+
+        def price(order: Order) -> Priced | None:
+            return Priced(order.number, 1.0) if order.number % 2 else None
+
+        await send(desk, 10)
+        running = await desk.start(desk.spec(price, timeout=5.0))
+        await desk.until_committed(1)
+        await running.drained()
+        assert [row["number"] for row in await desk.rows()] == [1, 3, 5, 7, 9]
+
+
+async def test_a_drain_between_two_calls_commits_what_is_done_and_nothing_behind_it(redis_url: str) -> None:
+    """Several calls are made of what one read brought; a call that was given up is a wall."""
+    async with columns(redis_url) as desk:
+        seen: list[int] = []
+        failing = asyncio.Event()
+
+        async def stuck(rows: pa.RecordBatch) -> None:
+            if 20 in rows["number"].to_pylist():
+                failing.set()
+                raise ValueError("never")
+            seen.extend(rows["number"].to_pylist())
+
+        await send(desk, 50)
+        running = await desk.start(desk.spec(stuck, batch=10, attempts=1000, backoff=5.0, backoff_max=5.0))
+        with anyio.fail_after(10):
+            await failing.wait()
+        assert (await running.drained()).reason is StopReason.DRAINED
+        assert seen == list(range(20))
+        assert await desk.checkpoint() == (await desk.ids())[1]
+
+
+async def test_large_entries_pass_through_a_small_budget(redis_url: str) -> None:
+    """The bytes that a worker holds are bounded by the setting, however many rows they hold."""
+    async with columns(redis_url, prefetch_bytes=200_000, entry_bytes_max=100_000) as desk:
+        held: list[int] = []
+        rows = 0
+
+        async def note(table: pa.Table) -> None:
+            nonlocal rows
+            held.append(desk.budget.used)
+            rows += table.num_rows
+
+        await desk.producer.send_table(orders(50_000), rows_per_entry=2_000, compression="none")
+        running = await desk.start(desk.spec(note))
+        await desk.until_committed(25)
+        await running.drained()
+        assert rows == 50_000
+        assert max(held) <= 300_000  # one entry may be more than there is room for
+
+
+class Wider(msgspec.Struct):
+    """The next release of the orders."""
+
+    number: int
+    customer: str = "ann"
+    currency: str = "EUR"
+    note: str | None = None
+
+
+async def test_entries_of_the_last_release_and_of_the_next_are_read(redis_url: str) -> None:
+    """A field that is new gets its default, and one that is not known is passed over; as with JSON."""
+    from streamworker.records import RecordType
+    from streamworker.redisio.columns import Packer
+
+    async with columns(redis_url) as desk:
+        wider = Packer(RecordType.of(Wider).arrow_schema())
+        table = pa.table({"number": [1], "customer": ["ann"], "currency": ["USD"], "note": ["x"]})
+        batch = RecordType.of(Wider).fit_arrow(table.to_batches()[0])
+        fields = [part for pair in wider.fields(batch, "lz4").items() for part in pair]
+        await desk.backend.execute("XADD", desk.stream_keys.events(0), "*", *fields)
+        seen: list[int] = []
+        running = await desk.start(desk.spec(taking(pa.RecordBatch, seen), forward=True))
+        await desk.until_committed(1)
+        await running.drained()
+        assert await desk.rows(Order) == [{"number": 1, "customer": "ann"}]
+    old = RecordType.of(Order).to_arrow([Order(2)])
+    assert RecordType.of(Wider).from_arrow(RecordType.of(Wider).fit_arrow(old)) == [Wider(2)]
+
+
+@pytest.mark.parametrize(
+    "changes, function, wrong",
+    [
+        ({}, lambda rows: None, None),
+        ({"concurrency": 4}, "record", "entries of stream 'orders' hold many rows"),
+        ({}, "stream", "takes Records"),
+        ({}, "mixed", "takes Order and returns columns"),
+    ],
+)
+async def test_what_columns_cannot_do_is_refused_when_it_is_declared(
+    redis_url: str, changes: dict[str, Any], function: Any, wrong: str | None
+) -> None:
+    """With what to write instead."""
+
+    async def record(order: Order) -> None: ...
+    async def stream(records: Records[Order]) -> None: ...
+    async def mixed(batch: list[Order]) -> pa.Table: ...
+
+    named: dict[str, Callable[..., Any]] = {"record": record, "stream": stream, "mixed": mixed}
+    async with columns(redis_url, run=False) as desk:
+        if wrong is None:
+            assert desk.spec(function).batch == 500
+            return
+        with pytest.raises(ConfigurationError, match=wrong):
+            desk.spec(named[function], **changes)
+
+
+def test_entries_are_grouped_by_their_rows() -> None:
+    """None is split, and none is left out."""
+    assert by_rows([], 10) == []
+    assert by_rows([20], 10) == [(0, 1)]
+    assert by_rows([5, 5, 1], 10) == [(0, 2), (2, 3)]
+    assert sum(end - start for start, end in by_rows([3] * 100, 7)) == 100
