@@ -25,6 +25,7 @@ class What(StrEnum):
     PARTITIONS = "partitions"
     IDLE = "idle"
     MEMORY = "memory"
+    REBALANCE = "rebalance"
     SPARK = "spark"
     ALL = "all"
 
@@ -70,8 +71,8 @@ def bench(
         What,
         typer.Argument(
             metavar="SCENE",
-            help="produce, process, limits, columns, latency, waiting, partitions, idle, memory, spark "
-            "or all.",
+            help="produce, process, limits, columns, latency, waiting, partitions, idle, memory, "
+            "rebalance, spark or all.",
         ),
     ] = What.ALL,
     redis_url: Url = None,

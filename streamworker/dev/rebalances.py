@@ -67,6 +67,8 @@ class Rebalances:
         For how long no lock may change hands until the group counts as at rest.
     timeout_s
         How long balance is waited for.
+    name
+        The app's name, which all its keys begin with; made up if None.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Rebalances:
         per_second: float = 4.0,
         settle_s: float = 1.0,
         timeout_s: float = 120.0,
+        name: str | None = None,
     ) -> None:
         self.protocol, self.partitions = protocol, partitions
         self.commits: dict[int, list[Commit]] = {p: [] for p in range(partitions)}
@@ -88,7 +91,7 @@ class Rebalances:
         self._url = url
         self._per_second, self._settle_s, self._timeout_s = per_second, settle_s, timeout_s
         self._read_to = ["-"] * partitions
-        self._name = f"rebalances-{secrets.token_hex(4)}"
+        self._name = name or f"rebalances-{secrets.token_hex(4)}"
         self._environ = {
             "STREAMWORKER_REDIS_URL": url,
             f"{PREFIX}APP": self._name,
@@ -393,7 +396,8 @@ async def tell(
     per_second: float = 4.0,
     timeout_s: float = 120.0,
     count: bool = True,
-    say: Callable[[object], None] = lambda _: None,
+    name: str | None = None,
+    say: Callable[[Change], None] = lambda _: None,
 ) -> Story:
     """Let workers start, one more join, one leave and one be killed, under load; measure each.
 
@@ -401,6 +405,8 @@ async def tell(
     ----------
     count
         Whether a join and a leave without load come first, to count commands.
+    name
+        What all keys begin with; made up if None.
     say
         Called with each :class:`Change` as soon as it is known.
     """
@@ -414,6 +420,7 @@ async def tell(
         partitions=partitions,
         per_second=per_second,
         timeout_s=timeout_s,
+        name=name,
     ) as scene:
         await scene.prepare(*names)
         begun_ms = await scene.join(*first)

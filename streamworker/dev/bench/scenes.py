@@ -13,6 +13,7 @@ from streamworker.dev.bench.ground import open_ground
 from streamworker.dev.bench.limits import limits
 from streamworker.dev.bench.machine import describe
 from streamworker.dev.bench.process import process
+from streamworker.dev.bench.rebalance import rebalance
 from streamworker.dev.bench.report import Report
 from streamworker.dev.bench.sending import latency, produce
 from streamworker.dev.bench.spark import spark
@@ -31,6 +32,7 @@ SCENES: dict[str, Scene] = {
     "partitions": partitions,
     "idle": idle,
     "memory": memory,
+    "rebalance": rebalance,
     "spark": spark,
 }
 """By the name on the command line, in the order in which ``all`` goes through them."""

@@ -124,11 +124,11 @@ async def idle(contest: Contest) -> list[Row]:
         ("connections", CONNECTIONS_MAX),
     ):
         what = f"idle worker on 1,024 partitions: {'CPU of a core' if unit == '%' else unit}"
-        rows.append(_within(f"idle-{unit}", what, Figures("worker", unit, tuple(found[unit])), most))
+        rows.append(within(f"idle-{unit}", what, Figures("worker", unit, tuple(found[unit])), most))
     return rows
 
 
-def _within(scene: str, what: str, ours: Figures, most: float) -> Row:
+def within(scene: str, what: str, ours: Figures, most: float) -> Row:
     """Return a row against a limit, which is the same in each run."""
     limit = Figures("at most", ours.unit, (most,) * len(ours.runs))
     return Row(scene, what, ours, limit, Target(1.0, at_most=True))
@@ -154,5 +154,5 @@ async def memory(contest: Contest) -> list[Row]:
     theirs = Figures(f"after {first:,} records", "MiB", tuple(warm))
     return [
         Row("memory-growth", "memory of a worker", ours, theirs, Target(1.1, at_most=True)),
-        _within("memory", "memory of a worker without Spark", ours, WORKER_MIB_MAX),
+        within("memory", "memory of a worker without Spark", ours, WORKER_MIB_MAX),
     ]
