@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from streamworker.dev.bench.contest import Contest, Contestant, Process
@@ -15,7 +16,6 @@ from streamworker.dev.command_count import CommandCount
 MANY, FEW = 1024, 8
 PER_S = 5_000
 SECONDS_MAX = 10.0
-SLICE_S = 0.1
 SETTLE_S = 2.0
 """A worker has settled when this has passed since a start or a burst."""
 CPU_PERCENT_MAX, COMMANDS_MAX, CONNECTIONS_MAX = 1.0, 5.0, 8.0
@@ -48,22 +48,52 @@ def rss_mib(process: Process) -> float:
     return float(psutil.Process(process.child.pid).memory_info().rss) / 2**20
 
 
-async def partitions(contest: Contest) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One way in which records come and are handled, at the same rate whatever the partitions."""
+
+    scene: str
+    mode: str
+    slice_s: float
+    """Records are sent so often, as many as the rate asks for."""
+    words: str
+
+
+LOADS = (
+    Load("partitions", "record", 0.002, "evenly, record handler"),
+    Load("partitions-batch", "batch", 0.002, "evenly, batch handler"),
+    Load("partitions-bursts", "batch", 0.1, "500 at once, batch handler"),
+)
+"""With a record handler one event is one call in few partitions and in many, so that the ratio is what
+the partitions cost. A batch handler's batches are smaller in many partitions, most of all in bursts: a
+commit holds 62 records in 8 partitions, and one record in 1,024."""
+
+
+async def partitions(contest: Contest, loads: Sequence[Load] = LOADS) -> list[Row]:
     """Measure the CPU of worker and server for a record, in 1,024 partitions and in 8, at one rate."""
     if not can_look(contest, "partitions"):
         return []
+    rows = []
+    for load in loads:
+        ours, theirs = await _costs(contest, load)
+        what = f"CPU of worker and server for an event in 1,024 partitions, {PER_S:,} events/s {load.words}"
+        rows.append(Row(load.scene, what, ours, theirs, Target(1.3, at_most=True)))
+    return rows
+
+
+async def _costs(contest: Contest, load: Load) -> tuple[Figures, Figures]:
+    """Return what an event costs in many partitions, and in few."""
     counts = {f"{count:,} partitions": count for count in (MANY, FEW)}
-    both = [Contestant(name, entries=f"in{count}") for name, count in counts.items()]
+    both = [Contestant(name, mode=load.mode, entries=f"in{count}") for name, count in counts.items()]
     found: dict[str, list[float]] = {name: [] for name in counts}
     for run, each in contest.turns(both):
-        contest.say(f"run {run + 1} of {contest.runs}: {each.name}")
+        contest.say(f"{load.words}: run {run + 1} of {contest.runs}: {each.name}")
         keys = contest.ground.keys(each.entries, counts[each.name])
         async with settled(contest, each, keys) as process:
-            found[each.name].append(await _cost_us(contest, process, keys))
+            found[each.name].append(await _cost_us(contest, process, keys, load.slice_s))
         await contest.ground.remove_keys()
-    ours, theirs = (Figures(name, "µs", tuple(found[name])) for name in counts)
-    what = f"CPU of worker and server for an event in 1,024 partitions, {PER_S:,} events/s"
-    return [Row("partitions", what, ours, theirs, Target(1.3, at_most=True))]
+    many, few = (Figures(name, "µs", tuple(found[name])) for name in counts)
+    return many, few
 
 
 @asynccontextmanager
@@ -77,15 +107,16 @@ async def settled(contest: Contest, contestant: Contestant, keys: list[str]) -> 
         yield process
 
 
-async def _cost_us(contest: Contest, process: Process, keys: list[str]) -> float:
-    """Send records evenly for some seconds; return what each cost."""
+async def _cost_us(contest: Contest, process: Process, keys: list[str], slice_s: float) -> float:
+    """Send records at the rate for some seconds; return what each cost."""
     count = int(PER_S * seconds_of(contest))
-    a_slice = int(PER_S * SLICE_S)
+    a_slice = round(PER_S * slice_s)
     before = cpu_s(process) + await contest.ground.cpu_s()
-    pace = Pace(round(1 / SLICE_S))
+    pace = Pace(round(1 / slice_s))
     for first in range(0, count, a_slice):
         await asyncio.sleep(pace.pause_s())
-        await contest.ground.append(keys[first % len(keys) :] + keys[: first % len(keys)], payloads(a_slice))
+        turned = keys[first % len(keys) :] + keys[: first % len(keys)]
+        await contest.ground.append(turned, payloads(a_slice))
     await asyncio.sleep(1.0)
     after = cpu_s(process) + await contest.ground.cpu_s()
     await process.done()
