@@ -6,7 +6,7 @@ How that is done without an answer, and at a partition that is full, is in ``lan
 import asyncio
 import random
 from collections import defaultdict, deque
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from streamworker.errors import RecordError
 from streamworker.processors import StreamSpec
 from streamworker.redisio.client import Backend
 from streamworker.runtime.lanes import Encoded, Lanes, OnFull, Part
+from streamworker.runtime.quick import QuickWay
 from streamworker.settings import Settings
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
@@ -155,6 +156,9 @@ class Producer:
                 async for record in records:
                     if sender.add(record):
                         await sender.send_chunk()
+            elif isinstance(records, list | tuple):
+                for start in range(0, len(records), CHUNK_ENTRIES):
+                    await sender.send_list(records[start : start + CHUNK_ENTRIES])
             else:
                 for record in records:
                     if sender.add(record):
@@ -230,6 +234,16 @@ class Producer:
         await self._lanes.aclose()
 
     # -- encoding ----------------------------------------------------------------------------
+
+    @cached_property
+    def quick(self) -> QuickWay:
+        """What encodes and routes lists of records that are all as they should be."""
+        return QuickWay(
+            self._spec,
+            self._deal,
+            payload_bytes_max=self._settings.entry_bytes_max,
+            list_bytes_max=CHUNK_BYTES,
+        )
 
     @cached_property
     def packer(self) -> "TablePacker":
@@ -330,6 +344,26 @@ class _ManySender(_Sender):
         self._gathered += 1
         self._size += size
         return self._gathered >= CHUNK_ENTRIES or self._size >= CHUNK_BYTES
+
+    async def send_list(self, records: Sequence[Any]) -> None:
+        """Send a list no longer than a chunk; the rest of it may be gathered for the next chunk."""
+        routed = None if self._gathered else self._producer.quick.routed(records)
+        if routed is not None:
+            await self.send(
+                [
+                    (
+                        partition,
+                        [(payload, None) for payload in payloads],
+                        sum(map(len, payloads)),
+                        len(payloads),
+                    )
+                    for partition, payloads in routed.items()
+                ]
+            )
+            return
+        for record in records:
+            if self.add(record):
+                await self.send_chunk()
 
     async def send_chunk(self) -> None:
         """Send what was gathered."""
