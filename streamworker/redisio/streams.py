@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from streamworker.core.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError, RecordError
@@ -51,7 +51,8 @@ class Append:
     again with the same number, it writes nothing a second time."""
     limit: int
     """Entries that the partition may hold; 0 for no limit."""
-    entries: Sequence[tuple[Payload, Headers]]
+    entries: Sequence[bytes | tuple[Payload, Headers]]
+    """A payload alone, or one with headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +189,29 @@ def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
     """Return keys and arguments of ``append.lua`` for an append."""
     p, entries = append.partition, append.entries
     args: list[Argument] = [append.seq, append.limit, len(entries)]
-    if all(not headers and isinstance(payload, bytes) for payload, headers in entries):
+    payloads = _payloads(entries)
+    if payloads is not None:
         args.append("v")
-        args += [payload for payload, _ in entries if isinstance(payload, bytes)]
+        args += payloads
     else:
         args.append("f")
-        for payload, headers in entries:
-            flat = _entry_fields(payload, headers)
+        for entry in entries:
+            flat = _entry_fields(entry, None) if isinstance(entry, bytes) else _entry_fields(*entry)
             args += (len(flat), *flat)
     return (keys.events(p), keys.producer(p, append.producer)), args
+
+
+def _payloads(entries: Sequence[bytes | tuple[Payload, Headers]]) -> Sequence[bytes] | None:
+    """Return the payloads, if there is nothing else."""
+    if set(map(type, entries)) == {bytes}:
+        return cast(Sequence[bytes], entries)
+    payloads: list[bytes] = []
+    for entry in entries:
+        payload, headers = (entry, None) if isinstance(entry, bytes) else entry
+        if headers or not isinstance(payload, bytes):
+            return None
+        payloads.append(payload)
+    return payloads
 
 
 def _entry_fields(payload: Payload, headers: Headers) -> list[bytes]:

@@ -14,7 +14,7 @@ import asyncio
 import random
 import secrets
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,8 +37,8 @@ from streamworker.runtime.pauses import Pauses
 OnFull = Literal["wait", "raise"]
 """What a send does at a full partition."""
 
-Encoded = tuple[bytes | Mapping[bytes, bytes], Mapping[bytes, bytes] | None]
-"""Payload or fields of an entry, and its headers."""
+Encoded = bytes | tuple[bytes | Mapping[bytes, bytes], Mapping[bytes, bytes] | None]
+"""The payload of an entry; or payload or fields, and headers."""
 
 PIPELINES_MAX = 2
 """One at the server, one on its way there."""
@@ -54,7 +54,7 @@ _log = get_logger("streamworker.producer")
 class Part:
     """Entries of one send for one partition."""
 
-    entries: list[Encoded]
+    entries: Sequence[Encoded]
     size: int
     on_full: OnFull
     done: "asyncio.Future[EntryId]"
@@ -147,7 +147,7 @@ class Lanes:
         while self._flushes:
             await asyncio.wait(self._flushes)
 
-    def queue(self, partition: int, entries: list[Encoded], size: int, on_full: OnFull) -> Part:
+    def queue(self, partition: int, entries: Sequence[Encoded], size: int, on_full: OnFull) -> Part:
         """Put entries behind what waits for their partition."""
         if self._closed:
             raise ProducerError(

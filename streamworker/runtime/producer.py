@@ -275,7 +275,7 @@ class Producer:
         return self._deal.next(partitions) if key is None else partition_for(key, partitions)
 
 
-Piece = tuple[int, list[Encoded], int, int]
+Piece = tuple[int, Sequence[Encoded], int, int]
 """Entries for one partition: their bytes, and how many records they hold."""
 
 
@@ -351,12 +351,7 @@ class _ManySender(_Sender):
         if routed is not None:
             await self.send(
                 [
-                    (
-                        partition,
-                        [(payload, None) for payload in payloads],
-                        sum(map(len, payloads)),
-                        len(payloads),
-                    )
+                    (partition, payloads, sum(map(len, payloads)), len(payloads))
                     for partition, payloads in routed.items()
                 ]
             )
