@@ -109,6 +109,20 @@ def longest_of(
     return max(pauses, default=None)
 
 
+def all_committed_ms(commits: Mapping[int, Sequence[Commit]], since_ms: int) -> int | None:
+    """Return when the last partition was committed to for the first time since; None if one was not yet.
+
+    Examples
+    --------
+    >>> commits = {0: [Commit(100, 95, "a", 1), Commit(400, 200, "b", 2)], 1: [Commit(310, 305, "a", 1)]}
+    >>> all_committed_ms(commits, 300), all_committed_ms(commits, 350)
+    (400, None)
+    """
+    firsts = [next((each.at_ms for each in log if each.at_ms >= since_ms), None) for log in commits.values()]
+    found = [at_ms for at_ms in firsts if at_ms is not None]
+    return max(found, default=None) if len(found) == len(firsts) else None
+
+
 def percentile(values: Sequence[int], percent: int) -> int | None:
     """Return the value that so many percent do not exceed.
 

@@ -28,6 +28,7 @@ from streamworker.dev.rebalance_facts import (
     Change,
     Commit,
     Held,
+    all_committed_ms,
     least_moves,
     longest_of,
     percentile,
@@ -307,8 +308,8 @@ class Rebalances:
         self.acts.append((what, who, at_ms))
         moved = [p for p in range(self.partitions) if after[p].epoch != locks[p].epoch]
         last_ms = max((after[p].since_ms for p in moved), default=at_ms)
-        await self.read_commits()
-        until_ms = last_ms + 1_000
+        resumed_ms = await self._all_committed_ms(last_ms) if is_loaded else last_ms
+        until_ms = max(last_ms + 1_000, resumed_ms)
         stayed = set(range(self.partitions)) - set(moved)
         handovers = await self._handovers(at_ms, after, moved)
         return Change(
@@ -331,6 +332,19 @@ class Rebalances:
             else None,
             commands=None if is_loaded else max(0, round(commands - at_rest * seconds)),
         )
+
+    async def _all_committed_ms(self, since_ms: int) -> int:
+        """Wait until each partition was committed to; return when the last one was.
+
+        A pause is seen by the commit that ends it: one that lasts when we look would be none.
+        """
+
+        async def are_all() -> bool:
+            await self.read_commits()
+            return all_committed_ms(self.commits, since_ms) is not None
+
+        await self._until("each partition is committed to again", are_all, self._timeout_s)
+        return all_committed_ms(self.commits, since_ms) or since_ms
 
     async def _handovers(self, at_ms: int, after: Sequence[Held], moved: Sequence[int]) -> list[int]:
         """Return how long after the news of its move each partition's lock was taken."""
