@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 PAGE = 500
 """Letters of each partition in one round trip."""
 
+ROWS_SHOWN = 20
+"""Rows of an entry that ``show`` prints; it may have ten thousand."""
+
 app = typer.Typer(no_args_is_help=True, help="Look at dead letters, run them again, or drop them.")
 
 Letters = Annotated[
@@ -102,9 +105,15 @@ def show_letter(
         ("error", found.error),
     ):
         say(f"{label:<9} {value.rstrip()}")
-    for name, content in found.fields.items():
-        say(f"{'field':<9} {_text(name)} = {_text(content)}")
+    for name, content in _fields(selection, found).items():
+        say(f"{'field':<9} {name} = {content}")
     record = _record(selection, found)
+    if isinstance(record, list):
+        for row in record[:ROWS_SHOWN]:
+            say(f"{'row':<9} {row}")
+        if len(record) > ROWS_SHOWN:
+            say(f"{len(record):,} rows; --json shows all.")
+        return
     say(f"{'record':<9} {record if record is not None else 'cannot be decoded'}")
 
 
@@ -329,6 +338,15 @@ def _short(error: str) -> str:
     return line if len(line) <= width or not sys.stdout.isatty() else line[: width - 3] + "..."
 
 
+def _fields(selection: "Selection", letter: "StoredLetter") -> dict[str, str]:
+    """Return the fields of a letter's entry; of columns and their schema, how many bytes they have."""
+    is_arrow = selection.processors[0].stream.codec == "arrow"
+    return {
+        _text(name): f"{len(value):,} bytes" if is_arrow and name in (b"v", b"schema") else _text(value)
+        for name, value in letter.fields.items()
+    }
+
+
 def _record(selection: "Selection", letter: "StoredLetter") -> object:
     spec = selection.processors[0].stream
     try:
@@ -353,6 +371,6 @@ def _as_json(selection: "Selection", letter: "StoredLetter") -> dict[str, object
         "attempts": letter.attempts,
         "at_ms": letter.at_ms,
         "by": letter.by,
-        "fields": {_text(name): _text(value) for name, value in letter.fields.items()},
+        "fields": _fields(selection, letter),
         "record": None if record is None else msgspec.to_builtins(record, enc_hook=str),
     }

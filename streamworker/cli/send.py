@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.send_table import is_table, send_file
 from streamworker.cli.support import connected, progress_bar, run_async, say
 
 if TYPE_CHECKING:
@@ -32,7 +33,13 @@ def send(
         str,
         typer.Argument(metavar="STREAM", help="MODULE:NAME of the stream, such as shop:orders; or its App."),
     ],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines, one record a line; - for stdin.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="JSON lines, one record a line, or - for them on stdin; or a .parquet or .arrow file.",
+        ),
+    ],
     name: Annotated[
         str | None, typer.Option("--stream", metavar="NAME", help="Which stream, where an App was given.")
     ] = None,
@@ -46,18 +53,26 @@ def send(
     sent. Records go in the order of the lines. When a partition is full because workers are
     behind, this waits.
 
+    The columns of a .parquet or .arrow file are the fields of the records. Into a stream with
+    codec="arrow" they go as they are; into others as records.
+
     \b
     Examples:
       streamworker send shop:orders orders.jsonl
       zcat orders.jsonl.gz | streamworker send shop:orders -
       streamworker send shop:app orders.jsonl --stream orders --on-error skip
+      streamworker send shop:orders orders.parquet
     """
     from streamworker.importing import resolve_stream
 
     target = resolve_stream(stream, name)
     lines = Lines(target, on_error)
     started = time.monotonic()
-    if file == "-":
+    if is_table(file):
+        if on_error is OnError.SKIP:
+            raise typer.BadParameter("A table is sent part by part, not row by row.", param_hint="--on-error")
+        sent = run_async(send_file, target, Path(file))
+    elif file == "-":
         sent = run_async(_send, target, lines, sys.stdin.buffer, None)
     else:
         try:

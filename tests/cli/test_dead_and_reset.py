@@ -1,6 +1,7 @@
 """`dead list|show|replay|drop` and `reset`, on letters that a real worker has left."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,24 @@ def test_what_is_no_place_to_reset_to_is_refused(invoke: Invoke, text: str) -> N
     result = invoke("reset", "shop:price", "--to", text)
     assert result.exit_code == ExitCode.USAGE
     assert "neither earliest, latest" in result.stderr
+
+
+def test_a_dead_entry_of_columns_is_shown_row_by_row(
+    shop: Path, streamworker: Invoke, spawn: SpawnWorker
+) -> None:
+    """Its rows, and not its bytes; it is replayed as any other."""
+    module = (shop / "shop.py").read_text("utf-8")
+    (shop / "shop.py").write_text(module.replace("=4)", '=1, codec="arrow")'), "utf-8")
+    lines = "\n".join(json.dumps({"order_id": n, "customer": "ann", "amount": -1.0}) for n in range(30))
+    assert streamworker("send", "shop:orders", "-", input=lines).exit_code == 0
+    process = spawn("run", "shop:price", "--name", "w1")
+    wait_for(lambda: len(letters(streamworker)) == 1 and lag(streamworker) == 0, "the entry is dead")
+    process.terminate()
+    assert process.wait() == 0
+    (letter,) = letters(streamworker)
+    assert [row["order_id"] for row in letter["record"]] == list(range(30))  # type: ignore[attr-defined]
+    shown = streamworker("dead", "show", "shop:price", str(letter["letter"])).stdout
+    assert shown.count("Order(order_id=") == 20
+    assert "30 rows; --json shows all." in shown
+    assert re.search(r"field +v = [\d,]+ bytes", shown)
+    assert "Replayed 1" in streamworker("dead", "replay", "shop:price", "--all").stdout

@@ -4,10 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import redis
+from pyarrow import parquet
 
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.redisio.columns import unpacked
 from tests.cli.conftest import Invoke, OpenTerminal, lines_of
 
 
@@ -91,3 +94,56 @@ def test_on_a_terminal_a_long_sending_shows_its_progress(terminal: OpenTerminal,
     assert "sending" in process.text
     assert re.search(r"\d+%", process.text)
     assert "Sent 100,000 records" in process.text.splitlines()[-1]
+
+
+def table(count: int) -> pa.Table:
+    """The same orders as columns, with types that about fit."""
+    return pa.table(
+        {
+            "amount": pa.array([1.5] * count, pa.float32()),
+            "customer": pa.array([f"c{n % 7}" for n in range(count)]).dictionary_encode(),
+            "order_id": pa.array(range(count), pa.int32()),
+        }
+    )
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+def test_a_file_of_columns_is_sent_as_its_records(
+    streamworker: Invoke, shop: Path, redis_url: str, suffix: str
+) -> None:
+    """Parquet, and both forms of Arrow; into a stream of JSON and into one of columns."""
+    path = shop / f"orders.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(table(300), path)
+    else:
+        write = pa.ipc.new_file if suffix == "feather" else pa.ipc.new_stream
+        with write(str(path), table(1).schema) as writer:
+            writer.write_table(table(300))
+    module = shop / "columns.py"
+    module.write_text(
+        (shop / "shop.py").read_text("utf-8").replace('"shop"', '"wide"').replace("=4)", '=4, codec="arrow")')
+    )
+    for target in ("shop", "columns"):
+        result = streamworker("send", f"{target}:orders", path.name)
+        assert result.exit_code == ExitCode.OK, result.output
+        assert "Sent 300 records" in result.stdout
+    assert sorted(stored(redis_url)) == list(range(300))
+    with redis.Redis.from_url(redis_url) as client:
+        fields = [
+            fields
+            for partition in range(4)
+            for _, fields in client.xrange(f"sw:{{wide.orders.{partition}}}:events")
+        ]
+    assert sorted(n for each in fields for n in unpacked(each)["order_id"].to_pylist()) == list(range(300))
+
+
+def test_a_file_of_columns_that_does_not_fit_is_refused_by_name(streamworker: Invoke, shop: Path) -> None:
+    """The column; that it is no such file; and what cannot be asked for."""
+    parquet.write_table(table(3).drop_columns("customer"), shop / "orders.parquet")
+    result = streamworker("send", "shop:orders", "orders.parquet")
+    assert result.exit_code != ExitCode.OK
+    assert "no column 'customer'" in result.stderr
+    assert streamworker("send", "shop:orders", "orders.parquet", "--on-error", "skip").exit_code == 2
+    (shop / "orders.arrow").write_text("number\n1\n")
+    assert "orders.arrow" in streamworker("send", "shop:orders", "orders.arrow").stderr
+    assert "gone.parquet" in streamworker("send", "shop:orders", "gone.parquet").stderr
