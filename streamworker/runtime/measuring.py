@@ -22,7 +22,7 @@ async def measure(
     every_ms: int,
     log: BoundLogger,
 ) -> None:
-    """Look at the runners' counters for ever; costs one round trip a look, and records nothing.
+    """Look at the runners' counters until cancelled; costs one round trip a look, and records nothing.
 
     Parameters
     ----------
@@ -31,25 +31,29 @@ async def measure(
     runners
         Returns the partitions that are at work now.
     report
-        Takes the loads by partition.
+        Takes the loads by partition; none in the end.
     every_ms
         Pause between two looks.
     log
         For a look that failed.
     """
     meter = LoadMeter()
-    while True:
-        await anyio.sleep(every_ms / 1000)
-        try:
-            lags = await read_lags(backend, keys, tuple(runners()))
-        except BackendError as error:
-            log.warning("lags_unread", error=str(error))
-            continue
-        at_ms = now_ms()
-        counters = {
-            partition: Counters(
-                runner.epoch, at_ms, runner.worked_ms(at_ms), runner.records_done, lags.get(partition)
-            )
-            for partition, runner in runners().items()
-        }
-        report(meter.look(counters))
+    try:
+        while True:
+            await anyio.sleep(every_ms / 1000)
+            try:
+                lags = await read_lags(backend, keys, tuple(runners()))
+            except BackendError as error:
+                log.warning("lags_unread", error=str(error))
+                continue
+            at_ms = now_ms()
+            counters = {
+                partition: Counters(
+                    runner.epoch, at_ms, runner.worked_ms(at_ms), runner.records_done, lags.get(partition)
+                )
+                for partition, runner in runners().items()
+            }
+            report(meter.look(counters))
+    finally:
+        # Heartbeats would carry the last load for as long as the worker lives, and show it as today's.
+        report({})
