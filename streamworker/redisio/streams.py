@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
+from functools import lru_cache
+from typing import Any
 
 from streamworker.core.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError, RecordError
@@ -271,7 +273,8 @@ async def read(
     BackendError
         Without an answer, or if a key is no stream. Nothing was changed.
     """
-    names = [keys.events(partition) for partition in positions]
+    known = _names(keys)
+    names = [known[partition] for partition in positions]
     ids = [f"{ms}-{seq}" for ms, seq in positions.values()]
     block: tuple[Argument, ...] = ("BLOCK", block_ms) if block_ms > 0 else ()
     reply = await connection.execute(
@@ -279,8 +282,26 @@ async def read(
     )
     if not reply:
         return {}
-    partition_of = {name.encode(): partition for name, partition in zip(names, positions, strict=True)}
-    return {partition_of[name]: Entries.of(entries) for name, entries in reply}
+    return {known.partition_of[name]: Entries.of(entries) for name, entries in reply}
+
+
+class _Names(dict[int, str]):
+    """Names of a stream's partitions: a read may ask a thousand, and a hundred reads a second each."""
+
+    def __init__(self, keys: StreamKeys) -> None:
+        super().__init__()
+        self._keys = keys
+        self.partition_of: dict[bytes, int] = {}
+
+    def __missing__(self, partition: int) -> str:
+        name = self[partition] = self._keys.events(partition)
+        self.partition_of[name.encode()] = partition
+        return name
+
+
+@lru_cache(maxsize=64)
+def _names(keys: StreamKeys) -> _Names:
+    return _Names(keys)
 
 
 async def range_entries(

@@ -104,11 +104,6 @@ class PartitionBuffer:
         return max(0, self._ahead - self._waiting)
 
     @property
-    def room_bytes(self) -> int:
-        """Bytes that may be added before the partition's share is used."""
-        return max(0, self._budget.share - self._held)
-
-    @property
     def held(self) -> int:
         """Bytes of the budget that this partition holds."""
         return self._held
