@@ -4,9 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from streamworker.core.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError, RecordError
