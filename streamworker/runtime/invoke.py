@@ -8,8 +8,10 @@ with it. What is done about an error is decided in ``modes``.
 import asyncio
 import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
@@ -121,31 +123,29 @@ class Invoker:
     async def _call(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
     ) -> Effects:
-        if self.spec.is_async and self.spec.timeout_ms is None:
+        timeout_ms = self.spec.timeout_ms
+        if not self.spec.is_async:
+            effects: Effects = await self.in_thread(
+                self.call_here, argument, entries, records, attempt, timeout_ms=timeout_ms
+            )
+            return effects
+        if timeout_ms is None:
             return await self._await(argument, entries, records, attempt)
-        if self.spec.timeout_ms is None:
-            return await self._in_thread_effects(argument, entries, records, attempt)
-        try:
-            with anyio.fail_after(self.spec.timeout_ms / 1000) as scope:
-                if self.spec.is_async:
-                    return await self._await(argument, entries, records, attempt)
-                return await self._in_thread_effects(argument, entries, records, attempt)
-        except TimeoutError:
-            if not scope.cancelled_caught:
-                raise
-            raise TimeoutError(f"the call took longer than {self.spec.timeout_ms / 1000:g} s") from None
+        with _in_time(timeout_ms):
+            return await self._await(argument, entries, records, attempt)
 
-    async def _in_thread_effects(
-        self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
-    ) -> Effects:
-        effects: Effects = await self.in_thread(self.call_here, argument, entries, records, attempt)
-        return effects
+    async def in_thread(self, function: Callable[..., Any], *args: Any, timeout_ms: int | None = None) -> Any:
+        """Run a function in a worker thread; a cancel leaves it behind.
 
-    async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function in a worker thread; a cancel leaves it behind."""
-        return await anyio.to_thread.run_sync(
-            _returning_errors, function, args, abandon_on_cancel=True, limiter=self._limiter
-        )
+        The timeout begins when there is a thread: how long other partitions keep theirs is no fault of
+        this call.
+        """
+        run = partial(anyio.to_thread.run_sync, returning_errors, function, args, abandon_on_cancel=True)
+        if timeout_ms is None:
+            return await run(limiter=self._limiter)
+        async with self._limiter:
+            with _in_time(timeout_ms):
+                return await run(limiter=anyio.CapacityLimiter(1))
 
     async def _await(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
@@ -278,6 +278,18 @@ def foreign_cancel() -> RuntimeError | None:
     return RuntimeError("the function ended with CancelledError, and nobody had cancelled it")
 
 
+@contextmanager
+def _in_time(timeout_ms: int) -> Iterator[None]:
+    """Raise TimeoutError if what is done takes longer."""
+    try:
+        with anyio.fail_after(timeout_ms / 1000) as scope:
+            yield
+    except TimeoutError:
+        if not scope.cancelled_caught:
+            raise
+        raise TimeoutError(f"the call took longer than {timeout_ms / 1000:g} s") from None
+
+
 _limiters: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("handler_threads")
 
 
@@ -317,7 +329,7 @@ def describe_error(error: BaseException) -> str:
     return label[:ERROR_TEXT_MAX] + where
 
 
-def _returning_errors(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def returning_errors(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Call in a thread: StopIteration cannot travel through a future, so it gets another name."""
     try:
         return function(*args)

@@ -67,7 +67,7 @@ class KeyedMode(GroupingMode):
         super().__init__(runner)
         width = self.spec.concurrency
         if not self.spec.is_async:
-            # More would wait for a thread, and their timeouts would count that.
+            # More would only wait for a thread.
             width = min(width, self.invoker.threads)
         self._width = width
         self._tasks = 0

@@ -323,6 +323,25 @@ async def test_a_call_that_takes_too_long_has_failed(redis_url: str, is_async: b
         assert await desk.committed() == 2
 
 
+async def test_a_timeout_does_not_count_how_long_other_partitions_keep_the_threads(redis_url: str) -> None:
+    """Five of them have one thread, and each call is within its time."""
+
+    def price(_: Order) -> None:
+        time.sleep(0.1)
+
+    async with bench(redis_url, partitions=5, handler_threads=1) as desk:
+        for partition in range(5):
+            await desk.add_raw(b'{"number":1}', partition)
+        spec = desk.spec(price, timeout_ms=350)
+        runners = [await desk.start(spec, partition) for partition in range(5)]
+        for partition, running in enumerate(runners):
+            await wait_for_async(
+                lambda running=running: running.halted or running.runner.records_done,  # type: ignore[misc]
+                f"partition {partition} is done or halts",
+            )
+        assert [running.halted for running in runners] == [[]] * 5
+
+
 @pytest.mark.parametrize(
     ("returned", "said"),
     [(Priced(1, 1.0), "returned a Priced for a batch"), ([1], "forwarded a int"), ("text", "returned a str")],
