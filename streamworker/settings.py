@@ -139,6 +139,9 @@ class Settings:
     # -- handlers ----------------------------------------------------------------------------
     max_processing_time_ms: int = 300_000
     """A handler that makes no progress for this long raises an alarm; it loses nothing by it."""
+    stalled_after_ms: int = 30_000
+    """A partition that has entries and commits none for this long is named in the log and in
+    ``status``, with what it waits for. It loses nothing by it. Longer than an ordinary batch takes."""
     handler_threads: int = 16
     """Threads for ``def`` processors of one worker process; calls of theirs that overlap
     (``concurrency``) are bounded by it too."""

@@ -173,6 +173,10 @@ class Group:
         """Partitions that have a runner."""
         return tuple(sorted(self._running))
 
+    def runners(self) -> dict[int, PartitionRunner | None]:
+        """Return the runners by partition; None while its state is read. Call it from any thread."""
+        return {partition: running.runner for partition, running in list(self._running.items())}
+
     async def run(self) -> None:
         """Take part in the group until stopped.
 
@@ -417,7 +421,7 @@ class Group:
 
     async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:
         def runners() -> dict[int, PartitionRunner]:
-            return {p: running.runner for p, running in self._running.items() if running.runner}
+            return {p: runner for p, runner in self.runners().items() if runner}
 
         def report(loads: Mapping[int, int]) -> None:
             self._keeper.report(self.keys, loads)

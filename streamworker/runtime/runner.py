@@ -141,6 +141,8 @@ class PartitionRunner:
         self.log = log.bind(app=app_name, processor=spec.name, partition=partition, epoch=lock.epoch)
         self.busy_since_ms: int | None = None
         """When the call that is running began, by the monotonic clock."""
+        self.gathers_until_ms = 0
+        """Until when entries wait for others, to make a batch, by the monotonic clock."""
         self.records_done = 0
         """Entries committed by this runner."""
         self.epoch = lock.epoch
@@ -157,7 +159,7 @@ class PartitionRunner:
         invoker = ColumnsInvoker if uses_columns(spec) else Invoker
         self.invoker = invoker(spec, self.place, self.state, settings.handler_threads)
         self.buffer = buffer
-        self._owner = owner
+        self.owner = owner
         self._lock = lock
         self._committer = committer
         self._settings = settings
@@ -172,8 +174,8 @@ class PartitionRunner:
         self._landed = Signal()
         self._ticket: Ticket | None = None
         """The commit that was handed in last."""
-        self._troubled = False
-        """Whether something holds the commit that is under way up."""
+        self.trouble = ""
+        """What holds the commit that is under way up, if anything does."""
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
         rows_mode = RowsMode if spec.stream.codec == "arrow" else _MODES[spec.mode]
@@ -225,6 +227,17 @@ class PartitionRunner:
     def gate_is_open(self) -> bool:
         """Whether the worker's heartbeats get through."""
         return self._gate.is_open
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether a commit is under way."""
+        return self._in_flight
+
+    @property
+    def halted(self) -> str:
+        """Why the error policy has stopped the partition, if it has."""
+        stopped = self._stopped
+        return stopped.detail if stopped is not None and stopped.reason is StopReason.HALTED else ""
 
     @property
     def oldest(self) -> str:
@@ -289,6 +302,7 @@ class PartitionRunner:
                 self.works()
                 return buffer.take(limits.records, limits.bytes)
             self.rests()
+            self.gathers_until_ms = first_at_ms + limits.within_ms
             await buffer.wait_change((limits.within_ms - age_ms) / 1000)
         self.works()
         return []
@@ -331,7 +345,7 @@ class PartitionRunner:
         await self.flush()
         request = CommitRequest(
             partition=self.partition,
-            owner=self._owner,
+            owner=self.owner,
             epoch=self._lock.epoch,
             previous=self._previous,
             new=work.last,
@@ -381,8 +395,8 @@ class PartitionRunner:
         self.records_done += len(work.entries)
         self._in_flight = False
         self._landed.fire()
-        if self._troubled:
-            self._troubled = False
+        if self.trouble:
+            self.trouble = ""
             self._on_state(self.partition, "")
 
     async def _commit_later(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
@@ -390,7 +404,7 @@ class PartitionRunner:
         pauses = Pauses(self.rng, max_ms=1_000)
         while reply.code in _HELD_UP:
             reason = _held_up(request, reply)
-            if not self._troubled:
+            if not self.trouble:
                 full = reply.code is CommitCode.FULL
                 self.log.warning("acked_log_full" if full else "commit_held_up", reason=reason)
             self._trouble(reason)
@@ -399,7 +413,7 @@ class PartitionRunner:
         self._answered(request, work, reply)
 
     def _trouble(self, reason: str) -> None:
-        self._troubled = True
+        self.trouble = reason
         self._on_state(self.partition, reason)
 
     def _lost(self, request: CommitRequest, reply: CommitReply) -> None:

@@ -32,6 +32,7 @@ from streamworker.runtime.group import Group, worker_name
 from streamworker.runtime.keeper import Keeper
 from streamworker.runtime.listener import Listener
 from streamworker.runtime.stages import TwoStages
+from streamworker.runtime.watchdog import Watchdog
 from streamworker.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ log = get_logger("streamworker.worker")
 OTHER_CALLS = 3
 """Connections for all calls but the commits, of which each processor has ``PIPELINES_MAX`` at a time.
 Calls are short. With its reads, the control stream and the heartbeats, a worker of one processor has
-8 connections at most."""
+8 connections at most; the watchdog makes one for a moment when it has something to say or to ask."""
 
 
 class Worker:
@@ -104,11 +105,14 @@ class Worker:
         ) as backend:
             await self._prepare(backend)
             keeper, listener = Keeper(settings, self.name), Listener(backend, rng)
+            watchdog = Watchdog(settings, self.name)
             for spec in self._specs:
                 group = Group(spec, self._core(spec, rng), backend, keeper, settings, rng, name=self.name)
                 await listener.add(group.keys, group.control_received)
                 self._groups.append(group)
+                watchdog.watch(group)
             keeper.start()
+            watchdog.start()
             try:
                 async with anyio.create_task_group() as background:
                     background.start_soon(listener.run)
@@ -124,6 +128,7 @@ class Worker:
             except BaseExceptionGroup as errors:
                 raise _first(errors) from errors
             finally:
+                watchdog.stop()
                 keeper.stop()
                 await self._app.aclose()
         log.info("worker_left", worker=self.name)

@@ -1,0 +1,224 @@
+"""A partition that has something to do and does not get on is named, with what it waits for."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from streamworker import App
+from streamworker.testing import LocalWorker, local_worker
+from tests.helpers import wait_for_async
+
+pytestmark = pytest.mark.anyio
+
+STALLED_AFTER_MS = 250
+
+
+@dataclass
+class Item:
+    """A record."""
+
+    number: int
+
+
+@dataclass
+class Scene:
+    """A worker with one partition, and what it logs."""
+
+    worker: LocalWorker
+    logs: list[Any]
+
+    def told(self, event: str = "partitions_stalled") -> list[Any]:
+        """What the watchdog has said."""
+        return [line for line in self.logs if line["event"] == event]
+
+    async def stalled(self) -> Any:
+        """Wait until it names the partition."""
+        (line,) = await wait_for_async(self.told, "the stall is told")
+        assert (line["log_level"], line["processor"], line["partitions"]) == ("warning", "take", [0])
+        assert STALLED_AFTER_MS <= line["stalled_ms"] < 10_000
+        return line
+
+    async def reason(self) -> str:
+        """What `status` shows as the reason."""
+        return (await self.worker.snapshot("take")).partitions[0].reason
+
+    async def shown(self, text: str) -> None:
+        """Wait until `status` shows a reason that ends so; or none."""
+
+        async def shows() -> bool:
+            reason = await self.reason()
+            return text in reason if text else not reason
+
+        await wait_for_async(shows, f"status shows {text!r}")
+
+
+@asynccontextmanager
+async def scene(
+    redis_url: str,
+    function: Callable[..., Any],
+    count: int = 1,
+    settings: dict[str, Any] | None = None,
+    **how: Any,
+) -> AsyncIterator[Scene]:
+    """Run a worker whose processor `take` has some records."""
+    given: dict[str, Any] = {"stalled_after_ms": STALLED_AFTER_MS, **(settings or {})}
+    app = App("shop", redis_url=redis_url, **given)
+    items = app.stream("items", Item, partitions=1)
+    app.processor(items, name="take", **how)(function)
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            await items.send_many(Item(number) for number in range(count))
+            yield Scene(worker, logs)
+
+
+async def test_a_coroutine_that_waits_is_named_with_its_stack_and_again_when_it_goes_on(
+    redis_url: str,
+) -> None:
+    """Once for each stall, in the log and in `status`; the stack ends where it waits."""
+    go_on = asyncio.Event()
+
+    async def inner() -> None:
+        await go_on.wait()
+
+    async def take(item: Item) -> None:
+        await inner()
+
+    async with scene(redis_url, take) as seen:
+        line = await seen.stalled()
+        assert line["waits_for"].startswith("its function (test_watchdog.py:")
+        assert line["waits_for"].endswith("in inner)")
+        assert "await go_on.wait()" in line["stack"]
+        await seen.shown("waits for its function (test_watchdog.py:")
+        await asyncio.sleep(2 * STALLED_AFTER_MS / 1000)
+        assert len(seen.told()) == 1
+        go_on.set()
+        (over,) = await wait_for_async(lambda: seen.told("partitions_go_on"), "the end is told")
+        assert over["partitions"] == [0]
+        assert over["stalled_ms"] >= line["stalled_ms"]
+        await seen.shown("")
+
+
+async def test_a_function_in_a_thread_is_named_with_the_line_at_which_it_stands(redis_url: str) -> None:
+    """And who waits for a free thread is told that, and not the stack of somebody else."""
+    go_on = threading.Event()
+
+    def take(item: Item) -> None:
+        go_on.wait(20)
+
+    async with scene(redis_url, take) as seen:
+        line = await seen.stalled()
+        go_on.set()
+        assert line["waits_for"].endswith("in take), in a thread")
+        assert "go_on.wait(20)" in line["stack"]
+
+
+async def test_a_call_that_waits_for_a_free_thread_is_told_from_one_that_runs(redis_url: str) -> None:
+    """More threads are what helps, not a look at the function."""
+    go_on = threading.Event()
+
+    app = App("shop", redis_url=redis_url, stalled_after_ms=STALLED_AFTER_MS, handler_threads=1)
+    items = app.stream("items", Item, key="number", partitions=2)
+
+    @app.processor(items)
+    def take(item: Item) -> None:
+        go_on.wait(20)
+
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            await items.send_many(Item(number) for number in range(20))
+            seen = Scene(worker, logs)
+            await wait_for_async(lambda: len(seen.told()) == 2, "both are told")
+            go_on.set()
+    waits = sorted(line["waits_for"].partition(":")[0] for line in seen.told())
+    assert waits == ["a free thread", "its function (test_watchdog.py"]
+
+
+async def test_a_function_that_keeps_the_event_loop_is_named_while_it_does(redis_url: str) -> None:
+    """The event loop cannot tell that itself; `status` shows it meanwhile, too."""
+
+    async def take(item: Item) -> None:
+        time.sleep(0.8)
+
+    async with scene(redis_url, take) as seen:
+        line = await seen.stalled()
+        assert "in take), which keeps the event loop" in line["waits_for"]
+        assert "time.sleep(0.8)" in line["stack"]
+
+
+async def test_a_full_acked_log_is_what_is_waited_for(redis_url: str) -> None:
+    """Not the function, which has long returned."""
+
+    async def take(batch: list[Item]) -> list[Item]:
+        return batch
+
+    async with scene(
+        redis_url, take, 5, settings={"acked_entries_max": 1, "grace_period_ms": 200}, batch=1
+    ) as seen:
+        line = await seen.stalled()
+        assert line["waits_for"].startswith("acked log full (1 entries): no reader")
+        assert "stack" not in line
+        await seen.shown("acked log full")
+
+
+async def test_a_halted_partition_is_named_and_its_reason_stays(redis_url: str) -> None:
+    """It was an error in the log once; here it is one of those that do not get on."""
+
+    async def take(item: Item) -> None:
+        raise ValueError("no such customer")
+
+    async with scene(redis_url, take, attempts=1) as seen:
+        line = await seen.stalled()
+        assert "it is halted" in line["waits_for"]
+        assert "no such customer" in line["waits_for"]
+        await seen.shown("no such customer")
+        snapshot = await seen.worker.snapshot("take")
+        assert snapshot.partitions[0].state == "halted"
+
+
+async def test_a_record_between_two_attempts_is_named_as_that(redis_url: str) -> None:
+    """A long pause is no stuck function."""
+
+    async def take(item: Item) -> None:
+        raise ValueError("not yet")
+
+    how: dict[str, Any] = {"attempts": 3, "backoff": 5.0}
+    async with scene(redis_url, take, **how) as seen:
+        assert (await seen.stalled())["waits_for"] == "its next attempt, after a failed one"
+
+
+async def test_entries_that_nobody_reads_are_noticed(redis_url: str) -> None:
+    """The partition looks idle from inside, so Redis is asked."""
+
+    async def take(item: Item) -> None:
+        return
+
+    async with scene(redis_url, take) as seen:
+        await seen.worker.until_drained()
+        group = seen.worker._worker._groups[0]
+        group._fetcher._broken.add(0)  # a fault that nobody has thought of
+        group._fetcher._candidates.clear()
+        items = seen.worker._app.streams["items"]
+        await items.send(Item(1))  # the read that is under way brings this one
+        await seen.worker.until_drained()
+        await items.send(Item(2))
+        assert "its reads do not bring them" in (await seen.stalled())["waits_for"]
+
+
+async def test_a_batch_that_gathers_and_a_partition_without_entries_are_no_stalls(redis_url: str) -> None:
+    """They do what they were told to do."""
+    taken: list[int] = []
+
+    async def take(batch: list[Item]) -> None:
+        taken.append(len(batch))
+
+    async with scene(redis_url, take, 3, settings={"stalled_after_ms": 400}, batch=100, within=1.0) as seen:
+        await seen.worker.until_drained()
+        assert seen.told() == []
+        assert taken == [3]
