@@ -24,7 +24,7 @@ from streamworker.core import events
 from streamworker.core.lifecycle import diagram
 from streamworker.core.partitioner import VECTORS
 from streamworker.redisio.keys import KEY_TABLE
-from streamworker.redisio.rights import acl_rules, reader_rules
+from streamworker.redisio.rights import ROLES, acl_rules
 from streamworker.settings import ENV_PREFIX, Settings
 from streamworker.spark.options import NAMES as SPARK_OPTIONS
 from streamworker.testing.scenario import HAPPENINGS, play, read
@@ -64,7 +64,7 @@ def settings_page() -> str:
         "|---|---|---|",
     ]
     for field in dataclasses.fields(Settings):
-        default = f"{field.default:,}" if isinstance(field.default, int) else str(field.default)
+        default = f"{field.default:,}" if type(field.default) is int else str(field.default)
         default = f"`{default}`" if default else "none"
         lines.append(f"| `{field.name}` | {default} | {reasons[field.name]} |")
     lines += ["", "## Variables", "", "| variable | sets |", "|---|---|"]
@@ -117,7 +117,7 @@ def keys_page() -> str:
         "matches `sw:{app.*`; to remove one group, delete its keys and `XGROUP DESTROY` it in each",
         "`events` stream, since trimming waits for every group that is there.",
         "",
-        "[Operations](operations.md#rights) has the least rights of a Redis user.",
+        "[Security](security.md#users) has the least rights of a Redis user.",
         "",
         "## An entry of the source",
         "",
@@ -194,15 +194,23 @@ def vectors() -> str:
     return "\n".join([*head, *rows])
 
 
-def rights(rules: list[str]) -> str:
-    """Return the rules for a user of Redis, as a command in short lines."""
-    lines = textwrap.wrap(
-        " ".join(["ACL SETUSER shop on >PASSWORD", *rules]),
-        90,
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def rights() -> str:
+    """Return what each role does, and what it is refused."""
+    rows = [f"| {role.name} | {role.does} | {role.never} |" for role in ROLES]
+    return "\n".join(["| user | does | is refused |", "|---|---|---|", *rows])
+
+
+def acl_lines() -> str:
+    """Return the rules for each role, as commands in short lines."""
+    lines: list[str] = []
+    for role in ROLES:
+        lines += textwrap.wrap(
+            " ".join(["ACL SETUSER", f"shop-{role.name}", "on", *acl_rules("shop", role.name)]),
+            90,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     return "\n".join(["```text", *lines, "```"])
 
 
@@ -273,8 +281,8 @@ def parts() -> dict[str, str]:
         "metrics": metrics(),
         "spark options": spark_options(),
         "vectors": vectors(),
-        "rights": rights(acl_rules("shop")),
-        "rights of readers": rights(reader_rules("shop")),
+        "rights": rights(),
+        "lines of the ACL": acl_lines(),
         "decisions": decisions(),
         **told,
     }

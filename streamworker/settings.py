@@ -4,14 +4,18 @@ Each can be given to ``App(...)`` by name or by an environment variable
 ``STREAMWORKER_<NAME>``; an argument wins over the environment.
 """
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from streamworker.errors import ConfigurationError
 
 ENV_PREFIX = "STREAMWORKER_"
+PLAINTEXT_VARIABLE = ENV_PREFIX + "ALLOW_PLAINTEXT"
+_SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 CAPACITY_MAX = 1_000
 """Beyond this it is no proportion between machines but a mistake."""
 
@@ -29,6 +33,9 @@ class Settings:
     # -- connection --------------------------------------------------------------------------
     redis_url: str = field(default="redis://localhost:6379/0", repr=False)
     """Where Redis is. ``redis://``, ``rediss://`` (TLS) or ``unix://``. Never logged."""
+    allow_plaintext: bool = False
+    """Whether ``redis://`` may leave this machine. Without TLS whoever is on the way reads and changes
+    passwords and records, so another host is refused unless you say that the network is trusted."""
     call_timeout_ms: int = 2_500
     """Deadline of one call to Redis. Below ``session_timeout_ms / 3``, so that a worker can
     miss one call and still renew in time."""
@@ -149,10 +156,12 @@ class Settings:
     def __post_init__(self) -> None:
         for spec in fields(self):
             value = getattr(self, spec.name)
-            if isinstance(value, int) and value <= 0:
+            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
                 raise ConfigurationError(
                     f"Setting {spec.name} is {value}.", remedy="It must be greater than 0."
                 )
+        if not self.allow_plaintext:
+            refuse_plaintext(self.redis_url, "The URL of Redis")
         self._require("dead_after_ms", ">=", 2, "heartbeat_interval_ms")
         self._require("session_timeout_ms", ">=", 3, "heartbeat_interval_ms")
         self._require("session_timeout_ms", ">=", 3, "call_timeout_ms")
@@ -214,7 +223,63 @@ class Settings:
         return cls(**values)
 
 
+def plaintext_host(url: str) -> str | None:
+    """Return the other machine that a URL of Redis would send plain text to, if it would.
+
+    Examples
+    --------
+    >>> plaintext_host("redis://db.example:6379/0")
+    'db.example'
+    >>> plaintext_host("rediss://db.example"), plaintext_host("redis://localhost")
+    (None, None)
+    """
+    try:
+        parts = urlsplit(url)
+        if parts.scheme != "redis":
+            return None
+        # As redis-py reads it.
+        host = unquote(parts.hostname or "") or parse_qs(parts.query).get("host", ["localhost"])[0]
+    except ValueError:
+        return None  # It cannot be read at all: whoever opens it says so.
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return None
+    try:
+        return None if ipaddress.ip_address(name).is_loopback else host
+    except ValueError:
+        return host
+
+
+def refuse_plaintext(url: str, what: str) -> None:
+    """Refuse a URL of Redis that would send plain text to another machine.
+
+    Raises
+    ------
+    ConfigurationError
+        Naming the host.
+    """
+    host = plaintext_host(url)
+    if host is None:
+        return
+    # With an @ further on, the host is a piece of a user or password with characters that were not encoded.
+    where = "another machine" if "@" in url.rpartition(host)[2] else host
+    raise ConfigurationError(
+        f"{what} is redis://, and would send passwords and records as plain text to {where}.",
+        remedy="Use rediss://, which is TLS. Where the network itself is trusted or encrypted, say so: "
+        f"allow_plaintext=True or {PLAINTEXT_VARIABLE}=1.",
+    )
+
+
+def plaintext_allowed(environ: Mapping[str, str]) -> bool:
+    """Return what the environment says of plain text."""
+    return bool(_read("allow_plaintext", environ.get(PLAINTEXT_VARIABLE, "0"), default=False))
+
+
 def _read(name: str, text: str, default: object) -> object:
+    if isinstance(default, bool):
+        if text.lower() not in _SWITCH:
+            raise ConfigurationError(f"{ENV_PREFIX}{name.upper()} is {text!r}.", remedy="It must be 1 or 0.")
+        return _SWITCH[text.lower()]
     if not isinstance(default, int):
         return text
     try:

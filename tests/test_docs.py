@@ -75,6 +75,7 @@ def test_pages_that_are_made_from_the_code_are_current(rendered: dict[Path, str]
         "docs/protocol.md",
         "docs/spark.md",
         "docs/operations.md",
+        "docs/security.md",
         "docs/decisions/README.md",
     }
 
@@ -121,16 +122,16 @@ async def check(order: Order, ctx: Context) -> Order:
 
 @pytest.mark.anyio
 async def test_the_documented_rights_are_enough_for_a_worker(own_server: EmbeddedServer) -> None:
-    """They are applied as they stand in docs/operations.md; Redis logs whatever they forbid."""
-    page = (DOCS / "operations.md").read_text("utf-8")
-    rules = re.search(r"ACL SETUSER (shop on .*?)```", page, re.DOTALL)
+    """They are applied as they stand in docs/security.md; Redis logs whatever they forbid."""
+    page = (DOCS / "security.md").read_text("utf-8")
+    rules = re.search(r"ACL SETUSER (shop-worker on .*?)ACL", page, re.DOTALL)
     assert rules
     names: dict[str, Any] = {"__name__": "shop"}
     exec(compile(ORDERS, "shop.py", "exec"), names)
     app, order, orders = names["app"], names["Order"], names["orders"]
     with redis.Redis.from_url(own_server.url) as admin:
-        admin.execute_command("ACL", "SETUSER", *rules[1].split())
-        user_url = re.sub(r"//:[^@]*@", "//shop:PASSWORD@", own_server.url)
+        admin.execute_command("ACL", "SETUSER", *rules[1].split(), ">PASSWORD")
+        user_url = re.sub(r"//:[^@]*@", "//shop-worker:PASSWORD@", own_server.url)
         async with local_worker(app, redis_url=user_url) as worker:
             await orders.send_many([order("ann", 5), order("bob", -1), order("ann", 6)])
             await worker.until_drained(10)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from streamworker.cli import (
+    acl,
     bench,
     dead,
     demo,
@@ -50,7 +51,7 @@ def root(
     ] = False,
 ) -> None:
     """Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
-    if context.invoked_subcommand not in ("bench", "dev", "demo", "simulate"):
+    if context.invoked_subcommand not in ("acl", "bench", "dev", "demo", "simulate"):
         use_running_dev()
 
 
@@ -68,3 +69,4 @@ app.command()(reset.reset)
 app.command()(simulate.simulate)
 app.command()(bench.bench)
 app.command()(doctor.doctor)
+app.command()(acl.acl)

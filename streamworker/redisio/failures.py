@@ -24,7 +24,7 @@ _REFUSALS = {
     "READONLY": "It is a replica: connect to the primary.",
     "MISCONF": "Redis cannot write to its disk, and takes no writes until it can.",
     "NOREPLICAS": "Too few replicas are connected for min-replicas-to-write.",
-    "NOPERM": "Give this user the right; docs/operations.md lists those that are needed.",
+    "NOPERM": "Give this user the right; `streamworker acl` prints those that are needed.",
     "WRONGTYPE": "Another program wrote to this key. Look at it with TYPE.",
     "MOVED": "This is a node of a Redis Cluster, which this release does not support.",
     "ASK": "This is a node of a Redis Cluster, which this release does not support.",

@@ -1,79 +1,165 @@
-"""The least rights that a user of Redis needs, as rules for ``ACL SETUSER``.
+"""The least rights of each kind of user of Redis, as rules for ``ACL SETUSER``.
 
-A worker, a producer and the command line need the same ones; Spark's queries need few.
+Scripts run with the rights of whoever calls them: ``EVALSHA`` itself needs all keys that it is
+given, for reading and writing, and each call inside is checked as if the user had made it. So a
+role lists the commands that its scripts make, and a user who loads a script of its own gains nothing
+by it.
+
+Rules have a root and selectors in parentheses, which Redis knows since 7.0: what is in a selector
+holds for that selector's keys alone. ``SET`` for instance may write the membership document, and
+would overwrite a stream if it were allowed everywhere.
 
 A command that a server does not know makes ``ACL SETUSER`` fail: ``CLIENT SETINFO`` came with
 Redis 7.2, and is left out, since redis-py does not mind being refused it.
 """
 
-from streamworker.redisio.keys import check_name
+import hashlib
+from dataclasses import dataclass
 
-COMMANDS = (
-    "client|id",
-    "client|list",
-    "client|setname",
-    "client|unblock",
-    "evalsha",
-    "exists",
-    "get",
-    "getrange",
-    "hdel",
-    "hexists",
-    "hget",
-    "hgetall",
-    "hincrby",
-    "hmget",
-    "hscan",
-    "hset",
-    "hsetnx",
-    "info",
-    "ping",
-    "scan",
-    "script|load",
-    "select",
-    "set",
-    "time",
-    "type",
-    "xadd",
-    "xdel",
-    "xgroup|create",
-    "xgroup|setid",
-    "xinfo|groups",
-    "xinfo|stream",
-    "xlen",
-    "xpending",
-    "xrange",
-    "xread",
-    "xrevrange",
-    "xtrim",
+from streamworker.errors import ConfigurationError
+from streamworker.redisio.keys import KEY_TABLE, check_name
+
+KINDS = tuple(row.key.partition("}:")[2].partition(":")[0] for row in KEY_TABLE)
+"""Kinds of keys: what stands behind the braces."""
+
+_NAMED = frozenset(row.key.partition("}:")[2].partition(":")[0] for row in KEY_TABLE if row.key[-1].isupper())
+"""Kinds whose keys end with the name of a group or a producer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Commands on some kinds of keys of one app."""
+
+    commands: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    """Kinds of keys; all of them if none is named."""
+    read_only: bool = False
+    """May these keys only be read? Then no script is given them either: that takes both rights."""
+
+    def rules(self, app: str) -> list[str]:
+        """Return patterns of keys and what may be done with them."""
+        sign = "%R~" if self.read_only else "~"
+        keys = [f"{sign}{_pattern(app, kind)}" for kind in self.keys] or [f"{sign}sw:{{{app}.*"]
+        return [*keys, *(f"+{command}" for command in sorted(self.commands))]
+
+
+def _pattern(app: str, kind: str) -> str:
+    return f"sw:{{{app}.*}}:{kind}{':*' if kind in _NAMED else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What one kind of user does, and which rights that takes."""
+
+    name: str
+    does: str
+    """For whom it is, and what it can do."""
+    never: str
+    """What Redis refuses it, that somebody might expect or fear."""
+    root: Grant
+    """All of these commands are allowed on all of these keys."""
+    selectors: tuple[Grant, ...] = ()
+
+
+_CONNECT = ("client|setname", "ping", "select", "time")
+_SCRIPTS = ("evalsha", "script|load", "type")
+
+_WORKER = Grant(
+    (
+        *_CONNECT,
+        *_SCRIPTS,
+        *("client|id", "client|list", "client|unblock", "info"),
+        *("hdel", "hexists", "hget", "hgetall", "hincrby", "hmget", "hscan", "hset", "hsetnx"),
+        *("exists", "xadd", "xgroup|create", "xgroup|setid", "xinfo|groups", "xinfo|stream", "xlen"),
+        *("xpending", "xrange", "xread", "xrevrange", "xtrim"),
+    )
 )
-"""``client|list`` and ``client|unblock`` may be left out: a dead worker is then noticed later, and
-a read is woken by closing its connection."""
+_DOCUMENTS = Grant(("get", "getrange", "set"), ("members", "producer"))
 
-READER_COMMANDS = ("client|setname", "hget", "hmget", "hset", "ping", "select", "time", "xrange")
-"""What a Spark query needs. It writes one hash: its own position."""
+ROLES = (
+    Role(
+        "worker",
+        "Runs processors: reads, commits, shares partitions, forwards, sends, trims what all are past.",
+        "Delete a key, a group or a dead letter; overwrite a stream; touch another app.",
+        _WORKER,
+        (_DOCUMENTS,),
+    ),
+    Role(
+        "producer",
+        "Sends records and declares streams.",
+        "Read a record, trim, commit, see a group, a lock, state or a dead letter.",
+        Grant((*_CONNECT, *_SCRIPTS, "hmget", "hsetnx", "xadd", "xlen"), ("stream", "events", "producer")),
+        (Grant(("get", "set"), ("producer",)),),
+    ),
+    Role(
+        "reader",
+        "Runs Spark's queries: reads acked logs and their schemas, and writes its own position.",
+        "Run a script, write a log, read source entries, state, dead letters or members.",
+        Grant((*_CONNECT, "hget", "hmget", "xrange"), ("stream", "lock", "acked", "schemas"), read_only=True),
+        (Grant(("hset",), ("readers",)),),
+    ),
+    Role(
+        "viewer",
+        "Shows: `status`, `lag`, `top`, `history`.",
+        "Write anything, run a script, read a record, a forwarded row, state or a dead letter.",
+        Grant(
+            (*_CONNECT, "get", "hget", "hgetall", "xinfo|groups", "xlen"),
+            ("stream", "events", "lock", "acked", "dead", "members", "beats", "readers"),
+            read_only=True,
+        ),
+        (Grant(("xrevrange",), ("control",), read_only=True),),
+    ),
+    Role(
+        "operator",
+        "Runs every command: what a worker may, and `dead replay`, `dead drop`, `reset`, `doctor`.",
+        "Delete a key or a source entry; overwrite a stream; touch another app or the server.",
+        _WORKER,
+        # SCAN sees the names of all keys of the server: it asks for no key.
+        (_DOCUMENTS, Grant(("xdel",), ("dead",)), Grant(("scan",), ("members",))),
+    ),
+)
+"""Users of one app. ``client|list`` and ``client|unblock`` of a worker may be left out: a dead worker
+is then noticed later, and a read is woken by closing its connection."""
+
+ROLE_NAMES = tuple(role.name for role in ROLES)
 
 
-def reader_rules(app: str) -> list[str]:
-    """Return the rules for a user of Spark queries on one app's acked logs.
+def acl_rules(app: str, role: str) -> list[str]:
+    """Return the rules for a user with a role in an app, without name and password.
+
+    They take away what the user had before, but for its passwords.
+
+    Raises
+    ------
+    ConfigurationError
+        For a name that cannot be an app's, or a role that there is not.
 
     Examples
     --------
-    >>> reader_rules("shop")[1:4]
-    ['%R~sw:{shop.*', '~sw:{shop.*:readers', 'resetchannels']
+    >>> acl_rules("shop", "reader")[:5]
+    ['resetkeys', 'resetchannels', 'clearselectors', '-@all', '%R~sw:{shop.*}:stream']
+    >>> acl_rules("shop", "reader")[-1]
+    '(~sw:{shop.*}:readers +hset)'
     """
-    keys = f"sw:{{{check_name('app', app)}.*"
-    allowed = (f"+{command}" for command in READER_COMMANDS)
-    return ["resetkeys", f"%R~{keys}", f"~{keys}:readers", "resetchannels", "-@all", *allowed]
+    check_name("app", app)
+    found = next((known for known in ROLES if known.name == role), None)
+    if found is None:
+        raise ConfigurationError(
+            f"There is no role {role!r}.", remedy=f"Use one of: {', '.join(ROLE_NAMES)}."
+        )
+    rules = ["resetkeys", "resetchannels", "clearselectors", "-@all"]
+    return [*rules, *found.root.rules(app), *(f"({' '.join(grant.rules(app))})" for grant in found.selectors)]
 
 
-def acl_rules(app: str) -> list[str]:
-    """Return the rules for a user of one app's workers, without name and password.
+def password_rule(password: str) -> str:
+    """Return the rule that lets a user in with a password, without showing the password.
+
+    Redis keeps and takes the SHA-256 of a password. It is not salted: short passwords can be found
+    from it, long random ones cannot.
 
     Examples
     --------
-    >>> acl_rules("shop")[:4]
-    ['resetkeys', '~sw:{shop.*', 'resetchannels', '-@all']
+    >>> password_rule("a long random password")[:9]
+    '#16720ef7'
     """
-    keys = f"~sw:{{{check_name('app', app)}.*"
-    return ["resetkeys", keys, "resetchannels", "-@all", *(f"+{command}" for command in COMMANDS)]
+    return f"#{hashlib.sha256(password.encode()).hexdigest()}"

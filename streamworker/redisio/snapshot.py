@@ -214,12 +214,14 @@ async def _with_counted_lags(
         for (p, _), reply in zip(uncounted, await backend.run_many(COUNT, calls), strict=True)
         if not isinstance(reply, BackendError) and reply[0] == b"OK"
     }
+    wanted = {p for p, _ in uncounted}
     return [
         _Look(
             partition=look.partition,
             lock=look.lock,
             length=look.length,
-            lag=counted.get(look.partition, look.lag),
+            # A viewer's user may run no script: then all that is there counts as waiting.
+            lag=counted.get(look.partition, look.length if look.partition in wanted else look.lag),
             acked_length=look.acked_length,
             dead=look.dead,
             problem=look.problem,

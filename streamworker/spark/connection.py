@@ -39,6 +39,7 @@ from streamworker.errors import (
     BackendUnavailable,
     ConfigurationError,
 )
+from streamworker.settings import plaintext_allowed, refuse_plaintext
 
 DEFAULT_NAME = "default"
 URL_VARIABLE = "STREAMWORKER_REDIS_URL"
@@ -80,13 +81,16 @@ def resolve(name: str, environ: Mapping[str, str] | None = None) -> str:
     Raises
     ------
     ConfigurationError
-        If the name is not defined here, or its file is open to others. Never shows a URL.
+        If the name is not defined here, its file is open to others, or the URL would send plain text
+        to another machine. Never shows a URL.
     """
     environ = os.environ if environ is None else environ
     url = environ.get(variable_for(name)) or _from_file(name, environ)
     if url is None and name == DEFAULT_NAME:
         url = environ.get(URL_VARIABLE)
     if url:
+        if not plaintext_allowed(environ):
+            refuse_plaintext(url, f"The URL of connection {name!r}")
         return url
     places = f'{variable_for(name)}, or {FILE_VARIABLE} to a file with a line {name} = "redis://..."'
     if name == DEFAULT_NAME:

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
+from streamworker.settings import PLAINTEXT_VARIABLE, plaintext_host
 from streamworker.spark.connection import DEFAULT_NAME, variable_for
 
 if TYPE_CHECKING:
@@ -246,6 +247,8 @@ def _jvm_environment(java_home: Path, redis_url: str | None, local: bool) -> dic
         # The first place that is looked at: a connections file of this machine must not send
         # Spark to another Redis than the one that the app's workers use.
         found[variable_for(DEFAULT_NAME)] = redis_url
+        if plaintext_host(redis_url):  # The app's settings allow it, or it would not have come so far.
+            found[PLAINTEXT_VARIABLE] = "1"
     return found
 
 
@@ -360,6 +363,7 @@ def travelling_modules() -> list[ModuleType]:
 
 TRAVELLING = (
     "streamworker.errors",
+    "streamworker.settings",
     "streamworker.core.entries",
     "streamworker.redisio.keys",
     "streamworker.redisio.ackedlog",

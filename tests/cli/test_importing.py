@@ -153,7 +153,7 @@ def test_the_server_of_dev_wins_over_the_one_that_an_app_names(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else `streamworker dev` could not run an app that names its production server."""
-    source = "from streamworker import App\napp = App('a', redis_url='redis://production:6379/0')\n"
+    source = "from streamworker import App\napp = App('a', redis_url='rediss://production:6379/0')\n"
     (folder / "fixed.py").write_text(source, "utf-8")
-    monkeypatch.setenv(REDIS_URL_OVERRIDE, "redis://embedded:1/0")
-    assert resolve_app("fixed:app").settings.redis_url == "redis://embedded:1/0"
+    monkeypatch.setenv(REDIS_URL_OVERRIDE, "redis://localhost:1/0")
+    assert resolve_app("fixed:app").settings.redis_url == "redis://localhost:1/0"

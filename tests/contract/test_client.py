@@ -29,7 +29,7 @@ from streamworker.redisio import (
 from streamworker.redisio.client import Backend, check_server, retrying
 from streamworker.redisio.commit import CommitCode
 from streamworker.redisio.readers import ReaderPosition
-from streamworker.redisio.rights import acl_rules, reader_rules
+from streamworker.redisio.rights import acl_rules
 from streamworker.spark.logs import AckedLogs
 from streamworker.spark.offsets import Slice
 from streamworker.spark.options import parse_options
@@ -240,8 +240,9 @@ async def test_a_user_without_a_right_is_told_which(redis_url: str, raw: "redis.
 
 
 async def test_the_documented_rights_are_enough(redis_url: str, raw: "redis.Redis") -> None:
-    """A user with exactly these can do all that a worker, a producer and the command line do."""
-    raw.execute_command("ACL", "SETUSER", "worker", "reset", "on", f">{SECRET}", *acl_rules("shop"))
+    """An operator can do all that a worker, a producer and the command line do."""
+    rules = acl_rules("shop", "operator")
+    raw.execute_command("ACL", "SETUSER", "worker", "reset", "on", f">{SECRET}", *rules)
     async with Backend.open(url_of_user(redis_url, "worker", SECRET), name="t") as backend:
         group = Group(backend, STREAM, GROUP)
         await streams.declare(backend, STREAM, 1, "json")
@@ -288,7 +289,7 @@ async def test_the_documented_rights_of_readers_are_enough(
     await streams.declare(backend, STREAM, 1, "json")
     await schemas.declare_schema(backend, GROUP, pa.schema({"n": pa.int64()}))
     await group.commit(request(await group.own(), await group.send(2), rows=3))
-    raw.execute_command("ACL", "SETUSER", "spark", "reset", "on", f">{SECRET}", *reader_rules("shop"))
+    raw.execute_command("ACL", "SETUSER", "spark", "reset", "on", f">{SECRET}", *acl_rules("shop", "reader"))
     url = url_of_user(redis_url, "spark", SECRET)
     monkeypatch.setenv("STREAMWORKER_REDIS_URL", url)
     clients: dict[object, redis.Redis] = {}

@@ -38,7 +38,7 @@ def test_a_name_is_a_line_in_a_file_that_only_its_owner_reads(tmp_path: Path) ->
 
 def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
     """What is nearer to the process is what was meant."""
-    environ = secret_file(tmp_path / "connections.toml", 'prod = "redis://elsewhere"\n')
+    environ = secret_file(tmp_path / "connections.toml", 'prod = "rediss://elsewhere"\n')
     assert resolve("prod", {**environ, "STREAMWORKER_CONNECTION_PROD": URL}) == URL
 
 

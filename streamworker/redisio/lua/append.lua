@@ -24,7 +24,7 @@ if known then
   if number and tonumber(number) >= tonumber(ARGV[1]) then return {'DUP', last, length} end
 end
 
-if limit > 0 and length + count > limit then
+local function make_room()
   trim_events(events, TRIM_MAX)
   length = redis.call('XLEN', events)
   if length > 0 and length + count > limit then
@@ -35,6 +35,11 @@ if limit > 0 and length + count > limit then
       length = redis.call('XLEN', events)
     end
   end
+end
+
+if limit > 0 and length + count > limit then
+  -- A producer's user may not trim, or it could drop what nobody has read: the owner does it soon.
+  pcall(make_room)
   if length + count > limit then return {'FULL', '', length} end
 end
 

@@ -1,0 +1,313 @@
+"""Each kind of user does all that it must, and is refused all that it must not do.
+
+On real servers, with the rules as ``streamworker acl`` prints them.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+import redis
+from typer.testing import Result
+
+from streamworker import App, Context
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.errors import StreamFull
+from streamworker.redisio.client import Backend
+from streamworker.redisio.rights import KINDS, ROLE_NAMES, ROLES
+from streamworker.redisio.snapshot import take_snapshot
+from streamworker.spark.connection import URL_VARIABLE
+from streamworker.spark.logs import AckedLogs
+from streamworker.spark.offsets import Slice
+from streamworker.spark.options import parse_options
+from streamworker.testing import local_worker
+from tests.security.conftest import UrlOf, refusals
+
+pytestmark = pytest.mark.anyio
+
+Invoke = Callable[..., Result]
+
+TAG, GROUP_TAG = "sw:{shop.orders.0}", "sw:{shop.orders:price}"
+EVENTS, ACKED, DEAD = f"{TAG}:events", f"{TAG}:acked:price", f"{TAG}:dead:price"
+LOCK, STATE, MEMBERS = f"{TAG}:lock:price", f"{TAG}:state:price", f"{GROUP_TAG}:members"
+CONTROL, READERS, META = f"{GROUP_TAG}:control", f"{GROUP_TAG}:readers", "sw:{shop.orders}:stream"
+OTHER = "sw:{shopping.orders.0}:events"
+
+REFUSED_TO_ALL = (
+    # The server.
+    ("FLUSHALL",), ("FLUSHDB",), ("SWAPDB", 0, 1), ("CONFIG", "GET", "*"), ("CONFIG", "SET", "maxmemory", 1),
+    ("SHUTDOWN",), ("SAVE",), ("BGREWRITEAOF",), ("REPLICAOF", "NO", "ONE"),
+    ("FAILOVER",), ("MODULE", "LIST"), ("ACL", "LIST"), ("ACL", "SETUSER", "me", "+@all"), ("SLOWLOG", "GET"),
+    ("MONITOR",), ("SCRIPT", "FLUSH"), ("SCRIPT", "KILL"), ("FUNCTION", "LIST"), ("LATENCY", "LATEST"),
+    ("CLIENT", "KILL", "TYPE", "normal"), ("CLIENT", "PAUSE", 1), ("CLIENT", "NO-EVICT", "on"),
+    ("KEYS", "*"), ("RANDOMKEY",), ("DBSIZE",), ("PUBLISH", "c", "m"), ("SUBSCRIBE", "c"), ("WAIT", 1, 0),
+    # Its own app's keys.
+    ("DEL", EVENTS), ("UNLINK", EVENTS), ("RENAME", EVENTS, f"{TAG}:x"), ("COPY", EVENTS, f"{TAG}:x"),
+    ("EXPIRE", LOCK, 1), ("PERSIST", LOCK), ("DUMP", EVENTS), ("RESTORE", EVENTS, 0, "x"),
+    ("MIGRATE", "h", 1, EVENTS, 0, 1), ("SORT", LOCK), ("OBJECT", "ENCODING", EVENTS),
+    ("EVAL", "return 1", 0), ("FCALL", "f", 0),
+    ("SET", EVENTS, "x"), ("GETDEL", MEMBERS), ("APPEND", MEMBERS, "x"), ("XDEL", EVENTS, "1-0"),
+    ("XGROUP", "DESTROY", EVENTS, "price"), ("XACK", EVENTS, "price", "1-0"), ("XSETID", EVENTS, "1-0"),
+    ("XREADGROUP", "GROUP", "price", "c", "STREAMS", EVENTS, ">"),
+    # Another app's, also one whose name begins alike.
+    ("XADD", OTHER, "*", "v", "1"), ("XLEN", OTHER), ("XRANGE", OTHER, "-", "+"),
+    ("HGETALL", "sw:{other.orders.0}:lock:price"), ("HSET", "sw:{other.orders.0}:lock:price", "owner", "me"),
+    ("GET", "sw:{other.orders:price}:members"), ("GET", "session:1"), ("SET", "session:1", "x"),
+)  # fmt: skip
+
+READS_RECORDS = (
+    ("XRANGE", EVENTS, "-", "+"), ("XREVRANGE", EVENTS, "+", "-"), ("XREAD", "STREAMS", EVENTS, "0-0"),
+    ("XINFO", "STREAM", EVENTS), ("XRANGE", DEAD, "-", "+"), ("HGETALL", STATE), ("HSCAN", STATE, 0),
+)  # fmt: skip
+"""What a user needs to see what people sent."""
+
+WRITES_GROUPS = (
+    ("XADD", ACKED, "*", "a", "b"), ("XADD", DEAD, "*", "a", "b"), ("XADD", CONTROL, "*", "a", "b"),
+    ("HSET", LOCK, "owner", "me"), ("HDEL", LOCK, "owner"), ("HSET", STATE, "k", "v"),
+    ("SET", MEMBERS, "{}"), ("XGROUP", "SETID", EVENTS, "price", "0-0"), ("XDEL", DEAD, "1-0"),
+    ("XGROUP", "CREATE", EVENTS, "mine", "0"),
+)  # fmt: skip
+"""What commits, owns, or moves a checkpoint."""
+
+TRIMS = (("XTRIM", EVENTS, "MAXLEN", 0), ("XTRIM", ACKED, "MAXLEN", 0))
+SCRIPTS = (("SCRIPT", "LOAD", "return 1"), ("EVALSHA", "0" * 40, 1, EVENTS))
+SEES_ALL_KEYS = (("SCAN", 0),)
+
+REFUSED: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "worker": (*SEES_ALL_KEYS, ("XDEL", DEAD, "1-0"), ("SET", LOCK, "x"), ("SET", ACKED, "x")),
+    "producer": (
+        *SEES_ALL_KEYS, *READS_RECORDS, *WRITES_GROUPS, *TRIMS,
+        ("XRANGE", ACKED, "-", "+"), ("HGETALL", LOCK), ("GET", MEMBERS), ("XLEN", ACKED), ("SET", META, "x"),
+        ("HSET", META, "partitions", 1), ("CLIENT", "LIST"), ("INFO",),
+    ),
+    "reader": (
+        *SEES_ALL_KEYS, *READS_RECORDS, *WRITES_GROUPS, *TRIMS, *SCRIPTS,
+        ("XADD", EVENTS, "*", "v", "1"), ("GET", MEMBERS), ("HSET", META, "partitions", 1),
+        ("HSET", f"{GROUP_TAG}:schemas", "current", "x"), ("CLIENT", "LIST"), ("HDEL", READERS, "q"),
+        ("INFO",),
+    ),
+    "viewer": (
+        *SEES_ALL_KEYS, *READS_RECORDS, *WRITES_GROUPS, *TRIMS, *SCRIPTS,
+        ("XADD", EVENTS, "*", "v", "1"), ("XRANGE", ACKED, "-", "+"), ("HSET", READERS, "q", "x"),
+        ("HSET", META, "partitions", 1), ("HGETALL", f"{GROUP_TAG}:schemas"), ("CLIENT", "LIST"),
+        ("GET", f"{TAG}:producer:p"), ("INFO",),
+    ),
+    "operator": (("XDEL", ACKED, "1-0"), ("SET", LOCK, "x")),
+}  # fmt: skip
+
+
+class Order(msgspec.Struct):
+    """A record."""
+
+    customer: str
+    amount: int
+
+
+def shop_app(url: str, coordination: str = "membership") -> App:
+    """Return an app with a processor that forwards, keeps state, and gives up on negative amounts."""
+    app = App("shop", redis_url=url, coordination=coordination)
+    orders = app.stream("orders", Order, key="customer", partitions=4)
+
+    @app.processor(orders, on_error="dead_letter", attempts=1)
+    async def price(order: Order, ctx: Context) -> Order:
+        ctx.state["last"] = order.amount
+        if order.amount < 0:
+            raise ValueError(order.amount)
+        return order
+
+    return app
+
+
+async def worked(url: str, coordination: str = "membership") -> None:
+    """Send three records and let a worker process them, all as one user."""
+    app = shop_app(url, coordination)
+    async with local_worker(app, redis_url=url) as worker:
+        await app.streams["orders"].send_many([Order("ann", 5), Order("bob", -1), Order("ann", 6)])
+        await worker.until_drained(10)
+        await worker.until(
+            lambda s: sum(p.dead for p in s.partitions) == 1, "the dead letter is there", processor="price"
+        )
+
+
+def test_each_role_is_in_the_table_of_what_is_refused() -> None:
+    """A new role must say what it must not do; a kind of key must be one that there is."""
+    assert set(REFUSED) == set(ROLE_NAMES)
+    for role in ROLES:
+        assert {kind for grant in (role.root, *role.selectors) for kind in grant.keys} <= set(KINDS)
+
+
+@pytest.mark.parametrize("role", ROLE_NAMES)
+def test_what_a_role_must_not_do_is_refused(url_of: UrlOf, admin: "redis.Redis", role: str) -> None:
+    """By the server, each by itself."""
+    allowed = []
+    with redis.Redis.from_url(url_of(role), protocol=2) as user:
+        for command in (*REFUSED_TO_ALL, *REFUSED[role]):
+            try:
+                user.execute_command(*command)
+            except redis.exceptions.NoPermissionError:
+                continue
+            except redis.exceptions.ResponseError as error:
+                allowed.append((command, str(error)))
+            else:
+                allowed.append((command, ""))
+    admin.execute_command("ACL", "LOG", "RESET")
+    assert allowed == []
+
+
+def commands_in(admin: "redis.Redis", category: str) -> set[str]:
+    """Return the commands that a server has in a category of its ACL."""
+    return {name.decode() for name in admin.execute_command("ACL", "CAT", category)}
+
+
+def test_no_role_has_a_dangerous_command_but_those_that_are_named(
+    url_of: UrlOf, admin: "redis.Redis"
+) -> None:
+    """By the server's own list: a command that a later server adds to it is refused, too."""
+    del url_of
+    dangerous = commands_in(admin, "dangerous") | commands_in(admin, "admin")
+    granted = {
+        role.name: {command for grant in (role.root, *role.selectors) for command in grant.commands}
+        & dangerous
+        for role in ROLES
+    }
+    worker = {"client|list", "client|unblock", "info"}
+    assert granted == {
+        "worker": worker, "producer": set(), "reader": set(), "viewer": set(), "operator": worker,
+    }  # fmt: skip
+
+
+def test_what_a_role_can_write_is_what_its_work_writes(url_of: UrlOf, admin: "redis.Redis") -> None:
+    """A viewer nothing at all, a reader its position."""
+    del url_of
+    writing = commands_in(admin, "write")
+    granted = {
+        role.name: {command for grant in (role.root, *role.selectors) for command in grant.commands} & writing
+        for role in ROLES
+    }
+    assert granted["viewer"] == set()
+    assert granted["reader"] == {"hset"}
+    assert granted["producer"] == {"hsetnx", "set", "xadd"}
+    assert granted["operator"] - granted["worker"] == {"xdel"}
+
+
+@pytest.mark.parametrize("coordination", ["membership", "claim", "lease"])
+async def test_a_worker_has_all_that_it_needs(url_of: UrlOf, coordination: str) -> None:
+    """It joins, reads, keeps state, forwards, gives up on a record, trims and leaves."""
+    await worked(url_of("worker"), coordination)
+
+
+async def test_a_producer_has_all_that_it_needs(url_of: UrlOf, redis_url: str) -> None:
+    """It declares, sends one and many; a full partition makes it wait, and drops nothing."""
+    app = shop_app(url_of("producer"))
+    orders = app.streams["orders"]
+    try:
+        await orders.send(Order("ann", 1))
+        await orders.send_many([Order("ann", n) for n in range(50)])
+    finally:
+        await app.aclose()
+    async with Backend.open(redis_url, name="t") as backend:
+        snapshot = await take_snapshot(backend, "shop", "orders", "price")
+    assert sum(view.length for view in snapshot.partitions) == 51
+
+
+async def test_a_producer_cannot_trim_a_full_partition_that_a_worker_may_trim(
+    url_of: UrlOf, admin: "redis.Redis"
+) -> None:
+    """With all entries done its send finds the partition full until somebody who may trims it."""
+    as_producer, as_worker = (
+        App("shop", redis_url=url_of(role), partition_entries_max=10) for role in ("producer", "worker")
+    )
+    senders = [app.stream("orders", Order, partitions=1) for app in (as_producer, as_worker)]
+    try:
+        await senders[0].send_many([Order("ann", n) for n in range(10)])
+        admin.execute_command("XGROUP", "CREATE", EVENTS, "price", "$")
+        with pytest.raises(StreamFull):
+            await senders[0].send(Order("ann", 10), timeout=0.5)
+        assert admin.xlen(EVENTS) == 10
+        await senders[1].send(Order("ann", 10), timeout=1)
+        assert admin.xlen(EVENTS) == 1
+    finally:
+        for app in (as_producer, as_worker):
+            await app.aclose()
+    assert {user for user, command in refusals(admin) if command != "client|setinfo"} == {"producer"}
+    admin.execute_command("ACL", "LOG", "RESET")
+
+
+async def view_of(url: str) -> GroupSnapshot:
+    """Return what a user sees of the group."""
+    async with Backend.open(url, name="t") as backend:
+        return replace(await take_snapshot(backend, "shop", "orders", "price"), taken_ms=0)
+
+
+def test_a_viewer_has_all_that_it_needs(
+    url_of: UrlOf, redis_url: str, shop: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees of a group what somebody sees who may do anything; each command that shows it works."""
+    del shop
+    anyio.run(worked, redis_url)
+    seen = anyio.run(view_of, url_of("viewer"))
+    assert seen == anyio.run(view_of, redis_url)
+    assert (seen.lag, sum(view.dead for view in seen.partitions)) == (0, 1)
+    monkeypatch.setenv(URL_VARIABLE, url_of("viewer"))
+    for command in ("status", "lag", "history", "top"):
+        result = invoke(command, "shop:price")
+        assert (result.exit_code, "price" in result.output) == (0, True), result.output
+
+
+def test_a_viewer_sees_entries_that_it_cannot_count_as_waiting(
+    url_of: UrlOf, redis_url: str, admin: "redis.Redis"
+) -> None:
+    """After XDEL Redis does not know the lag, and to count it takes a script: it is never shown as 0."""
+    anyio.run(worked, redis_url)
+    partition = next(p for p in range(4) if admin.xlen(f"sw:{{shop.orders.{p}}}:events"))
+    events = f"sw:{{shop.orders.{partition}}}:events"
+    admin.xadd(events, {"v": "{}"}, id="99999999999999-0")
+    admin.xadd(events, {"v": "{}"}, id="99999999999999-1")
+    admin.xdel(events, "99999999999999-0")
+    assert anyio.run(view_of, redis_url).partitions[partition].lag == 1
+    seen = anyio.run(view_of, url_of("viewer")).partitions[partition]
+    assert seen.lag == seen.length > 0
+    admin.execute_command("ACL", "LOG", "RESET")
+
+
+def test_an_operator_has_all_that_it_needs(
+    url_of: UrlOf, redis_url: str, shop: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at dead letters, replays and drops them, moves a checkpoint and asks the doctor."""
+    del shop
+    anyio.run(worked, redis_url)
+    monkeypatch.setenv(URL_VARIABLE, url_of("operator"))
+    for command in (
+        ("dead", "list", "shop:price"),
+        ("dead", "replay", "shop:price", "--all"),
+        ("dead", "drop", "shop:price", "--all", "--yes"),
+        ("reset", "shop:price", "--to", "latest", "--yes"),
+        ("status", "shop:price"),
+        ("doctor", "shop:app"),
+    ):
+        result = invoke(*command)
+        assert (result.exit_code, "NOPERM" in result.output) == (0, False), (command, result.output)
+
+
+def test_a_reader_has_all_that_it_needs(
+    url_of: UrlOf, redis_url: str, admin: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Spark's driver and executors ask, and the position that they leave."""
+    anyio.run(worked, redis_url)
+    monkeypatch.setenv(URL_VARIABLE, url_of("reader"))
+    clients: dict[object, redis.Redis] = {}
+    monkeypatch.setattr("streamworker.spark.connection._clients", clients)
+    logs = AckedLogs(parse_options({"app": "shop", "stream": "orders", "processor": "price", "reader": "q"}))
+    tails = logs.tails()
+    logs.first_positions(tails)
+    assert logs.schema().names == ["customer", "amount"]
+    slices = [Slice(p, tail.log, 0, tail.rows) for p, tail in tails.items() if tail.rows]
+    assert sum(entry.batch.num_rows for part in slices for entry in logs.read(part)) == 2
+    logs.register(tails, 1, retry=False)
+    assert admin.hexists(READERS, "q")
+    for client in clients.values():
+        client.close()
