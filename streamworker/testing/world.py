@@ -16,7 +16,7 @@ from streamworker.testing.checkers import Checker, worker_of
 from streamworker.testing.clock import Dice, VirtualClock
 from streamworker.testing.extensions import EXTENSIONS
 from streamworker.testing.faults import QUIET, Fault
-from streamworker.testing.model import Lock, RedisModel
+from streamworker.testing.model import Lock, LockChange, RedisModel
 from streamworker.testing.model_claim import ModelClaims
 from streamworker.testing.process import CALL_TIMEOUT_MS, LATEST_MS, SimWorker
 from streamworker.testing.transcript import Transcript
@@ -97,7 +97,9 @@ class World:
         self.checker = Checker(partitions, lambda: self.clock.now_ms - start_ms)
         if assignment == "weighted":
             self.checker.figures.happened(LOAD_IS_A_REASON_MS)
-        self.model.on_lock = self.checker.locked
+        self._locked_ms = start_ms
+        """When a lock had another owner last."""
+        self.model.on_lock = self._lock_changed
         self.model.on_held = lambda partition: self.checker.held(partition, drain_deadline_ms)
         self.model.on_commit = self.checker.committed
         self.workers: list[SimWorker] = []
@@ -203,12 +205,19 @@ class World:
         """Whether partitions are shared by load, and not by number."""
         return self._assignment == "weighted"
 
+    def _lock_changed(self, change: LockChange) -> None:
+        self._locked_ms = self.clock.now_ms
+        self.checker.locked(change)
+
     @property
     def has_come_to_rest(self) -> bool:
         """Whether load has moved nothing for as long as it takes to see that it should."""
         document = self.model.membership
-        quiet_ms = (BALANCE.looks + 2) * BALANCE.interval_ms
-        return not self.is_weighted or document is None or self.clock.now_ms - document.generation >= quiet_ms
+        if not self.is_weighted or document is None:
+            return True
+        # A partition that stood still asked for nothing: its load shows from when its lock was taken.
+        quiet_ms = self.clock.now_ms - max(document.generation, self._locked_ms)
+        return quiet_ms >= (BALANCE.looks + 2) * BALANCE.interval_ms
 
     def make_core(self, worker: SimWorker) -> Coordinator:
         """Make a worker's core."""
