@@ -23,7 +23,7 @@ import pyarrow as pa
 from streamworker.context import Context, Place, show_only, take_forwarded
 from streamworker.core.batching import BatchLimits
 from streamworker.core.entries import Entry
-from streamworker.errors import ConfigurationError, DecodeError, RecordError
+from streamworker.errors import DecodeError, RecordError
 from streamworker.processors import Mode as ModeName
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.ackedlog import AckedBatch, schema_fingerprint
@@ -269,13 +269,8 @@ def _is_table(value: object) -> bool:
 
 
 def _give_polars() -> Callable[[pa.RecordBatch], Any]:
-    try:
-        import polars as pl
-    except ImportError:
-        raise ConfigurationError(
-            "A processor takes polars.DataFrame, and polars is not installed.",
-            remedy="Run: pip install 'streamworker[polars]'",
-        ) from None
+    import polars as pl  # whoever takes its frames has it
+
     return lambda batch: pl.from_arrow(pa.Table.from_batches([batch]))
 
 

@@ -2,11 +2,15 @@
 
 import asyncio
 from functools import partial
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 import redis
 
+from streamworker.dev.bench import rows
+from streamworker.dev.bench.columns import columns
 from streamworker.dev.bench.contest import BenchFailed, Contest, Contestant
 from streamworker.dev.bench.figures import LOOP, Figures, Row, Target, fallen, rows_against
 from streamworker.dev.bench.ground import BUSY_PER_S, Ground, open_ground
@@ -16,7 +20,7 @@ from streamworker.dev.bench.process import BATCH, FASTSTREAM, FORWARDING, HANDWR
 from streamworker.dev.bench.record import payloads
 from streamworker.dev.bench.report import Report, chart, markdown, svg
 from streamworker.dev.bench.sending import latency, produce
-from streamworker.dev.bench.task import Task
+from streamworker.dev.bench.task import RowRates, Task
 from streamworker.dev.bench.upkeep import LOADS, idle, memory, partitions
 from streamworker.dev.bench.waiting import waiting
 from streamworker.errors import ConfigurationError
@@ -245,6 +249,37 @@ async def test_latency_is_from_before_the_send_to_the_handler(redis_url: str) ->
         p50, p99 = await latency(Contest(ground, runs=1, records=1000))
         for figures in zip((p50.ours, p50.against), (p99.ours, p99.against), strict=True):
             assert 0 < figures[0].median <= figures[1].median < 10_000
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["columns", "records"])
+async def test_rows_are_measured_as_they_are_sent_handled_and_both(
+    redis_url: str, tmp_path: Path, mode: str
+) -> None:
+    """Each way to the end: what was sent is committed when the time is taken."""
+    async with open_ground(redis_url) as ground:
+        path = tmp_path / "rates"
+        keys = ground.keys("rows", 2)
+        task = Task(
+            app=ground.name, mode=mode, group="g", keys=keys, stream="rows", partitions=2, records=RECORDS,
+            begun_path=str(path), url=redis_url,
+        )  # fmt: skip
+        await rows.measure(task)
+        rates = msgspec.json.decode(path.read_bytes(), type=RowRates)
+        assert min(rates.send_per_s, rates.handle_per_s, rates.both_per_s) > 0
+        for stream in ("rows-apart", "rows-together"):
+            acked = [GroupKeys(ground.name, stream, "g").acked(partition) for partition in range(2)]
+            last = await ground.backend.pipeline([("XREVRANGE", key, "+", "-", "COUNT", 1) for key in acked])
+            assert sum(int(found[0][0].partition(b"-")[0]) for found in last if found) == RECORDS + 1
+
+
+@pytest.mark.soak
+@pytest.mark.anyio
+async def test_columns_are_ten_times_as_fast_as_records(redis_url: str) -> None:
+    """Sent, handled and forwarded in one process; three times that was measured."""
+    async with open_ground(redis_url) as ground:
+        end_to_end, *_ = await columns(Contest(ground, runs=3, records=50_000))
+        assert end_to_end.ratio >= 10
 
 
 @pytest.mark.anyio

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import polars as pl
@@ -44,6 +44,7 @@ KEYS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "uuid": (uuid.UUID, st.uuids()),
     "date": (dt.date, st.dates()),
     "time": (dt.datetime, MOMENTS),
+    "local time": (Annotated[dt.datetime, msgspec.Meta(tz=False)], st.datetimes()),
     "decimal": (Decimal, st.decimals(-(10**9), 10**9, places=3)),
     "enum": (Tone, st.sampled_from(Tone)),
     "tuple": (tuple[str, ...], st.lists(TEXT, max_size=3).map(tuple)),
