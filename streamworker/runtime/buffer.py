@@ -7,11 +7,12 @@ processor holds, whatever its handlers do. Each partition may hold its share of 
 so that a partition which cannot move does not starve the others.
 """
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from streamworker.core.batching import ENTRY_OVERHEAD_BYTES, SizeEstimate, prefix_within
+from streamworker.core.batching import ENTRY_OVERHEAD_BYTES, BatchLimits, SizeEstimate, prefix_within
 from streamworker.core.entries import Entry, EntryId
 from streamworker.records.entries import joined_entries, sizes_of
 from streamworker.runtime.signals import Signal
@@ -80,6 +81,9 @@ class PartitionBuffer:
         self._ahead = ahead
         self._on_room = on_room
         self._changed = Signal()
+        self._limits: BatchLimits | None = None
+        """What the batch that is waited for must come to."""
+        self._alarm: asyncio.TimerHandle | None = None
         self._chunks: deque[tuple[int, int, Sequence[Entry]]] = deque()
         """Arrival time (monotonic ms), bytes and entries, as the reads brought them."""
         self._waiting = 0
@@ -128,7 +132,10 @@ class PartitionBuffer:
         self._waiting += count
         self._waiting_bytes += size
         self.position = entries[-1].id
-        self._changed.fire()
+        if self._limits is None or self.is_ready(self._limits):
+            self._changed.fire()
+        elif self._alarm is None:
+            self._set_alarm(self._limits)
 
     # -- the runner's side -----------------------------------------------------------------
 
@@ -141,11 +148,6 @@ class PartitionBuffer:
     def waiting_bytes(self) -> int:
         """Bytes of the entries that wait."""
         return self._waiting_bytes
-
-    @property
-    def first_at_ms(self) -> int | None:
-        """When the first entry that waits arrived, by the monotonic clock."""
-        return self._chunks[0][0] if self._chunks else None
 
     def use(self, entries: int) -> None:
         """Take batches of that many entries from now on, and close the buffer at the end."""
@@ -200,15 +202,36 @@ class PartitionBuffer:
         """Wake the runner, so that it looks at what it was told."""
         self._changed.fire()
 
-    async def wait_nonempty(self) -> None:
-        """Wait for an entry; returns also on :meth:`wake`, and when the buffer is closed."""
-        if not self._chunks and not self.closed:
-            await self._changed.wait()
+    def is_ready(self, limits: BatchLimits) -> bool:
+        """Whether what waits is big enough or old enough to be handled."""
+        if not self._chunks:
+            return False
+        age_ms = now_ms() - self._chunks[0][0]
+        return limits.is_ready(self._waiting, self._waiting_bytes, age_ms, no_more=not self.has_room)
 
-    async def wait_change(self, timeout_s: float | None = None) -> None:
-        """Wait for more entries, :meth:`wake` or :meth:`close`, or until the time is over."""
-        if not self.closed:
-            await self._changed.wait(timeout_s)
+    async def wait_ready(self, limits: BatchLimits) -> None:
+        """Wait until a batch is ready; returns also on :meth:`wake`, and when the buffer is closed.
+
+        Entries that do not make it ready wake nobody: a thousand partitions with one entry each would
+        be a thousand tasks that look, and wait again.
+        """
+        if self.closed or self.is_ready(limits):
+            return
+        self._limits = limits
+        try:
+            if self._chunks:
+                self._set_alarm(limits)
+            await self._changed.wait()
+        finally:
+            self._limits = None
+            if self._alarm is not None:
+                self._alarm.cancel()
+                self._alarm = None
+
+    def _set_alarm(self, limits: BatchLimits) -> None:
+        """Wake who waits when the first entry will have waited for long enough."""
+        left_ms = limits.within_ms - (now_ms() - self._chunks[0][0])
+        self._alarm = asyncio.get_running_loop().call_later(left_ms / 1000, self._changed.fire)
 
     def close(self) -> None:
         """Drop what waits and give all bytes back. The fetcher forgets the partition."""

@@ -291,19 +291,11 @@ class PartitionRunner:
                 self.rests()
                 await self._drain.wait()
                 continue
-            first_at_ms = buffer.first_at_ms
-            if first_at_ms is None:
-                self.rests()
-                await buffer.wait_nonempty()
-                continue
-            age_ms = now_ms() - first_at_ms
-            full = not buffer.has_room
-            if limits.is_ready(buffer.waiting, buffer.waiting_bytes, age_ms, no_more=full):
+            if buffer.is_ready(limits):
                 self.works()
                 return buffer.take(limits.records, limits.bytes)
             self.rests()
-            self.gathers_until_ms = first_at_ms + limits.within_ms
-            await buffer.wait_change((limits.within_ms - age_ms) / 1000)
+            await buffer.wait_ready(limits)
         self.works()
         return []
 

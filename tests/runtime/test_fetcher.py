@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import pytest
 
-from streamworker.core.batching import ENTRY_OVERHEAD_BYTES
+from streamworker.core.batching import ENTRY_OVERHEAD_BYTES, BatchLimits
 from streamworker.core.entries import ZERO, Entry, EntryId
 from streamworker.runtime import fetcher as fetcher_module
 from streamworker.runtime.buffer import ByteBudget, PartitionBuffer
@@ -18,6 +18,9 @@ from tests.runtime.bench import Bench, Order, bench
 from tests.runtime.proxy import proxied
 
 pytestmark = pytest.mark.anyio
+
+ANY = BatchLimits(1, 1, 0)
+"""What makes a batch of the first entry that comes."""
 
 
 async def waits_at_the_server(desk: Bench) -> None:
@@ -55,7 +58,7 @@ async def test_a_new_entry_reaches_its_buffer_within_milliseconds(redis_url: str
             began = time.perf_counter()
             await desk.backend.execute("XADD", desk.stream_keys.events(0), "*", "v", str(n))
             while buffer.waiting <= n:
-                await buffer.wait_change()
+                await buffer.wait_ready(BatchLimits(n + 1, 1_000_000, 60_000))
             times.append(time.perf_counter() - began)
         times.sort()
         print(f"wake latency: median {times[10] * 1e3:.2f} ms, worst {times[-1] * 1e3:.2f} ms")
@@ -71,7 +74,7 @@ async def test_a_partition_that_is_added_does_not_wait_for_the_read_under_way(re
         began = time.perf_counter()
         buffer = desk.fetcher.add(1, ZERO)
         with anyio.fail_after(5):
-            await buffer.wait_nonempty()
+            await buffer.wait_ready(ANY)
         assert time.perf_counter() - began < 1
 
 
@@ -85,7 +88,7 @@ async def test_a_partition_that_gets_room_again_is_read_again(redis_url: str) ->
         got = 0
         with anyio.fail_after(10):
             while got < 100:
-                await buffer.wait_nonempty()
+                await buffer.wait_ready(ANY)
                 taken = buffer.take(5, 10_000)
                 buffer.release(len(taken), sum(entry.size for entry in taken))
                 got += len(taken)
@@ -214,7 +217,7 @@ async def test_the_fetcher_goes_on_after_its_connection_was_cut(redis_url: str) 
             await desk.backend.execute("XADD", desk.stream_keys.events(0), "*", "v", str(n))
             with anyio.fail_after(10):
                 while len(got) <= n:
-                    await buffer.wait_nonempty()
+                    await buffer.wait_ready(ANY)
                     got += [entry.fields[b"v"] for entry in buffer.take(100, 10_000)]
         assert got == [str(n).encode() for n in range(60)]
         assert proxy.lost >= 5

@@ -8,7 +8,9 @@ import pytest
 import redis
 
 from streamworker import App
-from streamworker.core.entries import ZERO
+from streamworker.core.batching import BatchLimits
+from streamworker.core.entries import ZERO, Entry, EntryId
+from streamworker.runtime.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.fetcher import SPACING_US
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
@@ -67,3 +69,30 @@ async def test_the_first_entry_after_a_quiet_time_is_read_at_once(redis_url: str
         await desk.backend.execute("XADD", desk.stream_keys.events(7), "*", "v", "x")
         await wait_for_async(lambda: buffers[7].waiting == 1, "the entry is there")
         assert desk.fetcher.reads <= reads + 1
+
+
+def entry(number: int) -> Entry:
+    """An entry of one byte."""
+    return Entry(EntryId(number, 0), {b"v": b""}, 1)
+
+
+async def test_entries_that_do_not_make_a_batch_wake_nobody() -> None:
+    """Who waits is woken once: when the batch is full, or when its first entry has waited enough."""
+    buffer = PartitionBuffer(0, ZERO, ByteBudget(1_000_000), ahead=100)
+    full = asyncio.create_task(buffer.wait_ready(BatchLimits(3, 1_000, 60_000)))
+    for number in (1, 2):
+        await asyncio.sleep(0.01)
+        buffer.put([entry(number)])
+    await asyncio.sleep(0.01)
+    assert not full.done()
+    buffer.put([entry(3)])
+    await asyncio.wait_for(full, 10)
+
+    assert len(buffer.take(3, 1_000)) == 3
+    old = asyncio.create_task(buffer.wait_ready(BatchLimits(3, 1_000, 100)))
+    await asyncio.sleep(0)
+    began = time.monotonic()
+    buffer.put([entry(4)])
+    await asyncio.wait_for(old, 10)
+    assert time.monotonic() - began >= 0.098
+    assert buffer.is_ready(BatchLimits(3, 1_000, 100))
