@@ -314,6 +314,23 @@ async def test_a_drain_between_two_calls_commits_what_is_done_and_nothing_behind
         assert await desk.checkpoint() == (await desk.ids())[1]
 
 
+async def test_rows_that_are_handled_twice_are_in_the_log_once(redis_url: str) -> None:
+    """A worker that is gone in the middle; the next owner begins at the checkpoint."""
+    async with columns(redis_url) as desk:
+        seen: list[int] = []
+        spec = desk.spec(taking(pa.RecordBatch, seen), batch=10, forward=True)
+        await send(desk, 2000)
+        first = await desk.start(spec)
+        await until(seen, 50)
+        await first.cancelled()
+        # The commit that was under way arrives, or not; then the lock is somebody else's.
+        second = await desk.start(spec, owner="w2")
+        await desk.until_committed(200)
+        await second.drained()
+        assert [row["number"] for row in await desk.rows(Order)] == list(range(2000))
+        assert sorted(set(seen)) == list(range(2000))
+
+
 async def test_large_entries_pass_through_a_small_budget(redis_url: str) -> None:
     """The bytes that a worker holds are bounded by the setting, however many rows they hold."""
     async with columns(redis_url, prefetch_bytes=200_000, entry_bytes_max=100_000) as desk:
