@@ -193,7 +193,7 @@ def test_a_thousand_workers_are_assigned_ten_thousand_partitions_in_time(assignm
     ):
         times = list(timed_ms(change, 5))
         print(f"  {assignment}: {statistics.median(times):.1f} ms")
-        assert min(times) <= ASSIGN_MS
+        assert statistics.median(times) <= ASSIGN_MS
 
 
 def timed_ms(act: Callable[[], object], count: int) -> Iterator[float]:
