@@ -1,9 +1,11 @@
 """What the decorators read from a function's annotations, and what they refuse."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+import polars as pl
+import pyarrow as pa
 import pytest
 
 from streamworker import App, ConfigurationError, Context, Records
@@ -84,6 +86,49 @@ def test_calls_overlap_only_where_it_is_asked_for(app: App) -> None:
         (64, "key"),
         (8, "none"),
     ]
+
+
+def in_columns(rows: pa.RecordBatch) -> None:
+    """Take columns."""
+
+
+def to_columns(rows: pa.Table, ctx: Context) -> pl.DataFrame | None:
+    """Take columns and return some."""
+
+
+@pytest.mark.parametrize("codec", ["json", "arrow"])
+def test_columns_are_forwarded_as_the_streams_records_or_as_output_says(
+    app: App, codec: Literal["json", "arrow"]
+) -> None:
+    """What they are called does not say which record type they are."""
+    orders = app.stream("orders", Order, codec=codec)
+    silent = app.processor(orders)(in_columns).spec
+    assert (silent.mode, silent.takes, silent.forward, silent.batch) == (
+        Mode.BATCH, "record_batch", False, 10_000,
+    )  # fmt: skip
+    own = app.processor(orders, batch=7)(to_columns).spec
+    assert (own.takes, own.forward, own.batch, own.output) == ("table", True, 7, orders.spec.record)
+    other = app.processor(orders, name="other", output=Priced)(to_columns).spec
+    assert other.output is not None
+    assert other.output.python_type is Priced
+    came = app.processor(orders, name="came")(in_columns)
+    app.pipeline(came, name="table", path="lake/orders")(lambda df: df)
+    assert came.spec.forward
+    assert came.spec.output is orders.spec.record
+
+
+class Vague(msgspec.Struct):
+    """A field that is no column."""
+
+    thing: int | str
+
+
+def test_records_without_columns_are_refused_where_columns_are_asked_for(app: App) -> None:
+    """By the field, when they are declared."""
+    with pytest.raises(ConfigurationError, match="'thing' of Vague"):
+        app.stream("columns", Vague, codec="arrow")
+    with pytest.raises(ConfigurationError, match=r"takes columns of Vague, .* 'thing'"):
+        app.processor(app.stream("records", Vague))(in_columns)
 
 
 def test_a_decorated_function_is_still_a_function(app: App) -> None:

@@ -14,7 +14,7 @@ import pytest
 from streamworker.context import Context, Records
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.dead import list_dead, replay_dead
-from streamworker.runtime.columns import by_rows
+from streamworker.runtime.columns import CALL_ENTRIES_MAX, by_rows
 from streamworker.runtime.runner import StopReason
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, Priced, bench
@@ -240,6 +240,21 @@ async def test_a_call_has_as_many_rows_as_were_asked_for(redis_url: str) -> None
         await desk.until_committed(11)
         await running.drained()
         assert sizes == [30, 30, 30, 10, 60]
+
+
+async def test_small_entries_are_no_more_in_a_call_than_can_be_opened_at_once(redis_url: str) -> None:
+    """However many rows a batch may have: each entry takes its time, and other partitions wait."""
+    async with columns(redis_url) as desk:
+        sizes: list[int] = []
+
+        async def note(rows: pa.RecordBatch) -> None:
+            sizes.append(rows.num_rows)
+
+        await send(desk, CALL_ENTRIES_MAX + 10, per_entry=1)
+        running = await desk.start(desk.spec(note, within=60.0))
+        await desk.until_committed(CALL_ENTRIES_MAX)
+        assert sizes == [CALL_ENTRIES_MAX]
+        await running.drained()
 
 
 async def test_a_full_batch_of_rows_does_not_wait_for_more(redis_url: str) -> None:
