@@ -5,6 +5,8 @@ redis-py's exceptions end here. The distinction that callers need is whether the
 do it again if it may be done twice). Texts name the address, never a user or password.
 """
 
+import re
+
 from redis.exceptions import (
     AuthenticationError,
     AuthenticationWrongNumberOfArgsError,
@@ -17,6 +19,7 @@ from redis.exceptions import (
 from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
 
 SERVER_TEXT_MAX = 300
+_OPENSSL_PLACE = re.compile(r" ?\(_ssl\.c:\d+\)")
 
 _REFUSALS = {
     "OOM": "Redis is out of memory: raise maxmemory, or let groups and readers catch up so that "
@@ -42,6 +45,25 @@ _PASSING = {
 }
 """Answers that pass by themselves."""
 
+_KNOWN_AUTHORITY = "Its ssl_certfile must be signed by an authority that the server knows."
+_TLS_ALERTS = (
+    (
+        ("is not valid for", "Hostname mismatch"),
+        "The certificate is for another host: give the name that it is for in the URL.",
+    ),
+    (("has expired", "not yet valid"), "Renew the server's certificate, or correct this machine's clock."),
+    (
+        ("CERTIFICATE_VERIFY_FAILED",),
+        "Name the authority that signed the server's certificate in the URL: ssl_ca_certs=/path/ca.pem.",
+    ),
+    (
+        ("ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE", "ALERT_ACCESS_DENIED"),
+        f"The server does not accept this client's certificate. {_KNOWN_AUTHORITY}",
+    ),
+    (("WRONG_VERSION_NUMBER",), "There is no TLS at this port: give the port that has it."),
+)
+"""Words of OpenSSL, and what to do about them; the first that occur count."""
+
 _UNKNOWN_OUTCOME = "Is it running, and can this machine reach it?"
 _MAX_CLIENTS = "max number of clients reached"
 
@@ -52,6 +74,41 @@ def no_answer(address: str, timeout_ms: float) -> BackendUnavailable:
         f"Redis at {address} gave no answer within {timeout_ms:.0f} ms.",
         remedy="It may or may not have done what it was asked. " + _UNKNOWN_OUTCOME,
     )
+
+
+def tls_remedy(said: str, *, tls: bool, certified: bool) -> str:
+    """Return what to do about a connection that could not be made, if TLS may be the reason.
+
+    Parameters
+    ----------
+    said
+        What the operating system or OpenSSL said.
+    tls
+        Whether the URL asks for TLS.
+    certified
+        Whether it names a client's certificate.
+
+    Examples
+    --------
+    >>> tls_remedy("Connection reset by peer", tls=False, certified=False)
+    'Is it running, and can this machine reach it? If it speaks TLS at this port, use rediss://.'
+    """
+    for words, remedy in _TLS_ALERTS:
+        if any(word in said for word in words):
+            return remedy
+    if not tls:
+        return f"{_UNKNOWN_OUTCOME} If it speaks TLS at this port, use rediss://." if _cut_off(said) else ""
+    if _cut_off(said):
+        # With TLS 1.3 a client may learn what is wrong with its certificate by being cut off.
+        which = _KNOWN_AUTHORITY if certified else "Name one in the URL: ssl_certfile and ssl_keyfile."
+        return f"{_UNKNOWN_OUTCOME} Does it refuse this client's certificate? {which}"
+    if "imeout" in said:
+        return f"{_UNKNOWN_OUTCOME} Where there is no TLS at the port, nobody answers."
+    return ""
+
+
+def _cut_off(said: str) -> bool:
+    return any(word in said for word in ("reset by peer", "closed by server", "EOF occurred", "Broken pipe"))
 
 
 def translate(error: BaseException, address: str) -> BackendError:
@@ -84,7 +141,7 @@ def translate(error: BaseException, address: str) -> BackendError:
         )
     # redis-py's text repeats the address; the operating system's reason is all that is new in it.
     cause = error.__context__ if isinstance(error.__context__, OSError) else None
-    reason = (cause.strerror or str(cause)) if cause else text
+    reason = _OPENSSL_PLACE.sub("", (cause.strerror or str(cause)) if cause else text)
     return BackendUnavailable(
         f"Redis at {address} cannot be reached: {reason.rstrip('.')}.", remedy=_UNKNOWN_OUTCOME
     )

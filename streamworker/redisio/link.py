@@ -9,19 +9,20 @@ can never be taken for the reply to something else.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from hiredis import pack_command
-from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
-from streamworker.errors import BackendError, ConfigurationError
-from streamworker.redisio.failures import no_answer, translate
+from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
+from streamworker.redisio.failures import no_answer, tls_remedy, translate
 
 CONNECT_TIMEOUT_S = 2.0
 
@@ -38,6 +39,7 @@ _URL_REMEDY = (
     "characters such as / # @ in a password are percent-encoded."
 )
 _URL_OPTIONS = frozenset({"db", "username", "password", "socket_keepalive"})
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 Argument = str | bytes | int
 Reply = Any
@@ -73,7 +75,13 @@ class Target:
                     f"The URL of Redis has the option {option!r}, which streamworker does not take.",
                     remedy="Leave it out; timeouts and connections are settings, see docs/settings.md.",
                 )
-        self._make = cast(Callable[..., AbstractConnection], given.pop("connection_class", Connection))
+        for option in _FILES:
+            if option in given and not os.access(str(given[option]), os.R_OK):
+                raise ConfigurationError(
+                    f"The file of {option} in the URL of Redis cannot be read: {given[option]}.",
+                    remedy="Correct the path, or let this user read the file.",
+                )
+        self._make = cast(type[AbstractConnection], given.pop("connection_class", Connection))
         self._options: dict[str, Any] = {
             **given,
             "client_name": _safe_client_name(name),
@@ -95,6 +103,15 @@ class Target:
     def connection(self) -> AbstractConnection:
         """Return a new connection that is not connected yet."""
         return self._make(**self._options)
+
+    def refusal(self, error: BaseException) -> BackendError:
+        """Return the error of ours for one that ended an attempt to connect."""
+        ours = translate(error, self.address)
+        if isinstance(ours, BackendUnavailable):
+            certified = "ssl_certfile" in self._options
+            tls = issubclass(self._make, SSLConnection)
+            ours.remedy = tls_remedy(ours.message, tls=tls, certified=certified) or ours.remedy
+        return ours
 
 
 def _safe_client_name(name: str) -> str:
@@ -143,7 +160,7 @@ class Link:
             self.client_id = self.run_id = None
             await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
         except (RedisError, OSError) as error:
-            raise translate(error, self._target.address) from None
+            raise self._target.refusal(error) from None
 
     async def roundtrip(self, packed: bytes, replies: int) -> list[Reply]:
         """Send packed commands and return as many replies; error replies are among them."""

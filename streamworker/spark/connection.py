@@ -39,6 +39,7 @@ from streamworker.errors import (
     BackendUnavailable,
     ConfigurationError,
 )
+from streamworker.redisio.failures import tls_remedy
 from streamworker.settings import plaintext_allowed, refuse_plaintext
 
 DEFAULT_NAME = "default"
@@ -205,10 +206,12 @@ class Connection:
                 remedy="Correct the URL behind the connection's name.",
             )
         if isinstance(error, _UNANSWERED):
+            tls, certified = url.startswith("rediss://"), "ssl_certfile=" in url
             how_long = f" for {self.retry_timeout_ms / 1000:g} s" if tried else ""
             return BackendUnavailable(
                 f"{where} gave no answer{how_long}: {error}",
-                remedy="Is it running, and can this machine reach it? The query can be started again from "
+                remedy=tls_remedy(str(error), tls=tls, certified=certified)
+                or "Is it running, and can this machine reach it? The query can be started again from "
                 "its checkpoint; option retryTimeout sets how long it waits.",
             )
         return BackendRefused(f"{where} refused: {error}", remedy="Check the server and the user's rights.")

@@ -1,0 +1,185 @@
+"""TLS: ``rediss://`` against a server with an authority of its own, which asks for client certificates."""
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+from typer.testing import Result
+
+from streamworker.errors import BackendUnavailable, ConfigurationError
+from streamworker.redisio.client import Backend
+from streamworker.redisio.failures import tls_remedy
+from streamworker.spark.connection import URL_VARIABLE, Connection
+from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
+from tests.helpers import wait_for
+from tests.security.test_rights import worked
+
+PASSWORD = "canary-Pa55word"
+
+CERTIFICATES = (
+    "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout ca.key -out ca.pem -subj /CN=authority",
+    "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout other.key -out other.pem -subj /CN=somebody",
+    "req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=localhost",
+    "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -days 2 -extfile names -out server.pem",
+    "req -newkey rsa:2048 -nodes -keyout client.key -out client.csr -subj /CN=client",
+    "x509 -req -in client.csr -CA ca.pem -CAkey ca.key -days 2 -out client.pem",
+    "x509 -req -in client.csr -CA other.pem -CAkey other.key -days 2 -out stranger.pem",
+)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """A server, and the files that it takes to be let in."""
+
+    folder: Path
+    port: int
+
+    def url(
+        self, *, host: str = "localhost", authority: str = "ca", certificate: str | None = "client"
+    ) -> str:
+        """Return a URL with a password; each part of the way in can be another one."""
+        options = [f"ssl_ca_certs={self.folder}/{authority}.pem"] if authority else []
+        if certificate is not None:
+            options += [f"ssl_certfile={self.folder}/{certificate}.pem"]
+            options += [f"ssl_keyfile={self.folder}/client.key"]
+        return f"rediss://:{PASSWORD}@{host}:{self.port}/0?{'&'.join(options)}"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two authorities, and certificates for ``localhost`` and for clients."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.fail("These tests make their certificates with openssl: apt-get install openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "names").write_text("subjectAltName=DNS:localhost")
+    for command in CERTIFICATES:
+        subprocess.run([openssl, *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+# The parameter leaves these tests out where there is no redis-server.
+@pytest.fixture(scope="module", params=["redis7"])
+def tls(certificates: Path) -> Iterator[Tls]:
+    """A server that speaks TLS only: Debian's Redis, since Valkey's wheel has no TLS."""
+    if REDIS_SERVER is None:
+        pytest.fail(NO_REDIS_SERVER)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free: int = probe.getsockname()[1]
+    config = f"""
+        port 0
+        tls-port {free}
+        bind 127.0.0.1
+        tls-cert-file {certificates}/server.pem
+        tls-key-file {certificates}/server.key
+        tls-ca-cert-file {certificates}/ca.pem
+        tls-auth-clients yes
+        requirepass {PASSWORD}
+        maxmemory-policy noeviction
+        save ""
+        dir {certificates}
+    """
+    with subprocess.Popen(
+        [REDIS_SERVER, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(config)
+        process.stdin.close()
+        wait_for(lambda: _listens(free), "the TLS server listens")
+        yield Tls(certificates, free)
+        process.terminate()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def ping(url: str) -> None:
+    """Make one call."""
+    async with Backend.open(url, name="tls", call_timeout_ms=5_000) as backend:
+        assert await backend.execute("PING") == b"PONG"
+
+
+def test_producers_workers_commands_and_spark_go_through_tls(
+    tls: Tls, shop: Path, invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the authority and a client's certificate named in the URL, and nothing else."""
+    del shop
+    anyio.run(worked, tls.url())
+    monkeypatch.setenv(URL_VARIABLE, tls.url())
+    result = invoke("status", "shop:price")
+    assert result.exit_code == 0, result.output
+    assert Connection("default", 1_000).call(lambda client: client.ping())
+
+
+@pytest.mark.parametrize(
+    "wrong, said, remedy",
+    [
+        ({"authority": "other"}, "certificate verify failed", "ssl_ca_certs"),
+        ({"authority": ""}, "certificate verify failed", "ssl_ca_certs"),
+        ({"host": "127.0.0.1"}, "not valid for '127.0.0.1'", "for another host"),
+        ({"certificate": None}, "cannot be reached", "ssl_certfile"),
+        ({"certificate": "stranger"}, "cannot be reached", "an authority that the server knows"),
+    ],
+)
+def test_who_cannot_be_verified_is_refused_with_a_remedy(
+    tls: Tls, wrong: dict[str, str], said: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verification is on without being asked for; no message holds the password, here or in Spark."""
+    url = tls.url(**wrong)
+    with pytest.raises(BackendUnavailable) as caught:
+        anyio.run(ping, url)
+    assert said in str(caught.value)
+    assert remedy in caught.value.remedy
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_FAR", url)
+    with pytest.raises(BackendUnavailable) as in_spark:
+        Connection("far", 0).call(lambda client: client.ping())
+    assert remedy in in_spark.value.remedy
+    assert PASSWORD not in f"{caught.value}{in_spark.value}"
+
+
+def test_plain_text_to_a_tls_port_says_so(tls: Tls) -> None:
+    """A ``redis://`` URL where ``rediss://`` is needed."""
+    with pytest.raises(BackendUnavailable, match=f"localhost:{tls.port}.*use rediss://"):
+        anyio.run(ping, f"redis://:{PASSWORD}@localhost:{tls.port}/0")
+
+
+def test_a_file_that_is_not_there_is_named_before_anything_is_sent(tls: Tls) -> None:
+    """Python would say: No such file or directory."""
+    for wrong, named in (
+        ({"authority": "nobody"}, "ssl_ca_certs"),
+        ({"certificate": "none"}, "ssl_certfile"),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=rf"{named} .*{next(iter(wrong.values()))}\.pem"
+        ) as caught:
+            anyio.run(ping, tls.url(**wrong))
+        assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "said, tls, words",
+    [
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired", True, "Renew"),
+        ("Hostname mismatch, certificate is not valid for 'a'", True, "another host"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", True, "no TLS at this port"),
+        ("Timeout connecting to server", True, "nobody answers"),
+        ("Connection closed by server", False, "rediss://"),
+        ("Connection reset by peer", True, "an authority that the server knows"),
+        ("[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca", True, "an authority that the server knows"),
+        ("Connection refused", False, ""),
+        ("Connection refused", True, ""),
+    ],
+)
+def test_what_openssl_says_has_a_remedy(said: str, tls: bool, words: str) -> None:
+    """And what has nothing to do with TLS keeps its own."""
+    remedy = tls_remedy(said, tls=tls, certified=True)
+    assert words in remedy
+    assert bool(words) == bool(remedy)
