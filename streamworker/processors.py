@@ -84,6 +84,11 @@ class ProcessorSpec:
     ordered_by: OrderedBy = "key"
     """Which records never overlap where several calls may run at a time."""
 
+    @property
+    def uses_columns(self) -> bool:
+        """Whether the function takes columns, or its stream holds them."""
+        return self.takes != "records" or self.stream.codec == "arrow"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSpec:

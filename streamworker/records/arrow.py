@@ -33,7 +33,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.columns import Column, Leaf, ListColumn, MapColumn, Member, Misfit, StructColumn
@@ -225,8 +224,18 @@ def _literal_column(values: tuple[Any, ...], nullable: bool, place: _Place) -> C
 
 
 def _is_one_of(values: list[Any], arrow_type: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    known = pa.array(values, arrow_type)
-    return lambda array: pc.is_in(array, known)
+    def is_one_of(array: pa.Array) -> pa.Array:
+        import pyarrow.compute as pc
+
+        return pc.is_in(array, pa.array(values, arrow_type))
+
+    return is_one_of
+
+
+def _is_uuid(array: pa.Array) -> pa.Array:
+    import pyarrow.compute as pc
+
+    return pc.match_substring_regex(array, _UUID)
 
 
 def _enum_column(base: type[enum.Enum], nullable: bool, place: _Place) -> Column:
@@ -280,7 +289,7 @@ def _scalar_column(base: Any, annotations: tuple[Any, ...], nullable: bool) -> C
             (uuid.UUID,),
             prepare=str,
             wanted="a UUID is 36 characters, lower case",
-            allowed=lambda array: pc.match_substring_regex(array, _UUID),
+            allowed=_is_uuid,
         )
     return None
 

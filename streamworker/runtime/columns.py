@@ -287,8 +287,3 @@ _GIVE: dict[str, Callable[[], Callable[[pa.RecordBatch], Any]]] = {
     "table": lambda: lambda batch: pa.Table.from_batches([batch]),
     "polars": _give_polars,
 }
-
-
-def uses_columns(spec: ProcessorSpec) -> bool:
-    """Whether a processor's calls are those of this module."""
-    return spec.takes != "records" or spec.stream.codec == "arrow"

@@ -24,8 +24,9 @@ async def declare(backend: Backend, spec: ProcessorSpec) -> None:
     keys = GroupKeys(stream.app, stream.name, spec.name)
     await streams.declare(backend, StreamKeys(stream.app, stream.name), stream.partitions, stream.codec)
     await streams.register(backend, keys, stream.partitions, stream.start)
-    if spec.forward and spec.output is not None:
+    if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, 0.3 s in which nothing else runs:
         # now, and not when partitions wait.
         pa.array([0])
+    if spec.forward and spec.output is not None:
         await schemas.declare_schema(backend, keys, spec.output.arrow_schema())

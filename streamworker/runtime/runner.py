@@ -36,7 +36,6 @@ from streamworker.redisio.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest
 from streamworker.runtime.batch_mode import BatchMode
 from streamworker.runtime.buffer import PartitionBuffer, now_ms
-from streamworker.runtime.columns import ColumnsInvoker, RowsMode, uses_columns
 from streamworker.runtime.committer import Committer, Ticket
 from streamworker.runtime.invoke import Invoker
 from streamworker.runtime.keyed_mode import KeyedMode
@@ -65,6 +64,16 @@ _MODES: dict[ModeName, type[Mode]] = {
     ModeName.RECORD: RecordMode,
     ModeName.STREAM: StreamMode,
 }
+
+
+def _ways_of(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
+    """Return what calls a processor's function, and with what at a time."""
+    if not spec.uses_columns:
+        return Invoker, KeyedMode if spec.concurrency > 1 else _MODES[spec.mode]
+    # pyarrow's functions are 9 MB and 0.1 s, which the others need not pay.
+    from streamworker.runtime.columns import ColumnsInvoker, RowsMode
+
+    return ColumnsInvoker, RowsMode if spec.stream.codec == "arrow" else BatchMode
 
 
 class StopReason(Enum):
@@ -156,7 +165,7 @@ class PartitionRunner:
         self.place = Place(
             app=app_name, processor=spec.name, partition=partition, epoch=lock.epoch, log=self.log
         )
-        invoker = ColumnsInvoker if uses_columns(spec) else Invoker
+        invoker, mode = _ways_of(spec)
         self.invoker = invoker(spec, self.place, self.state, settings.handler_threads)
         self.buffer = buffer
         self.owner = owner
@@ -178,8 +187,7 @@ class PartitionRunner:
         """What holds the commit that is under way up, if anything does."""
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
-        rows_mode = RowsMode if spec.stream.codec == "arrow" else _MODES[spec.mode]
-        self._mode = KeyedMode(self) if overlaps else rows_mode(self)
+        self._mode = mode(self)
         buffer.use(spec.batch)
 
     # -- life ------------------------------------------------------------------------------

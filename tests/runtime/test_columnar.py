@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -427,3 +429,13 @@ def test_entries_are_grouped_by_their_rows() -> None:
     assert by_rows([20], 10) == [(0, 1)]
     assert by_rows([5, 5, 1], 10) == [(0, 2), (2, 3)]
     assert sum(end - start for start, end in by_rows([3] * 100, 7)) == 100
+
+
+def test_a_worker_without_columns_loads_none_of_it() -> None:
+    """The functions of pyarrow, and polars, are memory and time that its handlers do not need."""
+    code = (
+        "import sys, streamworker.runtime.worker, streamworker.records.arrow\n"
+        "print(sorted({'pyarrow.compute', 'polars', 'streamworker.runtime.columns'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
