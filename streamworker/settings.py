@@ -16,6 +16,8 @@ from streamworker.errors import ConfigurationError
 ENV_PREFIX = "STREAMWORKER_"
 PLAINTEXT_VARIABLE = ENV_PREFIX + "ALLOW_PLAINTEXT"
 _SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+MAY_BE_ZERO = frozenset({"founding_pause_ms"})
+"""Settings that 0 turns off; any other number must be greater."""
 CAPACITY_MAX = 1_000
 """Beyond this it is no proportion between machines but a mistake."""
 
@@ -156,10 +158,8 @@ class Settings:
     def __post_init__(self) -> None:
         for spec in fields(self):
             value = getattr(self, spec.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
-                raise ConfigurationError(
-                    f"Setting {spec.name} is {value}.", remedy="It must be greater than 0."
-                )
+            if isinstance(value, int) and not isinstance(value, bool):
+                self._check_least(spec.name, value)
         if not self.allow_plaintext:
             refuse_plaintext(self.redis_url, "The URL of Redis")
         self._require("dead_after_ms", ">=", 2, "heartbeat_interval_ms")
@@ -181,6 +181,12 @@ class Settings:
         self._require("lease_max_shutdown_ms", ">=", 1, "grace_period_ms")
         self._require("lease_normal_ms", ">", 1, "lease_min_grab_ms")
         self._require("lease_min_grab_ms", ">=", 2, "lease_held_delay_ms")
+
+    @staticmethod
+    def _check_least(name: str, value: int) -> None:
+        if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
+            least = "0 or more" if name in MAY_BE_ZERO else "greater than 0"
+            raise ConfigurationError(f"Setting {name} is {value}.", remedy=f"It must be {least}.")
 
     def _require(self, name: str, relation: str, factor: int, other: str) -> None:
         """Check ``name >= factor * other``, or ``>``; the reason stands at the setting itself."""

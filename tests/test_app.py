@@ -116,11 +116,18 @@ def test_sharing_by_load_needs_the_protocol_whose_heartbeats_carry_it(coordinati
         ("balance_damping_percent", 101, "100 at most"),
         ("balance_interval_ms", 999, "Raise balance_interval_ms to 1000 or more"),
         ("balance_moves_per_minute", 0, "greater than 0"),
+        ("founding_pause_ms", -1, "0 or more"),
     ],
 )
-def test_a_setting_of_balance_that_cannot_be_is_refused_with_its_remedy(
+def test_a_setting_that_cannot_be_is_refused_with_its_remedy(
     name: str, value: int, remedy: str
 ) -> None:
     """Before anything connects."""
     with pytest.raises(ConfigurationError, match=remedy):
         Settings.from_env({}, **{name: value})
+
+
+def test_the_pause_of_a_young_group_can_be_left_out() -> None:
+    """An app that is started by one worker has nobody to wait for."""
+    assert App("shop", founding_pause_ms=0).settings.founding_pause_ms == 0
+    assert Settings.from_env({"STREAMWORKER_FOUNDING_PAUSE_MS": "0"}).founding_pause_ms == 0
