@@ -119,9 +119,7 @@ def test_sharing_by_load_needs_the_protocol_whose_heartbeats_carry_it(coordinati
         ("founding_pause_ms", -1, "0 or more"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_with_its_remedy(
-    name: str, value: int, remedy: str
-) -> None:
+def test_a_setting_that_cannot_be_is_refused_with_its_remedy(name: str, value: int, remedy: str) -> None:
     """Before anything connects."""
     with pytest.raises(ConfigurationError, match=remedy):
         Settings.from_env({}, **{name: value})
