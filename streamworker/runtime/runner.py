@@ -343,12 +343,13 @@ class PartitionRunner:
         if batch is None and work.rows is not None:
             batch = await self._encoded(work.rows, work.first)
         await self.flush()
+        last = work.last
         request = CommitRequest(
             partition=self.partition,
             owner=self.owner,
             epoch=self._lock.epoch,
             previous=self._previous,
-            new=work.last,
+            new=last,
             entries=len(work.entries),
             batch=batch,
             state=work.state,
@@ -357,7 +358,7 @@ class PartitionRunner:
             acked_limit=self._settings.acked_entries_max,
             acked_trim_rows=self.acked_trim_rows,
         )
-        self._previous = work.last
+        self._previous = last
         self._in_flight = True
         self._ticket = self._committer.hand_in(request, partial(self._answered, request, work), self._trouble)
         if self.buffer.waiting:
