@@ -16,17 +16,12 @@ local CHUNK = 4000      -- unpack() fails at 8,000 values
 local TRIM_EVENTS = 1000
 local TRIM_ACKED = 100
 
+local wrong = wrong_type({'hash', 'stream', 'stream', 'hash', 'stream'})
+if wrong then return {'BADTYPE', wrong} end
 local lock, acked, events, state, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, epoch, previous, new, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6]
 
--- Commits are most of what a server does for us where partitions are many and their batches small. So
--- the reads tell of a key of another type themselves: TYPE for each would be a fifth of a commit.
-local function badtype(key, answer)
-  if string.find(tostring(answer.err), 'WRONGTYPE', 1, true) then return {'BADTYPE', key} end
-  return answer
-end
-local held = redis.pcall('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'entries')
-if held.err then return badtype(lock, held) end
+local held = redis.call('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'entries')
 local function reply(code)
   return {code, held[2] or '', held[3] or '', held[4] or '0'}
 end
@@ -34,9 +29,7 @@ if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
 if held[3] == new then return reply('DUP') end
 if held[3] ~= previous then return reply('GAP') end
 -- A failover may lose an entry after it was read; its sender sends it again, under another id.
-local read = redis.pcall('XRANGE', events, new, new, 'COUNT', 1)
-if read.err then return badtype(events, read) end
-if #read == 0 then return reply('GAP') end
+if #redis.call('XRANGE', events, new, new, 'COUNT', 1) == 0 then return reply('GAP') end
 
 -- Where each section of ARGV begins.
 local at = 10
@@ -49,16 +42,8 @@ at = dead_at
 for _ = 1, dead_n do at = at + 1 + tonumber(ARGV[at]) end
 local rows, batch_at = tonumber(ARGV[at]), at + 1
 
--- A script that fails half-way is not rolled back, so the types are known before the first write.
-local acked_n = redis.pcall('XLEN', acked)
-if type(acked_n) == 'table' then return badtype(acked, acked_n) end
-local asked = redis.pcall('XLEN', dead)
-if type(asked) == 'table' then return badtype(dead, asked) end
-asked = redis.pcall('HEXISTS', state, '')
-if type(asked) == 'table' then return badtype(state, asked) end
-
 local limit, past = tonumber(ARGV[7]), tonumber(ARGV[9])
-if rows > 0 and limit > 0 and acked_n >= limit then
+if rows > 0 and limit > 0 and redis.call('XLEN', acked) >= limit then
   trim_acked(acked, past, TRIM_ACKED)
   if redis.call('XLEN', acked) >= limit then return reply('FULL') end
 end
