@@ -241,7 +241,7 @@ def plaintext_host(url: str) -> str | None:
     """
     try:
         parts = urlsplit(url)
-        if parts.scheme != "redis":
+        if parts.scheme != "redis" or parts.port == 0:  # Asked for since it raises where it is no number.
             return None
         # As redis-py reads it.
         host = unquote(parts.hostname or "") or parse_qs(parts.query).get("host", ["localhost"])[0]

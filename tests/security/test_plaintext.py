@@ -8,6 +8,7 @@ import pytest
 
 from streamworker import App
 from streamworker.errors import ConfigurationError
+from streamworker.redisio.link import Target
 from streamworker.settings import Settings
 from streamworker.spark.connection import resolve
 
@@ -89,6 +90,14 @@ def test_a_password_that_was_not_encoded_is_not_shown_as_a_host() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Settings(redis_url=f"redis://{SECRET}/rest@db.example:6379/0")
     assert SECRET.lower() not in str(caught.value).lower()
+
+
+def test_a_url_that_cannot_be_read_is_left_to_whoever_opens_it() -> None:
+    """What stands before the / of this password looks like a host and a port."""
+    url = f"redis://me:{SECRET}/rest@db.example:6379/0"
+    assert Settings(redis_url=url).redis_url == url
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        Target(url, "t")
 
 
 def test_spark_is_told_what_the_app_allows() -> None:
