@@ -199,7 +199,8 @@ def run_worker(
 ) -> int:
     """Run a worker in this process until a signal ends it; return the exit code.
 
-    Call it in the main thread: it installs handlers for SIGTERM and SIGINT.
+    Call it in the main thread: it installs handlers for SIGTERM and SIGINT. What is loaded by then is
+    left out of the collection of cycles for as long as it runs; see ``collector``.
     """
     worker = Worker(app, processors=processors, name=name, static_id=static_id)
 
