@@ -97,6 +97,8 @@ class Conformer:
     def __init__(self, target: pa.Schema, *, include_metadata: bool) -> None:
         self._target = target
         self._include_metadata = include_metadata
+        self._fitting: pa.Schema | None = None
+        """The last schema that needed nothing done."""
 
     def conform(self, entry: LogEntry) -> pa.RecordBatch:
         """Return an entry's rows in the declared schema.
@@ -106,8 +108,10 @@ class Conformer:
         RecordError
             Naming the column whose values do not fit.
         """
-        rows = entry.batch.num_rows
-        found = {name: entry.batch.column(i) for i, name in enumerate(entry.batch.schema.names)}
+        rows, schema = entry.batch.num_rows, entry.batch.schema
+        if not self._include_metadata and self._fits(schema):
+            return pa.RecordBatch.from_arrays(entry.batch.columns, schema=self._target)
+        found = {name: entry.batch.column(i) for i, name in enumerate(schema.names)}
         if self._include_metadata:
             found |= _metadata(entry)
         columns = [
@@ -115,6 +119,14 @@ class Conformer:
             for field in self._target
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._target)
+
+    def _fits(self, schema: pa.Schema) -> bool:
+        """Whether names and types are those declared; that a column is nullable does not matter."""
+        if self._fitting is None or not schema.equals(self._fitting):
+            if (schema.names, schema.types) != (self._target.names, self._target.types):
+                return False
+            self._fitting = schema
+        return True
 
     def _cast(self, column: pa.Array, field: pa.Field, entry: LogEntry) -> pa.Array:
         if column.type == field.type:

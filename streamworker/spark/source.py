@@ -23,6 +23,7 @@ Examples
 # ruff: noqa: N802
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -48,7 +49,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = "streamworker"
 
-REGISTER_INTERVAL_MS = 5_000
+REGISTER_INTERVAL_S = 5.0
 """A position that does not move is still told this often, so that a live reader can be told
 from one that is gone."""
 
@@ -179,7 +180,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tails: dict[int, Position] = {}
         self._target_offset: dict[int, Position] | None = None
         self._registered: dict[str, Any] | None = None
-        self._registered_ms = 0
+        self._registered_at_s = 0.0
 
     # -- planning ----------------------------------------------------------------------------
 
@@ -253,7 +254,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- positions ---------------------------------------------------------------------------
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell Redis that nothing up to ``end`` is needed again; a failure only delays it."""
+        """Tell Redis that nothing up to ``end`` is needed again; a failure only delays it.
+
+        Mostly it has been told already: ``latestOffset`` began there.
+        """
+        if self._is_registered(end):
+            return
         try:
             _, now_ms = self._logs.tails_and_time()
             self._register(offsets.from_json(end), now_ms, must=False)
@@ -262,8 +268,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _register(self, position: offsets.Offset, now_ms: int, *, must: bool) -> None:
         document = offsets.to_json(position)
-        fresh = now_ms - self._registered_ms < REGISTER_INTERVAL_MS
-        if document == self._registered and fresh:
+        if self._is_registered(document):
             return
         try:
             self._logs.register(position, now_ms, retry=must)
@@ -272,7 +277,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
             log.warning("The reader's position was not told to Redis: %s", error)
             return
-        self._registered, self._registered_ms = document, now_ms
+        self._registered, self._registered_at_s = document, time.monotonic()
+
+    def _is_registered(self, document: dict[str, Any]) -> bool:
+        fresh = time.monotonic() - self._registered_at_s < REGISTER_INTERVAL_S
+        return fresh and document == self._registered
 
 
 __all__ = ["FORMAT", "METADATA_NAMES", "LogBatchReader", "LogStreamReader", "StreamworkerDataSource"]

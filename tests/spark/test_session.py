@@ -11,9 +11,10 @@ from pyspark import cloudpickle as untyped_cloudpickle
 
 from streamworker.errors import ConfigurationError
 from streamworker.spark.connection import Connection, resolve, variable_for
-from streamworker.spark.session import Session, open_session, travelling_modules
+from streamworker.spark.session import Session, open_session, socket_conf, travelling_modules
 from streamworker.spark.source import StreamworkerDataSource
 from tests.spark.acked import AckedLog
+from tests.spark.queries import batch
 
 cloudpickle: Any = untyped_cloudpickle
 
@@ -74,6 +75,22 @@ def test_the_redis_url_reaches_spark_s_processes_through_their_environment(
         assert os.environ[variable] == redis_url
         assert resolve("default") == redis_url, "a connections file of the machine came first"
     assert variable not in os.environ
+
+
+def test_python_and_the_jvm_talk_through_sockets_that_nobody_else_reaches(
+    spark_session: Session, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Over TCP each task would stand still for 40 ms. Spark asks for no password on such a socket."""
+    folder = Path(spark_session.spark.conf.get("spark.python.unix.domain.socket.dir") or "")
+    acked.fill(0, [3])
+    assert batch(spark_session.spark, acked.options()).count() == 3
+    assert any(path.is_socket() for path in folder.iterdir())
+    assert folder.stat().st_mode & 0o077 == 0
+
+    for open_or_long in (tmp_path / "others", tmp_path / ("long" * 25)):
+        open_or_long.mkdir()
+    (tmp_path / "others").chmod(0o755)
+    assert socket_conf(tmp_path / "others") == socket_conf(tmp_path / ("long" * 25)) == {}
 
 
 def test_a_second_session_in_one_process_is_refused(spark_session: Session) -> None:
