@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from streamworker.core.assignment import STRATEGIES
 from streamworker.core.control import JoinWanted
 from streamworker.core.membership import RANKS_MAX, Member, Membership, member_fields, read_member
 
@@ -43,13 +44,14 @@ class Applicant:
 
     @classmethod
     def read(cls, message: JoinWanted) -> "Applicant | None":
-        """Read a message; None where it cannot be."""
+        """Read a message; None where it cannot be, or names an assignment that this release does not know."""
         try:
             fields = json.loads(message.applicant)
             former = tuple(str(each) for each in fields["former"])
-            return cls(read_member(fields), str(fields["strategy"]), former)
-        except (ValueError, LookupError, TypeError, RecursionError):
+            applicant = cls(read_member(fields), str(fields["strategy"]), former)
+        except (ValueError, OverflowError, LookupError, TypeError, RecursionError):
             return None
+        return applicant if applicant.strategy in STRATEGIES else None
 
 
 class Door:

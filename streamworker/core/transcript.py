@@ -25,6 +25,7 @@ from streamworker.core.control import (
 )
 from streamworker.core.locks import Acquired, Held, Stale
 from streamworker.core.membership import Membership
+from streamworker.errors import CoordinationError
 
 ROUTINE = (ev.HeartbeatDone, ev.DeadlinePassed, ev.ControlReceived, leases.LeasesUpdated)
 """Events that say nothing where nothing follows from them."""
@@ -68,8 +69,8 @@ def runs(numbers: Iterable[int]) -> str:
 
 
 def name_of(owner: str) -> str:
-    """Return the worker's name of an owner: what stands before its nonce."""
-    return owner.partition(".")[0]
+    """Return the worker's name of an owner: what stands before its nonce; names may hold dots."""
+    return owner.rpartition(".")[0] or owner
 
 
 # -- events ----------------------------------------------------------------------------------
@@ -228,7 +229,10 @@ def _owners(membership: Membership) -> str:
 def _document(document: bytes | None) -> str:
     if document is None:
         return "there is none"
-    membership = Membership.parse(document)
+    try:
+        membership = Membership.parse(document)
+    except CoordinationError:
+        return "it cannot be read"
     return f"generation {membership.generation}, {_owners(membership)}"
 
 

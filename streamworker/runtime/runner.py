@@ -279,6 +279,7 @@ class PartitionRunner:
         self.log.error("partition_halted", reason=reason)
         self._stopped = Stopped(StopReason.HALTED, reason)
         self.busy_since_ms = None
+        self.rests()
         self.buffer.close()
         self._on_halted(self.partition, reason)
         await self.wait_draining()

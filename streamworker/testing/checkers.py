@@ -32,7 +32,7 @@ class Violation:
 
 def worker_of(owner: str) -> str:
     """Return the worker's name of an owner in a lock."""
-    return owner.partition(".")[0]
+    return owner.rpartition(".")[0]
 
 
 class Checker:

@@ -24,7 +24,11 @@ def test_who_wants_in_is_read_as_it_was_written() -> None:
 def test_a_message_that_cannot_be_read_lets_nobody_in() -> None:
     """Whoever wrote it joins by itself."""
     door = Door(PACE_MS, lambda most: most)
-    for text in ("", "[]", "{}", "null", '{"id":"a","former":3}'):
+    whole = applicant("w9").message().applicant
+    endless = whole.replace('"pid":1', '"pid":Infinity')
+    of_a_later_release = whole.replace('"strategy":"range"', '"strategy":"by-rack"')
+    assert endless != whole != of_a_later_release
+    for text in ("", "[]", "{}", "null", '{"id":"a","former":3}', endless, of_a_later_release):
         door.heard(JoinWanted("w9", text), 0)
     assert door.next_deadline_ms(is_in=True) is None
 
