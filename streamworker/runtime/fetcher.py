@@ -17,7 +17,7 @@ they are there, and some of them, in turn, for their last id, which is compared 
 import contextlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import anyio
 
@@ -48,7 +48,7 @@ SPACING_US = 50
 each. To ask costs worker and server together 3 us a partition (measured), whether it has entries or
 not: so asking takes 6% of a core at most. Where one worker has a thousand partitions, an entry waits
 for its read by 50 ms at most, which is how long a batch waits for company; where it has few or little
-comes, by nothing."""
+comes, by nothing. Partitions that are known to have more are read meanwhile, alone."""
 SPACING_MIN_S = 0.001
 
 UNBLOCK_RETRY_MS = 5
@@ -97,11 +97,13 @@ class Fetcher:
         self._rng = rng or random.Random()
         self._buffers: dict[int, PartitionBuffer] = {}
         self._broken: set[int] = set()
-        self._changed = Signal()
-        self._asked: frozenset[int] = frozenset()
-        """Partitions of the read that is under way."""
-        self._reading = False
+        self._roomy = Signal()
+        self._woken = Signal()
+        self._waits_for: frozenset[int] | None = None
+        """Partitions of the read that waits at the server, if one does."""
         self._wake_wanted = False
+        self._behind: set[int] = set()
+        """Partitions of which a read brought as much as it asked for: they have more."""
         self._turn = 0
         self._candidates: dict[int, Candidate] = {}
         """Partitions that have room, as they were when they changed last: with a thousand of them,
@@ -165,14 +167,20 @@ class Fetcher:
 
     async def _reads_for_ever(self, connection: BlockingConnection) -> None:
         pauses = Pauses(self._rng)
+        all_at_s = 0.0  # Before then not all partitions are asked again.
         while True:
-            plan = self._plan()
-            if plan is None:
-                await self._changed.wait()
-                continue
             began_s = time.monotonic()
+            left_s = all_at_s - began_s
+            brief = left_s > SPACING_MIN_S
+            if brief and not self._behind:
+                await anyio.sleep(left_s)
+                continue
+            plan = self._plan(self._behind if brief else None)
+            if plan is None:
+                await self._roomy.wait(left_s if brief else None)
+                continue
             try:
-                brought = await self._read(connection, plan)
+                brought = await self._read(connection, plan, blocks=not brief)
             except BackendUnavailable as error:
                 pause_ms = pauses.next_ms()
                 _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
@@ -181,12 +189,10 @@ class Fetcher:
                 await self._sort_out(plan, error, pauses.next_ms())
             else:
                 pauses.reset()
-                asked = len(plan.partitions)
-                early_s = began_s + asked * SPACING_US / 1e6 - time.monotonic()
-                if brought < asked and early_s > SPACING_MIN_S:
-                    await anyio.sleep(early_s)
+                if not brief and brought < len(plan.partitions):
+                    all_at_s = began_s + len(plan.partitions) * SPACING_US / 1e6
 
-    def _plan(self) -> ReadPlan | None:
+    def _plan(self, only: Collection[int] | None = None) -> ReadPlan | None:
         self._wake_wanted = False
         if self._sharing != self._budget.buffers:
             self._sharing = self._budget.buffers
@@ -196,8 +202,9 @@ class Fetcher:
             self._note(buffer, share)
         self._changes.clear()
         self._turn += 1
+        known = self._candidates
         return plan_read(
-            list(self._candidates.values()),
+            list(known.values()) if only is None else [known[p] for p in only if p in known],
             free_bytes=self._budget.free,
             count_max=self._settings.fetch_count,
             turn=self._turn,
@@ -221,25 +228,28 @@ class Fetcher:
             starved=buffer.held == 0,
         )
 
-    async def _read(self, connection: BlockingConnection, plan: ReadPlan) -> int:
+    async def _read(self, connection: BlockingConnection, plan: ReadPlan, *, blocks: bool) -> int:
         """Make a read; return how many entries it brought."""
         asked = {partition: self._buffers[partition] for partition in plan.partitions}
         positions = {partition: buffer.position for partition, buffer in asked.items()}
-        self._asked = frozenset(asked)
-        self._reading = True
         self._reads += 1
-        block_ms = self._settings.fetch_block_ms
-        if plan.is_partial:
-            block_ms = min(block_ms, PARTIAL_BLOCK_MS)
+        block_ms = 0
+        if blocks:
+            block_ms = self._settings.fetch_block_ms
+            if plan.is_partial:
+                block_ms = min(block_ms, PARTIAL_BLOCK_MS)
+            self._waits_for = frozenset(asked)
         try:
             answer = await streams.read(connection, self._keys, positions, plan.count, block_ms)
         finally:
-            self._reading = False
-            self._asked = frozenset()
+            self._waits_for = None
+        self._behind.difference_update(asked)
         for partition, entries in answer.items():
             # A partition that was removed meanwhile has a closed buffer, which takes nothing.
             asked[partition].put(entries)
             self._changes.add(asked[partition])
+            if len(entries) >= plan.count:
+                self._behind.add(partition)
         return sum(map(len, answer.values()))
 
     async def _sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
@@ -259,24 +269,25 @@ class Fetcher:
 
     def _room(self, buffer: PartitionBuffer) -> None:
         self._changes.add(buffer)
-        if not self._reading:
-            self._changed.fire()
-        elif buffer.partition not in self._asked and buffer.needs_more:
+        if self._waits_for is None:
+            self._roomy.fire()
+        elif buffer.partition not in self._waits_for and buffer.needs_more:
             self._wake()
 
     def _wake(self) -> None:
         self._wake_wanted = True
-        self._changed.fire()
+        self._roomy.fire()
+        self._woken.fire()
 
     async def _wakes(self, connection: BlockingConnection) -> None:
         while True:
-            if self._reading and self._wake_wanted:
+            if self._waits_for is not None and self._wake_wanted:
                 # Without an answer the read fails too, and is made again for all that it should ask.
                 with contextlib.suppress(BackendError):
                     await connection.unblock()
                 await anyio.sleep(UNBLOCK_RETRY_MS / 1000)
             else:
-                await self._changed.wait()
+                await self._woken.wait()
 
     # -- streams that went backwards -----------------------------------------------------------
 

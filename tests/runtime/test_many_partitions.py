@@ -10,6 +10,7 @@ import redis
 from streamworker import App
 from streamworker.core.batching import BatchLimits
 from streamworker.core.entries import ZERO, Entry, EntryId
+from streamworker.records.entries import size_of
 from streamworker.runtime.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.fetcher import SPACING_US
 from streamworker.testing import local_worker
@@ -58,6 +59,22 @@ async def test_reads_that_ask_much_and_bring_little_are_spaced(redis_url: str) -
         await wait_for_async(lambda: sum(b.waiting for b in buffers) == 100, "all entries were read")
         spacing_s = count * SPACING_US / 1e6
         assert desk.fetcher.reads - reads <= (time.monotonic() - began) / spacing_s + 3
+
+
+async def test_a_partition_that_is_behind_is_read_alone_between_the_reads_of_all(redis_url: str) -> None:
+    """A read of 400 brings 20 entries of each at most; the one that has 5,000 does not wait for it."""
+    count, entries = 400, 5_000
+    async with bench(redis_url, partitions=count) as desk:
+        key = desk.stream_keys.events(7)
+        await desk.backend.pipeline([("XADD", key, "*", "v", str(n)) for n in range(entries)])
+        buffers = [desk.fetcher.add(p, ZERO) for p in range(count)]
+        taken = 0
+        while taken < entries:
+            await asyncio.wait_for(buffers[7].wait_ready(BatchLimits(1, 1, 0)), 10)
+            batch = buffers[7].take(1_000, 1_000_000)
+            buffers[7].release(len(batch), size_of(batch))
+            taken += len(batch)
+        assert desk.fetcher.reads < entries / 20 / 2
 
 
 async def test_the_first_entry_after_a_quiet_time_is_read_at_once(redis_url: str) -> None:
