@@ -47,7 +47,9 @@ class Rows:
             self.app.processor(self._stream, name=task.group, within=WITHIN_S, batch=task.batch)(
                 self._records
             )
-        self._table = _table(task.records) if self._is_columns else pa.table({})
+        # Both have what they send in the form in which their users would have it.
+        self._table = _table(task.records if self._is_columns else 0)
+        self._events = list(events(0 if self._is_columns else task.records, keys=KEYS))
 
     async def _columns(self, rows: pa.RecordBatch) -> None:  # noqa: ARG002 - it is forwarded as it came
         self.begun_s = self.begun_s or time.monotonic()
@@ -64,7 +66,7 @@ class Rows:
         if self._is_columns:
             await self._stream.send_table(self._table)
         else:
-            await self._stream.send_many(events(self._task.records, keys=KEYS))
+            await self._stream.send_many(self._events)
         return time.monotonic() - begun_s
 
 
@@ -72,7 +74,7 @@ def _table(rows: int) -> pa.Table:
     """Make the rows that ``events`` makes, as columns."""
     names = pa.array([f"customer-{key}" for key in range(KEYS)])
     keys = pa.array(range(KEYS), pa.int32())
-    places = pa.chunked_array([keys] * -(-rows // KEYS)).slice(0, rows).combine_chunks()
+    places = pa.chunked_array([keys] * -(-rows // KEYS), pa.int32()).slice(0, rows).combine_chunks()
     numbers = pa.array(range(rows), pa.int64())
     amounts = pa.array((n * 0.25 for n in range(rows)), pa.float64())
     return pa.table({"number": numbers, "key": names.take(places), "amount": amounts})
