@@ -170,6 +170,7 @@ class Settings:
         self._require("drain_deadline_ms", ">=", 1, "grace_period_ms")
         self._require("shutdown_timeout_ms", ">=", 1, "grace_period_ms")
         self._require("balance_interval_ms", ">=", 1, "heartbeat_interval_ms")
+        self._require("heartbeat_interval_ms", ">=", 1, "founding_pause_ms")
         self._limit("balance_threshold_percent", 99)
         self._limit("balance_damping_percent", 100)
         self._limit("capacity", CAPACITY_MAX)

@@ -108,12 +108,18 @@ def simulate(
       streamworker simulate --scenario incident.txt
     """
     from streamworker.core.protocols import PROTOCOLS
+    from streamworker.errors import ConfigurationError
     from streamworker.testing.simulation import Schedule
 
     if scenario is not None:
         _play(scenario)
         return
-    _check(protocol, assignment, faults)
+    if trace and (compare or json):
+        raise ConfigurationError(
+            "--trace prints what the cores of one schedule did, and no figures.",
+            remedy="Leave out --compare and --json.",
+        )
+    _check(protocol if not compare else "membership", assignment, faults)
     names = list(PROTOCOLS) if compare else [protocol]
     plans = [
         Schedule(
@@ -149,6 +155,11 @@ def _check(protocol: str, assignment: str | None, faults: str) -> None:
             f"There is no protocol {protocol!r}.", remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}."
         )
     kinds_of(faults)
+    if assignment is not None and protocol != "membership":
+        raise ConfigurationError(
+            f"Under {protocol} nobody assigns partitions.",
+            remedy="Leave out --assignment, or use --protocol membership.",
+        )
     if assignment is not None:
         Membership.empty(1, assignment)  # which knows the names
 

@@ -80,3 +80,20 @@ def test_a_name_that_does_not_exist_is_said(invoke: Invoke, wrong: tuple[str, st
     result = invoke("simulate", *wrong)
     assert result.exit_code == ExitCode.CONFIGURATION
     assert wrong[1] in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--trace", "--compare"), "--compare"),
+        (("--trace", "--json"), "--json"),
+        (("--protocol", "claim", "--assignment", "sticky"), "--assignment"),
+    ],
+)
+def test_options_that_mean_nothing_together_are_refused(
+    invoke: Invoke, options: tuple[str, ...], named: str
+) -> None:
+    """And not passed over: somebody would think that they did something."""
+    result = invoke("simulate", *options)
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert named in result.stderr
