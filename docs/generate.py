@@ -114,8 +114,8 @@ def keys_page() -> str:
     lines += [
         "",
         "No key but `producer` expires. To remove an app for good, stop its workers and delete what",
-        "matches `sw:{app.*`; to remove one group, delete its keys and `XGROUP DESTROY` it in each",
-        "`events` stream, since trimming waits for every group that is there.",
+        "matches `sw:{app.*`; to remove one group, for which trimming waits as long as it is there,",
+        "[`streamworker repair APP --forget-group NAME`](operations.md#doctor-and-repair).",
         "",
         "[Security](security.md#users) has the least rights of a Redis user.",
         "",

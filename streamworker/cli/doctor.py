@@ -5,38 +5,24 @@ made is an answer too.
 """
 
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from streamworker.cli.checks import Check
+from streamworker.cli.doctor_groups import app_checks
+from streamworker.cli.doctor_server import server_checks
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AsJson, connected, print_json, run_async, say
 from streamworker.errors import StreamworkerError
 
 if TYPE_CHECKING:
     from streamworker.app import App
-    from streamworker.redisio.client import Backend, ServerInfo
 
-CLOCK_DIFFERENCE_MAX_MS = 1_000
-MEMORY_WARN, MEMORY_FAIL = 0.75, 0.9
 PYSPARK_MIN = (4, 2)
 PACKAGES = ("redis", "hiredis", "anyio", "msgspec", "pyarrow", "structlog", "typer", "rich")
-
-Verdict = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One answer."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    remedy: str = ""
 
 
 def doctor(
@@ -46,10 +32,12 @@ def doctor(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Check the server, Java and what is installed.
+    """Check the server, the app's groups, Java and what is installed.
 
-    Without an app it looks at the server of STREAMWORKER_REDIS_URL, or at localhost. Ends with 1
-    if a check fails; warnings do not count.
+    Without an app it looks at the server of STREAMWORKER_REDIS_URL, or at localhost. With one, at
+    its keys, groups, locks, acked logs and their readers too. It changes nothing, walks over no
+    keys but the app's own, and says of whatever is not well what to do. Ends with 1 if a check
+    fails; warnings do not count.
 
     \b
     Examples:
@@ -64,7 +52,7 @@ def doctor(
         if found is not None:
             checks += schemas(found)
     if found is not None or app is None:
-        checks += run_async(server, found)
+        checks += run_async(in_redis, found, app or "")
     if json:
         print_json(checks)
     else:
@@ -157,133 +145,23 @@ def schemas(app: "App") -> Iterator[Check]:
             yield Check(f"schema of {spec.name}", "ok", f"{len(schema)} columns")
 
 
-# -- the server --------------------------------------------------------------------------------
+# -- Redis -------------------------------------------------------------------------------------
 
 
-async def server(app: "App | None") -> list[Check]:
-    """Check that the server answers and keeps what it is given."""
+async def in_redis(app: "App | None", path: str) -> list[Check]:
+    """Check the server, and what the app has there."""
     from streamworker.app import App
     from streamworker.importing import with_override
 
+    given = app
+    checks: list[Check] = []
     try:
         app = app or with_override(App("doctor"))
         async with connected(app) as backend:
-            started = time.monotonic()
-            server_ms = await backend.time_ms()
-            took_ms = (time.monotonic() - started) * 1000
-            started = time.monotonic()
-            await backend.execute("PING")
-            ping_ms = (time.monotonic() - started) * 1000
-            info = await backend.info()
-            return [
-                Check("redis", "ok", f"{info.name} at {backend.address}, {ping_ms:.1f} ms a round trip"),
-                *(check(info) for check in INFO_CHECKS),
-                _clock(server_ms, took_ms),
-                await _client_list(backend),
-                *await _partitions(backend, app),
-            ]
+            checks += await server_checks(backend, app.name)
+            if given is not None:
+                checks += await app_checks(backend, given, path)
     except StreamworkerError as error:
-        return [Check("redis", "fail", error.message, error.remedy)]
-
-
-def _settings(info: "ServerInfo") -> Check:
-    from streamworker.redisio.client import check_server
-
-    try:
-        check_server(info)
-    except StreamworkerError as error:
-        return Check("eviction", "fail", error.message, error.remedy)
-    if info.maxmemory_policy is None:
-        return Check(
-            "eviction", "warn", "The server does not tell its policy.", "Make sure it is noeviction."
-        )
-    return Check("eviction", "ok", info.maxmemory_policy)
-
-
-def _memory(info: "ServerInfo") -> Check:
-    used = f"{info.used_memory / 2**20:,.0f} MiB used"
-    if not info.maxmemory:
-        return Check(
-            "memory",
-            "warn",
-            f"{used}, no limit",
-            "Set maxmemory: without it the system may kill the server when memory runs out.",
-        )
-    share = info.used_memory / info.maxmemory
-    text = f"{used} of {info.maxmemory / 2**20:,.0f} MiB, {share:.0%}"
-    if share < MEMORY_WARN:
-        return Check("memory", "ok", text)
-    verdict: Verdict = "fail" if share >= MEMORY_FAIL else "warn"
-    return Check(
-        "memory", verdict, text, "At 100% sends and commits are refused. Raise maxmemory, or see `lag`."
-    )
-
-
-def _persistence(info: "ServerInfo") -> Check:
-    if info.aof_enabled:
-        return Check("persistence", "ok", "append-only file")
-    return Check(
-        "persistence",
-        "warn",
-        "no append-only file",
-        "A crash of the server loses what came after its last snapshot. Set appendonly yes.",
-    )
-
-
-def _role(info: "ServerInfo") -> Check:
-    if info.role == "slave":
-        return Check("role", "fail", "a replica, which refuses writes", "Give the address of the primary.")
-    return Check("role", "ok", "primary")
-
-
-INFO_CHECKS: tuple[Callable[["ServerInfo"], Check], ...] = (_settings, _memory, _persistence, _role)
-
-
-def _clock(server_ms: int, took_ms: float) -> Check:
-    difference = round(server_ms - (time.time() * 1000 - took_ms / 2))
-    if abs(difference) > CLOCK_DIFFERENCE_MAX_MS + took_ms:
-        return Check(
-            "clock",
-            "warn",
-            f"the server's differs by {difference:,} ms",
-            "Nothing depends on it but what you read: times in tables are the server's. Run ntpd on both.",
-        )
-    return Check("clock", "ok", f"the server's differs by {difference:,} ms")
-
-
-async def _client_list(backend: "Backend") -> Check:
-    from streamworker.redisio.membership import connected as connections
-
-    mine, _ = await backend.identity()
-    if await connections(backend, [mine]) is None:
-        return Check(
-            "client list",
-            "warn",
-            "forbidden to this user",
-            "Without it dead workers are told from slow ones by session_timeout_ms alone: +client|list",
-        )
-    return Check("client list", "ok", "allowed")
-
-
-async def _partitions(backend: "Backend", app: "App") -> list[Check]:
-    """Compare what is declared with what is in Redis."""
-    from streamworker.redisio.keys import StreamKeys
-
-    checks = []
-    for stream in app.streams.values():
-        found = await backend.execute("HGET", StreamKeys(app.name, stream.name).meta, "partitions")
-        declared, name = stream.spec.partitions, f"stream {stream.name}"
-        if found is None:
-            checks.append(Check(name, "ok", f"{declared} partitions, not made yet"))
-        elif int(found) == declared:
-            checks.append(Check(name, "ok", f"{declared} partitions"))
-        else:
-            checks.append(
-                Check(
-                    name,
-                    "fail",
-                    f"declared with {declared} partitions, made with {int(found)}",
-                    f"Declare partitions={int(found)}, or give the stream another name.",
-                )
-            )
+        name = "connection" if checks else "redis"
+        checks.append(Check(name, "fail", error.message, error.remedy or "Try again."))
     return checks

@@ -13,6 +13,7 @@ from streamworker.cli import (
     dev,
     doctor,
     history,
+    repair,
     reset,
     run,
     send,
@@ -69,4 +70,5 @@ app.command()(reset.reset)
 app.command()(simulate.simulate)
 app.command()(bench.bench)
 app.command()(doctor.doctor)
+app.command()(repair.repair)
 app.command()(acl.acl)

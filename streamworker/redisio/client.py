@@ -316,6 +316,8 @@ class ServerInfo:
     rdb_last_save_ms: int
     role: str
     """``master`` or ``slave``."""
+    replicas: int
+    """That are connected."""
 
     @property
     def name(self) -> str:
@@ -341,6 +343,7 @@ def read_info(text: bytes) -> ServerInfo:
         aof_enabled=values.get("aof_enabled") == "1",
         rdb_last_save_ms=1000 * int(values.get("rdb_last_save_time", 0)),
         role=values.get("role", ""),
+        replicas=int(values.get("connected_slaves", 0)),
     )
 
 

@@ -55,6 +55,12 @@ CLAIM_GIVE_UP = _load("claim_give_up")
 LEASE_CHALLENGE = _load("lease_challenge")
 LEASE_RACE = _load("lease_race")
 LEASE_UPDATE = _load("lease_update")
+REPAIR_MEMBERS = _load("repair_members")
+REPAIR_LOCK = _load("repair_lock")
+REPAIR_READER = _load("repair_reader")
+REPAIR_LOG = _load("repair_log")
+REPAIR_PLACE = _load("repair_place")
+REPAIR_GROUP = _load("repair_group")
 
 ALL: tuple[Script, ...] = (
     REGISTER,
@@ -76,6 +82,12 @@ ALL: tuple[Script, ...] = (
     LEASE_CHALLENGE,
     LEASE_RACE,
     LEASE_UPDATE,
+    REPAIR_MEMBERS,
+    REPAIR_LOCK,
+    REPAIR_READER,
+    REPAIR_LOG,
+    REPAIR_PLACE,
+    REPAIR_GROUP,
 )
 
 ARGS_MAX = 7_900

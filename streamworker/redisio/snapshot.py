@@ -372,7 +372,16 @@ def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebal
         for place, (at_ms, message) in enumerate(known)
         if isinstance(message, GroupChanged)
     ]
-    return tuple(sorted([*changes, *_races(known)], key=lambda each: each.at_ms))
+    repairs = [_repair(at_ms, fields) for at_ms, fields in messages if fields.get("kind") == "repaired"]
+    return tuple(sorted([*changes, *_races(known), *repairs], key=lambda each: each.at_ms))
+
+
+def _repair(at_ms: int, fields: Mapping[str, str]) -> Rebalance:
+    """Return what somebody did by ``streamworker repair``: it moves nothing, and stands in the history."""
+    parts = fields.get("partitions", "").split(",")
+    partitions = tuple(int(each) for each in parts if each.isdecimal() and len(each) < 10)
+    what = f"{fields.get('what', '')} by {fields.get('by', '')}"
+    return Rebalance(0, "repair", what, at_ms, partitions, 0)
 
 
 def _races(known: Sequence[tuple[int, ControlMessage]]) -> list[Rebalance]:

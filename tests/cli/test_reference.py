@@ -40,6 +40,7 @@ def test_every_command_of_the_design_is_there() -> None:
             "simulate",
             "bench",
             "doctor",
+            "repair",
             "acl",
         ),
         *("dead list", "dead show", "dead replay", "dead drop"),

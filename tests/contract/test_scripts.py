@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from streamworker.core.entries import EntryId
-from streamworker.redisio import commit, scripts, streams
+from streamworker.redisio import commit, repair, scripts, streams
 from streamworker.redisio.client import Backend
 from streamworker.redisio.commit import CommitRequest, DeadLetter
 from streamworker.redisio.link import Argument
@@ -79,6 +79,16 @@ CALLS = {
             (GROUP.lease_grab, GROUP.lease_allocation, GROUP.control),
             ("w1.a", 1, 4, 9, 1, 5, 1, 6, 9),
         ),
+        Call(
+            scripts.REPAIR_MEMBERS,
+            (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads),
+            ("7", '{"v":1}', 2, "kind", "changed", "gone", "1|1|run|0"),
+        ),
+        Call(scripts.REPAIR_LOCK, (LOCK,), ("w1", 5)),
+        Call(scripts.REPAIR_READER, (GROUP.readers,), ("spark", "{}")),
+        Call(scripts.REPAIR_LOG, (LOCK, ACKED), ("log", 10, 100)),
+        Call(scripts.REPAIR_PLACE, (LOCK, EVENTS, ACKED, DEAD, GROUP.state(0)), ("price", "w1", "5")),
+        Call(scripts.REPAIR_GROUP, repair.group_keys(GROUP), ("7", "gone", "1|1|run|0")),
     )
 }
 KEY_PLACES = [(name, place) for name, call in CALLS.items() for place in range(len(call.keys))]
@@ -96,11 +106,12 @@ async def prepare(group: Group) -> None:
     await run("XADD", EVENTS, "2-0", "v", "y")
     await run("XGROUP", "CREATE", EVENTS, "price", "1-0")
     lock = ["owner", "w1", "epoch", "5", "generation", "7", "checkpoint", "1-0", "entries", "1", "rows", "10"]
-    await run("HSET", LOCK, *lock)
+    await run("HSET", LOCK, *lock, "log", "log")
     await run("XADD", ACKED, "10-0", "rows", "10")
     await run("XADD", DEAD, "1-0", "id", "1-0", "f.v", "x")
     await run("HSET", GROUP.claims, "1", "5|1|0|1-0|w1", "last", "5")
     await run("HSET", GROUP.beats, "a", "1|1|run|0", "gone", "1|1|run|0")
+    await run("HSET", GROUP.readers, "spark", "{}")
 
 
 @pytest.mark.usefixtures("small_nodes")
@@ -114,6 +125,8 @@ async def test_every_script_writes_where_the_types_are_right(
         raw.delete(LOCK)
     if name == "move_checkpoint":
         raw.hset(LOCK, "owner", "")
+    if name in {"repair_members", "repair_group"}:
+        raw.set(GROUP.members, '{"generation":7,"v":1}')
     before = everything(raw)
     call = CALLS[name]
     reply = await group.backend.run(call.script, call.keys, call.args)

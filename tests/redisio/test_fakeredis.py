@@ -17,6 +17,7 @@ from streamworker.core.entries import EntryId
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio import scripts
 from streamworker.redisio.commit import CommitRequest, DeadLetter, commit_call
+from streamworker.redisio.repair import group_keys
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.streams import Append, Headers, Payload, append_call
 from tests.contract.support import GROUP, STREAM, batch_of
@@ -287,8 +288,31 @@ def a_race(t: Transcript) -> None:
     t.run(scripts.LEASE_CHALLENGE, (*hashes, GROUP.control), ("w2", 1, "free", 1, "overdue"))
 
 
+def repairs(t: Transcript) -> None:
+    """What a dead group leaves behind is taken away; each deed a second time, when it has changed."""
+    t.client.xadd(EVENTS, {"v": "x"}, id="1-0")
+    t.client.xgroup_create(EVENTS, "price", "0-0")
+    t.client.hset(LOCK, mapping={"owner": "w1", "epoch": 5, "checkpoint": "0-0", "log": "L"})
+    t.client.xadd(ACKED, {"rows": "9"}, id="9-0")
+    t.client.hset(GROUP.readers, "spark", "{}")
+    t.client.set(GROUP.members, '{"generation":7,"v":1}')
+    t.client.hset(GROUP.beats, "w1", "1|1|run|0")
+    group = (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads)
+    for _ in range(2):
+        t.run(scripts.REPAIR_MEMBERS, group, (7, '{"v":1}', 2, "kind", "changed", "w1", "1|1|run|0"))
+        t.run(scripts.REPAIR_LOCK, (LOCK,), ("w1", 5))
+        t.run(scripts.REPAIR_READER, (GROUP.readers,), ("spark", "{}"))
+        t.run(scripts.REPAIR_LOG, (LOCK, ACKED), ("L", 9, 10))
+    t.look()
+    for _ in range(2):
+        t.run(scripts.REPAIR_PLACE, (LOCK, EVENTS, ACKED, DEAD, STATE), ("price", "", 6))
+        t.run(scripts.REPAIR_GROUP, group_keys(GROUP), ("",))
+    t.look()
+
+
 SCENARIOS = (
     claims,
+    repairs,
     a_race,
     registering,
     a_life_of_a_lock,

@@ -1,0 +1,256 @@
+"""The app's part of ``doctor``: streams, groups, locks, acked logs and their readers in Redis."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from streamworker.cli.checks import Check, Verdict
+from streamworker.errors import StreamworkerError
+
+if TYPE_CHECKING:
+    from streamworker.app import App, Stream
+    from streamworker.core.snapshot import GroupSnapshot, PartitionView
+    from streamworker.processors import ProcessorSpec
+    from streamworker.redisio.client import Backend
+    from streamworker.redisio.health import Holder
+
+READER_STILL_MS = 600_000
+"""A reader that is behind and has not moved for this long is named: a query commits every few seconds
+while it has something to read, and a long batch takes minutes."""
+LOG_WARN, LOG_FAIL = 0.5, 0.9
+SHOWN = 4
+
+
+async def app_checks(backend: "Backend", app: "App", path: str) -> list[Check]:
+    """Check what an app has in Redis; each check for itself, so that one broken key hides nothing else.
+
+    Parameters
+    ----------
+    path
+        How the app is named on the command line, for what is said to do.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without an answer.
+    """
+    checks = [await _key_types(backend, app)]
+    for stream in app.streams.values():
+        checks += await _stream(backend, app, path, stream)
+    for spec in app.processors.values():
+        checks += await _group(backend, app, path, spec)
+    return checks
+
+
+async def _key_types(backend: "Backend", app: "App") -> Check:
+    from streamworker.redisio import health
+
+    expected: dict[str, str] = {}
+    for stream in app.streams.values():
+        expected |= health.stream_types(app.name, stream.name, stream.spec.partitions)
+    for spec in app.processors.values():
+        expected |= health.group_types(app.name, spec.stream.name, spec.name, spec.stream.partitions)
+    wrong = await health.wrong_types(backend, expected)
+    if not wrong:
+        return Check("keys", "ok", f"{len(expected):,} keys hold what they should, or nothing")
+    shown = [f"{key} holds a {kind}, not a {expected[key]}" for key, kind in wrong.items()]
+    return Check(
+        "keys",
+        "fail",
+        _some(shown, "; "),
+        "Another program wrote there. Look at it, and delete the key if nobody needs what it holds: "
+        "a lock or a checkpoint is then taken from the group of the stream, or begins anew.",
+    )
+
+
+# -- streams -----------------------------------------------------------------------------------
+
+
+async def _stream(backend: "Backend", app: "App", path: str, stream: "Stream[object]") -> list[Check]:
+    """Compare what is declared with what is in Redis."""
+    from streamworker.redisio import health
+    from streamworker.redisio.keys import StreamKeys
+
+    keys = StreamKeys(app.name, stream.name)
+    declared, name = stream.spec.partitions, f"stream {stream.name}"
+    try:
+        found = await backend.execute("HGET", keys.meta, "partitions")
+        if found is None:
+            return [Check(name, "ok", f"{declared} partitions, not made yet")]
+        if int(found) != declared:
+            return [
+                Check(
+                    name,
+                    "fail",
+                    f"declared with {declared} partitions, made with {int(found)}",
+                    f"Declare partitions={int(found)}, or give the stream another name.",
+                )
+            ]
+        holders = await health.holders(backend, keys, declared)
+    except StreamworkerError as error:
+        return [Check(name, "fail", error.message, error.remedy or "Look at the key with TYPE.")]
+    ours = {spec.name for spec in app.processors.values() if spec.stream.name == stream.name}
+    return [Check(name, "ok", f"{declared} partitions"), *_strangers(path, name, holders, ours)]
+
+
+def _strangers(path: str, name: str, holders: "Sequence[Holder]", ours: set[str]) -> Iterator[Check]:
+    """Name groups that hold a stream back and are no processor of the app."""
+    for holder in holders:
+        if holder.name in ours:
+            continue
+        pending = f", {holder.pending:,} given and not acknowledged" if holder.pending else ""
+        yield Check(
+            f"{name}: {holder.name}",
+            "warn",
+            f"not declared by the app, and keeps what it has not read: {holder.lag:,} entries{pending}",
+            "If another deployment runs it, all is well. If nobody does: "
+            f"streamworker repair {path} --forget-group {holder.name}",
+        )
+
+
+# -- groups ------------------------------------------------------------------------------------
+
+
+async def _group(backend: "Backend", app: "App", path: str, spec: "ProcessorSpec") -> list[Check]:
+    from streamworker.redisio.snapshot import take_snapshot
+
+    settings = app.settings
+    try:
+        snapshot = await take_snapshot(
+            backend, app.name, spec.stream.name, spec.name, silent_after_ms=settings.session_timeout_ms
+        )
+    except StreamworkerError as error:
+        return [Check(f"group {spec.name}", "fail", error.message, error.remedy or "Look at its keys.")]
+    checks = [_members(snapshot, spec, path), _locks(snapshot, spec, path), _partitions(snapshot, spec)]
+    if spec.forward:
+        checks += [_log(snapshot, spec, path, settings.acked_entries_max), *_readers(snapshot, spec, path)]
+    return checks
+
+
+def _members(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Check:
+    name = f"group {spec.name}"
+    silent = [member for member in snapshot.members if member.state == "silent"]
+    alive = sum(member.state not in ("silent", "held") for member in snapshot.members)
+    counts = f"{alive} members, {len(snapshot.partitions)} partitions, lag {snapshot.lag:,}"
+    if silent:
+        ages = [
+            f"{member.name} for {member.beat_age_ms // 1000:,} s" if member.beat_age_ms else member.name
+            for member in silent
+        ]
+        remedy = (
+            "The other members remove those that are dead; look at `history`."
+            if alive
+            else f"Start a worker: it takes over. Or tidy up: streamworker repair {path}"
+        )
+        return Check(name, "warn", f"{counts}; silent: {_some(ages)}", remedy)
+    if alive:
+        return Check(name, "ok", counts)
+    if not any(view.epoch for view in snapshot.partitions):
+        return Check(name, "ok", f"has never run; {snapshot.lag:,} entries wait for it")
+    return Check(
+        name,
+        "warn" if snapshot.lag else "ok",
+        f"no members, lag {snapshot.lag:,}",
+        f"Nobody runs it, and its stream is not trimmed: streamworker run {path} -p {spec.name}"
+        if snapshot.lag
+        else "",
+    )
+
+
+def _locks(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Check:
+    name = f"locks {spec.name}"
+    members = {member.id for member in snapshot.members}
+    orphans = [view for view in snapshot.partitions if view.owner and view.owner not in members]
+    if not orphans:
+        held = sum(view.owner is not None for view in snapshot.partitions)
+        return Check(name, "ok", f"{held} of {len(snapshot.partitions)} held, each by a member")
+    owners = sorted({view.owner or "" for view in orphans})
+    return Check(
+        name,
+        "warn",
+        f"{len(orphans)} held by {_some(owners)}, no member any more: partitions {_numbers(orphans)}",
+        f"The next worker takes them; nothing is lost. To release them now: streamworker repair {path}",
+    )
+
+
+def _partitions(snapshot: "GroupSnapshot", spec: "ProcessorSpec") -> Check:
+    name = f"partitions {spec.name}"
+    halted = [view for view in snapshot.partitions if view.state == "halted"]
+    if halted:
+        return Check(
+            name,
+            "fail",
+            f"{len(halted)} halted: partition {halted[0].partition}: {halted[0].reason}",
+            "Correct the function or the record, and restart: docs/operations.md, a halted partition.",
+        )
+    held_up = [view for view in snapshot.partitions if view.reason]
+    if held_up:
+        return Check(
+            name,
+            "warn",
+            f"{len(held_up)} held up: partition {held_up[0].partition}: {held_up[0].reason}",
+            "The log of its worker has the stack: docs/operations.md, a partition that stands still.",
+        )
+    waiting = [view for view in snapshot.partitions if view.lag and view.state in ("acquiring", "unowned")]
+    if waiting and any(member.state == "active" for member in snapshot.members):
+        return Check(
+            name,
+            "warn",
+            f"{len(waiting)} with entries and without an owner: {_numbers(waiting)}",
+            "They are handed over now, or a former owner has not let go: look again, and at `status`.",
+        )
+    return Check(name, "ok", "none halted or held up")
+
+
+# -- acked logs --------------------------------------------------------------------------------
+
+
+def _log(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str, limit: int) -> Check:
+    name = f"log {spec.name}"
+    entries = sum(view.acked_length for view in snapshot.partitions)
+    fullest = max(snapshot.partitions, key=lambda view: view.acked_length, default=None)
+    most = fullest.acked_length if fullest else 0
+    share = most / limit
+    text = f"{entries:,} entries, the fullest partition has {most:,} of {limit:,}"
+    verdict: Verdict = "fail" if share >= LOG_FAIL else "warn" if share >= LOG_WARN else "ok"
+    if snapshot.readers:
+        remedy = "Readers are too slow or gone: see the readers below. At the limit commits wait."
+        return Check(
+            name, verdict, f"{text}; readers: {len(snapshot.readers)}", remedy if share >= LOG_WARN else ""
+        )
+    if not entries:
+        return Check(name, "ok", "empty; no reader has registered")
+    return Check(
+        name,
+        verdict if share >= LOG_FAIL else "warn",
+        f"nobody reads it: {text}",
+        f"At the limit commits wait. Start its pipeline: streamworker spark {path}. Or declare "
+        f"forward=False. Or drop what is there: streamworker repair {path} --trim-log {spec.name}",
+    )
+
+
+def _readers(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Iterator[Check]:
+    for reader in snapshot.readers:
+        name = f"reader {reader.name} of {spec.name}"
+        still_ms = snapshot.taken_ms - reader.updated_ms
+        text = f"{reader.lag_rows:,} rows behind, moved {still_ms // 1000:,} s ago"
+        if not reader.updated_ms:
+            text = "its position cannot be read, so nothing is trimmed"
+        if reader.updated_ms and (still_ms < READER_STILL_MS or not reader.lag_rows):
+            yield Check(name, "ok", text)
+            continue
+        yield Check(
+            name,
+            "warn",
+            text,
+            "Start its pipeline. If it will not come back: "
+            f"streamworker repair {path} --forget-reader {reader.name}",
+        )
+
+
+def _some(texts: Sequence[str], comma: str = ", ") -> str:
+    more = f"{comma}and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return comma.join(texts[:SHOWN]) + more
+
+
+def _numbers(views: "Sequence[PartitionView]") -> str:
+    return _some([str(view.partition) for view in views])

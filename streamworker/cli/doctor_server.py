@@ -1,0 +1,187 @@
+"""The server's part of ``doctor``: is it set up so that nothing gets lost? It only reads."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from streamworker.cli.checks import Check, Verdict
+from streamworker.errors import StreamworkerError
+
+if TYPE_CHECKING:
+    from streamworker.redisio.client import Backend, ServerInfo
+    from streamworker.redisio.health import Rights
+
+CLOCK_DIFFERENCE_MAX_MS = 1_000
+MEMORY_WARN, MEMORY_FAIL = 0.75, 0.9
+MISSING_SHOWN = 4
+
+
+async def server_checks(backend: "Backend", app_name: str) -> list[Check]:
+    """Check one server.
+
+    Raises
+    ------
+    BackendError
+        If it does not answer.
+    """
+    from streamworker.redisio import health
+
+    started = time.monotonic()
+    server_ms = await backend.time_ms()
+    took_ms = (time.monotonic() - started) * 1000
+    started = time.monotonic()
+    await backend.execute("PING")
+    ping_ms = (time.monotonic() - started) * 1000
+    info = await backend.info()
+    return [
+        Check("redis", "ok", f"{info.name} at {backend.address}, {ping_ms:.1f} ms a round trip"),
+        *(check(info) for check in INFO_CHECKS),
+        persistence(info, await health.configuration(backend)),
+        _clock(server_ms, took_ms),
+        await _client_list(backend),
+        _scripts(await health.cached_scripts(backend)),
+        user_rights(await health.rights(backend, app_name)),
+    ]
+
+
+def _settings(info: "ServerInfo") -> Check:
+    from streamworker.redisio.client import check_server
+
+    try:
+        check_server(info)
+    except StreamworkerError as error:
+        return Check("eviction", "fail", error.message, error.remedy)
+    if info.maxmemory_policy is None:
+        return Check(
+            "eviction", "warn", "The server does not tell its policy.", "Make sure it is noeviction."
+        )
+    return Check("eviction", "ok", info.maxmemory_policy)
+
+
+def _memory(info: "ServerInfo") -> Check:
+    used = f"{info.used_memory / 2**20:,.0f} MiB used"
+    if not info.maxmemory:
+        return Check(
+            "memory",
+            "warn",
+            f"{used}, no limit",
+            "Set maxmemory: without it the system may kill the server when memory runs out.",
+        )
+    share = info.used_memory / info.maxmemory
+    text = f"{used} of {info.maxmemory / 2**20:,.0f} MiB, {share:.0%}"
+    if share < MEMORY_WARN:
+        return Check("memory", "ok", text)
+    verdict: Verdict = "fail" if share >= MEMORY_FAIL else "warn"
+    return Check(
+        "memory", verdict, text, "At 100% sends and commits are refused. Raise maxmemory, or see `lag`."
+    )
+
+
+def _role(info: "ServerInfo") -> Check:
+    if info.role == "slave":
+        return Check("role", "fail", "a replica, which refuses writes", "Give the address of the primary.")
+    return Check("role", "ok", "primary")
+
+
+INFO_CHECKS: tuple[Callable[["ServerInfo"], Check], ...] = (_settings, _memory, _role)
+
+
+def persistence(info: "ServerInfo", settings: Mapping[str, str] | None) -> Check:
+    """Say in words what the server as it is set up can lose.
+
+    Parameters
+    ----------
+    settings
+        Of the server; None if this user may not ask, and it is left open how often it writes.
+    """
+    lost, remedy = _lost_in_a_crash(info, settings)
+    writes = (settings or {}).get("min-replicas-to-write", "0")
+    if info.replicas and writes == "0":
+        lost += (
+            f"; a failover to one of {info.replicas} replicas, what that had not received "
+            "(min-replicas-to-write is 0, so writes go on when none follows)"
+        )
+    elif info.replicas:
+        lost += f"; a failover, what {writes} of {info.replicas} replicas had not received yet"
+    else:
+        lost += "; the loss of its disk, all: it has no replica"
+    return Check("persistence", "warn" if remedy else "ok", f"A crash of its machine loses {lost}.", remedy)
+
+
+def _lost_in_a_crash(info: "ServerInfo", settings: Mapping[str, str] | None) -> tuple[str, str]:
+    if info.aof_enabled:
+        match (settings or {}).get("appendfsync"):
+            case "always":
+                return "nothing that was confirmed (appendfsync always)", ""
+            case "everysec":
+                return "about the last second (appendfsync everysec)", ""
+            case "no":
+                remedy = "Set appendfsync everysec, or always: else the system decides when it writes."
+                return "about the last half minute (appendfsync no)", remedy
+        return "what came since the append-only file was last written; this user may not ask how often", ""
+    remedy = "Set appendonly yes."
+    if settings is None:
+        return "what came after its last snapshot, if it makes any: no append-only file", remedy
+    points = re.findall(r"(\d+) (\d+)", settings.get("save", ""))
+    if not points:
+        return "everything: neither an append-only file nor snapshots", remedy
+    every = max(int(seconds) for seconds, _ in points)
+    return f"what came after its last snapshot, up to {every:,} s (save): no append-only file", remedy
+
+
+def _clock(server_ms: int, took_ms: float) -> Check:
+    difference = round(server_ms - (time.time() * 1000 - took_ms / 2))
+    if abs(difference) > CLOCK_DIFFERENCE_MAX_MS + took_ms:
+        return Check(
+            "clock",
+            "warn",
+            f"the server's differs by {difference:,} ms",
+            "Nothing depends on it but what you read: times in tables are the server's. Run ntpd on both.",
+        )
+    return Check("clock", "ok", f"the server's differs by {difference:,} ms")
+
+
+async def _client_list(backend: "Backend") -> Check:
+    from streamworker.redisio.membership import connected as connections
+
+    mine, _ = await backend.identity()
+    if await connections(backend, [mine]) is None:
+        return Check(
+            "client list",
+            "warn",
+            "forbidden to this user",
+            "Without it dead workers are told from slow ones by session_timeout_ms alone: +client|list",
+        )
+    return Check("client list", "ok", "allowed")
+
+
+def _scripts(cached: tuple[int, int] | None) -> Check:
+    if cached is None:
+        return Check("scripts", "ok", "not told to this user; each is sent again where it is missing")
+    there, total = cached
+    return Check("scripts", "ok", f"{there} of {total} in the cache; others are sent when they are needed")
+
+
+def user_rights(rights: "Rights | None") -> Check:
+    """Say which roles the user of this connection has the rights for."""
+    if rights is None:
+        return Check(
+            "rights",
+            "warn",
+            "this user may not ask (ACL WHOAMI, ACL DRYRUN)",
+            "Compare what ACL GETUSER says of it with `streamworker acl APP`.",
+        )
+    may = [role for role, missing in rights.missing.items() if not missing]
+    cannot = rights.missing["worker"]
+    if not cannot:
+        return Check("rights", "ok", f"user {rights.user} may do what these need: {', '.join(may)}")
+    more = f" and {len(cannot) - MISSING_SHOWN} more" if len(cannot) > MISSING_SHOWN else ""
+    shown = ", ".join(cannot[:MISSING_SHOWN])
+    others = f"; it has the rights of: {', '.join(may)}" if may else ""
+    return Check(
+        "rights",
+        "warn" if may else "fail",
+        f"user {rights.user} may not do all that a worker needs: {shown}{more}{others}",
+        "`streamworker acl APP --user worker` prints the rules.",
+    )

@@ -1,0 +1,18 @@
+-- uses: types
+-- Removes the keys of a group that belong to no partition, if nobody has joined it or has sent a
+-- heartbeat since somebody looked.
+--
+-- KEYS  1 members (string)  2 beats (hash)  3 control (stream)  4 loads (hash)  5 claims (hash)
+--       6 grab (hash)  7 allocation (hash)  8 readers (hash)  9 schemas (hash)
+-- ARGV  1 generation that was read; '' if there was no document
+--       then (member id, its heartbeat as it was read; '' if there was none) for each member
+-- reply [OK, keys removed] | [CHANGED] | [BADTYPE, key]
+local wrong = wrong_type({'string', 'hash', 'stream', 'hash', 'hash', 'hash', 'hash', 'hash', 'hash'})
+if wrong then return {'BADTYPE', wrong} end
+local document = redis.call('GET', KEYS[1])
+local generation = document and string.match(document, '^{"generation":(%d+)') or ''
+if generation ~= ARGV[1] then return {'CHANGED'} end
+for i = 2, #ARGV, 2 do
+  if (redis.call('HGET', KEYS[2], ARGV[i]) or '') ~= ARGV[i + 1] then return {'CHANGED'} end
+end
+return {'OK', redis.call('UNLINK', unpack(KEYS))}

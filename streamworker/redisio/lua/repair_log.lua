@@ -1,0 +1,17 @@
+-- uses: types ids trim
+-- Drops the rows of an acked log that nobody reads, up to a row, if it is still the same log. Some at
+-- a time, so that the server is never busy for long: call it again until it has dropped none.
+--
+-- KEYS  1 lock (hash)  2 acked (stream)
+-- ARGV  1 identity of the log  2 row  3 most entries to drop
+-- reply [OK, entries dropped] | [CHANGED] | [BADTYPE, key]
+local wrong = wrong_type({'hash', 'stream'})
+if wrong then return {'BADTYPE', wrong} end
+if redis.call('HGET', KEYS[1], 'log') ~= ARGV[1] then return {'CHANGED'} end
+local row = tonumber(ARGV[2])
+local dropped = trim_acked(KEYS[2], row, tonumber(ARGV[3]))
+-- A trim of whole nodes leaves a part of the last one; that is short.
+if dropped == 0 and row > 0 then
+  dropped = redis.call('XTRIM', KEYS[2], 'MINID', '=', string.format('%.0f-0', row + 1))
+end
+return {'OK', dropped}

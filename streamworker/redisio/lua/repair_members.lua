@@ -1,0 +1,34 @@
+-- uses: types
+-- Removes members that are dead from a group of which nobody is left to do it. It does what a peer
+-- would, if nothing has changed since somebody looked: neither the document nor the last heartbeat of
+-- any of them. One that woke meanwhile stays, and so does everything else.
+--
+-- KEYS  1 members (string)  2 control (stream)  3 beats (hash)  4 loads (hash)
+-- ARGV  1 generation that was read
+--       2 new document, JSON without its generation: '{' and at least one field
+--       3 number of fields and values of the message, without its generation, then these
+--       then (member id, its heartbeat as it was read; '' if there was none) for each that is removed
+-- reply [OK, generation] | [CHANGED] | [BADTYPE, key]
+local MESSAGES = 10000
+
+local wrong = wrong_type({'string', 'stream', 'hash', 'hash'})
+if wrong then return {'BADTYPE', wrong} end
+local document = redis.call('GET', KEYS[1])
+local generation = document and string.match(document, '^{"generation":(%d+)')
+if generation ~= ARGV[1] then return {'CHANGED'} end
+local n = tonumber(ARGV[3])
+for i = 4 + n, #ARGV, 2 do
+  if (redis.call('HGET', KEYS[3], ARGV[i]) or '') ~= ARGV[i + 1] then return {'CHANGED'} end
+end
+
+-- HDEL is allowed when memory is full, and so is all that follows it.
+redis.call('HDEL', KEYS[3], '')
+local next_generation = text(math.max(server_ms(), tonumber(generation) + 1))
+redis.call('SET', KEYS[1], '{"generation":' .. next_generation .. ',' .. string.sub(ARGV[2], 2))
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
+  unpack(ARGV, 4, 3 + n))
+for i = 4 + n, #ARGV, 2 do
+  redis.call('HDEL', KEYS[3], ARGV[i])
+  redis.call('HDEL', KEYS[4], ARGV[i])
+end
+return {'OK', next_generation}

@@ -1,0 +1,290 @@
+"""`doctor` names what is not well in Redis and what to do; `repair` does it, and harms nothing that lives."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from streamworker.cli.doctor_server import persistence, user_rights
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.redisio.client import ServerInfo, read_info
+from streamworker.redisio.health import SAMPLES, Rights
+from streamworker.redisio.rights import ROLES, acl_rules
+from tests.cli.conftest import Invoke
+from tests.conftest import SpawnWorker
+from tests.contract.support import everything, url_of_user
+from tests.helpers import wait_for
+
+QUICK = {
+    "STREAMWORKER_HEARTBEAT_INTERVAL_MS": "100",
+    "STREAMWORKER_CALL_TIMEOUT_MS": "500",
+    "STREAMWORKER_DEAD_AFTER_MS": "300",
+    "STREAMWORKER_SESSION_TIMEOUT_MS": "1500",
+    "STREAMWORKER_FOUNDING_PAUSE_MS": "1",
+}
+"""A member counts as silent soon, so that the test need not wait."""
+
+
+@pytest.fixture
+def raw(redis_url: str) -> redis.Redis:
+    """The server, as it is."""
+    return redis.Redis.from_url(redis_url)
+
+
+def checks(streamworker: Invoke, *arguments: str) -> dict[str, dict[str, str]]:
+    """What `doctor` says of the app, by the name of the check."""
+    result = streamworker("doctor", "shop:app", "--json", *arguments)
+    found = json.loads(result.stdout)
+    assert all(check["remedy"] for check in found if check["verdict"] != "ok")
+    return {check["name"]: check for check in found}
+
+
+def plan(streamworker: Invoke, *arguments: str) -> list[dict[str, Any]]:
+    """What `repair` would do."""
+    result = streamworker("repair", "shop:app", "--dry-run", "--json", *arguments)
+    assert result.exit_code == ExitCode.OK, result.output
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    return found
+
+
+def silent(raw: "redis.Redis") -> bool:
+    """Whether the only member's last heartbeat is as old as the session timeout."""
+    seconds, micros = raw.time()
+    beats: Any = raw.hvals("sw:{shop.orders:price}:beats")
+    (beat,) = beats
+    return seconds * 1000 + micros // 1000 - int(beat.split(b"|")[0]) > 1_500
+
+
+def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
+    streamworker: Invoke, spawn: SpawnWorker, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that sleeps: its connection is there. Of one that died the name goes, and its locks."""
+    for name, value in QUICK.items():
+        monkeypatch.setenv(name, value)
+    worker = spawn("run", "shop:price", "--name", "w1")
+    wait_for(lambda: "partition_started" in worker.log(), "it has begun")
+    before = raw.get("sw:{shop.orders:price}:members")
+    result = streamworker("repair", "shop:app", "--yes")
+    assert (result.exit_code, result.stdout) == (ExitCode.OK, "There is nothing to repair.\n")
+
+    worker.send_signal(signal.SIGSTOP)
+    wait_for(lambda: silent(raw), "it is silent")
+    assert plan(streamworker) == []
+    worker.send_signal(signal.SIGCONT)
+    wait_for(lambda: not silent(raw), "it is back")
+    assert raw.get("sw:{shop.orders:price}:members") == before
+
+    worker.kill()
+    wait_for(lambda: silent(raw), "it is silent for good")
+    said = checks(streamworker)
+    assert "silent: w1" in said["group price"]["found"]
+    assert "streamworker repair shop:app" in said["group price"]["remedy"]
+    there = everything(raw)
+    assert [step["deed"] for step in plan(streamworker)] == ["remove members", "release locks"]
+    refused = streamworker("repair", "shop:app")
+    assert (refused.exit_code, "--yes" in refused.stderr) == (ExitCode.USAGE, True)
+    assert everything(raw) == there
+
+    done = streamworker("repair", "shop:app", "--yes", "--json")
+    assert [step["outcome"] for step in json.loads(done.stdout)] == ["done", "done"]
+    assert plan(streamworker) == []
+    snapshot = json.loads(streamworker("status", "shop:price", "--json").stdout)[0]
+    assert snapshot["members"] == []
+    assert {view["owner"] for view in snapshot["partitions"]} == {None}
+    told = json.loads(streamworker("history", "shop:price", "--json").stdout)
+    assert [(each["cause"], each["moved"]) for each in told[-2:]] == [
+        ("repair", []),
+        ("repair", [0, 1, 2, 3]),
+    ]
+    assert told[-2]["member"] == "w1"
+    assert told[-1]["member"].startswith("release locks by ")
+
+
+def unwell(raw: "redis.Redis") -> None:
+    """Leave all kinds of things behind: a dead owner, a reader, a full log, a group of long ago."""
+    raw.hset("sw:{shop.orders}:stream", mapping={"app": "shop", "stream": "orders", "partitions": 4})
+    document = {"v": 1, "partitions": 4, "strategy": "range", "members": [], "owners": [None] * 4}
+    raw.set("sw:{shop.orders:price}:members", '{"generation":7,' + json.dumps(document)[1:])
+    for p in range(4):
+        raw.xadd(f"sw:{{shop.orders.{p}}}:events", {"v": "{}"}, id="1-0")
+        for group in ("price", "audit", "old"):
+            raw.xgroup_create(f"sw:{{shop.orders.{p}}}:events", group, "0-0")
+            lock: dict[Any, Any] = {
+                "owner": "",
+                "epoch": "5",
+                "checkpoint": "0-0",
+                "rows": "100",
+                "log": "L",
+                "since": "1",
+            }
+            raw.hset(f"sw:{{shop.orders.{p}}}:lock:{group}", mapping=lock)
+        for row in (50, 100):
+            raw.xadd(f"sw:{{shop.orders.{p}}}:acked:price", {"rows": 50}, id=f"{row}-0")
+        raw.xadd(f"sw:{{shop.orders.{p}}}:dead:old", {"id": "1-0"})
+    raw.hset("sw:{shop.orders.2}:lock:price", "owner", "w9.dead")
+
+
+def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_named(
+    streamworker: Invoke, raw: "redis.Redis", shop: Path
+) -> None:
+    """What holds unread rows goes only by an option, and nothing else goes with it."""
+    unwell(raw)
+    said = checks(streamworker)
+    verdicts = {name: said[name]["verdict"] for name in ("stream orders: old", "locks price", "log price")}
+    assert set(verdicts.values()) == {"warn"}, verdicts
+    assert "4 entries" in said["stream orders: old"]["found"]
+    assert "w9.dead, no member any more: partitions 2" in said["locks price"]["found"]
+    assert "nobody reads it: 8 entries" in said["log price"]["found"]
+    assert "no members, lag 4" in said["group price"]["found"]
+
+    assert [step["deed"] for step in plan(streamworker)] == ["release locks"]
+    arguments = ("--forget-group", "old", "--trim-log", "price")
+    done = streamworker("repair", "shop:app", "--yes", *arguments)
+    assert done.exit_code == ExitCode.OK, done.output
+    for line in ("release locks of price: done", "trim log of price: done; 8 entries dropped"):
+        assert line in done.stdout
+    assert not raw.keys("*:old")
+    assert {g["name"] for g in raw.xinfo_groups("sw:{shop.orders.0}:events")} == {b"price", b"audit"}
+    assert raw.xlen("sw:{shop.orders.0}:events") == 1
+    assert raw.hget("sw:{shop.orders.2}:lock:price", "owner") == b""
+    assert int(raw.hget("sw:{shop.orders.2}:lock:price", "epoch") or 0) == 6
+    again = streamworker("repair", "shop:app", "--yes", "--trim-log", "price")
+    assert again.stdout == "There is nothing to repair.\n"
+    gone = streamworker("repair", "shop:app", "--yes", "--forget-group", "old")
+    assert (gone.exit_code, "has a group 'old'" in gone.stderr) == (ExitCode.CONFIGURATION, True)
+
+
+def test_a_reader_that_rests_is_named_and_forgotten_only_when_it_is_gone(
+    streamworker: Invoke, raw: "redis.Redis", shop: Path
+) -> None:
+    """One that moved a moment ago is at work, whoever says otherwise; a log with readers is not dropped."""
+    unwell(raw)
+    readers = "sw:{shop.orders:price}:readers"
+    raw.hset(readers, "spark", '{"p":{"0":50},"log":{"0":"L"},"at":1000}')
+    reader = checks(streamworker)["reader spark of price"]
+    assert (reader["verdict"], "350 rows behind" in reader["found"]) == ("warn", True)
+    assert "--forget-reader spark" in reader["remedy"]
+    refused = streamworker("repair", "shop:app", "--yes", "--trim-log", "price")
+    assert (refused.exit_code, "has readers: spark" in refused.stderr) == (ExitCode.FAILED, True)
+    seconds, _ = raw.time()
+    raw.hset(readers, "spark", json.dumps({"p": {"0": 50}, "log": {"0": "L"}, "at": seconds * 1000}))
+    assert checks(streamworker)["reader spark of price"]["verdict"] == "ok"
+    refused = streamworker("repair", "shop:app", "--yes", "--forget-reader", "spark")
+    assert (refused.exit_code, "it is at work" in refused.stderr) == (ExitCode.FAILED, True)
+    raw.hset(readers, "spark", '{"p":{"0":50},"log":{"0":"L"},"at":1000}')
+    done = streamworker("repair", "shop:app", "--yes", "--forget-reader", "spark")
+    assert "forget reader of price: done" in done.stdout
+    assert not raw.exists(readers)
+    assert raw.xlen("sw:{shop.orders.0}:acked:price") == 2
+
+
+def test_a_group_that_the_app_declares_is_not_forgotten(invoke: Invoke) -> None:
+    """Nor is a log trimmed that there is not: refused before Redis is asked."""
+    refused = invoke("repair", "shop:app", "--forget-group", "price")
+    assert (refused.exit_code, "declares the processor" in refused.stderr) == (ExitCode.CONFIGURATION, True)
+    assert invoke("repair", "shop:app", "--trim-log", "prize").exit_code == ExitCode.CONFIGURATION
+    assert invoke("repair", "shop:app", "--json").exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("key", ["sw:{shop.orders.3}:state:price", "sw:{shop.orders:audit}:members"])
+def test_a_key_of_another_type_is_named_and_hides_no_other_check(
+    streamworker: Invoke, raw: "redis.Redis", shop: Path, key: str
+) -> None:
+    """Each key that the app can have is looked at, and nothing is walked over."""
+    raw.rpush(key, "mine")
+    raw.config_resetstat()
+    said = checks(streamworker)
+    assert f"{key} holds a list" in said["keys"]["found"]
+    assert said["stream orders"]["verdict"] == "ok"
+    assert {"group price", "group audit"} < set(said)
+    calls = {name.removeprefix("cmdstat_"): each["calls"] for name, each in raw.info("commandstats").items()}
+    assert not {"keys", "scan"} & set(calls)
+    writes = {"set", "hset", "hdel", "del", "unlink", "xadd", "xtrim", "expire"}
+    assert not writes & set(calls)
+
+
+# -- what the server can lose, and what a user may do --------------------------------------------
+
+
+def info(**fields: object) -> ServerInfo:
+    """What a server says, here only as much as matters."""
+    return read_info("\r\n".join(f"{name}:{value}" for name, value in fields.items()).encode())
+
+
+@pytest.mark.parametrize(
+    "server, settings, verdict, found",
+    [
+        (info(aof_enabled=1), {"appendfsync": "always"}, "ok", "nothing that was confirmed"),
+        (info(aof_enabled=1), {"appendfsync": "everysec"}, "ok", "about the last second"),
+        (info(aof_enabled=1), {"appendfsync": "no"}, "warn", "about the last half minute"),
+        (info(aof_enabled=1), None, "ok", "this user may not ask how often"),
+        (info(aof_enabled=0), {"save": "3600 1 300 100"}, "warn", "last snapshot, up to 3,600 s"),
+        (info(aof_enabled=0), {"save": ""}, "warn", "everything: neither"),
+        (info(aof_enabled=0), None, "warn", "if it makes any"),
+        (info(aof_enabled=1), {"appendfsync": "always"}, "ok", "it has no replica"),
+        (
+            info(aof_enabled=1, connected_slaves=2),
+            {"appendfsync": "always", "min-replicas-to-write": "0"},
+            "ok",
+            "writes go on when none follows",
+        ),
+        (
+            info(aof_enabled=1, connected_slaves=2),
+            {"appendfsync": "always", "min-replicas-to-write": "1"},
+            "ok",
+            "what 1 of 2 replicas had not received",
+        ),
+    ],
+)
+def test_what_the_server_can_lose_is_said_in_words(
+    server: ServerInfo, settings: dict[str, str] | None, verdict: str, found: str
+) -> None:
+    """As it is set up, and not as one hopes."""
+    check = persistence(server, settings)
+    assert check.verdict == verdict
+    assert found in check.found
+
+
+def test_every_command_of_a_role_is_asked_about() -> None:
+    """A role that gets a new command is not overlooked."""
+    commands = {
+        command for role in ROLES for grant in (role.root, *role.selectors) for command in grant.commands
+    }
+    assert commands <= set(SAMPLES)
+
+
+def test_the_rights_of_the_user_are_told(
+    streamworker: Invoke, raw: "redis.Redis", redis_url: str, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a worker needs and this one has not; and a user who may not ask is told how to compare."""
+    assert "worker, producer, reader" in checks(streamworker)["rights"]["found"]
+    asks = ["+acl|whoami", "+acl|dryrun"]
+    for name, more in (("narrow", asks), ("plain", [])):
+        rules = acl_rules("shop", "worker" if more else "operator")
+        raw.execute_command(
+            "ACL", "SETUSER", name, "on", ">secret", *rules, *more, *(["-xtrim"] if more else [])
+        )
+    try:
+        monkeypatch.setenv("STREAMWORKER_REDIS_URL", url_of_user(redis_url, "narrow", "secret"))
+        del sys.modules["shop"]  # it has read its settings
+        rights = checks(streamworker)["rights"]
+        assert "user narrow may not do all that a worker needs: XTRIM" in rights["found"]
+        assert "the rights of: " in rights["found"]
+        monkeypatch.setenv("STREAMWORKER_REDIS_URL", url_of_user(redis_url, "plain", "secret"))
+        del sys.modules["shop"]
+        said = checks(streamworker)
+        assert (said["rights"]["verdict"], said["keys"]["verdict"]) == ("warn", "ok")
+        assert not [name for name, check in said.items() if check["verdict"] == "fail"]
+    finally:
+        raw.execute_command("ACL", "DELUSER", "narrow", "plain")
+
+
+def test_a_user_without_any_role_fails() -> None:
+    """A worker that cannot work is no matter of taste."""
+    missing = {role.name: ("HSET a", "XADD b", "C", "D", "E", "F") for role in ROLES}
+    check = user_rights(Rights("nobody", missing))
+    assert (check.verdict, "C, D and 2 more" in check.found) == ("fail", True)

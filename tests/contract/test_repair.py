@@ -1,0 +1,157 @@
+"""What `streamworker repair` does at Redis: only what has not changed since somebody looked."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from streamworker.core.membership import Member, Membership
+from streamworker.redisio import membership, readers, repair, streams
+from streamworker.redisio.commit import CommitCode
+from streamworker.redisio.keys import GroupKeys
+from tests.contract.support import Group, everything, request
+
+pytestmark = pytest.mark.anyio
+
+
+async def join(group: Group, names: Sequence[str]) -> int:
+    """Make a group of some members; returns its generation."""
+    members = Membership.empty(1, "range")
+    for name in names:
+        members = members.with_member(Member(f"{name}.1", name, "host", 1, 1))
+    changed = await membership.change_members(
+        group.backend,
+        group.keys,
+        expected=0,
+        body=members.body(),
+        message={"kind": "changed", "cause": "join", "member": names[-1], "moved": ""},
+        added=[f"{name}.1" for name in names],
+    )
+    assert isinstance(changed, membership.Changed)
+    return changed.generation
+
+
+async def test_members_that_are_dead_are_removed_as_a_peer_would(group: Group, raw: "redis.Redis") -> None:
+    """With their heartbeats, a higher generation, and a message for the history."""
+    generation = await join(group, ["w1", "w2"])
+    facts = await repair.look(group.backend, group.keys, 1)
+    assert await repair.remove_members(group.backend, facts, ["w1.1", "w2.1"])
+    after = await repair.look(group.backend, group.keys, 1)
+    assert after.membership is not None
+    assert (after.membership.members, after.beats) == ((), {})
+    assert after.membership.generation > generation
+    messages: Any = raw.xrevrange(group.keys.control)
+    fields = messages[0][1]
+    assert (fields[b"kind"], fields[b"cause"], fields[b"member"]) == (b"changed", b"repair", b"w1 w2")
+    assert int(fields[b"generation"]) == after.membership.generation
+    assert not await repair.remove_members(group.backend, facts, ["w1.1", "w2.1"])
+
+
+@pytest.mark.parametrize("change", ["a heartbeat", "a join"])
+async def test_members_stay_where_one_of_them_woke_meanwhile(
+    group: Group, raw: "redis.Redis", change: str
+) -> None:
+    """One heartbeat of one of them is enough, and nothing at all is changed."""
+    generation = await join(group, ["w1", "w2"])
+    facts = await repair.look(group.backend, group.keys, 1)
+    if change == "a heartbeat":
+        await membership.heartbeat(group.backend, [membership.Renewal(group.keys, "w2.1", 1, "run")])
+    else:
+        raw.set(group.keys.members, f'{{"generation":{generation + 1},"v":1}}')
+    before = everything(raw)
+    assert not await repair.remove_members(group.backend, facts, ["w1.1", "w2.1"])
+    assert not await repair.forget_group(group.backend, facts)
+    assert everything(raw) == before
+
+
+async def test_a_released_lock_fences_its_former_owner_and_keeps_the_checkpoint(group: Group) -> None:
+    """Should it be alive after all, it commits nothing; the next owner goes on where it was."""
+    await group.register()
+    entries = await group.send(2)
+    held = await group.own("w1.1")
+    seen = await group.lock()
+    assert await repair.release_lock(group.backend, group.keys, 0, seen)
+    assert (await group.commit(request(held, entries, owner="w1.1"))).code is CommitCode.FENCED
+    after = await group.lock()
+    assert (after.owner, after.checkpoint, after.epoch) == ("", seen.checkpoint, seen.epoch + 1)
+    assert not await repair.release_lock(group.backend, group.keys, 0, seen)
+    taken = await group.own("w2.1")
+    assert (await group.commit(request(taken, entries, owner="w2.1"))).code is CommitCode.OK
+
+
+async def test_a_lock_that_was_taken_meanwhile_stays(group: Group, raw: "redis.Redis") -> None:
+    """Also where the same owner has taken it again."""
+    await group.register()
+    await group.acquire("w1.1")
+    seen = await group.lock()
+    await group.acquire("w2.1")
+    before = everything(raw)
+    assert not await repair.release_lock(group.backend, group.keys, 0, seen)
+    raw.hset(group.keys.lock(0), "owner", "w1.1")
+    assert not await repair.release_lock(group.backend, group.keys, 0, seen)
+    raw.hset(group.keys.lock(0), "owner", "w2.1")
+    facts = await repair.look(group.backend, group.keys, 1)
+    raw.hincrby(group.keys.lock(0), "epoch", 1)
+    assert not await repair.forget_place(group.backend, facts, 0)
+    raw.hincrby(group.keys.lock(0), "epoch", -1)
+    assert everything(raw) == before
+
+
+async def test_a_reader_that_moved_meanwhile_is_not_forgotten(group: Group, raw: "redis.Redis") -> None:
+    """It lives; the look was old."""
+    position = readers.ReaderPosition({0: 5}, {0: "L"}, 1)
+    await readers.register_reader(group.backend, group.keys, "spark", position)
+    facts = await repair.look(group.backend, group.keys, 1)
+    moved = readers.ReaderPosition({0: 6}, {0: "L"}, 2)
+    await readers.register_reader(group.backend, group.keys, "spark", moved)
+    assert not await repair.forget_reader(group.backend, facts, "spark")
+    assert await readers.positions(group.backend, group.keys) == {"spark": moved}
+    await readers.register_reader(group.backend, group.keys, "spark", position)
+    assert await repair.forget_reader(group.backend, facts, "spark")
+    assert not raw.exists(group.keys.readers)
+
+
+async def test_a_log_is_dropped_up_to_the_rows_that_were_seen_and_never_another_log(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """Rows that came later stay, to the row; and so does a log that was made anew."""
+    await group.register()
+    for row in range(1, 251):
+        raw.xadd(group.keys.acked(0), {"rows": 1}, id=f"{row}-0")
+    raw.hset(group.keys.lock(0), "rows", 247)
+    seen = await group.lock()
+    assert await repair.trim_log(group.backend, group.keys, 0, seen) == 247
+    left: Any = raw.xrange(group.keys.acked(0))
+    assert [entry for entry, _ in left] == [b"248-0", b"249-0", b"250-0"]
+    assert await repair.trim_log(group.backend, group.keys, 0, seen) == 0
+    raw.hset(group.keys.lock(0), "log", "another")
+    before = everything(raw)
+    assert await repair.trim_log(group.backend, group.keys, 0, seen) is None
+    assert everything(raw) == before
+
+
+async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notices(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """The stream keeps its entries, and is trimmed without waiting for it from now on."""
+    other = group.other(GroupKeys("shop", "orders", "audit"))
+    for each in (group, other):
+        await each.register()
+        await join(each, ["w1"])
+    await group.send(3)
+    raw.hset(group.keys.state(0), "a", "1")
+    raw.xadd(group.keys.dead(0), {"id": "1-0"})
+    of_others = {key: value for key, value in everything(raw).items() if b"price" not in key}
+    facts = await repair.look(group.backend, group.keys, 1)
+    assert await repair.forget_place(group.backend, facts, 0)
+    assert await repair.forget_group(group.backend, facts)
+    assert [key for key in everything(raw) if key.endswith(b":price") or b":price}" in key] == []
+    assert [each["name"] for each in raw.xinfo_groups(group.keys.events(0))] == [b"audit"]
+    assert raw.xlen(group.keys.events(0)) == 3
+    left = everything(raw)
+    assert {key: left[key] for key in of_others if key != group.keys.events(0).encode()} == {
+        key: value for key, value in of_others.items() if key != group.keys.events(0).encode()
+    }
+    await streams.register(group.backend, group.keys, 1, "earliest")
+    assert (await group.lock()).entries == 0
