@@ -108,6 +108,20 @@ async def test_an_entry_is_forwarded_as_it_came(redis_url: str) -> None:
         assert [row["number"] for row in await desk.rows(Order)] == [*range(500), *range(500)]
 
 
+async def test_some_of_an_entrys_rows_are_not_taken_for_the_entry(redis_url: str) -> None:
+    """A function that filters has the columns of the stream, and others than came."""
+    async with columns(redis_url) as desk:
+
+        async def odd(rows: pa.RecordBatch) -> pa.RecordBatch:
+            return rows.take(pa.array(range(1, rows.num_rows, 2)))
+
+        await send(desk, 10)
+        running = await desk.start(desk.spec(odd))
+        await desk.until_committed(1)
+        await running.drained()
+        assert [row["number"] for row in await desk.rows(Order)] == [1, 3, 5, 7, 9]
+
+
 @pytest.mark.parametrize("kind", [pa.RecordBatch, pa.Table, pl.DataFrame])
 @pytest.mark.parametrize("codec", ["json", "arrow"])
 async def test_what_a_function_returns_is_forwarded_in_its_output_type(
