@@ -207,7 +207,7 @@ def run_worker(
     async def main() -> None:
         timeout_ms = app.settings.shutdown_timeout_ms
         stages = TwoStages(worker.stop, name=worker.name, timeout_ms=timeout_ms)
-        with rested_collector(), stages:
+        with stages, rested_collector():
             await worker.run(on_ready)
 
     anyio.run(main, backend_options={"use_uvloop": use_uvloop})

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import redis
 
-from streamworker.dev.bench import rows
+from streamworker.dev.bench import rows, scenes
 from streamworker.dev.bench.columns import columns
 from streamworker.dev.bench.contest import BenchFailed, Contest, Contestant
 from streamworker.dev.bench.figures import LOOP, Figures, Row, Target, fallen, rows_against
@@ -230,6 +230,20 @@ async def test_each_step_of_a_workers_work_is_measured_alone(redis_url: str) -> 
             checkpoint = await ground.backend.execute("HGET", lock, "checkpoint")
             committed |= {mode} if checkpoint == last else set()
         assert committed == {"commit", "read and commit", "all steps"}
+
+
+@pytest.mark.soak
+@pytest.mark.anyio
+@pytest.mark.parametrize(("name", "begins"), [("worker.html", "<!DOCTYPE html>"), ("worker.txt", "")])
+async def test_a_profile_names_the_steps_of_a_worker(
+    redis_url: str, tmp_path: Path, name: str, begins: str
+) -> None:
+    """As a page or as text, by the file's name."""
+    async with open_ground(redis_url) as ground:
+        await scenes._profile(Contest(ground, runs=1, records=100_000), tmp_path / name)
+    text = (tmp_path / name).read_text()
+    assert text.startswith(begins)
+    assert all(step in text for step in ("run_worker", "fetcher.py", "batch_mode.py"))
 
 
 @pytest.mark.soak
