@@ -209,6 +209,18 @@ class PartitionBuffer:
         age_ms = now_ms() - self._chunks[0][0]
         return limits.is_ready(self._waiting, self._waiting_bytes, age_ms, no_more=not self.has_room)
 
+    @property
+    def gathers_until_ms(self) -> int:
+        """Until when entries wait for others to make a batch, by the monotonic clock; 0 if none do.
+
+        It may be asked from any thread.
+        """
+        limits = self._limits
+        try:
+            return 0 if limits is None else self._chunks[0][0] + limits.within_ms
+        except IndexError:  # It has just been emptied.
+            return 0
+
     async def wait_ready(self, limits: BatchLimits) -> None:
         """Wait until a batch is ready; returns also on :meth:`wake`, and when the buffer is closed.
 

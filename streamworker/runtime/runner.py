@@ -150,8 +150,6 @@ class PartitionRunner:
         self.log = log.bind(app=app_name, processor=spec.name, partition=partition, epoch=lock.epoch)
         self.busy_since_ms: int | None = None
         """When the call that is running began, by the monotonic clock."""
-        self.gathers_until_ms = 0
-        """Until when entries wait for others, to make a batch, by the monotonic clock."""
         self.records_done = 0
         """Entries committed by this runner."""
         self.epoch = lock.epoch

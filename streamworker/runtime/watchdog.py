@@ -102,6 +102,7 @@ class Watchdog:
         self._loop_thread = threading.get_ident()
         self._asked_ms: int | None = None
         """Since when the worker's event loop has not answered."""
+        self._failed = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._main, name="streamworker-watchdog", daemon=True)
 
@@ -121,11 +122,7 @@ class Watchdog:
     # -- in the watchdog's thread --------------------------------------------------------------
 
     def _main(self) -> None:
-        try:
-            asyncio.run(self._run())
-        except Exception:
-            # Nothing depends on it, but somebody may wait for what it would have told.
-            log.exception("watchdog_failed")
+        asyncio.run(self._run())
 
     async def _run(self) -> None:
         asked_ms = monotonic_ms()
@@ -133,11 +130,17 @@ class Watchdog:
         while not self._stopping.wait(self._look_ms / 1000):
             self._ask_loop()
             now_ms = monotonic_ms()
-            for group in list(self._groups):
-                await self._look(group, now_ms)
-            if now_ms - asked_ms >= self._after_ms:
-                asked_ms = now_ms
-                await self._look_for_unread()
+            try:
+                for group in list(self._groups):
+                    await self._look(group, now_ms)
+                if now_ms - asked_ms >= self._after_ms:
+                    asked_ms = now_ms
+                    await self._look_for_unread()
+            except Exception:
+                # What it looks at changes meanwhile. One look that fails by it is no reason to end.
+                if not self._failed:
+                    log.exception("watchdog_failed")
+                self._failed = True
 
     def _connect(self) -> Backend:
         """Open a connection for the moment: there is seldom something to say."""
@@ -196,7 +199,9 @@ class Watchdog:
         idle: list[tuple[GroupKeys, int, str]] = []
         for group in self._groups:
             for partition, runner in group.runners().items():
-                if runner is not None and not _holds_work(runner) and not runner.buffer.closed:
+                if runner is None or _holds_work(runner):
+                    continue
+                if not (runner.buffer.closed or runner.buffer.held):
                     idle.append((group.keys, partition, str(runner.buffer.position)))
         if not idle:
             return
@@ -231,12 +236,8 @@ class Watchdog:
         threads = stacks.handler_threads()
         for at, (partition, seen) in enumerate(stalled):
             looked = (tasks, threads) if at < STACKS_MAX else ([], [])
-            cause = self._cause(seen.runner, *looked)
-            if cause is None:  # It gathers a batch: that is what it was told to do.
-                seen.since_ms = now_ms
-                continue
             seen.told = True
-            alike.setdefault(cause, []).append((partition, seen))
+            alike.setdefault(self._cause(seen.runner, *looked), []).append((partition, seen))
         for cause, those in alike.items():
             oldest = [seen.runner.oldest for _, seen in those if seen.runner and seen.runner.oldest]
             log.warning(
@@ -291,8 +292,8 @@ class Watchdog:
         runner: PartitionRunner | None,
         tasks: Sequence[Stack],
         threads: Sequence[Stack],
-    ) -> Cause | None:
-        """Return what a partition waits for; None if it only gathers a batch."""
+    ) -> Cause:
+        """Return what a partition waits for."""
         if runner is None:
             return Cause("its stored state, from Redis")
         if runner.halted:
@@ -313,8 +314,6 @@ class Watchdog:
             return Cause("heartbeats that get through: until then nothing new is begun")
         if any(stack.has(PartitionRunner.pause.__code__) for stack in own):
             return Cause("its next attempt, after a failed one")
-        if runner.buffer.waiting and runner.gathers_until_ms > monotonic_ms():
-            return None
         return Cause("what its tasks wait for", _different(own))
 
     def _blocked_cause(self, runner: PartitionRunner) -> Cause:
@@ -348,9 +347,14 @@ def _mark(partition: int, runner: PartitionRunner, reason: str) -> tuple[str, _M
 
 
 def _holds_work(runner: PartitionRunner) -> bool:
-    """Whether a partition has something that it should get on with."""
+    """Whether a partition has something that it should get on with.
+
+    What waits for others to make a batch is nothing of that kind yet.
+    """
     busy = runner.busy_since_ms is not None or runner.is_committing
-    return busy or bool(runner.halted) or runner.buffer.held > 0
+    if busy or runner.halted:
+        return True
+    return runner.buffer.held > 0 and runner.buffer.gathers_until_ms <= monotonic_ms()
 
 
 def _code(runner: PartitionRunner) -> CodeType | None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from streamworker import App
+from streamworker import App, Records
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
 
@@ -103,6 +103,32 @@ async def test_a_coroutine_that_waits_is_named_with_its_stack_and_again_when_it_
         assert over["partitions"] == [0]
         assert over["stalled_ms"] >= line["stalled_ms"]
         await seen.shown("")
+
+
+@pytest.mark.parametrize("mode", ["batch", "stream", "overlapping"])
+async def test_the_stack_is_found_in_every_mode(redis_url: str, mode: str) -> None:
+    """Also of calls that overlap: those that stand at the same line are shown once."""
+    go_on = asyncio.Event()
+
+    async def batch(items: list[Item]) -> None:
+        await go_on.wait()
+
+    async def stream(items: Records[Item]) -> None:
+        async for _ in items:
+            await go_on.wait()
+
+    async def overlapping(item: Item) -> None:
+        await go_on.wait()
+
+    function = {"batch": batch, "stream": stream, "overlapping": overlapping}[mode]
+    how = {"concurrency": 3, "ordered_by": "none"} if mode == "overlapping" else {}
+    async with scene(redis_url, function, 5, **how) as seen:
+        line = await seen.stalled()
+        go_on.set()
+        assert f"in {mode})" in line["waits_for"]
+        assert line["stack"].count("await go_on.wait()") == 1
+        assert line["stack"].startswith("3 calls:") == (mode == "overlapping")
+        assert ("entry" in line) == (mode == "overlapping")
 
 
 async def test_a_function_in_a_thread_is_named_with_the_line_at_which_it_stands(redis_url: str) -> None:
