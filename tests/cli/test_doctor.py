@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import redis
 
+from streamworker.cli.checks import Check
+from streamworker.cli.doctor import in_redis
 from streamworker.cli.doctor_server import persistence, user_rights
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.importing import resolve_app
 from streamworker.redisio.client import ServerInfo, read_info
 from streamworker.redisio.health import SAMPLES, Rights
 from streamworker.redisio.rights import ROLES, acl_rules
@@ -35,12 +39,11 @@ def raw(redis_url: str) -> redis.Redis:
     return redis.Redis.from_url(redis_url)
 
 
-def checks(streamworker: Invoke, *arguments: str) -> dict[str, dict[str, str]]:
-    """What `doctor` says of the app, by the name of the check."""
-    result = streamworker("doctor", "shop:app", "--json", *arguments)
-    found = json.loads(result.stdout)
-    assert all(check["remedy"] for check in found if check["verdict"] != "ok")
-    return {check["name"]: check for check in found}
+def checks() -> dict[str, Check]:
+    """What `doctor shop:app` says of Redis, by the name of the check; it looks for Java besides."""
+    found = anyio.run(in_redis, resolve_app("shop:app"), "shop:app")
+    assert all(check.remedy for check in found if check.verdict != "ok")
+    return {check.name: check for check in found}
 
 
 def plan(streamworker: Invoke, *arguments: str) -> list[dict[str, Any]]:
@@ -80,9 +83,9 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
 
     worker.kill()
     wait_for(lambda: silent(raw), "it is silent for good")
-    said = checks(streamworker)
-    assert "silent: w1" in said["group price"]["found"]
-    assert "streamworker repair shop:app" in said["group price"]["remedy"]
+    said = checks()
+    assert "silent: w1" in said["group price"].found
+    assert "streamworker repair shop:app" in said["group price"].remedy
     there = everything(raw)
     assert [step["deed"] for step in plan(streamworker)] == ["remove members", "release locks"]
     refused = streamworker("repair", "shop:app")
@@ -133,13 +136,13 @@ def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_n
 ) -> None:
     """What holds unread rows goes only by an option, and nothing else goes with it."""
     unwell(raw)
-    said = checks(streamworker)
-    verdicts = {name: said[name]["verdict"] for name in ("stream orders: old", "locks price", "log price")}
+    said = checks()
+    verdicts = {name: said[name].verdict for name in ("stream orders: old", "locks price", "log price")}
     assert set(verdicts.values()) == {"warn"}, verdicts
-    assert "4 entries" in said["stream orders: old"]["found"]
-    assert "w9.dead, no member any more: partitions 2" in said["locks price"]["found"]
-    assert "nobody reads it: 8 entries" in said["log price"]["found"]
-    assert "no members, lag 4" in said["group price"]["found"]
+    assert "4 entries" in said["stream orders: old"].found
+    assert "w9.dead, no member any more: partitions 2" in said["locks price"].found
+    assert "nobody reads it: 8 entries" in said["log price"].found
+    assert "no members, lag 4" in said["group price"].found
 
     assert [step["deed"] for step in plan(streamworker)] == ["release locks"]
     arguments = ("--forget-group", "old", "--trim-log", "price")
@@ -165,14 +168,14 @@ def test_a_reader_that_rests_is_named_and_forgotten_only_when_it_is_gone(
     unwell(raw)
     readers = "sw:{shop.orders:price}:readers"
     raw.hset(readers, "spark", '{"p":{"0":50},"log":{"0":"L"},"at":1000}')
-    reader = checks(streamworker)["reader spark of price"]
-    assert (reader["verdict"], "350 rows behind" in reader["found"]) == ("warn", True)
-    assert "--forget-reader spark" in reader["remedy"]
+    reader = checks()["reader spark of price"]
+    assert (reader.verdict, "350 rows behind" in reader.found) == ("warn", True)
+    assert "--forget-reader spark" in reader.remedy
     refused = streamworker("repair", "shop:app", "--yes", "--trim-log", "price")
     assert (refused.exit_code, "has readers: spark" in refused.stderr) == (ExitCode.FAILED, True)
     seconds, _ = raw.time()
     raw.hset(readers, "spark", json.dumps({"p": {"0": 50}, "log": {"0": "L"}, "at": seconds * 1000}))
-    assert checks(streamworker)["reader spark of price"]["verdict"] == "ok"
+    assert checks()["reader spark of price"].verdict == "ok"
     refused = streamworker("repair", "shop:app", "--yes", "--forget-reader", "spark")
     assert (refused.exit_code, "it is at work" in refused.stderr) == (ExitCode.FAILED, True)
     raw.hset(readers, "spark", '{"p":{"0":50},"log":{"0":"L"},"at":1000}')
@@ -197,9 +200,9 @@ def test_a_key_of_another_type_is_named_and_hides_no_other_check(
     """Each key that the app can have is looked at, and nothing is walked over."""
     raw.rpush(key, "mine")
     raw.config_resetstat()
-    said = checks(streamworker)
-    assert f"{key} holds a list" in said["keys"]["found"]
-    assert said["stream orders"]["verdict"] == "ok"
+    said = checks()
+    assert f"{key} holds a list" in said["keys"].found
+    assert said["stream orders"].verdict == "ok"
     assert {"group price", "group audit"} < set(said)
     calls = {name.removeprefix("cmdstat_"): each["calls"] for name, each in raw.info("commandstats").items()}
     assert not {"keys", "scan"} & set(calls)
@@ -261,7 +264,9 @@ def test_the_rights_of_the_user_are_told(
     streamworker: Invoke, raw: "redis.Redis", redis_url: str, shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a worker needs and this one has not; and a user who may not ask is told how to compare."""
-    assert "worker, producer, reader" in checks(streamworker)["rights"]["found"]
+    said = checks()
+    assert "worker, producer, reader" in said["rights"].found
+    assert "everything: neither an append-only file nor snapshots" in said["persistence"].found
     asks = ["+acl|whoami", "+acl|dryrun"]
     for name, more in (("narrow", asks), ("plain", [])):
         rules = acl_rules("shop", "worker" if more else "operator")
@@ -271,14 +276,15 @@ def test_the_rights_of_the_user_are_told(
     try:
         monkeypatch.setenv("STREAMWORKER_REDIS_URL", url_of_user(redis_url, "narrow", "secret"))
         del sys.modules["shop"]  # it has read its settings
-        rights = checks(streamworker)["rights"]
-        assert "user narrow may not do all that a worker needs: XTRIM" in rights["found"]
-        assert "the rights of: " in rights["found"]
+        rights = checks()["rights"]
+        assert "user narrow may not do all that a worker needs: XTRIM" in rights.found
+        assert "the rights of: " in rights.found
         monkeypatch.setenv("STREAMWORKER_REDIS_URL", url_of_user(redis_url, "plain", "secret"))
         del sys.modules["shop"]
-        said = checks(streamworker)
-        assert (said["rights"]["verdict"], said["keys"]["verdict"]) == ("warn", "ok")
-        assert not [name for name, check in said.items() if check["verdict"] == "fail"]
+        said = checks()
+        assert (said["rights"].verdict, said["keys"].verdict) == ("warn", "ok")
+        assert "if it makes any" in said["persistence"].found
+        assert not [name for name, check in said.items() if check.verdict == "fail"]
     finally:
         raw.execute_command("ACL", "DELUSER", "narrow", "plain")
 

@@ -1,6 +1,8 @@
 """A partition that has something to do and does not get on is named, with what it waits for."""
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamworker import App, Records
+from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
 
@@ -121,7 +124,7 @@ async def test_the_stack_is_found_in_every_mode(redis_url: str, mode: str) -> No
         await go_on.wait()
 
     function = {"batch": batch, "stream": stream, "overlapping": overlapping}[mode]
-    how = {"concurrency": 3, "ordered_by": "none"} if mode == "overlapping" else {}
+    how: dict[str, Any] = {"concurrency": 3, "ordered_by": "none"} if mode == "overlapping" else {}
     async with scene(redis_url, function, 5, **how) as seen:
         line = await seen.stalled()
         go_on.set()
@@ -191,6 +194,21 @@ async def test_a_full_acked_log_is_what_is_waited_for(redis_url: str) -> None:
         assert line["waits_for"].startswith("acked log full (1 entries): no reader")
         assert "stack" not in line
         await seen.shown("acked log full")
+
+
+async def test_a_server_that_does_not_answer_is_what_is_waited_for(own_server: EmbeddedServer) -> None:
+    """It cannot be shown in `status` then; the log has it, and that it is over."""
+
+    async def take(item: Item) -> None:
+        os.kill(own_server.pid, signal.SIGSTOP)
+
+    async with scene(own_server.url, take, settings={"call_timeout_ms": 1_000}) as seen:
+        try:
+            line = await seen.stalled()
+        finally:
+            os.kill(own_server.pid, signal.SIGCONT)
+        assert line["waits_for"].startswith(("Redis: the answer to a commit", "commit not confirmed"))
+        await wait_for_async(lambda: seen.told("partitions_go_on"), "the end is told")
 
 
 async def test_a_halted_partition_is_named_and_its_reason_stays(redis_url: str) -> None:
