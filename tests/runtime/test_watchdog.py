@@ -123,9 +123,9 @@ async def test_the_stack_is_found_in_every_mode(redis_url: str, mode: str) -> No
     async def overlapping(item: Item) -> None:
         await go_on.wait()
 
-    function = {"batch": batch, "stream": stream, "overlapping": overlapping}[mode]
+    modes: dict[str, Callable[..., Any]] = {"batch": batch, "stream": stream, "overlapping": overlapping}
     how: dict[str, Any] = {"concurrency": 3, "ordered_by": "none"} if mode == "overlapping" else {}
-    async with scene(redis_url, function, 5, **how) as seen:
+    async with scene(redis_url, modes[mode], 5, **how) as seen:
         line = await seen.stalled()
         go_on.set()
         assert f"in {mode})" in line["waits_for"]
