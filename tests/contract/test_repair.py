@@ -80,21 +80,20 @@ async def test_a_released_lock_fences_its_former_owner_and_keeps_the_checkpoint(
     assert (await group.commit(request(taken, entries, owner="w2.1"))).code is CommitCode.OK
 
 
-async def test_a_lock_that_was_taken_meanwhile_stays(group: Group, raw: "redis.Redis") -> None:
-    """Also where the same owner has taken it again."""
+@pytest.mark.parametrize(
+    "taken", [{"owner": "w2.1"}, {"epoch": 6}, {"owner": "w2.1", "epoch": 6}], ids=["owner", "epoch", "both"]
+)
+async def test_a_lock_that_was_taken_meanwhile_stays(
+    group: Group, raw: "redis.Redis", taken: dict[Any, Any]
+) -> None:
+    """By another, again by the same owner, or, after a failover, by another under the same number."""
     await group.register()
-    await group.acquire("w1.1")
-    seen = await group.lock()
-    await group.acquire("w2.1")
-    before = everything(raw)
-    assert not await repair.release_lock(group.backend, group.keys, 0, seen)
-    raw.hset(group.keys.lock(0), "owner", "w1.1")
-    assert not await repair.release_lock(group.backend, group.keys, 0, seen)
-    raw.hset(group.keys.lock(0), "owner", "w2.1")
+    raw.hset(group.keys.lock(0), mapping={"owner": "w1.1", "epoch": 5})
     facts = await repair.look(group.backend, group.keys, 1)
-    raw.hincrby(group.keys.lock(0), "epoch", 1)
+    raw.hset(group.keys.lock(0), mapping=taken)
+    before = everything(raw)
+    assert not await repair.release_lock(group.backend, group.keys, 0, facts.locks[0])
     assert not await repair.forget_place(group.backend, facts, 0)
-    raw.hincrby(group.keys.lock(0), "epoch", -1)
     assert everything(raw) == before
 
 
