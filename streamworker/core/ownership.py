@@ -36,6 +36,8 @@ from streamworker.core.locks import Acquired, Held, Stale
 class _Partition:
     state: State = State.IDLE
     epoch: int = 0
+    asked_in: int = 0
+    """The generation in which it was assigned to us when its lock was asked for last."""
     calling: bool = False
     """A call about its lock is under way. Invariant: at most one a partition."""
     retry_at_ms: int | None = None
@@ -267,7 +269,7 @@ class Ownership:
             return []
         self._is_touched = True
         effects: list[Effect] = []
-        ask: list[int] = []
+        ask: dict[int, list[int]] = {}
         give_back: dict[int, int] = {}
         for partition, entry in sorted(self._partitions.items()):
             if entry.cancel_at_ms is not None and entry.cancel_at_ms <= now_ms:
@@ -281,11 +283,15 @@ class Ownership:
             else:
                 if entry.state is State.WAITING:
                     entry.state = step(entry.state, Trigger.ASKED)
-                ask.append(partition)
+                # Where it is withdrawn, only the answer that was lost is asked for. In a generation
+                # that gives it to somebody else we have no wish, which would make that one wait anew.
+                if entry.state is State.ACQUIRING:
+                    entry.asked_in = self._generation
+                ask.setdefault(entry.asked_in, []).append(partition)
         if give_back:
             effects.append(ReleaseLocks(self.owner, give_back))
-        if ask:
-            effects.append(AcquireLocks(tuple(ask), self.owner, self._generation, self._live))
+        for generation, partitions in sorted(ask.items()):
+            effects.append(AcquireLocks(tuple(partitions), self.owner, generation, self._live))
         return effects
 
     def next_deadline_ms(self) -> int | None:
