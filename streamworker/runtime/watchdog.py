@@ -15,6 +15,7 @@ heartbeats are late, and the peers notice.
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,8 +27,8 @@ from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.client import Backend, ScriptCall
 from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.locks import mark_many
 from streamworker.redisio.scripts import COUNT
+from streamworker.redisio.stalls import Stall, show_stalls
 from streamworker.runtime import stacks
 from streamworker.runtime.keeper import JOIN_TIMEOUT_S, monotonic_ms
 from streamworker.runtime.runner import PartitionRunner
@@ -64,7 +65,6 @@ class _Seen:
     since_ms: int
     """Since when it has had something to do and did not get on."""
     told: bool = False
-    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,18 +249,15 @@ class Watchdog:
                 **({"entry": oldest[0]} if oldest else {}),
                 **({"stack": cause.stack} if cause.stack else {}),
             )
-        marks: list[tuple[str, _Mark]] = []
+        shown = []
         for cause, those in alike.items():
             for partition, seen in those:
-                runner = seen.runner
-                # What halted, and what holds a commit up, is shown already.
-                if runner is None or runner.halted or runner.trouble:
+                if seen.runner is None:
                     continue
-                seen.marked = True
-                since = datetime.now(UTC).timestamp() - (now_ms - seen.since_ms) / 1000
-                moment = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
-                marks.append(_mark(partition, runner, f"no progress since {moment}: waits for {cause.what}"))
-        await self._show(group, marks)
+                since_s = time.time() - (now_ms - seen.since_ms) / 1000
+                moment = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="seconds")
+                shown.append(_stall(partition, seen.runner, moment, cause.what))
+        await self._show(group, shown)
 
     async def _tell_of_end(self, group: Watched, over: Sequence[tuple[int, _Seen, int]]) -> None:
         log.info(
@@ -269,21 +266,19 @@ class Watchdog:
             partitions=[partition for partition, _, _ in over],
             stalled_ms=max(ms for _, _, ms in over),
         )
-        clear = [
-            _mark(partition, seen.runner, "")
-            for partition, seen, _ in over
-            if seen.marked and seen.runner is not None and not seen.runner.trouble
-        ]
-        await self._show(group, clear)
+        await self._show(
+            group, [_stall(partition, seen.runner, "", "") for partition, seen, _ in over if seen.runner]
+        )
 
-    async def _show(self, group: Watched, marks: Sequence[tuple[str, "_Mark"]]) -> None:
+    async def _show(self, group: Watched, stalls: Sequence[Stall]) -> None:
         """Show it in the locks; the log has it anyway."""
-        for owner in {owner for owner, _ in marks}:
-            try:
-                async with self._connect() as backend:
-                    await mark_many(backend, group.keys, owner, [mark for of, mark in marks if of == owner])
-            except BackendError as error:
-                log.warning("stall_not_shown", error=str(error))
+        if not stalls:
+            return
+        try:
+            async with self._connect() as backend:
+                await show_stalls(backend, group.keys, stalls)
+        except BackendError as error:
+            log.warning("stall_not_shown", error=str(error))
 
     # -- what it waits for ---------------------------------------------------------------------
 
@@ -338,12 +333,9 @@ class Watchdog:
         return Cause(_handler(runner, *calls), _different(calls or tasks))
 
 
-_Mark = tuple[int, int, str, str]
-
-
-def _mark(partition: int, runner: PartitionRunner, reason: str) -> tuple[str, _Mark]:
+def _stall(partition: int, runner: PartitionRunner, since: str, waits_for: str) -> Stall:
     state = "draining" if runner.draining else "running"
-    return runner.owner, (partition, runner.epoch, state, reason)
+    return Stall(partition, runner.owner, runner.epoch, state, since, waits_for)
 
 
 def _holds_work(runner: PartitionRunner) -> bool:

@@ -3,11 +3,16 @@
 --
 -- KEYS  1 lock (hash)
 -- ARGV  1 owner  2 epoch  3 state: running, draining or halted  4 reason
--- reply [OK] | [FENCED, owner] | [BADTYPE, key]
+--       5 optional: only where it is not halted, and its reason is empty or begins so: another one
+--       comes from somebody who knows better
+-- reply [OK] | [KEPT] | [FENCED, owner] | [BADTYPE, key]
 local wrong = wrong_type({'hash'})
 if wrong then return {'BADTYPE', wrong} end
-local held = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
+local held = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'reason', 'state')
 if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return {'FENCED', held[1] or ''} end
+local reason, ours = held[3] or '', ARGV[5]
+if ours and held[4] == 'halted' then return {'KEPT'} end
+if ours and reason ~= '' and string.sub(reason, 1, #ours) ~= ours then return {'KEPT'} end
 -- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
 redis.call('HDEL', KEYS[1], 'reason')
 redis.call('HSET', KEYS[1], 'state', ARGV[3], 'reason', ARGV[4])
