@@ -203,6 +203,8 @@ async def local_worker(
     if redis_url is not None:
         await app.aclose()
         app.settings = replace(before, redis_url=redis_url)
+    # Nobody else is about to join.
+    app.settings = replace(app.settings, founding_pause_ms=0)
     worker = Worker(app, processors=processors, name=name)
     specs = [app.processors[each] for each in processors or app.processors]
     try:
