@@ -69,7 +69,7 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
     for name, value in QUICK.items():
         monkeypatch.setenv(name, value)
     worker = spawn("run", "shop:price", "--name", "w1")
-    wait_for(lambda: "partition_started" in worker.log(), "it has begun")
+    wait_for(lambda: "partition_started" in worker.log(), "it has begun", 60)
     before = raw.get("sw:{shop.orders:price}:members")
     result = streamworker("repair", "shop:app", "--yes")
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "There is nothing to repair.\n")
