@@ -18,7 +18,7 @@ from streamworker.errors import ConfigurationError
 from streamworker.processors import Codec, PipelineSpec, ProcessorSpec, Start, StreamSpec
 from streamworker.records import RecordType
 from streamworker.redisio.client import Backend
-from streamworker.redisio.keys import check_name
+from streamworker.redisio.keys import PARTITIONS_MAX, check_name
 from streamworker.runtime.lanes import OnFull
 from streamworker.runtime.producer import Producer, Sent
 from streamworker.settings import Settings
@@ -30,8 +30,6 @@ R = TypeVar("R")
 
 CODECS: tuple[str, ...] = ("json", "msgpack", "fields", "arrow")
 STARTS: tuple[str, ...] = ("earliest", "latest")
-PARTITIONS_MAX = 4096
-"""Each partition is a Redis key, a lock and a task; beyond this a worker's start takes seconds."""
 
 
 class Stream(Generic[T]):

@@ -50,6 +50,10 @@ RAW_BYTES_MAX = 256 * 1024 * 1024
 """No entry may inflate to more than this. A commit is bounded by the worker's batch (32 MiB of
 entries by default), so an honest entry stays well below."""
 
+ROWS_WITHOUT_BYTES = 1024 * 1024
+"""A column of nulls takes no bytes, whatever its rows; any other takes a bit a row. Without a bound
+an entry of 300 bytes could declare 10**18 rows, for which a default would fill the memory."""
+
 _CONTINUATION = 0xFFFFFFFF
 _RECORD_BATCH = 3
 """``MessageHeader.RecordBatch`` in Arrow's Message.fbs."""
@@ -152,6 +156,7 @@ def deserialize_schema(data: bytes, fingerprint: str | None = None) -> pa.Schema
         )
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
+        _read_names(schema)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataLoss(
             f"The stored schema {fingerprint or ''} cannot be read: {error}", remedy=_REPAIR
@@ -182,6 +187,15 @@ def _refuse_foreign_types(schema: pa.Schema, error: type[RecordError] | type[Dat
                     remedy="Extension and dictionary types need more than the schema to be read; "
                     "cast the column to a plain type.",
                 )
+
+
+def _read_names(schema: pa.Schema) -> None:
+    """Raise ValueError for a name that is no UTF-8: Arrow takes it, and fails when somebody looks at it."""
+    for field in schema:
+        str(field.name)
+        for kind in _types_within(field.type):
+            if not isinstance(kind, pa.BaseExtensionType):
+                [kind.field(place).name for place in range(kind.num_fields)]
 
 
 def _types_within(kind: pa.DataType) -> list[pa.DataType]:
@@ -322,6 +336,8 @@ def unpack(packed: Packed, schema: pa.Schema, max_raw_bytes: int = RAW_BYTES_MAX
         raise Damaged("its batch does not match its CRC")
     if packed.size > max_raw_bytes:
         raise Damaged(f"it declares {packed.size} bytes, and at most {max_raw_bytes} are allowed")
+    if packed.rows > max(ROWS_WITHOUT_BYTES, 8 * packed.size):
+        raise Damaged(f"it declares {packed.rows} rows in {packed.size} bytes")
     try:
         message = _checked_message(_decompress(packed))
         batch = pa.ipc.read_record_batch(message, schema)

@@ -7,7 +7,7 @@ from streamworker.core.entries import ZERO, Entry, EntryId
 from streamworker.errors import BackendError
 from streamworker.records.entries import Entries
 from streamworker.redisio.client import Backend, ScriptCall
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.link import Argument
 from streamworker.redisio.scripts import REPLAY_DEAD, checked
 
@@ -117,8 +117,7 @@ def _letter(partition: int, entry: Entry) -> StoredLetter:
         return entry.fields.get(name, b"").decode("utf-8", "replace")
 
     def number(name: bytes) -> int:
-        value = entry.fields.get(name, b"")
-        return int(value) if value.isdigit() else 0
+        return whole(entry.fields.get(name, b"")) or 0
 
     return StoredLetter(
         partition=partition,

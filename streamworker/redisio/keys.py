@@ -13,6 +13,10 @@ from typing import NamedTuple
 from streamworker.errors import ConfigurationError
 
 NAME_CHARACTERS_MAX = 64
+DIGITS_MAX = 19
+"""Of a number: 2**63 has so many."""
+PARTITIONS_MAX = 4096
+"""Of one stream. Each is a Redis key, a lock and a task; beyond this a worker's start takes seconds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _FIRST = re.compile(r"[A-Za-z0-9]")
 _LATER = re.compile(r"[A-Za-z0-9_.-]")
@@ -51,6 +55,43 @@ def check_name(kind: str, name: str) -> str:
                 f"The {kind} name {name[:80]!r} has {character!r} as character {place + 1}.", remedy=remedy
             )
     raise ConfigurationError(f"The {kind} name {name[:80]!r} has {len(name)} characters.", remedy=remedy)
+
+
+def whole(value: bytes | str) -> int | None:
+    """Return a number of at most 19 digits that stands in Redis; None for anything else.
+
+    Python's own ``int`` takes signs, blanks and digits of any script, and raises for 5,000 digits.
+
+    Examples
+    --------
+    >>> whole(b"12"), whole(b"-1"), whole("²")
+    (12, None, None)
+    """
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX else None
+
+
+def partitions_in(value: bytes | None) -> int:
+    """Return how many partitions the key of a stream says that it has; 0 where there is no key.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no number that a stream can be declared with: each partition is asked for.
+
+    Examples
+    --------
+    >>> partitions_in(b"16"), partitions_in(None)
+    (16, 0)
+    """
+    if value is None:
+        return 0
+    count = whole(value)
+    if count is not None and count <= PARTITIONS_MAX:
+        return count
+    raise ConfigurationError(
+        f"A stream has {value[:40]!r} partitions in Redis, which is no number from 1 to {PARTITIONS_MAX}.",
+        remedy="Another program wrote to the key that ends with }:stream. Write the right number there.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,15 @@
 """Locks of partitions: acquire, release, mark, look. See ``core.locks`` for what they mean."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamworker.core.entries import EntryId
 from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
-from streamworker.errors import BackendError
+from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.client import Backend, ScriptCall
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, checked
 
 
@@ -76,15 +76,16 @@ async def acquire_many(
         for p in partitions
     ]
     replies = await backend.run_many(ACQUIRE, calls)
-    return {p: _acquire_reply(reply) for p, reply in _answered(partitions, replies)}
+    return dict(_answered(partitions, replies, _acquire_reply))
 
 
 def _acquire_reply(reply: Any) -> AcquireReply:
     match reply:
         case [b"OK", epoch, checkpoint, entries, rows, log]:
-            return Acquired(int(epoch), EntryId.parse(checkpoint), int(entries), int(rows), log.decode())
+            identity = log.decode("utf-8", "replace")
+            return Acquired(int(epoch), EntryId.parse(checkpoint), int(entries), int(rows), identity)
         case [b"HELD", owner, waited_ms]:
-            return Held(owner.decode(), int(waited_ms))
+            return Held(owner.decode("utf-8", "replace"), int(waited_ms))
         case _:
             return Stale(int(reply[1]))
 
@@ -156,8 +157,7 @@ def lock_view(flat: Sequence[bytes]) -> LockView | None:
         return fields.get(name, b"").decode("utf-8", "replace")
 
     def number(name: bytes) -> int:
-        value = fields.get(name, b"")
-        return int(value) if value.isdigit() else 0
+        return whole(fields.get(name, b"")) or 0
 
     return LockView(
         owner=text(b"owner"),
@@ -209,7 +209,7 @@ async def move_checkpoint(
         case [b"OK", before]:
             return EntryId.parse(before)
         case [b"HELD", holder]:
-            return Held(holder.decode(), 0)
+            return Held(holder.decode("utf-8", "replace"), 0)
         case _:
             return None
 
@@ -219,7 +219,9 @@ def new_nonce() -> str:
     return secrets.token_hex(6)
 
 
-def _answered(partitions: Sequence[int], replies: Sequence[Any]) -> list[tuple[int, Any]]:
+def _answered(
+    partitions: Sequence[int], replies: Sequence[Any], read: Callable[[Any], Any] = lambda reply: reply
+) -> list[tuple[int, Any]]:
     """Return the answers; raise the first refusal if there is nothing else.
 
     One partition whose key was broken by another program must not stop all others.
@@ -230,9 +232,14 @@ def _answered(partitions: Sequence[int], replies: Sequence[Any]) -> list[tuple[i
         try:
             if isinstance(reply, BackendError):
                 raise reply
-            answers.append((partition, checked(reply)))
+            answers.append((partition, read(checked(reply))))
         except BackendError as error:
             refusal = refusal or error
+        except (ConfigurationError, ValueError, TypeError, AttributeError) as error:
+            refusal = refusal or BackendRefused(
+                f"The lock of partition {partition} holds what streamworker does not write: {error}.",
+                remedy="Another program wrote to it. Stop the group's workers, correct or delete the key.",
+            )
     if refusal is not None and not answers:
         raise refusal
     return answers

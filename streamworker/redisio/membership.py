@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from streamworker.core.events import Beat
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.client import Backend
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.link import Argument
 from streamworker.redisio.loads import loads_text
 from streamworker.redisio.scripts import CHANGE_MEMBERS, HEARTBEAT, checked
@@ -184,10 +184,11 @@ def read_beats(flat: Sequence[bytes]) -> dict[str, Beat]:
     beats: dict[str, Beat] = {}
     for member, value in zip(flat[::2], flat[1::2], strict=True):
         parts = value.decode("utf-8", "replace").split("|")
-        if len(parts) == 4 and all(parts[i].isdigit() for i in (0, 1, 3)):
-            beats[member.decode("utf-8", "replace")] = Beat(
-                int(parts[0]), int(parts[1]), parts[2], int(parts[3])
-            )
+        if len(parts) != 4:
+            continue
+        server_ms, client_id, load = whole(parts[0]), whole(parts[1]), whole(parts[3])
+        if server_ms is not None and client_id is not None and load is not None:
+            beats[member.decode("utf-8", "replace")] = Beat(server_ms, client_id, parts[2], load)
     return beats
 
 

@@ -22,7 +22,7 @@ from streamworker.core.claim_events import (
 )
 from streamworker.core.events import Effect, Event
 from streamworker.errors import BackendError
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.keys import StreamKeys, partitions_in
 from streamworker.redisio.link import Argument
 from streamworker.redisio.operation import Access, Operation
 from streamworker.redisio.scripts import (
@@ -46,7 +46,7 @@ async def list_ownership(access: Access, effect: ListOwnership) -> Event:
     _, server_ms, *flat = checked(await access.backend.run(CLAIM_LIST, (keys.claims,), ()))
     entries = (_entry(name, text) for name, text in zip(flat[::2], flat[1::2], strict=True))
     return OwnershipListed(
-        int(declared or 0), tuple(entry for entry in entries if entry is not None), int(server_ms)
+        partitions_in(declared), tuple(entry for entry in entries if entry is not None), int(server_ms)
     )
 
 

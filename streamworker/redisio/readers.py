@@ -67,7 +67,8 @@ async def slowest_rows(backend: Backend, keys: GroupKeys) -> dict[int, int]:
     commands: list[Sequence[Argument]] = [("HGET", keys.lock(p), "log") for p in shared]
     slowest: dict[int, int] = {}
     for partition, log in zip(shared, await backend.pipeline(commands), strict=True):
-        if isinstance(log, bytes) and all(r.logs.get(partition) == log.decode() for r in readers):
+        identity = log.decode("utf-8", "replace") if isinstance(log, bytes) else None
+        if identity is not None and all(r.logs.get(partition) == identity for r in readers):
             slowest[partition] = min(reader.rows[partition] for reader in readers)
         elif isinstance(log, BackendError) and len(shared) == 1:
             raise log
@@ -112,7 +113,7 @@ def read_readers(flat: Sequence[bytes]) -> dict[str, ReaderPosition]:
                 {int(p): str(log) for p, log in fields["log"].items()},
                 int(fields["at"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError):
             position = ReaderPosition({}, {}, 0)
         readers[name.decode("utf-8", "replace")] = position
     return readers

@@ -30,7 +30,7 @@ from streamworker.core.snapshot import (
 from streamworker.errors import BackendError
 from streamworker.redisio.client import Backend, ScriptCall
 from streamworker.redisio.control import fields_of
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in
 from streamworker.redisio.link import Argument
 from streamworker.redisio.locks import LockView, lock_view
 from streamworker.redisio.membership import read_beats
@@ -79,7 +79,7 @@ async def take_snapshot(
         ],
     )
     now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
-    count = int(declared or 0)
+    count = partitions_in(declared)
     membership = Membership.parse(document) if document else Membership.empty(count, "range")
     looks = await _look_at_partitions(backend, keys, membership.partitions or count)
     known_beats = read_beats(beats)

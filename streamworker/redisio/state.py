@@ -13,6 +13,6 @@ async def read_state(backend: Backend, keys: GroupKeys, partition: int) -> dict[
     while True:
         cursor, flat = await backend.execute("HSCAN", keys.state(partition), cursor, "COUNT", SCAN_COUNT)
         items = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
-        found.update((bytes(key).decode(), value) for key, value in items)
+        found.update((bytes(key).decode("utf-8", "replace"), value) for key, value in items)
         if int(cursor) == 0:
             return found

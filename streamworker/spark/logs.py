@@ -18,7 +18,7 @@ from redis import Redis
 from streamworker.core.entries import EntryId
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.redisio import ackedlog
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in, whole
 from streamworker.spark.connection import Connection
 from streamworker.spark.offsets import START, Offset, Position, Slice
 from streamworker.spark.options import SourceOptions
@@ -99,7 +99,7 @@ class AckedLogs:
                 remedy="A worker or a producer declares it when it starts; check the names, and that "
                 f"connection {self._options.connection!r} is the right server and database.",
             )
-        partitions = range(int(count))
+        partitions = range(partitions_in(count))
 
         def ask(redis: Redis) -> list[Any]:
             pipe = redis.pipeline(transaction=False)
@@ -295,7 +295,14 @@ def lose(message: str, *, fail: bool) -> None:
 def _tail(rows: bytes | None, identity: bytes | None, checkpoint: bytes | None) -> Position:
     if rows is None or identity is None:
         return START
-    return Position(int(rows), identity.decode("utf-8", "replace"), (checkpoint or b"").decode("ascii"))
+    count = whole(rows)
+    if count is None:
+        raise DataLoss(
+            f"A lock says that its log has {rows[:40]!r} rows.",
+            remedy="Another program wrote to it. A worker that commits writes the right number there.",
+        )
+    last = (checkpoint or b"").decode("ascii", "replace")
+    return Position(count, identity.decode("utf-8", "replace"), last)
 
 
 def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:

@@ -1,0 +1,90 @@
+"""Nothing that comes from outside runs as code, and no name reaches a key that is not its own."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import streamworker
+from streamworker.dev.server import EmbeddedServer
+from streamworker.errors import ConfigurationError
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.rights import acl_rules
+
+ROOT = Path(streamworker.__file__).parent
+MODULES = {
+    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8")) for path in ROOT.rglob("*.py")
+}
+
+RUNS_WHAT_IT_READS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "yaml", "joblib", "jsonpickle"}
+RUNNING_CALLS = {"eval", "exec", "compile", "__import__"}
+ALLOWED = {
+    ("spark/session.py", "cloudpickle"): "says which modules travel with a query; reads nothing",
+}
+"""Who may have such a thing in it, and why it is none."""
+
+
+def found_in(tree: ast.Module) -> set[str]:
+    """Return what in a module could run what it reads."""
+    found = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [(node.module or "").partition(".")[0], *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found |= {node.func.id} & RUNNING_CALLS
+        elif isinstance(node, ast.keyword) and node.arg == "shell":
+            found.add("shell")
+        found |= set(names) & RUNS_WHAT_IT_READS
+    return found
+
+
+def test_no_module_runs_what_it_reads() -> None:
+    """No pickle, no YAML, no eval, no shell: a record, a message or a document is data."""
+    found = {(module, what) for module, tree in MODULES.items() for what in found_in(tree)}
+    assert found == set(ALLOWED)
+
+
+def test_the_look_for_such_modules_finds_them() -> None:
+    """Else the test above would hold of anything."""
+    for source in ("import pickle", "from yaml import load", "eval('1')", "from pyspark import cloudpickle"):
+        assert found_in(ast.parse(source)), source
+    assert found_in(ast.parse("subprocess.run('ls', shell=True)")) == {"shell"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", ".shop", "-shop", "a" * 65, "shop}", "{shop", "a:b", "a b", "a*", "a?", "a[b]", "a\\b", "a/b",
+        "a\n", "a\r\nFLUSHALL",
+        "a\x00b", "\u0455hop", "a\u200bb", "a~b", "a|b", "a,b", "a'b", 'a"b', "a%b", "(a",
+    ],
+)  # fmt: skip
+def test_a_name_that_could_reach_another_key_is_refused(name: str) -> None:
+    """Wherever a name becomes part of a key, or of a rule of an ACL."""
+    for make in (
+        lambda: StreamKeys(name, "orders"),
+        lambda: StreamKeys("shop", name),
+        lambda: GroupKeys(name, "orders", "price"),
+        lambda: GroupKeys("shop", name, "price"),
+        lambda: GroupKeys("shop", "orders", name),
+        lambda: acl_rules(name, "worker"),
+    ):
+        with pytest.raises(ConfigurationError):
+            make()
+
+
+def test_the_embedded_server_is_this_users_alone() -> None:
+    """A folder that nobody else enters, a socket that nobody else opens, and no port."""
+    with EmbeddedServer() as server:
+        socket = Path(server.url.rpartition("@")[2].partition("?")[0])
+        assert socket.is_socket()
+        assert socket.stat().st_mode & 0o077 == 0
+        assert socket.parent.stat().st_mode & 0o777 == 0o700
+        with Path(f"/proc/{server.pid}/net/unix").open() as sockets:
+            assert any(str(socket) in line for line in sockets)
+        inodes = {link.readlink().name for link in Path(f"/proc/{server.pid}/fd").iterdir()}
+        listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        assert not {f"socket:[{line[9]}]" for line in listening if line[3] == "0A"} & inodes
