@@ -111,7 +111,7 @@ ROLES = (
     ),
     Role(
         "operator",
-        "Runs every command: what a worker may, and `dead replay`, `dead drop`, `reset`, `doctor`.",
+        "Runs commands: what a worker may, and `dead replay`, `dead drop`, `reset`, `doctor`.",
         "Delete a key or a source entry; overwrite a stream; touch another app or the server.",
         _WORKER,
         # SCAN sees the names of all keys of the server: it asks for no key.
