@@ -108,19 +108,13 @@ def simulate(
       streamworker simulate --scenario incident.txt
     """
     from streamworker.core.protocols import PROTOCOLS
-    from streamworker.errors import ConfigurationError
     from streamworker.testing.simulation import Schedule
 
     if scenario is not None:
         _play(scenario)
         return
-    if trace and (compare or json):
-        raise ConfigurationError(
-            "--trace prints what the cores of one schedule did, and no figures.",
-            remedy="Leave out --compare and --json.",
-        )
+    _check_trace(trace, compare or json)
     _check(protocol if not compare else "membership", assignment, faults)
-    names = list(PROTOCOLS) if compare else [protocol]
     plans = [
         Schedule(
             seed=seed,
@@ -131,7 +125,7 @@ def simulate(
             faults=faults,
             minutes=minutes,
         )
-        for name in names
+        for name in (PROTOCOLS if compare else [protocol])
     ]
     if trace:
         _trace(plans[0])
@@ -142,6 +136,16 @@ def simulate(
     _explain(failed)
     if failed:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _check_trace(trace: bool, figures: bool) -> None:
+    from streamworker.errors import ConfigurationError
+
+    if trace and figures:
+        raise ConfigurationError(
+            "--trace prints what the cores of one schedule did, and no figures.",
+            remedy="Leave out --compare and --json.",
+        )
 
 
 def _check(protocol: str, assignment: str | None, faults: str) -> None:

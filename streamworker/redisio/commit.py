@@ -25,7 +25,7 @@ class CommitCode(Enum):
     """Not done: the lock is somebody else's, or ours at a later epoch. After an earlier try
     without an answer this tells nothing about that one."""
     GAP = "GAP"
-    """Not done: the checkpoint is not where the batch began."""
+    """Not done: the checkpoint is not where the batch began, or the batch is not what the stream holds."""
     FULL = "FULL"
     """Not done: the acked log is at its limit until its readers have moved on."""
     BADTYPE = "BADTYPE"
@@ -62,6 +62,9 @@ class CommitRequest:
     entries: int
     batch: AckedBatch | None = None
     """What is forwarded; None to add nothing to the acked log."""
+    reads: Sequence[tuple[EntryId, EntryId]] = ()
+    """Of each read that brought a part of this: after which entry it began, and the first that it
+    brought. Within a read nothing can be missing."""
     state: Mapping[str, bytes | None] = field(default_factory=dict)
     """Keyed state to set, or to delete where the value is None."""
     dead: Sequence[DeadLetter] = ()
@@ -129,6 +132,8 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         request.acked_limit,
         int(request.trim),
         request.acked_trim_rows,
+        len(request.reads),
+        *(str(each) for read in request.reads for each in read),
         len(sets) // 2,
         *sets,
         len(dels),

@@ -86,6 +86,8 @@ class PartitionBuffer:
         self._alarm: asyncio.TimerHandle | None = None
         self._chunks: deque[tuple[int, int, Sequence[Entry]]] = deque()
         """Arrival time (monotonic ms), bytes and entries, as the reads brought them."""
+        self._reads: deque[tuple[EntryId, EntryId]] = deque()
+        """After which entry each read began and the first that it brought, until that is committed."""
         self._waiting = 0
         self._waiting_bytes = 0
         self._held = 0
@@ -129,6 +131,7 @@ class PartitionBuffer:
         self._charge(cost_of(count, size))
         self.estimate.observe(cost_of(count, size), count, cost_of(1, largest))
         self._chunks.append((now_ms(), size, entries))
+        self._reads.append((self.position, entries[0].id))
         self._waiting += count
         self._waiting_bytes += size
         self.position = entries[-1].id
@@ -191,6 +194,13 @@ class PartitionBuffer:
         self._waiting_bytes -= total
         self._on_room(self)
         return joined_entries(parts)
+
+    def reads_up_to(self, last: EntryId) -> list[tuple[EntryId, EntryId]]:
+        """Return where the reads began that brought what is committed up to an entry, each once."""
+        found = []
+        while self._reads and self._reads[0][1] <= last:
+            found.append(self._reads.popleft())
+        return found
 
     def release(self, count: int, size: int) -> None:
         """Give the bytes of so many entries back to the budget: they were committed."""

@@ -351,6 +351,7 @@ class PartitionRunner:
             new=last,
             entries=len(work.entries),
             batch=batch,
+            reads=self.buffer.reads_up_to(last),
             state=work.state,
             dead=work.dead,
             trim=self._trim_due(),
@@ -454,7 +455,7 @@ def _refusal(request: CommitRequest, reply: CommitReply) -> str:
             )
         case CommitCode.GAP:
             if reply.checkpoint == request.previous:
-                return f"the server lost the entries up to {request.new} after they were read"
+                return f"the server does not hold what was read up to {request.new} any more"
             return f"the checkpoint is {reply.checkpoint}, and we had committed up to {request.previous}"
         case _:
             return f"the commit was refused: {reply.code.name}"

@@ -337,6 +337,8 @@ class RedisModel:
             return Code.DUP
         if lock.checkpoint != commit.previous or not self.has(partition, commit.new):
             return Code.GAP
+        if commit.rows and self.follows(partition, commit.previous) != commit.rows[0].id:
+            return Code.GAP
         if commit.rows and 0 < self.acked_limit <= sum(1 for each in lock.log if each.rows):
             return Code.FULL
         self.take(partition, commit)
@@ -346,6 +348,10 @@ class RedisModel:
     def has(self, partition: int, entry: int) -> bool:
         """Whether a source entry is there: a failover may have lost it after it was read."""
         return any(record.id == entry for record in self.locks[partition].events)
+
+    def follows(self, partition: int, entry: int) -> int:
+        """Return the source entry after one: more may have been trimmed when the batch was read."""
+        return next((each.id for each in self.locks[partition].events if each.id > entry), 0)
 
     def take(self, partition: int, commit: Commit) -> None:
         """Put a commit into the acked log and move the checkpoint."""

@@ -116,13 +116,16 @@ def request(
     acked_trim_rows: int = 0,
     previous: EntryId | None = None,
     epoch: int | None = None,
+    reads: Sequence[tuple[EntryId, EntryId]] | None = None,
 ) -> CommitRequest:
     """Return the commit of some entries that follow the lock's checkpoint."""
+    before = lock.checkpoint if previous is None else previous
     return CommitRequest(
         partition=partition,
         owner=owner,
         epoch=lock.epoch if epoch is None else epoch,
-        previous=lock.checkpoint if previous is None else previous,
+        previous=before,
+        reads=[(before, entries[0].id)] if reads is None else reads,
         new=entries[-1].id,
         entries=len(entries),
         batch=batch_of(rows, entries[0].id) if rows else None,

@@ -51,7 +51,7 @@ async def test_an_acked_entry_can_be_decoded(group: Group) -> None:
     entries = await group.send(2)
     lock = await group.own()
     await group.commit(request(lock, entries[:1], rows=4))
-    await group.commit(replace(request(lock, entries[1:], rows=6), previous=entries[0].id))
+    await group.commit(request(lock, entries[1:], rows=6, previous=entries[0].id))
     first, second = await range_entries(group.backend, GROUP.acked(0), EntryId(0, 1), None, 10)
     assert (first.id.ms, second.id.ms) == (4, 10)
     schema = pa.schema({"n": pa.int64()})
@@ -125,6 +125,31 @@ async def test_entries_that_the_server_lost_after_they_were_read_are_not_committ
     reply = await group.commit(request(lock, entries, rows=2))
     assert (reply.code, reply.checkpoint) == (CommitCode.GAP, lock.checkpoint)
     assert everything(raw) == before
+
+
+@pytest.mark.parametrize("read_twice", [False, True])
+async def test_what_was_trimmed_while_somebody_else_had_the_lock_is_not_skipped_when_it_is_back(
+    group: Group, raw: "redis.Redis", read_twice: bool
+) -> None:
+    """A failover takes back the other's commits and what was trimmed for them, and the lock is ours again.
+
+    We had read on meanwhile, past what was not there (simulator, seed 1045498).
+    """
+    entries = await group.send(4)
+    lock = await group.own()
+    before = everything(raw)
+    if read_twice:  # the first before the lock was lost, the second after
+        seen, reads = (
+            [entries[0], *entries[2:]],
+            [(lock.checkpoint, entries[0].id), (entries[0].id, entries[2].id)],
+        )
+    else:
+        seen, reads = entries[2:], [(lock.checkpoint, entries[2].id)]
+    reply = await group.commit(request(lock, seen, rows=2, reads=reads))
+    assert (reply.code, reply.checkpoint) == (CommitCode.GAP, lock.checkpoint)
+    assert everything(raw) == before
+    whole = [(lock.checkpoint, entries[0].id), (entries[0].id, entries[1].id)]
+    assert (await group.commit(request(lock, entries, rows=4, reads=whole))).code is CommitCode.OK
 
 
 @pytest.mark.usefixtures("small_nodes")

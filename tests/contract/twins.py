@@ -396,6 +396,7 @@ class Twins:
             self._real(p, commit.new),
             entries,
             batch,
+            [(self._real(p, commit.previous), self._real(p, commit.rows[0].id))] if commit.rows else [],
             trim=True,
             acked_limit=self.model.acked_limit,
         )

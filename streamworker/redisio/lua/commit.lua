@@ -7,7 +7,8 @@
 -- ARGV  1 owner  2 epoch  3 checkpoint before  4 checkpoint after  5 source entries committed
 --       6 group  7 limit of the acked log, entries; 0 for none  8 '1' to trim the source
 --       9 rows of the acked log that all readers are past; 0 for none
---       then  n, n x (field, value): state to set
+--       then  n, n x (id, first id): after which entry each read began, and what it brought first
+--             n, n x (field, value): state to set
 --             n, n x field: state to delete
 --             n, n x (number of fields and values, fields and values...): dead letters
 --             rows, and if there are any: first, schema, crc, codec, size, batch
@@ -28,11 +29,24 @@ end
 if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
 if held[3] == new then return reply('DUP') end
 if held[3] ~= previous then return reply('GAP') end
--- A failover may lose an entry after it was read; its sender sends it again, under another id.
-if #redis.call('XRANGE', events, new, new, 'COUNT', 1) == 0 then return reply('GAP') end
 
 -- Where each section of ARGV begins.
 local at = 10
+local reads_n, reads_at = tonumber(ARGV[at]), at + 1
+at = reads_at + 2 * reads_n
+-- A failover may take back that somebody else had the lock, and with it the commits of that one. Who
+-- had it before may have read meanwhile, past the entries that were trimmed for those commits. So what
+-- a read brought first must still be what follows the entry that it began after.
+local last = ''
+for i = reads_at, at - 1, 2 do
+  local found = redis.call('XRANGE', events, '(' .. ARGV[i], '+', 'COUNT', 1)
+  last = ARGV[i + 1]
+  if not found[1] or found[1][1] ~= last then return reply('GAP') end
+end
+-- And it may lose an entry after it was read; its sender sends it again, under another id.
+if last ~= new and #redis.call('XRANGE', events, new, new, 'COUNT', 1) == 0 then
+  return reply('GAP')
+end
 local sets_n, sets_at = tonumber(ARGV[at]), at + 1
 at = sets_at + 2 * sets_n
 local dels_n, dels_at = tonumber(ARGV[at]), at + 1
