@@ -253,7 +253,7 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         "sw:{app.stream.P}:lock:GROUP",
         "hash",
         "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; and "
-        "wanted_since, wanted_at while somebody waits for it. Never expires.",
+        "wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires.",
         "sw:{shop.orders.3}:lock:price",
     ),
     KeyRow(

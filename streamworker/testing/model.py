@@ -64,6 +64,8 @@ class Lock:
     generation: int = 0
     wanted_since: int | None = None
     wanted_at: int = 0
+    wanted_in: int = 0
+    """The latest generation in which somebody waits."""
     checkpoint: int = 0
     log_id: str = "log"
     """Empty: the lock was lost, and the next acquire makes it anew."""
@@ -271,13 +273,13 @@ class RedisModel:
             return Stale(lock.generation)
         if lock.owner != owner:
             if lock.owner and lock.owner in live:
-                waited_ms = self._wait(lock, now_ms)
+                waited_ms = self._wait(lock, now_ms, generation)
                 if waited_ms < self._drain_deadline_ms:
                     self.on_held(partition)
                     return Held(lock.owner, waited_ms)
                 self.overtaken += 1
             lock.owner, lock.epoch, lock.wanted_since = owner, lock.epoch + 1, None
-        elif lock.generation < generation:
+        elif lock.generation < generation and generation >= lock.wanted_in:
             lock.wanted_since = None
         lock.generation = generation
         self._changed(partition, "acquire", owner, before)
@@ -285,7 +287,8 @@ class RedisModel:
         return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), 0, rows, lock.log_id)
 
     @staticmethod
-    def _wait(lock: Lock, now_ms: int) -> int:
+    def _wait(lock: Lock, now_ms: int, generation: int) -> int:
+        lock.wanted_in = generation if lock.wanted_since is None else max(lock.wanted_in, generation)
         if lock.wanted_since is None or now_ms - lock.wanted_at > CONTENDER_GAP_MS:
             lock.wanted_since = now_ms
         lock.wanted_at = now_ms

@@ -216,7 +216,7 @@ class _NoStaleCheck(RedisModel):
 @_model("the drain deadline is ignored: a stuck owner keeps its lock", "stuck,start,stop")
 class _NoDrainDeadline(RedisModel):
     @staticmethod
-    def _wait(lock: Lock, now_ms: int) -> int:
+    def _wait(lock: Lock, now_ms: int, generation: int) -> int:
         return 0
 
 

@@ -123,6 +123,18 @@ async def test_a_wait_starts_anew_when_the_owner_is_confirmed(group: Group) -> N
     assert await group.acquire("w2", live=["w1"], generation=GENERATION + 2) == Held("w1", 0)
 
 
+async def test_a_wait_goes_on_when_an_owner_that_is_behind_renews_what_it_is_to_give_up(group: Group) -> None:
+    """Its answer was lost, and it asks again in a generation before the contender's (seed 1177669)."""
+    await group.own("w1")
+    await group.acquire("w2", live=["w1"], generation=GENERATION + 2)
+    await wait_for_async(
+        lambda: _waited(group, "w2", at_least_ms=30, generation=GENERATION + 2), "w2 has waited"
+    )
+    await group.own("w1", generation=GENERATION + 1)
+    held = await group.acquire("w2", live=["w1"], generation=GENERATION + 2)
+    assert isinstance(held, Held) and held.waited_ms >= 30
+
+
 async def test_a_contender_that_slept_has_not_waited(group: Group, raw: "redis.Redis") -> None:
     """Seconds without a try do not count: the owner may have drained in the meantime."""
     await group.own("w1")
@@ -220,6 +232,8 @@ async def test_a_checkpoint_is_not_moved_under_an_owner(group: Group) -> None:
     assert (await group.commit(request(lock, entries, owner="w1"))).code is CommitCode.FENCED
 
 
-async def _waited(group: Group, owner: str, at_least_ms: int) -> bool:
-    reply = await group.acquire(owner, live=["w1"], drain_deadline_ms=DRAIN_DEADLINE_MS)
+async def _waited(group: Group, owner: str, at_least_ms: int, generation: int = GENERATION) -> bool:
+    reply = await group.acquire(
+        owner, live=["w1"], drain_deadline_ms=DRAIN_DEADLINE_MS, generation=generation
+    )
     return isinstance(reply, Held) and reply.waited_ms >= at_least_ms

@@ -576,7 +576,8 @@ class Twins:
     ) -> None:
         mine, fields = self.model.locks[p], fields_of(lock)
         checkpoint = EntryId.parse(fields.get("checkpoint", "0-0"))
-        wanted = fields.get("wanted_since"), fields.get("wanted_at")
+        wanted = tuple(fields.get(f"wanted_{each}") for each in ("since", "at", "in"))
+        waits = (mine.wanted_since, mine.wanted_at, mine.wanted_in)
         self.same(
             f"lock {p}",
             (fields.get("owner", ""), fields.get("epoch", "0"), fields.get("generation", "0"), wanted),
@@ -584,7 +585,7 @@ class Twins:
                 mine.owner,
                 str(mine.epoch),
                 str(mine.generation),
-                (None, None) if mine.wanted_since is None else (str(mine.wanted_since), str(mine.wanted_at)),
+                (None, None, None) if mine.wanted_since is None else tuple(map(str, waits)),
             ),
         )
         self.same(f"checkpoint {p}", self._id(p, checkpoint), mine.checkpoint)

@@ -5,7 +5,8 @@
 --
 -- The wait is measured here, by one clock, from the first refused try, and goes on whoever asks: a
 -- group that changes often would else never overtake a stuck owner. It starts anew after a pause,
--- since a contender that slept did not wait, and ends when the lock is taken, renewed or released.
+-- since a contender that slept did not wait, and ends when the lock is taken, released, or renewed in a
+-- generation that is not older than the contender's: an owner that is behind renews what it is to give up.
 --
 -- KEYS  1 lock (hash)  2 events (stream)  3 acked (stream)
 -- ARGV  1 owner  2 generation  3 drain deadline, ms  4 group  5 nonce of the log, if it is made
@@ -20,7 +21,8 @@ local lock, owner = KEYS[1], ARGV[1]
 local generation, deadline = tonumber(ARGV[2]), tonumber(ARGV[3])
 register(lock, KEYS[2], KEYS[3], ARGV[4], '0-0', ARGV[5])
 
-local held = redis.call('HMGET', lock, 'owner', 'epoch', 'generation', 'wanted_since', 'wanted_at')
+local held = redis.call('HMGET', lock, 'owner', 'epoch', 'generation',
+  'wanted_since', 'wanted_at', 'wanted_in')
 local holder, held_generation = held[1] or '', tonumber(held[3] or '0')
 local now = server_ms()
 
@@ -34,7 +36,9 @@ if held_generation > generation then return {'STALE', held_generation} end
 if holder == owner then
   if held_generation < generation then
     -- HDEL is allowed when memory is full, and after a first write all others are: see take below.
-    redis.call('HDEL', lock, 'wanted_since', 'wanted_at')
+    if generation >= tonumber(held[6] or '0') then
+      redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')
+    end
     redis.call('HSET', lock, 'generation', ARGV[2])
   end
   return granted(held[2])
@@ -49,15 +53,17 @@ if holder ~= '' and live then
   local since = tonumber(held[4] or now)
   if now - tonumber(held[5] or 0) > PAUSE_MS then since = now end
   if now - since < deadline then
+    local wanted_in = math.max(generation, tonumber(held[6] or '0'))
     redis.call('HDEL', lock, 'wanted_at')
-    redis.call('HSET', lock, 'wanted_since', text(since), 'wanted_at', text(now))
+    redis.call('HSET', lock, 'wanted_since', text(since), 'wanted_at', text(now),
+      'wanted_in', text(wanted_in))
     return {'HELD', holder, now - since}
   end
 end
 
 -- Take it. With a full memory HSET is refused, unless something was written before: ownership
 -- must be able to move then, or nothing would ever be trimmed again.
-redis.call('HDEL', lock, 'wanted_since', 'wanted_at')
+redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')
 local epoch = redis.call('HINCRBY', lock, 'epoch', 1)
 redis.call('HSET', lock, 'owner', owner, 'generation', ARGV[2], 'since', text(now),
   'state', 'running', 'reason', '')

@@ -14,7 +14,7 @@ if not held[2] then return {'MISSING'} end
 local holder = held[1] or ''
 if holder ~= ARGV[4] and holder ~= '' then return {'HELD', holder} end
 -- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
-redis.call('HDEL', KEYS[1], 'wanted_since', 'wanted_at')
+redis.call('HDEL', KEYS[1], 'wanted_since', 'wanted_at', 'wanted_in')
 redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 redis.call('HSET', KEYS[1], 'owner', '', 'state', '', 'reason', '', 'checkpoint', ARGV[2], 'entries', ARGV[3])
 local moved = redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[1], ARGV[2], 'ENTRIESREAD', ARGV[3])

@@ -11,6 +11,6 @@ local held = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
 local holder = held[1] or ''
 if held[2] ~= ARGV[2] or (holder ~= ARGV[1] and holder ~= '') then return {'NOTOWNER', holder} end
 -- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
-redis.call('HDEL', KEYS[1], 'wanted_since', 'wanted_at')
+redis.call('HDEL', KEYS[1], 'wanted_since', 'wanted_at', 'wanted_in')
 redis.call('HSET', KEYS[1], 'owner', '', 'state', '', 'reason', '')
 return {'OK'}

@@ -11,7 +11,7 @@ if wrong then return {'BADTYPE', wrong} end
 local held = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
 if ARGV[1] == '' or held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return {'CHANGED'} end
 -- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
-redis.call('HDEL', KEYS[1], 'wanted_since', 'wanted_at')
+redis.call('HDEL', KEYS[1], 'wanted_since', 'wanted_at', 'wanted_in')
 redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 redis.call('HSET', KEYS[1], 'owner', '', 'state', '', 'reason', '')
 return {'OK'}
