@@ -29,7 +29,7 @@ from streamworker.processors import ProcessorSpec
 from streamworker.redisio.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.columns import as_it_came, rows_of, unpacked
 from streamworker.runtime.batch_mode import BatchMode
-from streamworker.runtime.invoke import NOTHING, Decoded, Effects, Invoker
+from streamworker.runtime.invoke import Decoded, Effects, Invoker
 from streamworker.runtime.state import Changes, PartitionState
 from streamworker.runtime.tables import as_table
 from streamworker.runtime.work import joined
@@ -141,18 +141,16 @@ class ColumnsInvoker(Invoker):
     ) -> Effects:
         if isinstance(result, _Gathered):
             return Effects(result.outputs, changes)
+        return super()._effects(result, outputs, changes, records)
+
+    def _forwarded(self, result: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Return columns, whatever the function passed on or returned."""
         if self.spec.takes == "records":
-            return super()._effects(result, outputs, changes, records)
-        if result is None and not outputs:
-            rows: Sequence[Any] = records if self.forwards_input else ()
-            return Effects(rows, changes) if rows or changes else NOTHING
-        if not self.spec.forward:
-            self.unwanted()
-            return Effects((), changes)
+            return super()._forwarded(result, outputs)
         batches = self._as_batches(outputs)
         if result is not None:
             batches += self._as_batches(result if isinstance(result, list) else [result])
-        return Effects(batches, changes)
+        return batches
 
     def _as_batches(self, outputs: Sequence[Any]) -> list[pa.RecordBatch]:
         """Turn what was forwarded or returned into columns: rows that follow each other together."""

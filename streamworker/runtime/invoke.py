@@ -194,6 +194,10 @@ class Invoker:
         if not self.spec.forward:
             self.unwanted()
             return Effects((), changes)
+        return Effects(self._forwarded(result, outputs), changes)
+
+    def _forwarded(self, result: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the rows of a call: what it passed on by ``ctx.forward``, then what it returned."""
         if result is None:
             returned: list[Any] = []
         elif isinstance(result, list) and self._returns_rows_as_list:
@@ -205,7 +209,7 @@ class Invoker:
             )
         else:
             returned = [result]
-        return Effects(self.checked([*outputs, *returned] if outputs else returned), changes)
+        return self.checked([*outputs, *returned] if outputs else returned)
 
     def unwanted(self) -> None:
         """Say, the first time, that rows of a processor that forwards nothing are dropped."""
