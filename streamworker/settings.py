@@ -12,6 +12,7 @@ from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from streamworker.errors import ConfigurationError
+from streamworker.urls import each_server
 
 ENV_PREFIX = "STREAMWORKER_"
 PLAINTEXT_VARIABLE = ENV_PREFIX + "ALLOW_PLAINTEXT"
@@ -239,7 +240,13 @@ def plaintext_host(url: str) -> str | None:
     'db.example'
     >>> plaintext_host("rediss://db.example"), plaintext_host("redis://localhost")
     (None, None)
+    >>> plaintext_host("redis+cluster://localhost:7000,db.example:7000")
+    'db.example'
     """
+    return next((host for each in each_server(url) if (host := _plaintext_host(each))), None)
+
+
+def _plaintext_host(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         if parts.scheme != "redis" or parts.port == 0:  # Asked for since it raises where it is no number.

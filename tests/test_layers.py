@@ -30,15 +30,16 @@ MAY_IMPORT = {
     # Each part of the package, and which other parts it may import beside itself. What is listed
     # further up never imports what is listed further down.
     "errors": set(),
-    "settings": set(),
+    "urls": set(),
+    "settings": {"urls"},
     "core": set(),
     "log": set(),
     "records": {"core"},
-    "redisio": {"core", "records"},
+    "redisio": {"core", "records", "urls"},
     "processors": {"core", "records"},
     "context": {"core", "records"},
     "runtime": {"core", "redisio", "records", "processors", "context", "settings", "log"},
-    "spark": {"core", "redisio", "records", "processors", "settings"},
+    "spark": {"core", "redisio", "records", "processors", "settings", "urls"},
     "declare": {"core", "records", "redisio", "processors", "context"},
     "tui": {"core"},
 }  # fmt: skip
