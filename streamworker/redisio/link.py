@@ -18,7 +18,7 @@ from hiredis import pack_command
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
@@ -104,6 +104,23 @@ class Target:
         """Return a new connection that is not connected yet."""
         return self._make(**self._options)
 
+    async def connect(self, connection: AbstractConnection) -> None:
+        """Connect a connection of this target."""
+        await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
+
+    def leads_here(self, connection: AbstractConnection) -> bool:
+        """Whether a connection still leads to where a new one would."""
+        del connection
+        return True
+
+    @property
+    def moves(self) -> bool:
+        """Whether a new connection may lead to another server than the last one."""
+        return False
+
+    async def aclose(self) -> None:
+        """End what runs beside the connections, if anything does."""
+
     def refusal(self, error: BaseException) -> BackendError:
         """Return the error of ours for one that ended an attempt to connect."""
         ours = translate(error, self.address)
@@ -154,11 +171,11 @@ class Link:
                         await asyncio.sleep(0)
                 # Anything there to read means that the server closed it, or said something that
                 # nobody asked for: either way it is not to be used.
-                if not await self._connection.can_read():
+                if self._target.leads_here(self._connection) and not await self._connection.can_read():
                     return
                 await self._connection.disconnect(nowait=True)
             self.client_id = self.run_id = None
-            await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
+            await self._target.connect(self._connection)
         except (RedisError, OSError) as error:
             raise self._target.refusal(error) from None
 
@@ -166,11 +183,15 @@ class Link:
         """Send packed commands and return as many replies; error replies are among them."""
         connection = self._connection
         answers: list[Reply] = []
+        demoted: ReadOnlyError | None = None
         try:
             await connection.send_packed_command(packed, check_health=False)
             for _ in range(replies):
                 try:
                     answers.append(await connection.read_response())
+                except ReadOnlyError as error:
+                    demoted = error
+                    answers.append(error)
                 except ResponseError as error:
                     answers.append(error)
         except (RedisError, OSError) as error:
@@ -180,6 +201,14 @@ class Link:
             await self.close()
             raise
         self.used_s = asyncio.get_running_loop().time()
+        if demoted is not None:
+            # Whatever has the address now, or whoever is the primary now, a new connection finds.
+            await self.close()
+            if self._target.moves:
+                raise BackendUnavailable(
+                    f"Redis at {self._target.address} has become a replica.",
+                    remedy="The next call goes to the new primary.",
+                )
         return answers
 
     async def close(self) -> None:
@@ -269,6 +298,7 @@ class Node:
         """Close all connections; one in use is closed when its call ends."""
         self._closed = True
         await self._close_idle_if_closed()
+        await self.target.aclose()
 
 
 class _Roundtrip:
