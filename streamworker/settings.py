@@ -4,18 +4,15 @@ Each can be given to ``App(...)`` by name or by an environment variable
 ``STREAMWORKER_<NAME>``; an argument wins over the environment.
 """
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from streamworker.errors import ConfigurationError
-from streamworker.urls import each_server
+from streamworker.urls import PLAINTEXT_VARIABLE, refuse_plaintext
 
 ENV_PREFIX = "STREAMWORKER_"
-PLAINTEXT_VARIABLE = ENV_PREFIX + "ALLOW_PLAINTEXT"
 _SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 MAY_BE_ZERO = frozenset({"founding_pause_ms"})
 """Settings that 0 turns off; any other number must be greater."""
@@ -229,59 +226,6 @@ class Settings:
                 remedy="docs/settings.md lists them.",
             )
         return cls(**values)
-
-
-def plaintext_host(url: str) -> str | None:
-    """Return the other machine that a URL of Redis would send plain text to, if it would.
-
-    Examples
-    --------
-    >>> plaintext_host("redis://db.example:6379/0")
-    'db.example'
-    >>> plaintext_host("rediss://db.example"), plaintext_host("redis://localhost")
-    (None, None)
-    >>> plaintext_host("redis+cluster://localhost:7000,db.example:7000")
-    'db.example'
-    """
-    return next((host for each in each_server(url) if (host := _plaintext_host(each))), None)
-
-
-def _plaintext_host(url: str) -> str | None:
-    try:
-        parts = urlsplit(url)
-        if parts.scheme != "redis" or parts.port == 0:  # Asked for since it raises where it is no number.
-            return None
-        # As redis-py reads it.
-        host = unquote(parts.hostname or "") or parse_qs(parts.query).get("host", ["localhost"])[0]
-    except ValueError:
-        return None  # It cannot be read at all: whoever opens it says so.
-    name = host.rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return None
-    try:
-        return None if ipaddress.ip_address(name).is_loopback else host
-    except ValueError:
-        return host
-
-
-def refuse_plaintext(url: str, what: str) -> None:
-    """Refuse a URL of Redis that would send plain text to another machine.
-
-    Raises
-    ------
-    ConfigurationError
-        Naming the host.
-    """
-    host = plaintext_host(url)
-    if host is None:
-        return
-    # With an @ further on, the host is a piece of a user or password with characters that were not encoded.
-    where = "another machine" if "@" in url.rpartition(host)[2] else host
-    raise ConfigurationError(
-        f"{what} is redis://, and would send passwords and records as plain text to {where}.",
-        remedy="Use rediss://, which is TLS. Where the network itself is trusted or encrypted, say so: "
-        f"allow_plaintext=True or {PLAINTEXT_VARIABLE}=1.",
-    )
 
 
 def plaintext_allowed(environ: Mapping[str, str]) -> bool:

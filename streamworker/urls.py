@@ -4,13 +4,31 @@
 any of them tells where the others are. With ``rediss+`` each is spoken to by TLS. Here such a URL is
 taken apart into one ordinary URL for each server, which whoever reads URLs already knows how to read,
 check and refuse; nothing else takes one apart.
+
+``redis+sentinel://user:password@host1:26379,host2:26379/0?service=orders`` names sentinels, which know where
+the primary is that they call by that name. User and password are those of Redis; where the sentinels
+ask for some as well, these are ``sentinel_username=`` and ``sentinel_password=``. Other libraries write the
+name as the path, ``/orders/0``: that is read too.
 """
 
+import ipaddress
 import re
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
+
+from streamworker.errors import ConfigurationError
 
 CLUSTER, SENTINEL = "cluster", "sentinel"
+PLAINTEXT_VARIABLE = "STREAMWORKER_ALLOW_PLAINTEXT"
 
 _END_OF_HOSTS = re.compile(r"[/?#]")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@\s]+)(?::([0-9]{1,5}))?")
+
+SENTINEL_PORT = 26379
+_SENTINEL_REMEDY = (
+    "It is redis+sentinel://user:password@host:26379,host:26379/0?service=NAME; rediss+sentinel:// for TLS; "
+    "characters such as / # @ in a password are percent-encoded."
+)
 
 
 def kind_of(url: str) -> str:
@@ -39,8 +57,169 @@ def each_server(url: str) -> list[str]:
     """
     if not kind_of(url):
         return [url]
+    scheme, login, hosts, tail = _taken_apart(url)
+    return [f"{scheme}://{login}{host}{tail}" for host in hosts]
+
+
+def _taken_apart(url: str) -> tuple[str, str, list[str], str]:
+    """Return scheme without what stands behind its plus, user and password, hosts, and the rest."""
     scheme, _, rest = url.partition("://")
     end = _END_OF_HOSTS.search(rest)
     place, tail = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
     user, at, hosts = place.rpartition("@")
-    return [f"{scheme.partition('+')[0]}://{user}{at}{host}{tail}" for host in hosts.split(",")]
+    return scheme.partition("+")[0].lower(), user + at, hosts.split(","), tail
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinels:
+    """What a URL says that names sentinels.
+
+    Examples
+    --------
+    >>> found = read_sentinels("rediss+sentinel://ann:secret@s1,s2:26380/2?service=orders&sentinel_password=x")
+    >>> found.hosts, found.service
+    ((('s1', 26379), ('s2', 26380)), 'orders')
+    >>> found.server_url("db1.example", 6379)
+    'rediss://ann:secret@db1.example:6379/2'
+    >>> found.urls[0]
+    'rediss://:x@s1:26379/0'
+    """
+
+    hosts: tuple[tuple[str, int], ...]
+    service: str
+    """The name under which they know the primary."""
+    scheme: str
+    """``redis`` or ``rediss``: for them as for the servers."""
+    login: str = field(repr=False)
+    """User and password for the servers, as they stand before a host."""
+    sentinel_login: str = field(repr=False)
+    db: int
+    options: tuple[tuple[str, str], ...] = field(repr=False)
+    """What else the URL says, for each connection."""
+
+    def server_url(self, host: str, port: int) -> str:
+        """Return the URL of one server of Redis."""
+        return self._url(self.login, host, port, self.db)
+
+    @property
+    def urls(self) -> list[str]:
+        """A URL for each sentinel."""
+        return [self._url(self.sentinel_login, host, port, 0) for host, port in self.hosts]
+
+    @property
+    def addresses(self) -> str:
+        """Where they are, for messages."""
+        return ", ".join(host_and_port(host, port) for host, port in self.hosts)
+
+    def _url(self, login: str, host: str, port: int, db: int) -> str:
+        query = f"?{urlencode(self.options)}" if self.options else ""
+        return f"{self.scheme}://{login}{host_and_port(host, port)}/{db}{query}"
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Return both as they stand in URLs and messages.
+
+    Examples
+    --------
+    >>> host_and_port("db1.example", 6379), host_and_port("::1", 6379)
+    ('db1.example:6379', '[::1]:6379')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def read_sentinels(url: str) -> Sentinels:
+    """Read a URL that names sentinels.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be read, or names no service. The text holds no part of the URL: each may be one of
+        a password that was not encoded.
+    """
+    scheme, login, places, tail = _taken_apart(url)
+    path, _, query = tail.partition("?")
+    try:
+        hosts = tuple(_address(place) for place in places)
+        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+        parts = [unquote(part) for part in path.split("/") if part]
+        service = given.pop("service", "")
+        if parts and not service and not parts[0].isdecimal():
+            service = parts.pop(0)
+        db = int(given.pop("db", "") or (parts.pop(0) if parts else "0"))
+        if parts or "#" in path or scheme not in ("redis", "rediss"):
+            raise ValueError
+    except ValueError:
+        raise ConfigurationError("The URL of Redis cannot be read.", remedy=_SENTINEL_REMEDY) from None
+    if not service:
+        raise ConfigurationError(
+            "The URL of Redis names sentinels, and not the primary that they are to find.",
+            remedy="Add ?service=NAME: the name that follows `sentinel monitor` in their configuration.",
+        )
+    sentinel_login = _login(given.pop("sentinel_username", ""), given.pop("sentinel_password", ""))
+    login = _login(given.pop("username", ""), given.pop("password", "")) or login
+    return Sentinels(hosts, service, scheme, login, sentinel_login, db, tuple(given.items()))
+
+
+def _login(user: str, password: str) -> str:
+    return f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
+
+
+def _address(place: str) -> tuple[str, int]:
+    found = _ADDRESS.fullmatch(place)
+    port = int(found[2] or SENTINEL_PORT) if found else 0
+    if found is None or not 0 < port < 65_536:
+        raise ValueError
+    return unquote(found[1].strip("[]")), port
+
+
+def plaintext_host(url: str) -> str | None:
+    """Return the other machine that a URL of Redis would send plain text to, if it would.
+
+    Examples
+    --------
+    >>> plaintext_host("redis://db.example:6379/0")
+    'db.example'
+    >>> plaintext_host("rediss://db.example"), plaintext_host("redis://localhost")
+    (None, None)
+    >>> plaintext_host("redis+cluster://localhost:7000,db.example:7000")
+    'db.example'
+    """
+    return next((host for each in each_server(url) if (host := _plaintext_host(each))), None)
+
+
+def _plaintext_host(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme != "redis" or parts.port == 0:  # Asked for since it raises where it is no number.
+            return None
+        # As redis-py reads it.
+        host = unquote(parts.hostname or "") or parse_qs(parts.query).get("host", ["localhost"])[0]
+    except ValueError:
+        return None  # It cannot be read at all: whoever opens it says so.
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return None
+    try:
+        return None if ipaddress.ip_address(name).is_loopback else host
+    except ValueError:
+        return host
+
+
+def refuse_plaintext(url: str, what: str) -> None:
+    """Refuse a URL of Redis that would send plain text to another machine.
+
+    Raises
+    ------
+    ConfigurationError
+        Naming the host.
+    """
+    host = plaintext_host(url)
+    if host is None:
+        return
+    # With an @ further on, the host is a piece of a user or password with characters that were not encoded.
+    where = "another machine" if "@" in url.rpartition(host)[2] else host
+    raise ConfigurationError(
+        f"{what} is redis://, and would send passwords and records as plain text to {where}.",
+        remedy="Use rediss://, which is TLS. Where the network itself is trusted or encrypted, say so: "
+        f"allow_plaintext=True or {PLAINTEXT_VARIABLE}=1.",
+    )

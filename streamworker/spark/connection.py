@@ -40,7 +40,8 @@ from streamworker.errors import (
     ConfigurationError,
 )
 from streamworker.redisio.failures import tls_remedy
-from streamworker.settings import plaintext_allowed, refuse_plaintext
+from streamworker.settings import plaintext_allowed
+from streamworker.urls import refuse_plaintext
 
 DEFAULT_NAME = "default"
 URL_VARIABLE = "STREAMWORKER_REDIS_URL"

@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
-from streamworker.settings import PLAINTEXT_VARIABLE, plaintext_host
 from streamworker.spark.connection import DEFAULT_NAME, variable_for
+from streamworker.urls import PLAINTEXT_VARIABLE, plaintext_host
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
