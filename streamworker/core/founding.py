@@ -9,7 +9,7 @@ waits: there a partition that moves stands still until it is taken.
 
 from streamworker.core.membership import Membership
 
-YOUNG_PAUSES = 3
+YOUNG_PAUSES = 6
 """A group is young until so many pauses after its oldest member wished to join; a worker that joins an
 hour later is not waited with."""
 
