@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-import redis
 
+from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
 from tests.helpers import WorkerProcess
+from tests.raw import opened
 
 REDIS_SERVER = shutil.which("redis-server")
 NO_REDIS_SERVER = (
@@ -48,9 +49,12 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what lies in tests/contract on both servers."""
+    """Run what lies in tests/contract on both servers, and on a Cluster what is not about one server."""
     if CONTRACT in metafunc.definition.path.parents and "server" in metafunc.fixturenames:
-        metafunc.parametrize("server", ["valkey", "redis7"], indirect=True, scope="session")
+        servers = ["valkey", "redis7"]
+        if not metafunc.definition.get_closest_marker("one_server"):
+            servers.append("cluster")
+        metafunc.parametrize("server", servers, indirect=True, scope="session")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -96,17 +100,24 @@ def redis7() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> EmbeddedServer:
-    """The shared server of this test; in tests/contract each of both in turn."""
+def cluster() -> Iterator[EmbeddedCluster]:
+    """Three primaries with a replica each, for the whole run."""
+    with EmbeddedCluster() as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> EmbeddedServer | EmbeddedCluster:
+    """The shared server of this test; in tests/contract each in turn, and a Cluster."""
     found = request.getfixturevalue(getattr(request, "param", "valkey"))
-    assert isinstance(found, EmbeddedServer)
+    assert isinstance(found, EmbeddedServer | EmbeddedCluster)
     return found
 
 
 @pytest.fixture
-def redis_url(server: EmbeddedServer) -> str:
+def redis_url(server: EmbeddedServer | EmbeddedCluster) -> str:
     """URL of a server that holds nothing, and has room: a test that made it full may have failed."""
-    with redis.Redis.from_url(server.url) as client:
+    with opened(server.url) as client:
         client.config_set("maxmemory", "1gb")
         client.flushall()
         client.script_flush()

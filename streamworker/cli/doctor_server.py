@@ -9,8 +9,9 @@ from streamworker.cli.checks import Check, Verdict
 from streamworker.errors import StreamworkerError
 
 if TYPE_CHECKING:
-    from streamworker.redisio.client import Backend, ServerInfo
+    from streamworker.redisio.client import Backend
     from streamworker.redisio.health import Rights
+    from streamworker.redisio.info import ServerInfo
 
 CLOCK_DIFFERENCE_MAX_MS = 1_000
 MEMORY_WARN, MEMORY_FAIL = 0.75, 0.9
@@ -46,7 +47,7 @@ async def server_checks(backend: "Backend", app_name: str) -> list[Check]:
 
 
 def _settings(info: "ServerInfo") -> Check:
-    from streamworker.redisio.client import check_server
+    from streamworker.redisio.info import check_server
 
     try:
         check_server(info)

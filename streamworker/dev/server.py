@@ -218,7 +218,7 @@ class EmbeddedServer:
         picks_port = self._given_port == 0 and self._process is None
         for tries_left in reversed(range(PORT_TRIES if picks_port else 1)):
             if picks_port:
-                self._port = _free_port()
+                self._port = free_port()
             try:
                 self._spawn()
                 self._wait_until_ready()
@@ -366,7 +366,8 @@ def _remove(directory: Path, owner: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody uses at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -3,30 +3,29 @@
 Nothing is retried here: a call that got no answer raises :class:`BackendUnavailable`, and whoever
 knows that it may be done twice does it again, for instance with :func:`retrying`.
 
-All calls go through :meth:`Backend.node_for`, the one place that knows of a single server.
+A backend speaks to one server or to the nodes of a Cluster, by the same calls. What it needs of either
+is a :class:`Server`; nothing outside of this package knows which it is, but for a few that ask
+:attr:`Backend.is_cluster`, since a Cluster reads and waits slot by slot.
 """
 
 import asyncio
 import random
-import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
+from streamworker.redisio.cluster import Cluster, key_of
+from streamworker.redisio.durability import MEMORY, Durability
 from streamworker.redisio.failures import no_answer
-from streamworker.redisio.link import (
-    Argument,
-    Link,
-    Node,
-    Target,
-    answer_of,
-    answers_of,
-    pack,
-    pack_all,
-)
+from streamworker.redisio.info import ServerInfo, read_info
+from streamworker.redisio.link import Argument, Link, Target, answer_of, pack
+from streamworker.redisio.node import Node, ScriptCall
 from streamworker.redisio.scripts import Script
+from streamworker.redisio.topology import slot_of
+from streamworker.urls import CLUSTER, kind_of
+
+__all__ = ["Backend", "BlockingConnection", "ScriptCall", "retrying"]
 
 T = TypeVar("T")
 
@@ -37,10 +36,48 @@ BLOCK_MARGIN_MS = 1_000
 """A blocked read that has not ended this long after its time has lost its server."""
 
 UNBLOCK_PAUSE_S = 0.005
-VERSION_MIN = (7, 0)
 
-ScriptCall = tuple[Sequence[str], Sequence[Argument]]
-"""Keys and arguments of one run of a script."""
+
+class Server(Protocol):
+    """What a backend needs: one server, or the nodes of a Cluster.
+
+    The errors among replies are ours. One server raises where any answer is missing; a Cluster has
+    :class:`BackendUnavailable` in the places of those that are missing, and raises where all are.
+    """
+
+    @property
+    def address(self) -> str:
+        """For messages."""
+
+    @property
+    def map_version(self) -> int:
+        """Another one whenever it is known that keys are somewhere else."""
+
+    async def commands(self, commands: Sequence[Sequence[Argument]], timeout_ms: float) -> list[Any]:
+        """Run some commands, as few round trips as it takes."""
+
+    async def scripts(
+        self, script: Script, calls: Sequence[ScriptCall], timeout_ms: float, durability: Durability
+    ) -> list[Any]:
+        """Run a script several times."""
+
+    async def node_of(self, key: str, timeout_ms: float) -> Node:
+        """Return the node that has a key."""
+
+    async def identity(self, key: str, timeout_ms: float) -> tuple[int, str]:
+        """Return client id and run id of the connection that the next call about a key will use."""
+
+    def apart(self, connections: int) -> "Server":
+        """Return the same with connections of its own."""
+
+    def failed(self, node: Node) -> None:
+        """Take in that a node gave no answer to somebody else."""
+
+    def noted(self, reply: Any, node: Node) -> Any:
+        """Return a reply that somebody else got; what it says of where keys are was taken in."""
+
+    async def aclose(self) -> None:
+        """Close all connections."""
 
 
 class Backend:
@@ -53,8 +90,8 @@ class Backend:
     ...         return await backend.execute("PING")
     """
 
-    def __init__(self, node: Node, call_timeout_ms: float) -> None:
-        self._node = node
+    def __init__(self, server: Server, call_timeout_ms: float) -> None:
+        self._server = server
         self._call_timeout_ms = call_timeout_ms
 
     @classmethod
@@ -66,43 +103,98 @@ class Backend:
         Parameters
         ----------
         url
-            ``redis://``, ``rediss://`` or ``unix://``; never shown.
+            ``redis://``, ``rediss://`` or ``unix://``; with ``+cluster`` behind ``redis`` or ``rediss``
+            and some nodes' addresses, a Cluster. Never shown.
         name
             Shown in ``CLIENT LIST``.
         call_timeout_ms
             Deadline of each call, with everything in it: waiting for a connection, connecting,
             sending, the answer.
         connections
-            The most connections at a time. Those of :meth:`blocking` are not among them.
+            The most connections at a time, to each node. Those of :meth:`blocking` are not among them.
 
         Raises
         ------
         ConfigurationError
             If the URL cannot be read.
         """
+        if kind_of(url) == CLUSTER:
+            return cls(Cluster.open(url, name, connections), call_timeout_ms)
         return cls(Node(Target(url, name), connections), call_timeout_ms)
 
     @property
     def address(self) -> str:
         """Host and port, or path of the socket; never a user or password."""
-        return self._node.address
+        return self._server.address
 
-    def node_for(self, key: str) -> Node:
-        """Return the node that has a key. Every call asks here first."""
-        del key  # One server has all of them.
-        return self._node
+    @property
+    def is_cluster(self) -> bool:
+        """Whether it speaks to a Cluster: one command may then name keys of one slot only."""
+        return isinstance(self._server, Cluster)
 
-    async def execute(self, *args: Argument, timeout_ms: float | None = None) -> Any:
+    def by_slot(self, keys: Sequence[str]) -> list[list[str]]:
+        """Return keys in parts that one command may name; all in one part but on a Cluster."""
+        if not self.is_cluster:
+            return [list(keys)] if keys else []
+        parts: dict[int, list[str]] = {}
+        for key in keys:
+            parts.setdefault(slot_of(key), []).append(key)
+        return list(parts.values())
+
+    async def primaries(self) -> "list[Backend]":
+        """Return a backend for each server that holds keys; they are closed with this one.
+
+        Raises
+        ------
+        BackendUnavailable
+            If no node tells which there are.
+        """
+        if not isinstance(self._server, Cluster):
+            return [self]
+        nodes = await self._server.primaries(self._call_timeout_ms)
+        return [Backend(node, self._call_timeout_ms) for node in nodes]
+
+    def apart(self, connections: int) -> "Backend":
+        """Return a backend of the same server or Cluster, with connections of its own; close it first.
+
+        It shares what is known of where a Cluster's slots are. For reads that no other call is to wait for.
+        """
+        return Backend(self._server.apart(connections), self._call_timeout_ms)
+
+    @property
+    def map_version(self) -> int:
+        """Another one whenever it is known that keys of a Cluster are somewhere else."""
+        return self._server.map_version
+
+    async def place_of(self, key: str) -> str:
+        """Return the address of the node that has a key, by what is known; empty if nobody has it.
+
+        Raises
+        ------
+        BackendError
+            If no node of a Cluster tells.
+        """
+        if not isinstance(self._server, Cluster):
+            return self.address
+        return await self._server.place_of(key, self._call_timeout_ms)
+
+    async def execute(self, *args: Argument, timeout_ms: float | None = None, near: str = "") -> Any:
         """Run one command.
+
+        Parameters
+        ----------
+        near
+            For a command that names no key: the key whose node is asked. One server is asked anyway.
 
         Raises
         ------
         BackendError
             ``BackendUnavailable`` if there was no answer: it may or may not have been done.
         """
-        node = self.node_for(_key_of(args))
-        (reply,) = await node.call(pack(args), 1, timeout_ms or self._call_timeout_ms)
-        (answer,) = _named([args], answers_of([reply], node.address))
+        server: Server = self._server
+        if near and self.is_cluster:
+            server = await server.node_of(near, timeout_ms or self._call_timeout_ms)
+        (answer,) = _named([args], await server.commands([args], timeout_ms or self._call_timeout_ms))
         if isinstance(answer, BackendError):
             raise answer
         return answer
@@ -110,24 +202,25 @@ class Backend:
     async def pipeline(
         self, commands: Sequence[Sequence[Argument]], *, timeout_ms: float | None = None
     ) -> list[Any]:
-        """Run some commands in one round trip, each for itself.
+        """Run some commands in one round trip, each for itself; on a Cluster in one to each node.
+
+        There a command that names no key goes where the one before it goes, the first ones where the
+        first that names one goes.
 
         Returns
         -------
         list
-            A reply for each command; the error for one that was refused.
+            A reply for each command; the error for one that was refused, and on a Cluster
+            :class:`BackendUnavailable` for one whose node gave no answer.
 
         Raises
         ------
         BackendUnavailable
-            If any answer is missing.
+            If any answer is missing; on a Cluster if all are.
         """
         if not commands:
             return []
-        node = self.node_for(_key_of(commands[0]))
-        timeout_ms = timeout_ms or self._call_timeout_ms
-        replies = await node.call(pack_all(commands), len(commands), timeout_ms)
-        return _named(commands, answers_of(replies, node.address))
+        return _named(commands, await self._server.commands(commands, timeout_ms or self._call_timeout_ms))
 
     async def run(
         self,
@@ -149,40 +242,47 @@ class Backend:
         return reply
 
     async def run_many(
-        self, script: Script, calls: Sequence[ScriptCall], timeout_ms: float | None = None
+        self,
+        script: Script,
+        calls: Sequence[ScriptCall],
+        timeout_ms: float | None = None,
+        *,
+        durability: Durability = MEMORY,
     ) -> list[Any]:
         """Run a script several times in one round trip, each for itself, in this order.
+
+        On a Cluster there is one round trip to each node, and the order is that of each slot.
 
         Returns
         -------
         list
-            A reply for each call; the error for one that was refused.
+            A reply for each call; the error for one that was refused; the reply in an ``Undurable``
+            for one that is not as safe as ``durability`` asks; on a Cluster :class:`BackendUnavailable`
+            for one whose node gave no answer.
 
         Raises
         ------
         BackendUnavailable
-            If any answer is missing.
+            If any answer is missing; on a Cluster if all are.
         """
         if not calls:
             return []
-        node = self.node_for(calls[0][0][0])
-        sha, text = script.sha, script.text
-        packed = [(sha, text, pack(("EVALSHA", sha, len(keys), *keys, *args))) for keys, args in calls]
-        return answers_of(await node.call_scripts(packed, timeout_ms or self._call_timeout_ms), node.address)
+        return await self._server.scripts(script, calls, timeout_ms or self._call_timeout_ms, durability)
 
-    def blocking(self) -> "BlockingConnection":
-        """Return a connection of its own for a read that waits at the server."""
-        return BlockingConnection(self)
+    def blocking(self, key: str = "") -> "BlockingConnection":
+        """Return a connection of its own for a read that waits at the server that has a key."""
+        return BlockingConnection(self._server, key)
 
-    async def identity(self) -> tuple[int, str]:
+    async def identity(self, near: str = "") -> tuple[int, str]:
         """Return this connection's client id and the server's run id, by which peers find it.
 
         Meant for a backend with one connection, or with one call at a time. Asked of the server
-        once a connection; ``0`` and ``""`` where it does not tell.
+        once a connection; ``0`` and ``""`` where it does not tell. On a Cluster it is about the
+        connection to the node that has the key ``near``.
         """
-        return await self._node.identity(self._call_timeout_ms)
+        return await self._server.identity(near, self._call_timeout_ms)
 
-    async def info(self) -> "ServerInfo":
+    async def info(self, near: str = "") -> ServerInfo:
         """Return what the server says about itself.
 
         Raises
@@ -190,16 +290,19 @@ class Backend:
         BackendRefused
             If this user may not ask.
         """
-        return read_info(await self.execute("INFO"))
+        return read_info(await self.execute("INFO", near=near))
 
-    async def time_ms(self) -> int:
-        """Return the server's clock in ms, the one that all compared times come from."""
-        seconds, micros = await self.execute("TIME")
+    async def time_ms(self, near: str = "") -> int:
+        """Return the server's clock in ms, the one that all compared times come from.
+
+        The nodes of a Cluster have a clock each: what is compared is compared at the node of ``near``.
+        """
+        seconds, micros = await self.execute("TIME", near=near)
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def aclose(self) -> None:
         """Close the connections; calls after this raise."""
-        await self._node.aclose()
+        await self._server.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -216,10 +319,11 @@ class BlockingConnection:
     It comes back by itself: after an error the next call connects anew.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._node = backend.node_for("")
-        self._link = Link(self._node.target)
+    def __init__(self, server: Server, key: str) -> None:
+        self._server = server
+        self._key = key
+        self._node: Node | None = None
+        self._link: Link | None = None
         self._under_way = 0
         """Which call is under way; 0 for none."""
         self._calls = 0
@@ -237,10 +341,11 @@ class BlockingConnection:
         Raises
         ------
         BackendUnavailable
-            If there was no answer a second after the server should have given one.
+            If there was no answer a second after the server should have given one, and if the keys
+            are at another node by now: the next call finds it.
         """
         deadline_ms = block_ms + BLOCK_MARGIN_MS
-        link = self._link
+        node, link = await self._find(deadline_ms)
         self._calls += 1
         try:
             async with asyncio.timeout(deadline_ms / 1000):
@@ -252,19 +357,29 @@ class BlockingConnection:
                 (reply,) = await link.roundtrip(pack(args), 1)
         except TimeoutError:
             await link.close()
-            raise no_answer(self._node.address, deadline_ms) from None
+            self._server.failed(node)
+            raise no_answer(node.address, deadline_ms) from None
         except BackendUnavailable:
             if self._cut == self._calls:
                 return None
+            self._server.failed(node)
             raise
         finally:
             self._under_way = 0
         try:
-            return answer_of(reply, self._node.address)
+            return answer_of(self._server.noted(reply, node), node.address)
         except BackendUnavailable:
             # UNBLOCKED: the server became a replica; whatever has the address now is to be found.
             await link.close()
             raise
+
+    async def _find(self, timeout_ms: float) -> tuple[Node, Link]:
+        """Return the node that has the key, and our connection to it."""
+        node = await self._server.node_of(self._key, timeout_ms)
+        if self._link is None or node is not self._node:
+            await self.aclose()
+            self._node, self._link = node, Link(node.target)
+        return node, self._link
 
     async def unblock(self) -> None:
         """Wake the call that is under way, if there is one: it returns None at once.
@@ -285,89 +400,25 @@ class BlockingConnection:
             except BackendRefused:
                 # Not allowed to this user. Cutting the connection costs a new one, but wakes too.
                 self._cut = woken
-                await self._link.close()
+                await self.aclose()
                 return
             await asyncio.sleep(UNBLOCK_PAUSE_S)
 
     async def _unblock_at_server(self) -> bool:
+        assert self._node is not None
+        assert self._link is not None
         if not self._link.client_id:
             raise BackendRefused("This user may not ask for CLIENT ID.")
-        return bool(await self._backend.execute("CLIENT", "UNBLOCK", self._link.client_id))
+        words = ("CLIENT", "UNBLOCK", self._link.client_id)
+        (reply,) = await self._node.commands([words], BLOCK_MARGIN_MS)
+        if isinstance(reply, BackendError):
+            raise reply
+        return bool(reply)
 
     async def aclose(self) -> None:
         """Close the connection."""
-        await self._link.close()
-
-
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """What a server says about itself; None for what it does not tell."""
-
-    version: str
-    """Of Redis or of Valkey: Valkey calls itself Redis 7.2.4 besides."""
-    is_valkey: bool
-    run_id: str
-    """New with each start of the server."""
-    maxmemory_policy: str | None
-    used_memory: int
-    maxmemory: int
-    """Bytes; 0 for no limit."""
-    aof_enabled: bool
-    rdb_last_save_ms: int
-    role: str
-    """``master`` or ``slave``."""
-    replicas: int
-    """That are connected."""
-
-    @property
-    def name(self) -> str:
-        """``Valkey 9.1.2``."""
-        return f"{'Valkey' if self.is_valkey else 'Redis'} {self.version}"
-
-
-def read_info(text: bytes) -> ServerInfo:
-    """Read the reply to ``INFO``."""
-    values: dict[str, str] = {}
-    for line in text.decode("utf-8", "replace").splitlines():
-        name, colon, value = line.partition(":")
-        if colon:
-            values[name] = value
-    valkey = values.get("valkey_version")
-    return ServerInfo(
-        version=valkey or values.get("redis_version", "0.0.0"),
-        is_valkey=valkey is not None,
-        run_id=values.get("run_id", ""),
-        maxmemory_policy=values.get("maxmemory_policy"),
-        used_memory=int(values.get("used_memory", 0)),
-        maxmemory=int(values.get("maxmemory", 0)),
-        aof_enabled=values.get("aof_enabled") == "1",
-        rdb_last_save_ms=1000 * int(values.get("rdb_last_save_time", 0)),
-        role=values.get("role", ""),
-        replicas=int(values.get("connected_slaves", 0)),
-    )
-
-
-def check_server(info: ServerInfo) -> None:
-    """Refuse a server that would lose data or lacks what is needed.
-
-    Raises
-    ------
-    ConfigurationError
-        For a version below 7.0, or a policy that evicts: streams and locks have no expiry,
-        and an evicting server drops them when memory is full.
-    """
-    numbers = re.match(r"(\d+)\.(\d+)", info.version)
-    if numbers is None or (int(numbers[1]), int(numbers[2])) < VERSION_MIN:
-        raise ConfigurationError(
-            f"The server is {info.name}.", remedy="Redis 7.0 or Valkey 8.0, or later, is needed."
-        )
-    policy = info.maxmemory_policy
-    if policy is not None and policy.startswith(("allkeys-", "volatile-")):
-        raise ConfigurationError(
-            f"The server's maxmemory-policy is {policy}: it drops keys when memory is full, and streams, "
-            "locks and checkpoints with them.",
-            remedy="Set maxmemory-policy noeviction.",
-        )
+        if self._link is not None:
+            await self._link.close()
 
 
 async def retrying(
@@ -405,12 +456,8 @@ async def retrying(
 def _named(commands: Sequence[Sequence[Argument]], answers: Sequence[Any]) -> list[Any]:
     """Return the answers; where a key holds another type, which the server does not name, we do."""
     return [
-        BackendRefused(f"{answer.message.rstrip('.')}: {_key_of(command)}.", remedy=answer.remedy)
+        BackendRefused(f"{answer.message.rstrip('.')}: {key_of(command)}.", remedy=answer.remedy)
         if isinstance(answer, BackendRefused) and "WRONGTYPE" in answer.message
         else answer
         for command, answer in zip(commands, answers, strict=True)
     ]
-
-
-def _key_of(args: Sequence[Argument]) -> str:
-    return str(args[1]) if len(args) > 1 else ""

@@ -9,6 +9,7 @@ from streamworker.core.entries import EntryId
 from streamworker.errors import BackendError, BackendUnavailable, RecordError
 from streamworker.redisio.ackedlog import AckedBatch
 from streamworker.redisio.client import Backend, ScriptCall
+from streamworker.redisio.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.link import Argument
 from streamworker.redisio.scripts import ARGS_MAX, COMMIT, wrong_type
@@ -31,7 +32,8 @@ class CommitCode(Enum):
     BADTYPE = "BADTYPE"
     """Not done: another program wrote to a key; ``error`` names it."""
     UNKNOWN = "UNKNOWN"
-    """No answer, or Redis refused for the time being; ``error`` says which. Commit it again."""
+    """No answer, or Redis refused for the time being, or it is done and not as safe as was asked for;
+    ``error`` says which. Commit it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +91,23 @@ class CommitReply:
 
 
 async def commit_many(
-    backend: Backend, keys: GroupKeys, requests: Sequence[CommitRequest]
+    backend: Backend, keys: GroupKeys, requests: Sequence[CommitRequest], durability: Durability = MEMORY
 ) -> list[CommitReply]:
     """Commit batches of several partitions, in one round trip. May be repeated.
+
+    Parameters
+    ----------
+    requests
+        The commits.
+    durability
+        How safe one must be to be answered with ``OK`` or ``DUP``.
 
     Returns
     -------
     list[CommitReply]
         In the order of the requests. Without an answer from Redis each is ``UNKNOWN``: it is
         there or not, never half. Out of memory and the like are ``UNKNOWN`` too, with nothing
-        done.
+        done; and so is a commit that is done and not as safe as was asked for.
 
     Raises
     ------
@@ -106,7 +115,8 @@ async def commit_many(
         For a dead letter with more fields than a script can pass on; nothing was sent.
     """
     try:
-        replies = await backend.run_many(COMMIT, [commit_call(keys, request) for request in requests])
+        calls = [commit_call(keys, request) for request in requests]
+        replies = await backend.run_many(COMMIT, calls, durability=durability)
     except BackendUnavailable as error:
         return [_unknown(error) for _ in requests]
     return [_reply(request, reply) for request, reply in zip(requests, replies, strict=True)]
@@ -179,16 +189,21 @@ def _letter_fields(letter: DeadLetter) -> list[Argument]:
 
 
 _CODES = {code.value.encode(): code for code in CommitCode}
+_WRITTEN = (CommitCode.OK, CommitCode.DUP)
 
 
 def _reply(request: CommitRequest, reply: Any) -> CommitReply:
     if isinstance(reply, BackendError):
         return _unknown(reply)
+    if isinstance(reply, Undurable):
+        # What was refused wrote nothing that could be lost.
+        refused = _reply(request, reply.reply)
+        return _unknown(reply.error()) if refused.code in _WRITTEN else refused
     code = _CODES[reply[0]]
     if code is CommitCode.BADTYPE:
         return CommitReply(code, 0, None, 0, wrong_type(reply[1]))
     _, epoch, checkpoint, rows = reply
-    if code is CommitCode.OK or code is CommitCode.DUP:
+    if code in _WRITTEN:
         at: EntryId | None = request.new  # It is what they say; to read it is a third of all this.
     else:
         at = EntryId.parse(checkpoint) if checkpoint else None

@@ -21,6 +21,11 @@ from streamworker.errors import AuthenticationFailed, BackendError, BackendRefus
 SERVER_TEXT_MAX = 300
 _OPENSSL_PLACE = re.compile(r" ?\(_ssl\.c:\d+\)")
 
+CLUSTER_REMEDY = (
+    "For a Cluster the URL begins with redis+cluster:// (rediss+cluster:// for TLS), and names one or more "
+    "of its nodes: redis+cluster://user:password@host1:port1,host2:port2"
+)
+
 _REFUSALS = {
     "OOM": "Redis is out of memory: raise maxmemory, or let groups and readers catch up so that "
     "streams can be trimmed.",
@@ -29,9 +34,9 @@ _REFUSALS = {
     "NOREPLICAS": "Too few replicas are connected for min-replicas-to-write.",
     "NOPERM": "Give this user the right; `streamworker acl` prints those that are needed.",
     "WRONGTYPE": "Another program wrote to this key. Look at it with TYPE.",
-    "MOVED": "This is a node of a Redis Cluster, which this release does not support.",
-    "ASK": "This is a node of a Redis Cluster, which this release does not support.",
-    "CROSSSLOT": "This is a node of a Redis Cluster, which this release does not support.",
+    "MOVED": CLUSTER_REMEDY,
+    "ASK": CLUSTER_REMEDY,
+    "CROSSSLOT": CLUSTER_REMEDY,
 }
 """Answers that mean no: what to do about them."""
 

@@ -126,12 +126,12 @@ async def configuration(backend: Backend) -> dict[str, str] | None:
 
 
 async def connection_names(backend: Backend) -> frozenset[str] | None:
-    """Return the names of all connections that the server has; None if it does not tell.
+    """Return the names of all connections that the server has, or a Cluster; None if it does not tell.
 
     A worker's connections bear its name, or begin with it and a colon.
     """
     try:
-        listed: bytes = await backend.execute("CLIENT", "LIST")
+        listed = b"".join([await each.execute("CLIENT", "LIST") for each in await backend.primaries()])
     except BackendError:
         return None
     names = (found[1] for line in listed.splitlines() if (found := _NAME.search(line)))
@@ -151,10 +151,12 @@ async def cached_scripts(backend: Backend) -> tuple[int, int] | None:
 
 _KEY = "KEY"
 SAMPLES: Mapping[str, tuple[str, ...]] = {
+    "asking": (),
     "client|id": (),
     "client|list": (),
     "client|setname": ("doctor",),
     "client|unblock": ("1",),
+    "cluster|slots": (),
     "evalsha": ("0" * 40, "1", _KEY),
     "exists": (_KEY,),
     "get": (_KEY,),

@@ -1,4 +1,4 @@
-"""One connection to Redis, and the few of them that a program shares.
+"""One connection to Redis: where it goes, how it gets in, and one round trip.
 
 redis-py brings the socket, TLS, the handshake and the parser; nothing else of it is used. Its
 own client retries every command as if each could be done twice, waits 59 s for a server that
@@ -11,6 +11,7 @@ can never be taken for the reply to something else.
 import asyncio
 import os
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,17 +23,13 @@ from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
-from streamworker.redisio.failures import no_answer, tls_remedy, translate
+from streamworker.redisio.failures import tls_remedy, translate
 
 CONNECT_TIMEOUT_S = 2.0
 
 IDLE_S = 0.1
 """A connection that was not used for this long may have been closed without our having noticed: the
 event loop was blocked, or has not come round yet."""
-
-SURPLUS_S = 30.0
-"""A connection that was not needed for this long is closed: a worker's start uses all that it may
-have, and a worker at rest one or two."""
 
 _URL_REMEDY = (
     "It is redis://user:password@host:port/db, rediss:// for TLS, or unix:///path?db=0&password=...; "
@@ -100,6 +97,34 @@ class Target:
                 "An ssl_ option in the URL of Redis is unknown or has a wrong value.", remedy=_URL_REMEDY
             ) from None
 
+    def at(self, host: str, port: int) -> "Target":
+        """Return another server that is got into in the same way.
+
+        Examples
+        --------
+        >>> Target("redis://:secret@db1.example:7000", "t").at("db2.example", 7001).address
+        'db2.example:7001'
+        """
+        other = copy(self)
+        other._options = {**self._options, "host": host, "port": port}  # noqa: SLF001 - of our own kind
+        other.address = f"{host}:{port}"
+        return other
+
+    @property
+    def host(self) -> str:
+        """The host; empty for a unix socket."""
+        return "" if "path" in self._options else str(self._options.get("host", "localhost"))
+
+    @property
+    def database(self) -> int:
+        """The number of the database that the URL names."""
+        return int(self._options.get("db") or 0)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether it is spoken to by TLS."""
+        return issubclass(self._make, SSLConnection)
+
     def connection(self) -> AbstractConnection:
         """Return a new connection that is not connected yet."""
         return self._make(**self._options)
@@ -126,7 +151,7 @@ class Target:
         ours = translate(error, self.address)
         if isinstance(ours, BackendUnavailable):
             certified = "ssl_certfile" in self._options
-            tls = issubclass(self._make, SSLConnection)
+            tls = self.is_encrypted
             ours.remedy = tls_remedy(ours.message, tls=tls, certified=certified) or ours.remedy
         return ours
 
@@ -216,146 +241,6 @@ class Link:
         await self._connection.disconnect(nowait=True)
 
 
-class Node:
-    """One server and the connections to it, the last one used first.
-
-    Parameters
-    ----------
-    target
-        The server.
-    connections
-        The most connections at a time; further calls wait for one, within their deadline.
-    """
-
-    def __init__(self, target: Target, connections: int) -> None:
-        self.target = target
-        self._idle: list[Link] = []
-        self._free = asyncio.Semaphore(connections)
-        self._closed = False
-
-    @property
-    def address(self) -> str:
-        """Host and port, or path; for messages."""
-        return self.target.address
-
-    async def call(self, packed: bytes, replies: int, timeout_ms: float) -> list[Reply]:
-        """Make one round trip; see :meth:`Link.roundtrip`.
-
-        Raises
-        ------
-        BackendError
-            If there was no answer in time, or no connection.
-        """
-        return await self._with_link(_Roundtrip(packed, replies), timeout_ms)
-
-    async def call_scripts(self, calls: Sequence[tuple[str, str, bytes]], timeout_ms: float) -> list[Reply]:
-        """Run scripts in one round trip: of each, its SHA, its text and its packed EVALSHA.
-
-        The server has each script since the first worker used it: loading them on each connection
-        was a third of what fifty workers sent that joined at once. What a server does not know is
-        sent again with its text.
-        """
-        return await self._with_link(_ScriptCalls(calls), timeout_ms)
-
-    async def identity(self, timeout_ms: float) -> tuple[int, str]:
-        """Return client id and run id of the connection that the next call will use.
-
-        That holds where calls come one after another. Both are asked for once a connection;
-        0 and '' where the server does not tell.
-        """
-        client_id, run_id = await self._with_link(_Identity(), timeout_ms)
-        return client_id, run_id
-
-    async def _with_link(self, use: "_Use", timeout_ms: float) -> list[Reply]:
-        if self._closed:
-            raise ConfigurationError("This connection to Redis was closed.", remedy="Open another one.")
-        link: Link | None = None
-        try:
-            async with asyncio.timeout(timeout_ms / 1000), self._free:
-                link = self._idle.pop() if self._idle else Link(self.target)
-                await link.ready()
-                answers = await use.on(link)
-                self._idle.append(link)
-                link = self._surplus()
-        except TimeoutError:
-            raise no_answer(self.address, timeout_ms) from None
-        finally:
-            if link is not None:
-                await link.close()
-        await self._close_idle_if_closed()
-        return answers
-
-    def _surplus(self) -> Link | None:
-        """Take out the connection that was idle for longest, if that is long; the last used stays."""
-        newest, oldest = self._idle[-1], self._idle[0]
-        return self._idle.pop(0) if newest.used_s - oldest.used_s > SURPLUS_S else None
-
-    async def _close_idle_if_closed(self) -> None:
-        while self._closed and self._idle:
-            await self._idle.pop().close()
-
-    async def aclose(self) -> None:
-        """Close all connections; one in use is closed when its call ends."""
-        self._closed = True
-        await self._close_idle_if_closed()
-        await self.target.aclose()
-
-
-class _Roundtrip:
-    """Commands, each with one reply."""
-
-    def __init__(self, packed: bytes, replies: int) -> None:
-        self._packed = packed
-        self._replies = replies
-
-    async def on(self, link: Link) -> list[Reply]:
-        return await link.roundtrip(self._packed, self._replies)
-
-
-class _ScriptCalls:
-    """Scripts, each with one reply."""
-
-    def __init__(self, calls: Sequence[tuple[str, str, bytes]]) -> None:
-        self._calls = calls
-
-    async def on(self, link: Link) -> list[Reply]:
-        calls = self._calls
-        answers = await self._send(link, {}, calls)
-        missing = [i for i, answer in enumerate(answers) if _is_noscript(answer)]
-        if missing:
-            # The first worker ever, SCRIPT FLUSH, or another server behind the same address.
-            again = [calls[i] for i in missing]
-            texts = {sha: text for sha, text, _ in again}
-            for i, answer in zip(missing, await self._send(link, texts, again), strict=True):
-                answers[i] = answer
-        return answers
-
-    @staticmethod
-    async def _send(link: Link, load: dict[str, str], calls: Sequence[tuple[str, str, bytes]]) -> list[Reply]:
-        parts = [pack(("SCRIPT", "LOAD", text)) for text in load.values()]
-        parts += [packed for _, _, packed in calls]
-        answers = await link.roundtrip(b"".join(parts), len(parts))
-        failed = next((answer for answer in answers[: len(load)] if isinstance(answer, Exception)), None)
-        if failed is None:
-            return answers[len(load) :]
-        # Why it could not be loaded says more than that it is not there.
-        return [failed if _is_noscript(answer) else answer for answer in answers[len(load) :]]
-
-
-class _Identity:
-    """The connection's client id and the server's run id."""
-
-    async def on(self, link: Link) -> list[Reply]:
-        if link.client_id is None or link.run_id is None:
-            number, info = await link.roundtrip(pack(("CLIENT", "ID")) + pack(("INFO", "server")), 2)
-            link.client_id = number if isinstance(number, int) else 0
-            link.run_id = _run_id(info)
-        return [link.client_id, link.run_id]
-
-
-_Use = _Roundtrip | _ScriptCalls | _Identity
-
-
 def pack(arguments: Sequence[Argument]) -> bytes:
     """Return a command in Redis' protocol."""
     # Its stub says that a command has one word.
@@ -377,16 +262,3 @@ def answer_of(reply: Reply, address: str) -> Reply:
 def answers_of(replies: Sequence[Reply], address: str) -> list[Reply | BackendError]:
     """Return replies with the errors among them as ours."""
     return [translate(reply, address) if isinstance(reply, Exception) else reply for reply in replies]
-
-
-def _is_noscript(answer: Reply) -> bool:
-    return isinstance(answer, ResponseError) and getattr(answer, "status_code", None) == "NOSCRIPT"
-
-
-def _run_id(info: Reply) -> str:
-    if not isinstance(info, bytes):
-        return ""
-    for line in info.split(b"\r\n"):
-        if line.startswith(b"run_id:"):
-            return line[7:].decode()
-    return ""

@@ -39,7 +39,7 @@ async def read_loads(backend: Backend, keys: GroupKeys) -> tuple[dict[str, dict[
         if _LOADS.fullmatch(value):
             pairs = (each.split(b":") for each in value.split(b",") if each != b"-")
             loads[member.decode("utf-8", "replace")] = {int(p): int(load) for p, load in pairs}
-    return loads, await backend.time_ms()
+    return loads, await backend.time_ms(near=keys.loads)
 
 
 async def read_lags(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, int]:

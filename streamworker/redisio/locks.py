@@ -1,5 +1,6 @@
 """Locks of partitions: acquire, release, mark, look. See ``core.locks`` for what they mean."""
 
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any
 
 from streamworker.core.entries import EntryId
 from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
-from streamworker.errors import BackendError, BackendRefused, ConfigurationError
+from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.client import Backend, ScriptCall
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, checked
@@ -145,6 +146,27 @@ async def read_lock(backend: Backend, keys: GroupKeys, partition: int) -> LockVi
         Without an answer, or if the key is no hash.
     """
     return lock_view(await backend.execute("HGETALL", keys.lock(partition)))
+
+
+async def read_locks(
+    backend: Backend, keys: GroupKeys, partitions: Sequence[int]
+) -> dict[int, LockView | None]:
+    """Look at some locks in one round trip. One that Redis refused, or that is damaged, is missing.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without an answer.
+    """
+    found: dict[int, LockView | None] = {}
+    replies = await backend.pipeline([("HGETALL", keys.lock(p)) for p in partitions])
+    for partition, flat in zip(partitions, replies, strict=True):
+        if isinstance(flat, BackendUnavailable):
+            raise flat
+        if not isinstance(flat, BackendError):
+            with contextlib.suppress(ConfigurationError, ValueError):  # A checkpoint that is no id.
+                found[partition] = lock_view(flat)
+    return found
 
 
 def lock_view(flat: Sequence[bytes]) -> LockView | None:

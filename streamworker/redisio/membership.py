@@ -127,7 +127,7 @@ class Renewal(NamedTuple):
     client_id: int
     """Of the connection that carries it; see :meth:`Backend.identity`."""
     run_id: str
-    """Of the server."""
+    """Of the server, on a Cluster of the one that has the group's keys."""
     load: int = 0
     """What all partitions of the member ask of it."""
     loads: Mapping[int, int] | None = None
@@ -196,8 +196,10 @@ def _beat_text(client_id: int, run_id: str, load: int) -> str:
     return f"{client_id}|{run_id}|{load}"
 
 
-async def connected(backend: Backend, client_ids: Sequence[int]) -> set[int] | None:
+async def connected(backend: Backend, client_ids: Sequence[int], near: str = "") -> set[int] | None:
     """Return which of some connections the server still has; None if it does not tell us.
+
+    Connections have their numbers at one server: on a Cluster at the one that has the key ``near``.
 
     Raises
     ------
@@ -207,7 +209,7 @@ async def connected(backend: Backend, client_ids: Sequence[int]) -> set[int] | N
     if not client_ids:
         return set()
     try:
-        listed: bytes = await backend.execute("CLIENT", "LIST", "ID", *client_ids)
+        listed: bytes = await backend.execute("CLIENT", "LIST", "ID", *client_ids, near=near)
     except BackendRefused:
         return None
     return {int(number) for number in _CLIENT.findall(listed)}

@@ -55,7 +55,7 @@ async def change_document(access: Access, effect: ChangeDocument) -> Event:
 
 async def probe_peers(access: Access, effect: ProbePeers) -> Event:
     """Ask which connections the server still has."""
-    connected = await membership.connected(access.backend, effect.connections)
+    connected = await membership.connected(access.backend, effect.connections, access.keys.members)
     return PeersProbed(None if connected is None else frozenset(connected))
 
 

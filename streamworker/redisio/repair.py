@@ -88,9 +88,9 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
             raise reply
     views = {p: view for p in range(partitions) if (view := lock_view(replies[2 * p])) is not None}
     beats = _texts(flat_beats)
-    run_id = (await backend.info()).run_id
+    run_id = (await backend.info(near=keys.members)).run_id
     client_ids = {beat.connection for beat in read_beats(flat_beats).values() if beat.run_id == run_id}
-    there = await connected(backend, sorted(client_ids - {0}))
+    there = await connected(backend, sorted(client_ids - {0}), keys.members)
     return Facts(
         keys=keys,
         now_ms=int(time[0]) * 1000 + int(time[1]) // 1000,

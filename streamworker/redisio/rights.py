@@ -61,7 +61,8 @@ class Role:
     selectors: tuple[Grant, ...] = ()
 
 
-_CONNECT = ("client|setname", "ping", "select", "time")
+_CONNECT = ("asking", "client|setname", "cluster|slots", "ping", "select", "time")
+"""Two of these are for a Cluster: to be told where its slots are, and to follow one that moves."""
 _SCRIPTS = ("evalsha", "script|load", "type")
 
 _WORKER = Grant(

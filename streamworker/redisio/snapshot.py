@@ -105,7 +105,7 @@ async def take_snapshot(
 async def list_groups(backend: Backend, app: str) -> list[tuple[str, str]]:
     """Return (stream, processor) of all groups of an app that ever had a member.
 
-    Walks over all keys of the server, in pieces that do not block it.
+    Walks over all keys of the server, or of a Cluster's primaries, in pieces that do not block it.
 
     Raises
     ------
@@ -114,16 +114,17 @@ async def list_groups(backend: Backend, app: str) -> list[tuple[str, str]]:
     """
     prefix, suffix = f"sw:{{{app}.", "}:members"
     found: set[tuple[str, str]] = set()
-    cursor = b"0"
-    while True:
-        cursor, names = await backend.execute(
-            "SCAN", cursor, "MATCH", f"{prefix}*:*{suffix}", "COUNT", SCAN_COUNT
-        )
-        for name in names:
-            stream, _, group = name.decode().removeprefix(prefix).removesuffix(suffix).partition(":")
-            found.add((stream, group))
-        if int(cursor) == 0:
-            break
+    for primary in await backend.primaries():
+        cursor = b"0"
+        while True:
+            cursor, names = await primary.execute(
+                "SCAN", cursor, "MATCH", f"{prefix}*:*{suffix}", "COUNT", SCAN_COUNT
+            )
+            for name in names:
+                stream, _, group = name.decode().removeprefix(prefix).removesuffix(suffix).partition(":")
+                found.add((stream, group))
+            if int(cursor) == 0:
+                break
     groups = sorted(found)
     # "a.b" may be stream b of app a, or begin the name of an app a.b: the stream itself knows.
     apps = await backend.pipeline([("HGET", f"sw:{{{app}.{stream}}}:stream", "app") for stream, _ in groups])

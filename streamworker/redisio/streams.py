@@ -2,16 +2,23 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from typing import Any, cast
 
 from streamworker.core.entries import Entry, EntryId
-from streamworker.errors import BackendError, BackendRefused, ConfigurationError, RecordError
+from streamworker.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    ConfigurationError,
+    RecordError,
+)
 from streamworker.records.entries import Entries
 from streamworker.redisio.client import Backend, BlockingConnection, ScriptCall
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.durability import MEMORY, Durability, Undurable
+from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.link import Argument
 from streamworker.redisio.locks import new_nonce
 from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, TRIM, checked, wrong_type
@@ -38,6 +45,8 @@ class AppendCode(Enum):
     """Nothing was written: the partition is at its limit, and a group still needs all of it."""
     REFUSED = "REFUSED"
     """Nothing was written: Redis refused, and ``error`` says why."""
+    UNKNOWN = "UNKNOWN"
+    """It may be there and may be lost yet, and ``error`` says why. Send it again under its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,10 @@ class AppendReply:
     length: int
     """Entries in the partition now."""
     error: BackendError | None = None
+    wrote: bool = True
+    """Whether this call wrote something, so that a wait behind it says anything about the append."""
+    before: int | None = None
+    """Number of the append before it that Redis knew of this producer; None if it knew none."""
 
 
 async def declare(backend: Backend, keys: StreamKeys, partitions: int, codec: str) -> None:
@@ -156,10 +169,19 @@ async def register(backend: Backend, keys: GroupKeys, partitions: int, start: st
 # -- writing ---------------------------------------------------------------------------------
 
 
-async def append_many(backend: Backend, keys: StreamKeys, appends: Sequence[Append]) -> list[AppendReply]:
+async def append_many(
+    backend: Backend, keys: StreamKeys, appends: Sequence[Append], durability: Durability = MEMORY
+) -> list[AppendReply]:
     """Append to several partitions, in one round trip. May be repeated as it is.
 
     The appends of one producer to one partition are done in their order.
+
+    Parameters
+    ----------
+    appends
+        What is to be appended.
+    durability
+        How safe an append must be to be answered with ``OK`` or ``DUP``.
 
     Raises
     ------
@@ -181,8 +203,10 @@ async def append_many(backend: Backend, keys: StreamKeys, appends: Sequence[Appe
         rounds[-1].append((place, append_call(keys, append)))
     replies: list[AppendReply] = []
     for calls in rounds:
-        answers = await backend.run_many(APPEND, [call for _, call in calls])
+        answers = await backend.run_many(APPEND, [call for _, call in calls], durability=durability)
         replies += [_append_reply(answer) for answer in answers]
+    if durability.command:
+        return [reply if reply.wrote else _unproven(reply) for reply in replies]
     return replies
 
 
@@ -232,12 +256,54 @@ def _entry_fields(payload: Payload, headers: Headers) -> list[bytes]:
 
 
 def _append_reply(reply: Any) -> AppendReply:
+    if isinstance(reply, BackendUnavailable):
+        return AppendReply(AppendCode.UNKNOWN, None, 0, reply)
     if isinstance(reply, BackendError):
         return AppendReply(AppendCode.REFUSED, None, 0, reply)
+    if isinstance(reply, Undurable):
+        # What was refused wrote nothing that could be lost.
+        found = _append_reply(reply.reply)
+        written = found.code in (AppendCode.OK, AppendCode.DUP)
+        return replace(found, code=AppendCode.UNKNOWN, error=reply.error()) if written else found
     if reply[0] == b"BADTYPE":
         return AppendReply(AppendCode.REFUSED, None, 0, wrong_type(reply[1]))
-    code, last, length = reply
-    return AppendReply(AppendCode(code.decode()), EntryId.parse(last) if last else None, int(length))
+    code, last, length, *more = reply
+    if not more:
+        return AppendReply(AppendCode(code.decode()), None, int(length))
+    before, wrote = more
+    return AppendReply(
+        AppendCode(code.decode()),
+        EntryId.parse(last),
+        int(length),
+        wrote=bool(wrote),
+        before=int(before) if before else None,
+    )
+
+
+def _unproven(reply: AppendReply) -> AppendReply:
+    unproven = Undurable(
+        None, "a repeat can only be waited for when it may write, and Redis is out of memory"
+    )
+    return replace(reply, code=AppendCode.UNKNOWN, error=unproven.error())
+
+
+async def last_numbers(
+    backend: Backend, keys: StreamKeys, producer: str, partitions: Sequence[int]
+) -> dict[int, int | None]:
+    """Return the last number of a producer that Redis knows in each partition; None if it knows none.
+
+    Raises
+    ------
+    BackendError
+        Without an answer.
+    """
+    replies = await backend.pipeline([("GET", keys.producer(p, producer)) for p in partitions])
+    numbers: dict[int, int | None] = {}
+    for partition, reply in zip(partitions, replies, strict=True):
+        if isinstance(reply, BackendError):
+            raise reply
+        numbers[partition] = None if reply is None else whole(reply.partition(b":")[0])
+    return numbers
 
 
 # -- reading ---------------------------------------------------------------------------------
@@ -282,6 +348,36 @@ async def read(
     if not reply:
         return {}
     return {known.partition_of[name]: Entries.of(entries) for name, entries in reply}
+
+
+async def read_each(
+    backend: Backend, keys: StreamKeys, positions: Mapping[int, EntryId], count: int
+) -> dict[int, Entries | BackendError]:
+    """Read what follows some positions, without waiting, in one command for each partition.
+
+    A Cluster refuses to read several partitions by one: they are in different slots.
+
+    Returns
+    -------
+    dict
+        For each partition what it has, which may be nothing; the error of one that was not read.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without any answer.
+    """
+    known = _names(keys)
+    replies = await backend.pipeline(
+        [
+            ("XREAD", "COUNT", count, "STREAMS", known[partition], f"{ms}-{seq}")
+            for partition, (ms, seq) in positions.items()
+        ]
+    )
+    return {
+        partition: reply if isinstance(reply, BackendError) else Entries.of(reply[0][1] if reply else ())
+        for partition, reply in zip(positions, replies, strict=True)
+    }
 
 
 class _Names(dict[int, str]):

@@ -17,7 +17,7 @@ they are there, and some of them, in turn, for their last id, which is compared 
 import contextlib
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import anyio
 
@@ -25,11 +25,13 @@ from streamworker.core.batching import Candidate, ReadPlan, plan_read
 from streamworker.core.entries import ZERO, EntryId
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
+from streamworker.records.entries import Entries
 from streamworker.redisio import streams
 from streamworker.redisio.client import Backend, BlockingConnection
 from streamworker.redisio.keys import StreamKeys
 from streamworker.runtime.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.pauses import Pauses
+from streamworker.runtime.polling import Polling
 from streamworker.runtime.signals import Signal
 from streamworker.settings import Settings
 
@@ -75,6 +77,8 @@ class Fetcher:
     on_regressed
         Called once with a partition and a reason when its stream was deleted, recreated below
         our position, or is no stream. The partition is not read any more until it is added anew.
+    on_back
+        Called when a read has an answer after one that had none.
     rng
         For jitter.
     """
@@ -87,6 +91,7 @@ class Fetcher:
         budget: ByteBudget,
         *,
         on_regressed: OnBroken = lambda *_: None,
+        on_back: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
         self._backend = backend
@@ -94,6 +99,8 @@ class Fetcher:
         self._settings = settings
         self._budget = budget
         self._on_regressed = on_regressed
+        self._on_back = on_back
+        self._was_away = False
         self._rng = rng or random.Random()
         self._buffers: dict[int, PartitionBuffer] = {}
         self._broken: set[int] = set()
@@ -114,6 +121,16 @@ class Fetcher:
         """Buffers that shared the budget at the last plan."""
         self._compared = 0
         self._reads = 0
+        self._polling: Polling | None = None
+        if backend.is_cluster:
+            self._polling = Polling(
+                backend,
+                stream_keys,
+                self,
+                lambda: Pauses(self._rng),
+                pause_max_s=settings.fetch_block_ms / 1000,
+                on_back=on_back,
+            )
 
     @property
     def reads(self) -> int:
@@ -131,6 +148,8 @@ class Fetcher:
         )
         self._buffers[partition] = buffer
         self._changes.add(buffer)
+        if self._polling is not None:
+            self._polling.wake(partition)
         self._wake()
         return buffer
 
@@ -153,6 +172,10 @@ class Fetcher:
 
     async def run(self) -> None:
         """Read until cancelled."""
+        if self._polling is not None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch)
+                await self._polling.run()
         connection = self._backend.blocking()
         try:
             async with anyio.create_task_group() as tasks:
@@ -175,37 +198,52 @@ class Fetcher:
             if brief and not self._behind:
                 await anyio.sleep(left_s)
                 continue
-            plan = self._plan(self._behind if brief else None)
+            plan = self.plan(self._behind if brief else None)
             if plan is None:
                 await self._roomy.wait(left_s if brief else None)
                 continue
             try:
                 brought = await self._read(connection, plan, blocks=not brief)
             except BackendUnavailable as error:
+                self._was_away = True
                 pause_ms = pauses.next_ms()
                 _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
                 await anyio.sleep(pause_ms / 1000)
             except BackendError as error:
-                await self._sort_out(plan, error, pauses.next_ms())
+                await self.sort_out(plan, error, pauses.next_ms())
             else:
                 pauses.reset()
+                if self._was_away:
+                    self._was_away = False
+                    self._on_back()
                 if not brief and brought < len(plan.partitions):
                     all_at_s = began_s + len(plan.partitions) * SPACING_US / 1e6
 
-    def _plan(self, only: Collection[int] | None = None) -> ReadPlan | None:
+    @property
+    def candidates(self) -> Collection[int]:
+        """Partitions that have room, as they were noted last."""
+        return self._candidates
+
+    @property
+    def behind(self) -> Collection[int]:
+        """Partitions of which a read brought as much as it asked for."""
+        return self._behind
+
+    def plan(self, only: Collection[int] | None = None, *, share: int = 1) -> ReadPlan | None:
+        """Choose what the next read asks; with one of so many shares of the room, if others go beside it."""
         self._wake_wanted = False
         if self._sharing != self._budget.buffers:
             self._sharing = self._budget.buffers
             self._changes.update(self._buffers.values())
-        share = self._budget.share
+        most = self._budget.share
         for buffer in self._changes:
-            self._note(buffer, share)
+            self._note(buffer, most)
         self._changes.clear()
         self._turn += 1
         known = self._candidates
         return plan_read(
             list(known.values()) if only is None else [known[p] for p in only if p in known],
-            free_bytes=self._budget.free,
+            free_bytes=self._budget.free // share,
             count_max=self._settings.fetch_count,
             turn=self._turn,
         )
@@ -230,9 +268,8 @@ class Fetcher:
 
     async def _read(self, connection: BlockingConnection, plan: ReadPlan, *, blocks: bool) -> int:
         """Make a read; return how many entries it brought."""
-        asked = {partition: self._buffers[partition] for partition in plan.partitions}
+        asked = self.asked(plan)
         positions = {partition: buffer.position for partition, buffer in asked.items()}
-        self._reads += 1
         block_ms = 0
         if blocks:
             block_ms = self._settings.fetch_block_ms
@@ -243,16 +280,25 @@ class Fetcher:
             answer = await streams.read(connection, self._keys, positions, plan.count, block_ms)
         finally:
             self._waits_for = None
+        return self.put(asked, plan.count, answer)
+
+    def asked(self, plan: ReadPlan) -> dict[int, PartitionBuffer]:
+        """Return for whom each partition of a plan is read, and count a read."""
+        self._reads += 1
+        return {partition: self._buffers[partition] for partition in plan.partitions}
+
+    def put(self, asked: Mapping[int, PartitionBuffer], count: int, answer: Mapping[int, Entries]) -> int:
+        """Take what a read of so many entries each brought; return how many these are."""
         self._behind.difference_update(asked)
         for partition, entries in answer.items():
             # A partition that was removed meanwhile has a closed buffer, which takes nothing.
             asked[partition].put(entries)
             self._changes.add(asked[partition])
-            if len(entries) >= plan.count:
+            if len(entries) >= count:
                 self._behind.add(partition)
         return sum(map(len, answer.values()))
 
-    async def _sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
+    async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
         """Find which partition's key made Redis refuse a read of many; the others go on."""
         _log.warning("fetch_refused", error=str(error), retry_in_ms=pause_ms)
         try:
@@ -269,7 +315,10 @@ class Fetcher:
 
     def _room(self, buffer: PartitionBuffer) -> None:
         self._changes.add(buffer)
-        if self._waits_for is None:
+        if self._polling is not None:
+            if buffer.needs_more:
+                self._polling.wake(buffer.partition)
+        elif self._waits_for is None:
             self._roomy.fire()
         elif buffer.partition not in self._waits_for and buffer.needs_more:
             self._wake()
@@ -307,7 +356,9 @@ class Fetcher:
     async def _compare(self, idle: Sequence[PartitionBuffer]) -> None:
         names = [self._keys.events(buffer.partition) for buffer in idle if buffer.position > ZERO]
         try:
-            all_there = not names or await self._backend.execute("EXISTS", *names) == len(names)
+            asked = [("EXISTS", *part) for part in self._backend.by_slot(names)]
+            found = await self._backend.pipeline(asked)
+            all_there = sum(each for each in found if isinstance(each, int)) == len(names)
         except BackendError:
             return
         if all_there:

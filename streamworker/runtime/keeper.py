@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from streamworker.core.events import HeartbeatDone
 from streamworker.core.pulse import BEAT_RETRIES
-from streamworker.errors import BackendError
+from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
@@ -29,6 +29,8 @@ from streamworker.settings import Settings
 log = get_logger("streamworker.keeper")
 
 Deliver = Callable[[HeartbeatDone], None]
+Kept = tuple[GroupKeys, tuple[str, Deliver]]
+"""A membership to renew: the group, the member, and who is told."""
 JOIN_TIMEOUT_S = 5.0
 
 
@@ -51,6 +53,8 @@ class Keeper:
         self._loads: dict[GroupKeys, tuple[int, Mapping[int, int] | None]] = {}
         """The last load of each group, and by partition until a heartbeat has carried that."""
         self._pending: dict[GroupKeys, tuple[Deliver, HeartbeatDone]] = {}
+        self._late: dict[str, asyncio.Task[bool]] = {}
+        """Heartbeats under way, by node; only where there are several."""
         self._scheduled_ms: int | None = None
         self._stalled = False
         self._loop = asyncio.get_running_loop()
@@ -112,13 +116,8 @@ class Keeper:
         interval_s = self._settings.heartbeat_interval_ms / 1000
         async with backend:
             while not self._stopping:
-                started, wait_s = time.monotonic(), interval_s
-                try:
-                    # Peers find us by our connection, so its identity is asked for again when it is new.
-                    await self._beat(backend, *await backend.identity())
-                except BackendError as error:
-                    log.warning("heartbeat_failed", error=str(error))
-                    wait_s = interval_s / BEAT_RETRIES
+                started = time.monotonic()
+                wait_s = interval_s if await self._beat_all(backend) else interval_s / BEAT_RETRIES
                 self._watch_loop()
                 pause_s = max(0.0, wait_s - (time.monotonic() - started))
                 try:
@@ -127,19 +126,47 @@ class Keeper:
                 except TimeoutError:
                     pass
                 self._wake.clear()
+            for task in self._late.values():
+                task.cancel()
+            await asyncio.gather(*self._late.values(), return_exceptions=True)
 
-    async def _beat(self, backend: Backend, connection: int, run_id: str) -> None:
+    async def _beat_all(self, backend: Backend) -> bool:
+        """Renew all memberships; whether each had an answer."""
         with self._lock:
             kept = list(self._kept.items())
-            loads, self._loads = self._loads, {keys: (load, None) for keys, (load, _) in self._loads.items()}
-        if not kept:
-            return
-        sent_ms = monotonic_ms()
-        none = (0, None)
-        replies = await heartbeat(
-            backend,
-            [Renewal(keys, member, connection, run_id, *loads.get(keys, none)) for keys, (member, _) in kept],
-        )
+        places: dict[str, list[Kept]] = {}
+        try:
+            for each in kept:
+                places.setdefault(await backend.place_of(each[0].members), []).append(each)
+        except BackendError as error:
+            log.warning("heartbeat_failed", error=str(error))
+            return False
+        if len(places) < 2 and not self._late:
+            return all([await self._beat(backend, here) for here in places.values()])
+        # On a Cluster groups are at several nodes, and one that hangs must not delay the others' heartbeats.
+        for place, here in places.items():
+            if place not in self._late:
+                self._late[place] = asyncio.create_task(self._beat(backend, here))
+        done, _ = await asyncio.wait(self._late.values(), timeout=self._settings.heartbeat_interval_ms / 1000)
+        answered = [place for place, task in self._late.items() if task in done]
+        return all([await self._late.pop(place) for place in answered]) and not self._late
+
+    async def _beat(self, backend: Backend, kept: Sequence[Kept]) -> bool:
+        """Renew the memberships that are at one node; whether each had an answer."""
+        try:
+            # Peers find us by our connection, so its identity is asked for again when it is new.
+            connection, run_id = await backend.identity(kept[0][0].members)
+            with self._lock:
+                loads = {keys: self._loads.get(keys, (0, None)) for keys, _ in kept}
+                self._loads.update({keys: (load, None) for keys, (load, _) in loads.items()})
+            sent_ms = monotonic_ms()
+            replies = await heartbeat(
+                backend,
+                [Renewal(keys, member, connection, run_id, *loads[keys]) for keys, (member, _) in kept],
+            )
+        except BackendError as error:
+            log.warning("heartbeat_failed", error=str(error))
+            return False
         with self._lock:
             for (keys, (member, deliver)), reply in zip(kept, replies, strict=True):
                 if isinstance(reply, BackendError):
@@ -149,6 +176,7 @@ class Keeper:
             if self._pending and self._scheduled_ms is None:
                 self._scheduled_ms = sent_ms
                 self._loop.call_soon_threadsafe(self._deliver)
+        return not any(isinstance(reply, BackendUnavailable) for reply in replies)
 
     def _watch_loop(self) -> None:
         """Say so, with the stack, when the worker's event loop has not run for very long."""

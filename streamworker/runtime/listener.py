@@ -1,13 +1,14 @@
 """Waits on the control streams of a worker's groups, and brings their messages.
 
-One connection and one blocking read serve all groups. The stream is a hint: whatever is missed
-while Redis is away is made up for by the next heartbeat, so the listener only has to come back.
+One connection and one blocking read serve all groups; on a Cluster there is one for each. The stream is
+a hint: whatever is missed while Redis is away is made up for by the next heartbeat, so the listener only
+has to come back.
 """
 
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 
@@ -52,12 +53,21 @@ class Listener:
     async def run(self) -> None:
         """Read until cancelled; never ends by itself, whatever Redis does."""
         by_name = {keys.control: keys for keys in self._positions}
-        connection = self._backend.blocking()
+        async with anyio.create_task_group() as tasks:
+            # One read for all groups; on a Cluster one for each, since they are in different slots.
+            for names in self._backend.by_slot(list(by_name)):
+                tasks.start_soon(self._listen, [by_name[name] for name in names])
+
+    async def _listen(self, groups: Sequence[GroupKeys]) -> None:
+        """Read the control streams of some groups, which are in one place."""
+        by_name = {keys.control: keys for keys in groups}
+        connection = self._backend.blocking(groups[0].control)
         woken: deque[float] = deque(maxlen=CALM + round(PAUSE_BUSY_S / PAUSE_STEP_S))
         try:
             while True:
                 try:
-                    entries = await read_control(connection, self._positions, BLOCK_MS)
+                    positions = {keys: self._positions[keys] for keys in groups}
+                    entries = await read_control(connection, positions, BLOCK_MS)
                 except BackendError as error:
                     log.warning("control_stream_unreadable", error=str(error))
                     await anyio.sleep(self._rng.uniform(PAUSE_MAX_S / 4, PAUSE_MAX_S))

@@ -23,7 +23,8 @@ from streamworker.core.worker import Identity, Timing
 from streamworker.errors import ConfigurationError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
-from streamworker.redisio.client import Backend, check_server
+from streamworker.redisio.client import Backend
+from streamworker.redisio.info import check_server
 from streamworker.redisio.keys import check_name
 from streamworker.runtime.collector import rested_collector
 from streamworker.runtime.committer import PIPELINES_MAX
@@ -145,7 +146,7 @@ class Worker:
         Groups of processors that this worker does not run are registered too, so that nothing is
         trimmed that they have not read.
         """
-        check_server(await backend.info())
+        check_server(await backend.info(), as_cluster=backend.is_cluster)
         for spec in self._app.processors.values():
             await declare(backend, spec)
 

@@ -15,8 +15,8 @@ from streamworker.cli.doctor import in_redis
 from streamworker.cli.doctor_server import persistence, user_rights
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.importing import resolve_app
-from streamworker.redisio.client import ServerInfo, read_info
 from streamworker.redisio.health import SAMPLES, Rights
+from streamworker.redisio.info import ServerInfo, read_info
 from streamworker.redisio.rights import ROLES, acl_rules
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamworker.redisio.client import Backend, ScriptCall
+from streamworker.redisio.durability import MEMORY, Durability
 from streamworker.redisio.link import Argument
 from streamworker.redisio.scripts import Script
 
@@ -26,14 +27,19 @@ class ClockedBackend(Backend):
     _clocked: dict[str, Script] = {}  # noqa: RUF012 - one for all, as the scripts are
 
     async def run_many(
-        self, script: Script, calls: Sequence[ScriptCall], timeout_ms: float | None = None
+        self,
+        script: Script,
+        calls: Sequence[ScriptCall],
+        timeout_ms: float | None = None,
+        *,
+        durability: Durability = MEMORY,
     ) -> list[Any]:
         """Run a script with our clock before its eyes."""
         if script.name not in self._clocked:
             text = CLOCKED + script.text
             sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
             self._clocked[script.name] = Script(script.name, text, sha)
-        return await super().run_many(self._clocked[script.name], calls, timeout_ms)
+        return await super().run_many(self._clocked[script.name], calls, timeout_ms, durability=durability)
 
     async def pipeline(
         self, commands: Sequence[Sequence[Argument]], *, timeout_ms: float | None = None
@@ -45,8 +51,9 @@ class ClockedBackend(Backend):
             now if command[0] == "TIME" else reply for command, reply in zip(commands, replies, strict=True)
         ]
 
-    async def time_ms(self) -> int:
+    async def time_ms(self, near: str = "") -> int:
         """Return what the test's clock shows."""
+        del near
         return self.now_ms
 
     async def set_clock(self, now_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the contract: one set of cases, run on Valkey and on Redis 7.0."""
+"""Fixtures of the contract: one set of cases, run on Valkey, on Redis 7.0 and on a Cluster."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -7,12 +7,13 @@ import redis
 
 from streamworker.redisio.client import Backend
 from tests.contract.support import GROUP, STREAM, Group
+from tests.raw import opened
 
 
 @pytest.fixture
 def raw(redis_url: str) -> Iterator["redis.Redis"]:
     """A plain client: what other programs may do to our keys, and what they see of them."""
-    with redis.Redis.from_url(redis_url, protocol=2) as client:
+    with opened(redis_url) as client:
         yield client
 
 

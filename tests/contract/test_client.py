@@ -26,8 +26,10 @@ from streamworker.redisio import (
     state,
     streams,
 )
-from streamworker.redisio.client import Backend, check_server, retrying
+from streamworker.redisio.client import Backend, retrying
 from streamworker.redisio.commit import CommitCode
+from streamworker.redisio.info import check_server
+from streamworker.redisio.node import Node
 from streamworker.redisio.readers import ReaderPosition
 from streamworker.redisio.rights import acl_rules
 from streamworker.spark.logs import AckedLogs
@@ -426,7 +428,9 @@ async def test_a_call_is_made_again_until_there_is_an_answer() -> None:
 
 
 def _closed_by_server(backend: Backend) -> bool:
-    (link,) = backend._node._idle
+    server = backend._server
+    assert isinstance(server, Node)
+    (link,) = server._idle
     reader = link._connection._reader
     return reader is not None and reader.at_eof()
 
@@ -439,7 +443,7 @@ async def test_connections_that_a_rush_needed_are_closed_when_it_is_over(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker's start uses all that it may have; at rest it keeps what it needs."""
-    monkeypatch.setattr("streamworker.redisio.link.SURPLUS_S", 0.05)
+    monkeypatch.setattr("streamworker.redisio.node.SURPLUS_S", 0.05)
 
     async def ours() -> int:
         listed: bytes = await backend.execute("CLIENT", "LIST")

@@ -99,6 +99,7 @@ async def test_a_waiting_read_whose_connection_is_killed_comes_back(group: Group
     connection = group.backend.blocking()
     task = asyncio.create_task(streams.read(connection, STREAM, {0: ZERO}, 10, 30_000))
     await _until_blocked(raw)
+    assert connection._link is not None
     raw.execute_command("CLIENT", "KILL", "ID", connection._link.client_id)
     with pytest.raises(BackendUnavailable):
         await task

@@ -43,7 +43,7 @@ from streamworker.redisio import control, locks, membership, operations, snapsho
 from streamworker.redisio.client import Backend
 from streamworker.redisio.commit import CommitRequest, commit_many
 from streamworker.redisio.control import fields_of
-from streamworker.redisio.link import Argument, Node
+from streamworker.redisio.link import Argument
 from streamworker.redisio.loads import loads_text
 from streamworker.redisio.operation import Access
 from streamworker.testing.extensions import EXTENSIONS
@@ -298,7 +298,7 @@ class Twins:
 
     async def _connect(self, _step: Step) -> None:
         if len(self.others) < 3:
-            other = Backend(Node(self.backend.node_for("").target, 1), 2_500)
+            other = self.backend.apart(1)
             number, _ = await other.identity()
             self.others[number] = other
             self.model.connections.add(number)

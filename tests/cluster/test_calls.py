@@ -1,0 +1,229 @@
+"""Calls on a real Cluster: each finds its node, also where slots move and nodes die."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streamworker.core.entries import ZERO
+from streamworker.dev.cluster import EmbeddedCluster
+from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
+from streamworker.redisio import membership, snapshot, streams
+from streamworker.redisio.client import Backend, retrying
+from streamworker.redisio.info import check_server
+from streamworker.redisio.scripts import COUNT
+from streamworker.redisio.topology import slot_of
+from tests.cluster.support import (
+    client_of,
+    cut_off,
+    fail_over,
+    finish_move,
+    is_primary,
+    move_slot,
+    primary_of,
+    replica_of,
+)
+from tests.contract.support import GROUP, STREAM, Group, request
+from tests.helpers import wait_for, wait_for_async
+from tests.raw import RawCluster
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+async def backend(redis_url: str) -> AsyncIterator[Backend]:
+    """Our own connections to the Cluster."""
+    async with Backend.open(redis_url, name="calls") as opened:
+        yield opened
+
+
+async def test_any_node_that_is_there_tells_where_the_others_are(nodes: EmbeddedCluster) -> None:
+    """One of the URL's may be down, and one may be a replica."""
+    host = f"redis+cluster://:{nodes.password}@127.0.0.1"
+    async with Backend.open(f"{host}:1,127.0.0.1:{nodes.nodes[-1].port}", name="t") as backend:
+        for n in range(50):
+            await backend.execute("SET", f"k{n}", n)
+        assert await backend.pipeline([("GET", f"k{n}") for n in range(50)]) == [b"%d" % n for n in range(50)]
+        assert len(await backend.primaries()) == 3
+
+
+async def test_answers_come_in_the_order_of_the_calls(backend: Backend, raw: RawCluster) -> None:
+    """Some at once go to three nodes at the same time; a refusal stands in its place."""
+    raw.set("text", "a")
+    commands = [("XADD", f"s{n % 9}", f"{n + 1}-0", "v", "x") for n in range(90)]
+    assert await backend.pipeline(commands) == [b"%d-0" % (n + 1) for n in range(90)]
+    counted = await backend.run_many(COUNT, [((f"s{n}",), ("0-0", 100)) for n in range(9)])
+    assert [reply[1] for reply in counted] == [10] * 9
+    first, refused, last = await backend.pipeline([("GET", "text"), ("HGET", "text", "x"), ("XLEN", "s8")])
+    assert (first, last) == (b"a", 10)
+    assert isinstance(refused, BackendRefused)
+
+
+async def test_a_command_without_a_key_goes_with_its_neighbours(backend: Backend) -> None:
+    """The clock is that of the node that the group's keys are on: times of one group are compared."""
+    before = await _commands_at(backend, GROUP.members)
+    await membership.read_members_and_clock(backend, GROUP)
+    await backend.time_ms(near=GROUP.members)
+    assert await _commands_at(backend, GROUP.members) == before + 2
+
+
+async def _commands_at(backend: Backend, key: str) -> int:
+    text = (await backend.execute("INFO", "commandstats", near=key)).decode()
+    line = next((line for line in text.splitlines() if line.startswith("cmdstat_time:")), "calls=0,")
+    return int(line.partition("calls=")[2].partition(",")[0])
+
+
+async def test_a_heartbeat_is_found_at_the_node_of_its_group(backend: Backend) -> None:
+    """Client ids and run ids are those of one server."""
+    others = [
+        key
+        for key in (f"k{n}" for n in range(50))
+        if await backend.place_of(key) != await backend.place_of(GROUP.members)
+    ]
+    number, run_id = await backend.identity(GROUP.members)
+    assert run_id == (await backend.info(near=GROUP.members)).run_id
+    assert run_id != (await backend.identity(others[0]))[1]
+    assert await membership.connected(backend, [number], GROUP.members) == {number}
+
+
+async def test_groups_of_all_nodes_are_listed(raw: RawCluster, backend: Backend) -> None:
+    """Each primary is looked through."""
+    for n in range(12):
+        raw.set(f"sw:{{shop.s{n}:p}}:members", "{}")
+    assert await snapshot.list_groups(backend, "shop") == sorted((f"s{n}", "p") for n in range(12))
+
+
+async def test_a_plain_url_of_a_node_is_refused_with_the_url_to_use(nodes: EmbeddedCluster) -> None:
+    """A node has a third of the keys: a worker says so at its start, and a call where it is sent on."""
+    async with Backend.open(nodes.nodes[0].url, name="t") as backend:
+        with pytest.raises(ConfigurationError, match=r"node of a Redis Cluster.*redis\+cluster://"):
+            check_server(await backend.info(), as_cluster=backend.is_cluster)
+        answers = await backend.pipeline([("GET", f"k{n}") for n in range(20)])
+        refused = next(answer for answer in answers if isinstance(answer, BackendError))
+        assert "redis+cluster://user:password@host1:port1,host2:port2" in str(refused)
+
+
+async def test_a_cluster_url_of_one_server_is_refused_with_the_url_to_use(valkey: object) -> None:
+    """CLUSTER SLOTS says that there is none."""
+    from streamworker.dev.server import EmbeddedServer
+
+    with EmbeddedServer(port=0) as server:
+        async with Backend.open(server.url.replace("redis:", "redis+cluster:"), name="t") as backend:
+            with pytest.raises(ConfigurationError, match=r"is no Cluster.*begin the URL with redis://"):
+                await backend.execute("GET", "a")
+
+
+# -- slots that move ----------------------------------------------------------------------------
+
+
+async def test_a_slot_that_was_moved_is_found(nodes: EmbeddedCluster, backend: Backend) -> None:
+    """MOVED: the call is done where it says, and the calls after it go there at once."""
+    group = Group(backend, STREAM, GROUP)
+    entries = await group.send(3)
+    source = primary_of(nodes, GROUP.events(0))
+    target = next(node for node in nodes.nodes if is_primary(node) and node is not source)
+    assert move_slot(nodes, GROUP.events(0), target) == 2
+    lock = await group.own()
+    assert (await group.commit(request(lock, entries, rows=3))).code.value == "OK"
+    assert await backend.place_of(GROUP.events(0)) == f"127.0.0.1:{target.port}"
+    move_slot(nodes, GROUP.events(0), source)
+    assert len(await group.send(2)) == 2
+
+
+async def test_a_slot_that_is_moving_is_followed(nodes: EmbeddedCluster, backend: Backend) -> None:
+    """ASK: a key that has gone already is asked for at its new node, and a new one made there."""
+    key, gone, new = "{moving}here", "{moving}gone", "{moving}new"
+    for name in (key, gone):
+        await backend.execute("SET", name, name)
+    source = primary_of(nodes, key)
+    target = next(node for node in nodes.nodes if is_primary(node) and node is not source)
+    slot = slot_of(key)
+    with client_of(source) as here, client_of(target) as there:
+        there.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        here.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+        command = ("MIGRATE", "127.0.0.1", target.port, gone, 0, 5_000, "AUTH", nodes.password)
+        here.execute_command(*command)
+        commands = [
+            ("SET", new, "n"),
+            ("GET", key),
+            ("GET", gone),
+            ("XADD", "{moving}s", "1-0", "v", "x"),
+            ("GET", new),
+        ]
+        answers = await backend.pipeline(commands)
+        assert answers == [b"OK", key.encode(), gone.encode(), b"1-0", b"n"]
+        assert (await backend.run(COUNT, ("{moving}s",), ("0-0", 10)))[1] == 1
+        with pytest.raises(BackendUnavailable, match="moving its slots"):
+            await backend.execute("EXISTS", key, gone)
+    finish_move(nodes, key, source, target)
+    assert await backend.execute("EXISTS", key, gone) == 2
+
+
+async def test_a_read_that_waits_is_sent_on_with_its_slot(nodes: EmbeddedCluster, backend: Backend) -> None:
+    """The server ends it with MOVED; the next one waits at the right node."""
+    group = Group(backend, STREAM, GROUP)
+    (entry,) = await group.send(1)
+    source = primary_of(nodes, GROUP.events(0))
+    target = next(node for node in nodes.nodes if is_primary(node) and node is not source)
+    connection = backend.blocking(GROUP.events(0))
+    task = asyncio.create_task(streams.read(connection, STREAM, {0: entry.id}, 10, 20_000))
+    await wait_for_async(lambda: connection._under_way, "the read was sent")
+    move_slot(nodes, GROUP.events(0), target)
+    with pytest.raises(BackendUnavailable):
+        await task
+    assert await streams.read(connection, STREAM, {0: ZERO}, 10, 1_000) == {0: [entry]}
+    await connection.aclose()
+
+
+# -- nodes that die -----------------------------------------------------------------------------
+
+
+async def test_a_node_that_died_is_replaced_by_its_replica(nodes: EmbeddedCluster, backend: Backend) -> None:
+    """Calls about other nodes go on meanwhile; those about this one are answered once it is replaced."""
+    keys = [f"k{n}" for n in range(30)]
+    await backend.pipeline([("SET", key, key) for key in keys])
+    victim = primary_of(nodes, keys[0])
+    lost = [key for key in keys if await backend.place_of(key) == f"127.0.0.1:{victim.port}"]
+    wait_for(lambda: _has_all(nodes, victim), "the replica has it all")
+    replica = replica_of(nodes, victim)
+    victim.kill()
+    answers = await backend.pipeline([("GET", key) for key in keys])
+    for key, answer in zip(keys, answers, strict=True):
+        assert isinstance(answer, BackendUnavailable) if key in lost else answer == key.encode()
+
+    async def get() -> bytes:
+        value: bytes = await backend.execute("GET", keys[0])
+        return value
+
+    assert await retrying(get, rng=random.Random(1), tries=60, pause_max_ms=200) == keys[0].encode()
+    assert is_primary(replica)
+
+
+def _has_all(nodes: EmbeddedCluster, primary: object) -> bool:
+    del primary
+    nodes.wait_until_whole()
+    return True
+
+
+async def test_what_a_failover_lost_does_not_come_back(nodes: EmbeddedCluster, backend: Backend) -> None:
+    """A replica that was cut off takes over: it goes on from what it had, by its own numbers."""
+    group = Group(backend, STREAM, GROUP)
+    kept = await group.send(2)
+    primary = primary_of(nodes, GROUP.events(0))
+    replica = replica_of(nodes, primary)
+    nodes.wait_until_whole()
+    with client_of(primary) as client:
+        client.wait(1, 2_000)
+    with cut_off(primary, replica):
+        lost = await group.send(3)
+        fail_over(nodes, primary)
+
+    async def ids() -> list[str]:
+        return [
+            str(entry.id) for entry in await streams.range_entries(backend, GROUP.events(0), ZERO, None, 99)
+        ]
+
+    there = await retrying(ids, rng=random.Random(1), tries=60, pause_max_ms=200)
+    assert there == [str(entry.id) for entry in kept]
+    assert lost[0].id > kept[-1].id

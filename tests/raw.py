@@ -1,0 +1,70 @@
+"""A plain client, of one server or of a Cluster: what other programs may do to our keys, and see of them."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+from redis.cluster import ClusterNode, RedisCluster
+
+from streamworker.urls import each_server, kind_of
+
+
+class RawCluster(RedisCluster):
+    """Does at each node what one server does for all keys, and puts the answers together."""
+
+    def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command; one that is about servers and not about a key at every node."""
+        name = str(args[0]).split()[0].upper()
+        if name not in _EVERYWHERE or "target_nodes" in kwargs:
+            return super().execute_command(*args, **kwargs)
+        nodes = self.get_nodes() if name in _REPLICAS_TOO else self.get_primaries()
+        answers = [
+            super(RawCluster, self).execute_command(*args, target_nodes=node, **kwargs) for node in nodes
+        ]
+        return _together(answers)
+
+    def at(self, key: str) -> redis.Redis:
+        """Return a client of the node that has a key."""
+        node = self.get_node_from_key(key)
+        assert node is not None
+        return self.client_of(node)
+
+    def client_of(self, node: ClusterNode) -> redis.Redis:
+        """Return a client of one node."""
+        client: redis.Redis = self.get_redis_connection(node)
+        return client
+
+
+_EVERYWHERE = {"ACL", "CLIENT", "CONFIG", "FLUSHALL", "INFO", "SCRIPT"}
+_REPLICAS_TOO = {"ACL", "CONFIG"}
+
+
+def _together(answers: list[Any]) -> Any:
+    first = answers[0]
+    if isinstance(first, dict):
+        return {name: value for answer in reversed(answers) for name, value in answer.items()}
+    if isinstance(first, list):
+        return [each for answer in answers for each in answer]
+    if isinstance(first, int) and not isinstance(first, bool):
+        return sum(answers)
+    return first
+
+
+def raw_client(url: str) -> "redis.Redis | RawCluster":
+    """Return a plain client for a URL."""
+    if not kind_of(url):
+        return redis.Redis.from_url(url, protocol=2)
+    seeds = [redis.connection.parse_url(each) for each in each_server(url)]
+    nodes = [ClusterNode(seed["host"], seed["port"]) for seed in seeds]
+    return RawCluster(startup_nodes=nodes, password=seeds[0].get("password"), protocol=2)
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[Any]:
+    """Open a plain client."""
+    client = raw_client(url)
+    try:
+        yield client
+    finally:
+        client.close()
