@@ -451,6 +451,7 @@ class App:
                     self.settings.redis_url,
                     name=f"{self.name}:producer",
                     call_timeout_ms=self.settings.call_timeout_ms,
+                    allow_plaintext=self.settings.allow_plaintext,
                 )
                 self._backends[loop] = backend
             producer = Producer(backend, stream.spec, self.settings)

@@ -174,7 +174,10 @@ async def connected(app: "App") -> AsyncIterator["Backend"]:
     from streamworker.redisio.client import Backend
 
     async with Backend.open(
-        app.settings.redis_url, name=f"{app.name}:cli", call_timeout_ms=app.settings.call_timeout_ms
+        app.settings.redis_url,
+        name=f"{app.name}:cli",
+        call_timeout_ms=app.settings.call_timeout_ms,
+        allow_plaintext=app.settings.allow_plaintext,
     ) as backend:
         yield backend
 

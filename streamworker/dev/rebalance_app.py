@@ -51,7 +51,10 @@ def gate_key(app: str, worker: str) -> str:
 
 async def wait_at_the_gate(app: App, worker: str) -> None:
     """Return when the measuring process lets the worker go."""
-    async with Backend.open(app.settings.redis_url, name=f"{worker}:gate") as backend:
+    settings = app.settings
+    async with Backend.open(
+        settings.redis_url, name=f"{worker}:gate", allow_plaintext=settings.allow_plaintext
+    ) as backend:
         connection = backend.blocking()
         ready, gate = gate_key(app.name, "ready"), gate_key(app.name, worker)
         await backend.execute("SADD", ready, worker)

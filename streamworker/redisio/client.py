@@ -19,11 +19,12 @@ from streamworker.redisio.cluster import Cluster, key_of
 from streamworker.redisio.durability import MEMORY, Durability
 from streamworker.redisio.failures import no_answer
 from streamworker.redisio.info import ServerInfo, read_info
-from streamworker.redisio.link import Argument, Link, Target, answer_of, pack
+from streamworker.redisio.link import Argument, Link, answer_of, pack
 from streamworker.redisio.node import Node, ScriptCall
 from streamworker.redisio.scripts import Script
+from streamworker.redisio.sentinel import target_for
 from streamworker.redisio.topology import slot_of
-from streamworker.urls import CLUSTER, kind_of
+from streamworker.urls import CLUSTER, kind_of, refuse_plaintext
 
 __all__ = ["Backend", "BlockingConnection", "ScriptCall", "retrying"]
 
@@ -96,7 +97,13 @@ class Backend:
 
     @classmethod
     def open(
-        cls, url: str, *, name: str, call_timeout_ms: float = 2_500, connections: int = CONNECTIONS
+        cls,
+        url: str,
+        *,
+        name: str,
+        call_timeout_ms: float = 2_500,
+        connections: int = CONNECTIONS,
+        allow_plaintext: bool = False,
     ) -> Self:
         """Make a backend; connects to nothing.
 
@@ -104,7 +111,7 @@ class Backend:
         ----------
         url
             ``redis://``, ``rediss://`` or ``unix://``; with ``+cluster`` behind ``redis`` or ``rediss``
-            and some nodes' addresses, a Cluster. Never shown.
+            and some nodes' addresses, a Cluster; with ``+sentinel``, that of sentinels. Never shown.
         name
             Shown in ``CLIENT LIST``.
         call_timeout_ms
@@ -112,15 +119,20 @@ class Backend:
             sending, the answer.
         connections
             The most connections at a time, to each node. Those of :meth:`blocking` are not among them.
+        allow_plaintext
+            Whether ``redis://`` may leave this machine.
 
         Raises
         ------
         ConfigurationError
-            If the URL cannot be read.
+            If the URL cannot be read, or would send plain text to another machine.
         """
+        if not allow_plaintext:
+            refuse_plaintext(url, "The URL of Redis")
         if kind_of(url) == CLUSTER:
             return cls(Cluster.open(url, name, connections), call_timeout_ms)
-        return cls(Node(Target(url, name), connections), call_timeout_ms)
+        target = target_for(url, name, allow_plaintext=allow_plaintext)
+        return cls(Node(target, connections), call_timeout_ms)
 
     @property
     def address(self) -> str:

@@ -112,6 +112,7 @@ class Keeper:
             name=f"{self._name}:heartbeat",
             call_timeout_ms=self._settings.call_timeout_ms,
             connections=1,
+            allow_plaintext=self._settings.allow_plaintext,
         )
         interval_s = self._settings.heartbeat_interval_ms / 1000
         async with backend:

@@ -149,6 +149,7 @@ class Watchdog:
             name=f"{self._name}:watchdog",
             call_timeout_ms=self._settings.call_timeout_ms,
             connections=1,
+            allow_plaintext=self._settings.allow_plaintext,
         )
 
     def _ask_loop(self) -> None:

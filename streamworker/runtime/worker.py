@@ -103,6 +103,7 @@ class Worker:
             name=self.name,
             call_timeout_ms=settings.call_timeout_ms,
             connections=OTHER_CALLS + PIPELINES_MAX * len(self._specs),
+            allow_plaintext=settings.allow_plaintext,
         ) as backend:
             await self._prepare(backend)
             keeper, listener = Keeper(settings, self.name), Listener(backend, rng)

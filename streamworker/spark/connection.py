@@ -11,6 +11,11 @@ every executor) looks the name up where it runs:
 So a URL with its password is in no option, plan, checkpoint, event log or message. Messages
 name the connection and the host.
 
+A URL may name one server, sentinels (``redis+sentinel://``) or nodes of a Cluster
+(``redis+cluster://``). Replicas are never read: they may lack what was read before. Behind sentinels a
+server is asked whether it is the primary when it is connected to, and the sentinels are asked again every
+two seconds, since a primary that was cut off does not know that it was replaced.
+
 Blocking calls with a deadline each; every call here is a read or may be repeated, so a call
 that failed for want of an answer is tried again, with jitter, for as long as the query's
 ``retryTimeout`` says: Spark never retries a planner call by itself.
@@ -23,12 +28,15 @@ import stat
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import ReadOnlyError, RedisClusterException
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
@@ -39,9 +47,28 @@ from streamworker.errors import (
     BackendUnavailable,
     ConfigurationError,
 )
-from streamworker.redisio.failures import tls_remedy
+from streamworker.redisio.failures import tls_remedy, translate
+from streamworker.redisio.primaries import (
+    ASK_ROLE,
+    SENTINEL_TIMEOUT_S,
+    Answer,
+    Place,
+    is_primary,
+    newest,
+    of_sentinel,
+    questions,
+    read_answer,
+)
 from streamworker.settings import plaintext_allowed
-from streamworker.urls import refuse_plaintext
+from streamworker.urls import (
+    CLUSTER,
+    SENTINEL,
+    Sentinels,
+    each_server,
+    kind_of,
+    read_sentinels,
+    refuse_plaintext,
+)
 
 DEFAULT_NAME = "default"
 URL_VARIABLE = "STREAMWORKER_REDIS_URL"
@@ -56,7 +83,37 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 up to a half, so that the tasks of a query do not come back all at once."""
 
 
-class _Clients(dict[tuple[int, str], redis.Redis]):
+LOOK_EVERY_S = 2.0
+"""How long a primary is believed to be one without the sentinels having been asked."""
+
+Client = redis.Redis | RedisCluster
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A client, and what is known of where it leads."""
+
+    client: Client
+    sentinels: Sentinels | None = None
+    place: Place | None = None
+    looked_s: float = 0.0
+
+    def leads_elsewhere(self) -> bool:
+        """Whether the sentinels name another primary by now; looks at times only."""
+        if self.sentinels is None or time.monotonic() - self.looked_s < LOOK_EVERY_S:
+            return False
+        self.looked_s = time.monotonic()
+        try:
+            return _named(self.sentinels).place != self.place
+        except BackendError:
+            return False  # Without sentinels there is no failover either.
+
+    def close(self) -> None:
+        """Close what it has open."""
+        self.client.close()
+
+
+class _Clients(dict[tuple[int, str], _Opened]):
     """A cache that stays at home: the module may travel to a remote Spark, connections may not."""
 
     def __reduce__(self) -> tuple[type["_Clients"], tuple[()]]:
@@ -135,7 +192,21 @@ def _from_file(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def address(url: str) -> str:
-    """Return host and port (or socket path) of a URL, without user and password."""
+    """Return host and port (or socket path) of a URL, without user and password.
+
+    Examples
+    --------
+    >>> address("redis+sentinel://:secret@s1,s2:26380/0?service=orders")
+    "the primary 'orders' of the sentinels s1:26379, s2:26380"
+    """
+    if kind_of(url) == CLUSTER:
+        return f"the cluster of {', '.join(address(each) for each in each_server(url))}"
+    if kind_of(url) == SENTINEL:
+        try:
+            found = read_sentinels(url)
+        except ConfigurationError:
+            return "an address that cannot be read"
+        return f"the primary {found.service!r} of the sentinels {found.addresses}"
     try:
         parts = urlsplit(url)
         return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
@@ -161,7 +232,7 @@ class Connection:
         self.retry_timeout_ms = retry_timeout_ms
         self._rng = rng or random.Random()
 
-    def call(self, function: Callable[[redis.Redis], Any], *, retry: bool = True) -> Any:
+    def call(self, function: Callable[[Any], Any], *, retry: bool = True) -> Any:
         """Run a function on a client, again and again while Redis does not answer.
 
         The function must be one that may run twice.
@@ -181,10 +252,10 @@ class Connection:
             url = resolve(self.name)
             try:
                 return function(self._client(url))
-            except redis.RedisError as error:
+            except (redis.RedisError, RedisClusterException, BackendError) as error:
                 # Once an answer is missing, the next one on that connection may be its answer.
-                _clients.pop((os.getpid(), url), None)
-                refusal = self._explain(url, error, tried=retry)
+                _forget(url)
+                refusal = error if isinstance(error, BackendError) else self._explain(url, error, tried=retry)
                 if not isinstance(refusal, BackendUnavailable):
                     raise refusal from None
                 left = give_up_at - time.monotonic()
@@ -193,21 +264,24 @@ class Connection:
             time.sleep(min(left, pause * (1 - self._rng.random() / 2)))
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
-    def _client(self, url: str) -> redis.Redis:
+    def _client(self, url: str) -> Client:
         key = (os.getpid(), url)
+        if key in _clients and _clients[key].leads_elsewhere():
+            _forget(url)
         if key not in _clients:
             _clients[key] = _open(self.name, url)
-        return _clients[key]
+        return _clients[key].client
 
-    def _explain(self, url: str, error: redis.RedisError, *, tried: bool) -> BackendError:
+    def _explain(self, url: str, error: Exception, *, tried: bool) -> BackendError:
         where = f"Redis at {address(url)} (connection {self.name!r})"
         if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
             return AuthenticationFailed(
                 f"{where} did not accept the user or password.",
                 remedy="Correct the URL behind the connection's name.",
             )
-        if isinstance(error, _UNANSWERED):
-            tls, certified = url.startswith("rediss://"), "ssl_certfile=" in url
+        demoted = isinstance(error, ReadOnlyError) and kind_of(url)
+        if isinstance(error, _UNANSWERED) or demoted:
+            tls, certified = url.startswith("rediss"), "ssl_certfile=" in url
             how_long = f" for {self.retry_timeout_ms / 1000:g} s" if tried else ""
             return BackendUnavailable(
                 f"{where} gave no answer{how_long}: {error}",
@@ -224,21 +298,27 @@ _UNANSWERED = (
     redis.BusyLoadingError,
     redis.exceptions.ClusterDownError,
     redis.exceptions.TryAgainError,
+    redis.exceptions.MasterDownError,
+    RedisClusterException,
 )
 """What passes by itself: nobody there, no answer, loading its data, failing over."""
 
 
-def _open(name: str, url: str) -> redis.Redis:
+def _forget(url: str) -> None:
+    opened = _clients.pop((os.getpid(), url), None)
+    if opened is not None:
+        opened.close()
+
+
+def _open(name: str, url: str) -> _Opened:
     try:
-        return redis.Redis.from_url(
-            url,
-            socket_timeout=CALL_TIMEOUT_S,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            protocol=2,
-            client_name="streamworker-spark",
-        )
+        match kind_of(url):
+            case "cluster":
+                return _Opened(_of_cluster(url))
+            case "sentinel":
+                return _behind_sentinels(read_sentinels(url))
+            case _:
+                return _Opened(redis.Redis.from_url(url, **_POLICY))
     except ValueError:
         # urllib's message quotes the part it did not understand, which may be the password.
         raise ConfigurationError(
@@ -246,3 +326,66 @@ def _open(name: str, url: str) -> redis.Redis:
             remedy="It is redis://user:password@host:port/db, rediss:// or unix:///path; "
             "characters such as / # @ in the password are percent-encoded.",
         ) from None
+
+
+_POLICY: dict[str, Any] = {
+    "socket_timeout": CALL_TIMEOUT_S,
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "retry": Retry(NoBackoff(), 0),
+    "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    "protocol": 2,
+    "client_name": "streamworker-spark",
+}
+"""One try with a deadline: what is tried again, and for how long, is decided above."""
+
+
+def _of_cluster(url: str) -> RedisCluster:
+    first, *others = each_server(url)
+    places = [urlsplit(each) for each in others]
+    nodes: list[Any] = [
+        ClusterNode(each.hostname or "localhost", each.port or 6379)  # type: ignore[no-untyped-call]
+        for each in places
+    ]
+    return RedisCluster(url=first, startup_nodes=nodes, **_POLICY)
+
+
+def _behind_sentinels(sentinels: Sentinels) -> _Opened:
+    place = _named(sentinels).place
+    url = sentinels.server_url(*place)
+    if not plaintext_allowed(os.environ):
+        refuse_plaintext(url, f"What the sentinels name as {sentinels.service!r}")
+    client = redis.Redis.from_url(url, redis_connect_func=_only_to_a_primary, **_POLICY)
+    return _Opened(client, sentinels, place, time.monotonic())
+
+
+def _only_to_a_primary(connection: Any) -> None:
+    """Greet a server as redis-py does, and see that it is no replica."""
+    connection.on_connect()
+    connection.send_command(*ASK_ROLE)
+    if not is_primary(connection.read_response()):
+        raise redis.ConnectionError("it is a replica, and the sentinels named it as the primary")
+
+
+def _named(sentinels: Sentinels) -> Answer:
+    """Ask the sentinels, one after another, until more than half of them have named a primary."""
+    said: list[Answer | BackendError | None] = []
+    urls = sentinels.urls
+    for url in random.sample(urls, len(urls)):
+        said.append(_ask(url, sentinels.service))
+        if 2 * sum(isinstance(one, Answer) for one in said) > len(urls):
+            break
+    return newest(said, sentinels)
+
+
+def _ask(url: str, service: str) -> Answer | BackendError | None:
+    timeouts = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
+    replies: list[Any] = []
+    with redis.Redis.from_url(url, **{**_POLICY, **timeouts}) as client:
+        for words in questions(service):
+            try:
+                replies.append(client.execute_command(*words))
+            except redis.ResponseError as error:
+                replies.append(error)
+            except redis.RedisError as error:
+                return of_sentinel(translate(error, address(url)), address(url))
+    return read_answer(replies, address(url))

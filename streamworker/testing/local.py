@@ -213,6 +213,7 @@ async def local_worker(
                 app.settings.redis_url,
                 name=f"{worker.name}:observer",
                 call_timeout_ms=app.settings.call_timeout_ms,
+                allow_plaintext=app.settings.allow_plaintext,
             ) as backend,
             anyio.create_task_group() as tasks,
         ):

@@ -4,6 +4,7 @@ All keys are ``sw:{bench-NONCE...``. They are removed however a bench ends, and 
 """
 
 import asyncio
+import os
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -14,6 +15,7 @@ from streamworker.dev.bench.record import payloads
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import StreamKeys
+from streamworker.settings import plaintext_allowed
 
 CALL_TIMEOUT_MS = 30_000
 """Other programs may keep the server busy, and UNLINK of a long stream takes its time."""
@@ -182,7 +184,10 @@ async def open_ground(url: str, name: str | None = None) -> AsyncIterator[Ground
             f"A bench cannot use the keys of {name!r}: it removes them when it ends.",
             remedy="Leave out --name, or give bench- and 4 to 32 small letters and digits.",
         )
-    async with Backend.open(url, name=f"{name}:bench", call_timeout_ms=CALL_TIMEOUT_MS) as backend:
+    allowed = plaintext_allowed(os.environ)
+    async with Backend.open(
+        url, name=f"{name}:bench", call_timeout_ms=CALL_TIMEOUT_MS, allow_plaintext=allowed
+    ) as backend:
         ground = Ground(backend, url, name)
         await ground._begin()  # noqa: SLF001
         try:

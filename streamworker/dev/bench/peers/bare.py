@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from streamworker.redisio.link import pack
 from streamworker.redisio.locks import acquire_many
 from streamworker.redisio.scripts import COMMIT
 from streamworker.redisio.streams import register
+from streamworker.settings import plaintext_allowed
 
 OWNER = "bare"
 
@@ -71,7 +73,7 @@ class Bare:
 
 
 async def _own(url: str, keys: GroupKeys) -> int:
-    async with Backend.open(url, name=OWNER) as backend:
+    async with Backend.open(url, name=OWNER, allow_plaintext=plaintext_allowed(os.environ)) as backend:
         await register(backend, keys, 1, "earliest")
         found = await acquire_many(
             backend, keys, [0], owner=OWNER, generation=1, live=[OWNER], drain_deadline_ms=0

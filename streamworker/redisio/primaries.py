@@ -1,0 +1,163 @@
+"""What sentinels and servers say of who is the primary, read without asking anybody. Pure.
+
+Sentinels learn of a failover one after another: the one that leads it at once, the others by what they
+tell each other every two seconds. Each version of what they know has a number, the configuration epoch.
+So several are asked, and what has the highest number counts. A sentinel that leads a failover names the
+new primary in one of its answers before it has raised the number: that counts one more.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
+from streamworker.redisio.failures import translate
+from streamworker.redisio.keys import whole
+from streamworker.urls import Sentinels, host_and_port
+
+SENTINEL_TIMEOUT_S = 0.5
+"""A sentinel that has not answered after this long is not waited for."""
+SWITCHED = "+switch-master"
+"""Where sentinels publish that there is a new primary."""
+ASK_ROLE = ("HELLO", 2)
+"""Tells the role without a right of its own, as ``ROLE`` and ``INFO`` would need."""
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one sentinel says."""
+
+    place: Place
+    epoch: int
+
+
+def questions(service: str) -> list[tuple[str, ...]]:
+    """Return what a sentinel is asked, in one round trip."""
+    return [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service), ("SENTINEL", "MASTER", service)]
+
+
+def read_answer(replies: Sequence[Any], address: str) -> Answer | BackendError | None:
+    """Read what a sentinel said to :func:`questions`.
+
+    Returns
+    -------
+    Answer, BackendError or None
+        None if it knows no such primary; the error if it did not let us in.
+
+    Examples
+    --------
+    >>> state = [b"ip", b"db1", b"port", b"6379", b"config-epoch", b"7"]
+    >>> read_answer([[b"db1", b"6379"], state], "s1:26379")
+    Answer(place=('db1', 6379), epoch=7)
+    >>> read_answer([[b"db2", b"6379"], state], "s1:26379")
+    Answer(place=('db2', 6379), epoch=8)
+    """
+    where, state = replies
+    if isinstance(where, RedisError):
+        return of_sentinel(translate(where, address), address)
+    place = _place(where)
+    if place is None:
+        return None
+    if not isinstance(state, list):
+        return Answer(place, 0)  # This user may not ask for more.
+    fields = dict(zip(state[::2], state[1::2], strict=False))
+    epoch = whole(fields.get(b"config-epoch", b"")) or 0
+    settled = _place([fields.get(b"ip"), fields.get(b"port")]) == place
+    return Answer(place, epoch if settled else epoch + 1)
+
+
+def _place(reply: object) -> Place | None:
+    match reply:
+        case [bytes(host), bytes(port)] if whole(port):
+            return host.decode("utf-8", "replace"), int(port)
+        case _:
+            return None
+
+
+def of_sentinel(error: BackendError, address: str) -> BackendError:
+    """Return an error of a connection to a sentinel, with that said."""
+    if isinstance(error, AuthenticationFailed):
+        return AuthenticationFailed(
+            f"The sentinel at {address} did not accept the user or password.",
+            remedy="Correct sentinel_username and sentinel_password in the URL of Redis.",
+        )
+    return type(error)(error.message.replace("Redis at", "The sentinel at", 1), remedy=error.remedy)
+
+
+def newest(found: Iterable[Answer | BackendError | None], sentinels: Sentinels) -> Answer:
+    """Return the answer that counts, of those that sentinels gave.
+
+    Raises
+    ------
+    BackendError
+        ``BackendUnavailable`` if none answered; a refusal if all that answered said no.
+
+    Examples
+    --------
+    >>> from streamworker.urls import read_sentinels
+    >>> newest([Answer(("db1", 1), 3), None, Answer(("db2", 2), 4)],
+    ...        read_sentinels("redis+sentinel://s1/0?service=orders")).place
+    ('db2', 2)
+    """
+    said = list(found)
+    answers = [one for one in said if isinstance(one, Answer)]
+    if answers:
+        return max(answers, key=lambda answer: answer.epoch)
+    away = [one for one in said if isinstance(one, BackendUnavailable)]
+    refused = next((one for one in said if isinstance(one, BackendError) and one not in away), None)
+    if refused is not None:
+        raise refused
+    if said and not away:
+        raise BackendRefused(
+            f"The sentinels {sentinels.addresses} know no primary {sentinels.service!r}.",
+            remedy="service= in the URL of Redis is the name that follows `sentinel monitor` in their "
+            "configuration.",
+        )
+    why = f" {away[0].message}" if away else ""
+    raise BackendUnavailable(
+        f"None of the sentinels {sentinels.addresses} names the primary {sentinels.service!r}.{why}",
+        remedy="Are they running, and can this machine reach them?",
+    )
+
+
+def is_primary(reply: object) -> bool:
+    """Whether a server that was asked :data:`ASK_ROLE` is a primary.
+
+    Examples
+    --------
+    >>> is_primary([b"server", b"redis", b"role", b"replica"])
+    False
+    """
+    pairs = reply.items() if isinstance(reply, dict) else _pairs(reply)
+    return any(name in (b"role", "role") and role in (b"master", "master") for name, role in pairs)
+
+
+def _pairs(reply: object) -> Iterable[tuple[object, object]]:
+    return zip(reply[::2], reply[1::2], strict=False) if isinstance(reply, list) else ()
+
+
+def not_primary(place: Place, service: str) -> BackendUnavailable:
+    """Return the error for a server that sentinels took for the primary."""
+    return BackendUnavailable(
+        f"Redis at {host_and_port(*place)} is not the primary of {service!r} any more, or not yet.",
+        remedy="The sentinels will name another one in a moment.",
+    )
+
+
+def is_switch(message: object, service: str) -> bool:
+    """Whether what a sentinel published says that a service has a new primary.
+
+    Examples
+    --------
+    >>> is_switch([b"message", b"+switch-master", b"orders db1 6379 db2 6379"], "orders")
+    True
+    """
+    match message:
+        case [b"message", _, bytes(text)]:
+            return text.split(b" ", 1)[0] == service.encode()
+        case _:
+            return False

@@ -1,0 +1,280 @@
+"""Redis behind sentinels: where the primary is, found anew for each connection.
+
+Each new connection goes to the primary that the sentinels name, and is not used before that server
+has said itself that it is one: a sentinel may know of a failover too late, and a replica takes no writes.
+
+When Sentinel makes a primary a replica, it closes all connections to it, and ours find the new one. That
+does not help with a primary that nobody could reach: it was stopped, or cut off, does not know that it
+was replaced, and goes on answering for some ten seconds. What is written there is lost. So each target
+listens to one of the sentinels, and when they name another primary, it closes all connections that
+lead anywhere else, calls under way included: their callers are told that nobody knows, and ask the new one.
+"""
+
+import asyncio
+import contextlib
+import random
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import RedisError, ResponseError
+
+from streamworker.errors import BackendError, BackendRefused, ConfigurationError
+from streamworker.redisio.link import Target, pack, pack_all
+from streamworker.redisio.primaries import (
+    ASK_ROLE,
+    SENTINEL_TIMEOUT_S,
+    SWITCHED,
+    Answer,
+    Place,
+    is_primary,
+    is_switch,
+    newest,
+    not_primary,
+    of_sentinel,
+    questions,
+    read_answer,
+)
+from streamworker.urls import SENTINEL, host_and_port, kind_of, read_sentinels, refuse_plaintext
+
+FRESH_S = 0.5
+"""How long an answer serves the connections that are made one after another: a worker makes some at its
+start and at a failover. After a connection that failed, the sentinels are asked again at once."""
+QUIET_S = 10.0
+"""After so long without a word from the sentinel that we listen to, it is asked whether it is there, and
+all of them whether we have missed anything: it may be cut off from the others, and know nothing."""
+LISTEN_WITHIN_S = 1.0
+"""Up to so much later than the first connection a target begins to listen, at random, so that those of a
+failover do not come to the sentinels all at once, and a short command never does."""
+
+Judge = Callable[[str], None]
+"""Raises for the URL of a server that must not be connected to."""
+
+
+class SentinelTarget(Target):
+    """The primary that sentinels know by a name.
+
+    Parameters
+    ----------
+    url
+        ``redis+sentinel://`` or ``rediss+sentinel://``.
+    name
+        Shown in ``CLIENT LIST``.
+    judge
+        Called with the URL of each server that the sentinels name, before it is connected to.
+    rng
+        Which sentinel is listened to, and when.
+
+    Raises
+    ------
+    ConfigurationError
+        As :class:`Target`.
+    """
+
+    def __init__(
+        self, url: str, name: str, *, judge: Judge = lambda _: None, rng: random.Random | None = None
+    ) -> None:
+        self._sentinels = read_sentinels(url)
+        self._made: weakref.WeakSet[AbstractConnection] = weakref.WeakSet()
+        super().__init__(self._sentinels.server_url(*self._sentinels.hosts[0]), name)
+        self._service = self._sentinels.service
+        self._asked = [Target(one, f"{name}:sentinel") for one in self._sentinels.urls]
+        self._judge = judge
+        self._rng = rng or random.Random()
+        self._place: Place | None = None
+        self._epoch = 0
+        """Of the answer that named it: an older one is that of a sentinel that has not heard yet."""
+        self._fresh_until_s = 0.0
+        self._finding: asyncio.Task[Place] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._closed = False
+        self.address = f"the primary {self._service!r} of the sentinels {self._sentinels.addresses}"
+
+    def connection(self) -> AbstractConnection:
+        """Return a new connection; where to is found when it connects."""
+        made = super().connection()
+        self._made.add(made)
+        return made
+
+    async def connect(self, connection: AbstractConnection) -> None:
+        """Connect to the primary.
+
+        Raises
+        ------
+        BackendError
+            If no sentinel answers, none knows the service, or what they name is no primary.
+        """
+        place = await self._primary()
+        try:
+            self._judge(self._sentinels.server_url(*place))
+        except ConfigurationError as error:
+            # It is no setting that changed, but what the sentinels say.
+            raise BackendRefused(error.message, remedy=error.remedy) from None
+        connection.host, connection.port = place  # type: ignore[attr-defined]
+        try:
+            await super().connect(connection)
+            await connection.send_packed_command(pack(ASK_ROLE), check_health=False)
+            if not is_primary(await connection.read_response()) or place != self._place:
+                raise not_primary(place, self._service)
+        except BaseException:
+            # Whoever comes next asks again, and takes what they say then.
+            self._fresh_until_s, self._epoch = 0.0, 0
+            await connection.disconnect(nowait=True)
+            raise
+        if self._listener is None and not self._closed:
+            self._listener = asyncio.get_running_loop().create_task(self._listen())
+
+    def leads_here(self, connection: AbstractConnection) -> bool:
+        """Whether a connection leads to what is the primary as far as we know."""
+        return _place_of(connection) == self._place
+
+    @property
+    def moves(self) -> bool:
+        """Whether a refusal for being a replica is cured by connecting anew."""
+        return True
+
+    async def aclose(self) -> None:
+        """End what runs beside the connections."""
+        self._closed = True
+        tasks = [task for task in (self._listener, self._finding) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- finding -----------------------------------------------------------------------------
+
+    async def _primary(self) -> Place:
+        """Return where the primary is; connections that are made at the same time ask once."""
+        loop = asyncio.get_running_loop()
+        if self._place is not None and loop.time() < self._fresh_until_s:
+            return self._place
+        if self._finding is None or self._finding.done():
+            self._finding = loop.create_task(self._find(everybody=False))
+            self._finding.add_done_callback(_look_at_error)
+        # A caller whose deadline passes leaves the answer to the next one.
+        return await asyncio.shield(self._finding)
+
+    async def _find(self, *, everybody: bool) -> Place:
+        """Ask the sentinels, until more than half or all of them have answered."""
+        loop = asyncio.get_running_loop()
+        asks = [loop.create_task(self._ask(sentinel)) for sentinel in self._shuffled()]
+        said: list[Answer | BackendError | None] = []
+        try:
+            async with asyncio.timeout(SENTINEL_TIMEOUT_S):
+                for ask in asyncio.as_completed(asks):
+                    said.append(await ask)
+                    if not everybody and 2 * sum(isinstance(one, Answer) for one in said) > len(asks):
+                        break
+        except TimeoutError:
+            pass  # What there is has to do.
+        finally:
+            for task in asks:
+                task.cancel()
+            await asyncio.gather(*asks, return_exceptions=True)
+        return await self._settle(newest(said, self._sentinels))
+
+    async def _settle(self, answer: Answer) -> Place:
+        """Take the place of an answer for that of the primary, and close what leads elsewhere."""
+        self._fresh_until_s = asyncio.get_running_loop().time() + FRESH_S
+        if self._place is not None and (answer.place == self._place or answer.epoch < self._epoch):
+            self._epoch = max(self._epoch, answer.epoch)
+            return self._place
+        place = self._place = answer.place
+        self._epoch = answer.epoch
+        self.address = f"{host_and_port(*place)} (primary {self._service!r})"
+        for connection in list(self._made):
+            if connection.is_connected and not self.leads_here(connection):
+                await connection.disconnect(nowait=True)
+        return place
+
+    async def _ask(self, sentinel: Target) -> Answer | BackendError | None:
+        connection = sentinel.connection()
+        replies: list[Any] = []
+        commands = questions(self._service)
+        try:
+            await sentinel.connect(connection)
+            await connection.send_packed_command(pack_all(commands), check_health=False)
+            for _ in commands:
+                try:
+                    replies.append(await connection.read_response())
+                except ResponseError as error:
+                    replies.append(error)
+        except (RedisError, OSError) as error:
+            return of_sentinel(sentinel.refusal(error), sentinel.address)
+        finally:
+            await connection.disconnect(nowait=True)
+        return read_answer(replies, sentinel.address)
+
+    def _shuffled(self) -> Sequence[Target]:
+        return self._rng.sample(self._asked, len(self._asked))
+
+    # -- listening ---------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Listen to one sentinel after another, for as long as the target is open."""
+        while True:
+            for sentinel in self._shuffled():
+                await asyncio.sleep(LISTEN_WITHIN_S * self._rng.random())
+                with contextlib.suppress(RedisError, OSError, BackendError):
+                    await self._listen_to(sentinel)
+
+    async def _listen_to(self, sentinel: Target) -> None:
+        connection = sentinel.connection()
+        try:
+            async with asyncio.timeout(SENTINEL_TIMEOUT_S):
+                await sentinel.connect(connection)
+                await connection.send_packed_command(pack(("SUBSCRIBE", SWITCHED)), check_health=False)
+                await connection.read_response()
+            await self._look()  # It may have happened before we listened.
+            asked = False
+            while True:
+                try:
+                    async with asyncio.timeout(SENTINEL_TIMEOUT_S if asked else QUIET_S):
+                        message = await connection.read_response(disconnect_on_error=False)
+                except TimeoutError:
+                    if asked:
+                        return
+                    await connection.send_packed_command(pack(("PING",)), check_health=False)
+                    asked = True
+                    await self._look()
+                else:
+                    asked = False
+                    if is_switch(message, self._service):
+                        await self._look()
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _look(self) -> None:
+        # Most of them may not have heard yet of what one has said.
+        with contextlib.suppress(BackendError):
+            await self._find(everybody=True)
+
+
+def _place_of(connection: AbstractConnection) -> Place:
+    return connection.host, connection.port  # type: ignore[attr-defined]
+
+
+def _look_at_error(task: "asyncio.Task[Place]") -> None:
+    """Keep asyncio from complaining of an error that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+def target_for(url: str, name: str, *, allow_plaintext: bool) -> Target:
+    """Return where a URL of one server, or of the sentinels of one, leads.
+
+    Raises
+    ------
+    ConfigurationError
+        If the URL cannot be read.
+    """
+    if kind_of(url) != SENTINEL:
+        return Target(url, name)
+    service = read_sentinels(url).service
+
+    def judge(server_url: str) -> None:
+        # Sentinels on this machine may name a server on another one.
+        refuse_plaintext(server_url, f"What the sentinels name as {service!r}")
+
+    return SentinelTarget(url, name, judge=(lambda _: None) if allow_plaintext else judge)

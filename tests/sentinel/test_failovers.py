@@ -1,0 +1,134 @@
+"""Failovers while records flow: nothing twice, no two owners, and no loss in silence.
+
+An asynchronous failover loses what its replica had not received. To have losses at all, replicas stand
+still for a moment before a primary is killed: on one machine they are too quick otherwise.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import quantiles
+
+import pytest
+
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+from tests.sentinel.scene import FailoverScene, Flow
+from tests.sentinel.trio import Instance, Trio
+
+pytestmark = pytest.mark.timeout(120)
+
+PARTITIONS = 8
+SOAK_FAILOVERS = int(os.environ.get("SENTINEL_FAILOVERS", "50"))
+SEED = int(os.environ.get("SENTINEL_SEED", "1"))
+ZOMBIE_NOTICES_S = 40.0
+"""Sentinels let a primary that comes back be one for 8 s before they make it a replica."""
+
+Fault = Callable[[Trio, random.Random], Instance]
+"""Ends the reign of a primary; returns it."""
+
+
+@pytest.fixture
+def scene(trio: Trio, spawn: SpawnWorker, tmp_path: Path) -> FailoverScene:
+    """Two workers' stage behind sentinels."""
+    return FailoverScene(trio, spawn, tmp_path, PARTITIONS)
+
+
+def killed(trio: Trio, rng: random.Random) -> Instance:
+    """SIGKILL of the primary, whose replicas have not received its last writes."""
+    primary = trio.primary
+    replicas = [server for server in trio.servers if server is not primary]
+    for replica in replicas:
+        replica.pause()
+    time.sleep(0.1 + 0.2 * rng.random())
+    primary.kill()
+    for replica in replicas:
+        replica.resume()
+    return primary
+
+
+def planned(trio: Trio, rng: random.Random) -> Instance:
+    """``SENTINEL FAILOVER``."""
+    del rng
+    primary = trio.primary
+    trio.ask_for_failover()
+    return primary
+
+
+def stopped(trio: Trio, rng: random.Random) -> Instance:
+    """SIGSTOP of the primary, for longer than until another one is named; it wakes as a zombie."""
+    primary = trio.primary
+    primary.pause()
+    try:
+        trio.wait_for_other_primary(primary)
+        time.sleep(0.3 * rng.random())
+    finally:
+        primary.resume()
+    return primary
+
+
+def fail_over(scene: FailoverScene, fault: Fault, rng: random.Random) -> tuple[float, float]:
+    """Let a primary fail; return how long it took until there was another, and until all ran again."""
+    began = time.monotonic()
+    old = fault(scene.trio, rng)
+    scene.trio.wait_for_other_primary(old)
+    named = time.monotonic()
+    wait_for(partial(scene.every_partition_ran_since, named), "every partition runs again", 30)
+    ran = time.monotonic()
+    if not old.running:
+        scene.trio.bring_back(old)
+    scene.trio.wait_until_whole(ZOMBIE_NOTICES_S)
+    return named - began, ran - named
+
+
+def start_workers(scene: FailoverScene) -> None:
+    """Let two workers share the partitions."""
+    scene.worker("w1")
+    scene.worker("w2")
+    scene.wait_for_owners({"w1": PARTITIONS // 2, "w2": PARTITIONS // 2})
+
+
+def run(
+    scene: FailoverScene, faults: list[Fault], rng: random.Random
+) -> tuple[Flow, list[tuple[float, float]]]:
+    """Let primaries fail while records flow."""
+    took = []
+    with scene.flow() as flow:
+        wait_for(partial(scene.every_partition_ran_since, 0.0), "every partition runs", 20)
+        for fault in faults:
+            named, ran = fail_over(scene, fault, rng)
+            print(f"{fault.__name__}: another primary after {named:.2f} s, all ran {ran:.2f} s later")
+            took.append((named, ran))
+    scene.wait_until_all_is_committed()
+    return flow, took
+
+
+def test_no_failover_makes_two_owners_or_loses_anything_in_silence(scene: FailoverScene) -> None:
+    """Killed, replaced by plan, and stopped until it is a zombie, one after another."""
+    start_workers(scene)
+    before = scene.snapshot().generation
+    flow, _ = run(scene, [killed, planned, stopped], random.Random(SEED))
+    verdict = scene.judge(flow)
+    print(verdict)
+    assert verdict.confirmed > 1_000
+    assert scene.snapshot().generation == before, "partitions moved, and nobody had left"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("faults", [[killed, stopped], [planned]], ids=["unplanned", "planned"])
+def test_many_failovers(scene: FailoverScene, faults: list[Fault]) -> None:
+    """As above, as often as SENTINEL_FAILOVERS says, from SENTINEL_SEED."""
+    rng = random.Random(SEED)
+    start_workers(scene)
+    before = scene.snapshot().generation
+    flow, took = run(scene, [rng.choice(faults) for _ in range(SOAK_FAILOVERS)], rng)
+    verdict = scene.judge(flow)
+    for what, times in (("another primary", [t for t, _ in took]), ("all ran again", [t for _, t in took])):
+        cuts = quantiles(times, n=100, method="inclusive")
+        print(f"{what}: p50 {cuts[49]:.2f} s, p99 {cuts[98]:.2f} s, max {max(times):.2f} s of {len(times)}")
+    print(verdict, f"generations {scene.snapshot().generation - before}")
+    assert scene.snapshot().generation == before, "partitions moved, and nobody had left"

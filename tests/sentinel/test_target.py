@@ -1,0 +1,207 @@
+"""Connections by way of sentinels: to the primary, and away from what is one no more."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
+from streamworker.redisio.client import Backend
+from tests.helpers import wait_for_async
+from tests.sentinel.trio import SERVICE, Trio
+
+pytestmark = pytest.mark.anyio
+
+CALL_TIMEOUT_MS = 2_500
+"""The default; what is told by sentinels must not take as long."""
+
+
+async def port_of(backend: Backend) -> int:
+    """Return the port of the server that answers."""
+    told = await backend.execute("CONFIG", "GET", "port")
+    return int(told[1])
+
+
+@asynccontextmanager
+async def stub(answer: Callable[[list[bytes]], bytes]) -> AsyncIterator[int]:
+    """Answer each command as told; for what real sentinels do too seldom to be waited for."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readline():
+                words = []
+                for _ in range(int(head[1:])):
+                    size = int((await reader.readline())[1:])
+                    words.append((await reader.readexactly(size + 2))[:-2])
+                writer.write(answer(words))
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def names(host: str, port: int, epoch: int) -> Callable[[list[bytes]], bytes]:
+    """Return what a sentinel does that names a place."""
+
+    def bulk(text: object) -> bytes:
+        data = str(text).encode()
+        return b"$%d\r\n%s\r\n" % (len(data), data)
+
+    def answer(words: list[bytes]) -> bytes:
+        match [word.upper() for word in words[:2]]:
+            case [b"SENTINEL", b"MASTER"]:
+                fields = ("ip", host, "port", port, "config-epoch", epoch)
+                return b"*6\r\n" + b"".join(map(bulk, fields))
+            case [b"SENTINEL", _]:
+                return b"*2\r\n" + bulk(host) + bulk(port)
+            case _:
+                return b"+OK\r\n"
+
+    return answer
+
+
+async def test_calls_go_to_the_primary_that_the_sentinels_name(calm: Trio) -> None:
+    """Reads, writes and waits."""
+    async with Backend.open(calm.url, name="t") as backend:
+        assert await port_of(backend) == calm.primary.port
+        assert f"127.0.0.1:{calm.primary.port}" in backend.address
+        await backend.execute("SET", "key", "value")
+        assert await backend.execute("GET", "key") == b"value"
+        waiting = backend.blocking()
+        assert await waiting.execute("XREAD", "BLOCK", 10, "STREAMS", "none", "$", block_ms=10) is None
+        await waiting.aclose()
+
+
+async def test_what_a_user_gets_wrong_is_named(calm: Trio) -> None:
+    """The name of the service, the sentinels' password, that of Redis."""
+    for url, error, said in (
+        (calm.url.replace(f"service={SERVICE}", "service=other"), BackendRefused, "no primary 'other'"),
+        (calm.url.replace(calm.sentinel_password, "wrong"), AuthenticationFailed, "sentinel_password"),
+        (calm.url.replace(f":{calm.password}@", ":wrong@"), AuthenticationFailed, "redis_url"),
+    ):
+        async with Backend.open(url, name="t") as backend:
+            with pytest.raises(error, match=said) as caught:
+                await backend.execute("PING")
+        assert calm.password not in str(caught.value)
+        assert calm.sentinel_password not in str(caught.value)
+
+
+async def test_a_user_of_the_sentinels_that_may_only_ask_for_the_address_is_enough(calm: Trio) -> None:
+    """What is needed beside it is needed to be quick."""
+    for sentinel in calm.sentinels:
+        rights = ("+client|setname", "+sentinel|get-master-addr-by-name")
+        sentinel.ask("ACL", "SETUSER", "asker", "reset", "on", ">pw", *rights)
+    url = calm.url.replace(
+        f"sentinel_password={calm.sentinel_password}", "sentinel_username=asker&sentinel_password=pw"
+    )
+    async with Backend.open(url, name="t") as backend:
+        assert await port_of(backend) == calm.primary.port
+
+
+async def test_one_sentinel_that_answers_is_enough(trio: Trio) -> None:
+    """One is gone, one hangs: the third is believed, in time."""
+    primary = trio.primary
+    trio.sentinels[0].kill()
+    with trio.paused(trio.sentinels[1]):
+        began = time.monotonic()
+        async with Backend.open(trio.url, name="t") as backend:
+            assert await port_of(backend) == primary.port
+        assert time.monotonic() - began < CALL_TIMEOUT_MS / 1000
+        trio.sentinels[2].kill()
+        async with Backend.open(trio.url, name="t") as backend:
+            with pytest.raises(BackendUnavailable, match="None of the sentinels"):
+                await backend.execute("PING")
+
+
+async def test_a_sentinel_that_has_not_heard_yet_is_outvoted(calm: Trio) -> None:
+    """It names a replica, and the number of what it knows is lower."""
+    old = next(server for server in calm.servers if server is not calm.primary)
+    async with (
+        stub(names("127.0.0.1", old.port, 1)) as lagging,
+        stub(names("127.0.0.1", calm.primary.port, 2)) as knowing,
+    ):
+        url = f"redis+sentinel://:{calm.password}@127.0.0.1:{lagging},127.0.0.1:{knowing}/0?service=orders"
+        for _ in range(5):
+            async with Backend.open(url, name="t") as backend:
+                assert await port_of(backend) == calm.primary.port
+
+
+async def test_a_replica_that_is_named_is_not_used(calm: Trio) -> None:
+    """Sentinels may be late; the server knows what it is."""
+    replica = next(server for server in calm.servers if server is not calm.primary)
+    async with stub(names("127.0.0.1", replica.port, 1)) as lagging:
+        url = f"redis+sentinel://:{calm.password}@127.0.0.1:{lagging}/0?service=orders"
+        async with Backend.open(url, name="t") as backend:
+            with pytest.raises(BackendUnavailable, match="not the primary"):
+                await backend.execute("GET", "key")
+
+
+async def test_a_primary_on_another_machine_is_not_sent_plain_text(calm: Trio) -> None:
+    """The sentinels are here, and what they name is not."""
+    async with stub(names("db.example", 6379, 1)) as sentinel:
+        url = f"redis+sentinel://:{calm.password}@127.0.0.1:{sentinel}/0?service=orders"
+        async with Backend.open(url, name="t") as backend:
+            with pytest.raises(BackendRefused, match=r"plain text to db\.example"):
+                await backend.execute("PING")
+
+
+async def test_what_leads_to_a_primary_that_was_cut_off_is_closed_once_there_is_another(trio: Trio) -> None:
+    """Neither a call under way nor an idle connection waits for it, and none is answered by it later."""
+    async with Backend.open(trio.url, name="t", call_timeout_ms=60_000) as backend:
+        await asyncio.gather(*(backend.execute("INCR", "before") for _ in range(4)))
+        waiting = backend.blocking()
+        blocked = asyncio.ensure_future(
+            waiting.execute("XREAD", "BLOCK", 60_000, "STREAMS", "none", "$", block_ms=60_000)
+        )
+        await asyncio.sleep(1.5)  # It listens by then: LISTEN_WITHIN_S
+        old = trio.primary
+        old.pause()
+        try:
+            began = time.monotonic()
+            under_way = asyncio.ensure_future(backend.execute("INCR", "during"))
+            with pytest.raises(BackendUnavailable):
+                await asyncio.wait_for(under_way, 20)
+            with pytest.raises(BackendUnavailable):
+                await asyncio.wait_for(blocked, 5)
+            took_s = time.monotonic() - began
+            print(f"a call under way was told after {took_s:.2f} s")
+        finally:
+            old.resume()
+        ports = {await port_of(backend) for _ in range(6)}
+        assert old.port not in ports
+        assert ports == {(await asyncio.to_thread(trio.wait_for_other_primary, old)).port}
+        assert old.role == "master", "it should not have noticed yet, or this shows nothing"
+        await waiting.aclose()
+
+
+async def test_a_planned_failover_is_followed_and_waits_at_the_server_end(trio: Trio) -> None:
+    """``SENTINEL FAILOVER``: a blocked read ends, writes go to the new primary."""
+    async with Backend.open(trio.url, name="t") as backend:
+        await backend.execute("INCR", "n")
+        waiting = backend.blocking()
+        blocked = asyncio.ensure_future(
+            waiting.execute("XREAD", "BLOCK", 60_000, "STREAMS", "none", "$", block_ms=60_000)
+        )
+        old = trio.primary
+        await asyncio.to_thread(trio.ask_for_failover)
+        with pytest.raises(BackendUnavailable):
+            await asyncio.wait_for(blocked, 20)
+
+        async def writes_elsewhere() -> bool:
+            try:
+                await backend.execute("INCR", "n")
+                return await port_of(backend) != old.port
+            except BackendError:
+                return False
+
+        await wait_for_async(writes_elsewhere, "writes go to the new primary", 20)
+        assert await waiting.execute("XREAD", "BLOCK", 10, "STREAMS", "none", "$", block_ms=10) is None
+        await waiting.aclose()

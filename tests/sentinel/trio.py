@@ -1,0 +1,287 @@
+"""A primary, two replicas and three sentinels on loopback, with passwords; all end with the test."""
+
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from streamworker.dev.children import Child
+from streamworker.dev.server import find_server
+from tests.helpers import wait_for
+
+SERVICE = "orders"
+QUORUM = 2
+DOWN_AFTER_MS = 600
+"""How long a server is silent before a sentinel thinks it down. 30 s in Redis' own example file."""
+FAILOVER_TIMEOUT_MS = 3_000
+"""A failover that failed is begun again after twice this."""
+STOP_S = 5.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on; all are held at a time, so that they differ."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+class Instance:
+    """One server or sentinel."""
+
+    def __init__(self, binary: Path, folder: Path, port: int, password: str, config: str) -> None:
+        self.port = port
+        self.password = password
+        self.folder = folder
+        folder.mkdir(mode=0o700)
+        self._binary = binary
+        self._config = folder / "server.conf"
+        self._config.write_text(config, "utf-8")
+        self._config.chmod(0o600)
+        self._child: Child | None = None
+        self._arguments: list[str] = []
+
+    def start(self, *arguments: str) -> None:
+        """Start it and wait until it answers."""
+        self._child = Child(
+            [str(self._binary), str(self._config), *arguments], log_path=self.folder / "server.log"
+        )
+        wait_for(self.answers, f"the server at port {self.port} answers; its log: {self._child.log_tail()}")
+
+    def client(self) -> redis.Redis:
+        """Return a client of its own for it."""
+        return redis.Redis(
+            port=self.port,
+            password=self.password,
+            socket_timeout=1,
+            retry=Retry(NoBackoff(), 0),
+            decode_responses=True,
+            protocol=2,
+        )
+
+    def ask(self, *words: Any) -> Any:
+        """Run one command."""
+        with self.client() as client:
+            return client.execute_command(*words)
+
+    def answers(self) -> bool:
+        """Whether it is there."""
+        try:
+            return bool(self.ask("PING"))
+        except redis.RedisError:
+            return False
+
+    @property
+    def role(self) -> str:
+        """``master``, ``slave``, or nothing if it does not answer."""
+        try:
+            return str(self.ask("ROLE")[0])
+        except redis.RedisError:
+            return ""
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._child is not None and self._child.running
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._child is not None:
+            self._child.kill()
+
+    def pause(self) -> None:
+        """Stop it where it stands."""
+        assert self._child is not None
+        os.kill(self._child.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        assert self._child is not None
+        os.kill(self._child.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """End it, whatever its state."""
+        if self.running:
+            self.resume()
+        self.kill()
+
+
+class Trio:
+    """Three servers, one of which is the primary, and three sentinels.
+
+    Parameters
+    ----------
+    folder
+        Where their files go.
+    binary
+        A valkey-server or redis-server; None takes the one that embedded servers are.
+    down_after_ms
+        How soon a silent primary is replaced.
+    """
+
+    def __init__(
+        self, folder: Path, binary: str | None = None, *, down_after_ms: int = DOWN_AFTER_MS
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.password, self.sentinel_password = secrets.token_hex(16), secrets.token_hex(16)
+        program = find_server(binary)
+        ports = free_ports(6)
+        ids = [secrets.token_hex(20) for _ in range(3)]
+        self.servers = [
+            Instance(
+                program, folder / f"server-{port}", port, self.password, self._server_config(folder, port)
+            )
+            for port in ports[:3]
+        ]
+        known = "".join(
+            f"sentinel known-replica {SERVICE} 127.0.0.1 {port}\n" for port in ports[1:3]
+        ) + "".join(
+            f"sentinel known-sentinel {SERVICE} 127.0.0.1 {port} {name}\n"
+            for port, name in zip(ports[3:], ids, strict=True)
+        )
+        self.sentinels = [
+            Instance(
+                program,
+                folder / f"sentinel-{port}",
+                port,
+                self.sentinel_password,
+                f"port {port}\nbind 127.0.0.1\ndir {folder / f'sentinel-{port}'}\n"
+                f"requirepass {self.sentinel_password}\nsentinel sentinel-pass {self.sentinel_password}\n"
+                f"sentinel myid {name}\n"
+                f"sentinel monitor {SERVICE} 127.0.0.1 {ports[0]} {QUORUM}\n"
+                f"sentinel auth-pass {SERVICE} {self.password}\n"
+                f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}\n"
+                f"sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}\n"
+                f"sentinel parallel-syncs {SERVICE} 2\n"
+                + "".join(line for line in known.splitlines(keepends=True) if name not in line),
+            )
+            for port, name in zip(ports[3:], ids, strict=True)
+        ]
+
+    def _server_config(self, folder: Path, port: int) -> str:
+        return (
+            f"port {port}\nbind 127.0.0.1\ndir {folder / f'server-{port}'}\n"
+            f"requirepass {self.password}\nmasterauth {self.password}\n"
+            'save ""\nappendonly no\nmaxmemory 256mb\nmaxmemory-policy noeviction\n'
+            "repl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-diskless-load swapdb\n"
+            "repl-backlog-size 16mb\nrepl-ping-replica-period 1\n"
+        )
+
+    # -- life --------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        first, *others = self.servers
+        first.start()
+        for other in others:
+            other.start("--replicaof", f"127.0.0.1 {first.port}")
+        self.wait_until_whole()
+        for sentinel in self.sentinels:
+            sentinel.start("--sentinel")
+        wait_for(lambda: all(self._sees_all(one) for one in self.sentinels), "the sentinels see all", 20)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for one in (*self.sentinels, *self.servers):
+            one.end()
+
+    def _sees_all(self, sentinel: Instance) -> bool:
+        fields = self._state(sentinel)
+        return (
+            int(fields["num-slaves"]) == 2
+            and int(fields["num-other-sentinels"]) == 2
+            and str(fields["flags"]) == "master"
+        )
+
+    def wait_until_whole(self, timeout_s: float = 30.0) -> None:
+        """Wait until one server is the primary, and both others follow it."""
+        wait_for(self.is_whole, "a primary has two replicas", timeout_s)
+
+    def is_whole(self) -> bool:
+        """Whether both replicas have all that the primary has, or nearly."""
+        primaries = [server for server in self.servers if server.role == "master"]
+        if len(primaries) != 1:
+            return False
+        _, _, replicas = primaries[0].ask("ROLE")
+        links = [server.ask("INFO", "replication") for server in self.servers if server is not primaries[0]]
+        return len(replicas) == 2 and all(link.get("master_link_status") == "up" for link in links)
+
+    # -- what a user has -----------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """The URL to connect with."""
+        places = ",".join(f"127.0.0.1:{one.port}" for one in self.sentinels)
+        return (
+            f"redis+sentinel://:{self.password}@{places}/0?service={SERVICE}"
+            f"&sentinel_password={self.sentinel_password}"
+        )
+
+    # -- failovers -----------------------------------------------------------------------------
+
+    @property
+    def primary(self) -> Instance:
+        """The server that the sentinels that answer name; the newest answer counts."""
+        return next(server for server in self.servers if server.port == self.named)
+
+    @property
+    def named(self) -> int:
+        """The port that the sentinels name, by the newest answer."""
+        found = []
+        for sentinel in self.sentinels:
+            with suppress(redis.ConnectionError, redis.TimeoutError):
+                fields = self._state(sentinel)
+                found.append((int(fields["config-epoch"]), int(fields["port"])))
+        return max(found)[1]
+
+    @staticmethod
+    def _state(sentinel: Instance) -> dict[str, str]:
+        flat = sentinel.ask("SENTINEL", "MASTER", SERVICE)
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def ask_for_failover(self) -> None:
+        """Let a sentinel replace the primary, as before a planned stop of it."""
+
+        def accepted() -> bool:
+            try:
+                return bool(self.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE))
+            except redis.ResponseError:
+                return False  # One is under way, or it knows no good replica yet.
+
+        wait_for(accepted, "a sentinel begins a failover", 20)
+
+    def wait_for_other_primary(self, than: Instance, timeout_s: float = 20.0) -> Instance:
+        """Wait until the sentinels name another server, and it says that it is one."""
+        wait_for(
+            lambda: self.named != than.port and self.primary.role == "master",
+            "there is a new primary",
+            timeout_s,
+        )
+        return self.primary
+
+    def bring_back(self, server: Instance) -> None:
+        """Start a killed server as a replica of the primary, as its service manager would do."""
+        server.start("--replicaof", f"127.0.0.1 {self.primary.port}")
+
+    @contextmanager
+    def paused(self, server: Instance) -> Iterator[None]:
+        """Stop a server meanwhile; then it goes on, and thinks that it is what it was."""
+        server.pause()
+        try:
+            yield
+        finally:
+            server.resume()
