@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import redis
 
+from streamworker.dev.bench import contest as contest_module
 from streamworker.dev.bench import rows, scenes
 from streamworker.dev.bench.columns import columns
 from streamworker.dev.bench.contest import BenchFailed, Contest, Contestant
@@ -20,7 +21,7 @@ from streamworker.dev.bench.process import BATCH, FASTSTREAM, FORWARDING, HANDWR
 from streamworker.dev.bench.record import payloads
 from streamworker.dev.bench.report import Report, chart, markdown, svg
 from streamworker.dev.bench.sending import latency, produce
-from streamworker.dev.bench.task import RowRates, Task
+from streamworker.dev.bench.task import Begun, RowRates, Task
 from streamworker.dev.bench.upkeep import LOADS, idle, memory, partitions
 from streamworker.dev.bench.waiting import waiting
 from streamworker.errors import ConfigurationError
@@ -196,6 +197,40 @@ async def test_a_process_that_fails_ends_the_bench_with_its_log(redis_url: str) 
         keys = await ground.fill_records("events", 10)
         with pytest.raises(BenchFailed, match="broken has not begun") as raised:
             await Contest(ground, records=10).one(broken, keys)
+    assert "no such thing" in (raised.value.remedy or "")
+
+
+SLEEPS = Contestant("sleeper", ("-c", "import time; time.sleep(60)"))
+
+
+@pytest.mark.anyio
+async def test_a_process_is_waited_for_as_long_as_its_streams_move(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine makes it slow, which is no failure; one that stands still is given up."""
+    monkeypatch.setattr(contest_module, "STALL_S", 0.4)
+    async with open_ground(redis_url) as ground:
+        keys = await ground.fill_records("events", 10)
+        async with Contest(ground).started(SLEEPS, keys) as process:
+            waiting = asyncio.create_task(process.begun())
+            for _ in range(20):
+                await asyncio.sleep(0.1)
+                await ground.append(keys, payloads(1))
+            assert not waiting.done()
+            with pytest.raises(BenchFailed, match="sleeper has not begun"):
+                await waiting
+
+
+@pytest.mark.anyio
+async def test_a_reader_is_not_waited_for_when_its_sender_has_failed(redis_url: str) -> None:
+    """What was not sent would never arrive; the log that is shown is the sender's."""
+    broken = Contestant("sender", ("-c", "raise SystemExit('no such thing')"))
+    async with open_ground(redis_url) as ground:
+        keys = await ground.fill_records("events", 10)
+        contest = Contest(ground)
+        async with contest.started(SLEEPS, keys) as reader, contest.started(broken, keys) as sender:
+            with pytest.raises(BenchFailed, match="sender has not sent all") as raised:
+                await reader.told(Begun, beside=sender)
     assert "no such thing" in (raised.value.remedy or "")
 
 

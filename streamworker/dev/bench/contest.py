@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -24,7 +24,8 @@ from streamworker.errors import StreamworkerError
 
 POLL_S = 0.01
 STALL_S = 60.0
-"""A process that has not begun, or is not done, after this long will not be."""
+"""A process that has not begun, or is not done, after this long will not be, unless its streams still
+grow or are still read: on a machine that is very busy it may take a minute and more."""
 STOP_TIMEOUT_S = 15.0
 
 WORKER = ("-m", "streamworker", "run", "streamworker.dev.bench.ours:app", "--log-level", "warning")
@@ -198,10 +199,10 @@ class Process:
         """Wait for its first call."""
         return await self.told(Begun)
 
-    async def told(self, kind: type[Told], suffix: str = "") -> Told:
-        """Wait for what it writes into its file."""
+    async def told(self, kind: type[Told], suffix: str = "", *, beside: "Process | None" = None) -> Told:
+        """Wait for what it writes into its file; fails too if a process beside it has failed."""
         path = self.task.begun_path + suffix
-        await self._until(functools.partial(_is_there, path), "begun, or not ended")
+        await self._until(functools.partial(_is_there, path), "begun, or not ended", beside)
         return _read(path, kind)
 
     async def done(self) -> None:
@@ -210,14 +211,29 @@ class Process:
             is_done = functools.partial(self.ground.is_done, key, self.task.group)
             await self._until(is_done, "handled all records")
 
-    async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
-        deadline = time.monotonic() + STALL_S
+    async def _until(
+        self, condition: Callable[[], Awaitable[bool]], what: str, beside: "Process | None" = None
+    ) -> None:
+        progress: object = None
+        look_s = time.monotonic() + STALL_S / 2
         while not await condition():
-            ended = not self.child.running and not await condition()
-            if ended or time.monotonic() > deadline:
-                why = f"{self.name} has not {what}."
-                raise BenchFailed(why, remedy=f"The end of its log:\n{self.child.log_tail() or '(empty)'}")
+            if not self.child.running and not await condition():
+                self.fail(what)
+            if beside is not None and beside.child.exit_code not in (None, 0):
+                beside.fail("sent all records")
+            if time.monotonic() > look_s:
+                before, progress = progress, await self.ground.progress(self.task.keys, self.task.group)
+                if progress == before:
+                    self.fail(what)
+                look_s = time.monotonic() + STALL_S / 2
             await asyncio.sleep(POLL_S)
+
+    def fail(self, what: str) -> NoReturn:
+        """End the bench, with the end of this process's log."""
+        raise BenchFailed(
+            f"{self.name} has not {what}.",
+            remedy=f"The end of its log:\n{self.child.log_tail() or '(empty)'}",
+        )
 
 
 async def _is_there(path: str) -> bool:

@@ -119,11 +119,17 @@ class Ground:
     async def is_done(self, key: str, group: str) -> bool:
         """Whether a group has taken and acknowledged all entries of a stream."""
         groups, info = await self.backend.pipeline([("XINFO", "GROUPS", key), ("XINFO", "STREAM", key)])
-        last = _pairs(info)[b"last-generated-id"]
-        for each in map(_pairs, groups):
-            if each[b"name"] == group.encode():
-                return each[b"last-delivered-id"] == last and each[b"pending"] == 0
-        return False
+        return _place_of(group, groups) == (_pairs(info)[b"last-generated-id"], 0)
+
+    async def progress(self, keys: Sequence[str], group: str) -> list[object]:
+        """Return something that changes while entries are added to some streams, or taken from them."""
+        looks = [(("XLEN", key), ("XINFO", "GROUPS", key)) for key in keys]
+        answers = await self.backend.pipeline([look for both in looks for look in both])
+        # A stream that is not there yet has no groups, which is an error.
+        return [
+            (length, None if isinstance(groups, Exception) else _place_of(group, groups))
+            for length, groups in zip(answers[::2], answers[1::2], strict=True)
+        ]
 
     async def remove_keys(self) -> int:
         """Remove the keys of this bench; return how many there were."""
@@ -156,6 +162,14 @@ class Ground:
         await asyncio.sleep(LOOK_S)
         after = int((await self.info("stats"))["total_commands_processed"])
         self.others_per_s = max(0, after - before - 1) / LOOK_S
+
+
+def _place_of(group: str, groups: Iterable[list[object]]) -> tuple[object, object] | None:
+    """Return the last entry that a group was given, and how many it has not acknowledged."""
+    for each in map(_pairs, groups):
+        if each[b"name"] == group.encode():
+            return each[b"last-delivered-id"], each[b"pending"]
+    return None
 
 
 def _pairs(flat: list[object]) -> dict[object, object]:

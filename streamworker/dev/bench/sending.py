@@ -42,9 +42,9 @@ async def latency(contest: Contest) -> list[Row]:
             # It reads for sure once it has one.
             await contest.ground.fill(keys[0], payloads(1))
             await reader.told(Begun, FIRST)
-            sender = contest.started(senders[each.name], keys, stream="paced", records=count, per_s=PER_S)
-            async with sender:
-                found[each.name].append(await reader.told(Delays))
+            sending = contest.started(senders[each.name], keys, stream="paced", records=count, per_s=PER_S)
+            async with sending as sender:
+                found[each.name].append(await reader.told(Delays, beside=sender))
         await contest.ground.remove_keys()
     rows = []
     for field, most in (("p50_ms", 1.0), ("p99_ms", 5.0)):
