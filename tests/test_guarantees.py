@@ -34,10 +34,10 @@ from streamworker.redisio.client import Backend
 from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest, commit_many
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.testing import local_worker
+from tests.chaos.proxy import proxied
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for, wait_for_async
 from tests.rebalance.scene import FAST, Scene, slack_for_this_machine
-from tests.runtime.proxy import proxied
 
 DOCS = Path(__file__).parent.parent / "docs" / "guarantees.md"
 
@@ -475,9 +475,9 @@ async def an_absent_redis_is_reported(redis_url: str, is_logged: Callable[[str],
             handled.append(item.n)
 
         async with local_worker(app) as worker:
-            proxy.passing.clear()
+            proxy.hold()
             await wait_for_async(lambda: is_logged("heartbeat_failed"), "the log says that Redis is away")
-            proxy.passing.set()
+            proxy.let_pass()
             await items.send(Item("k", 7))
             await worker.until_drained()
         assert handled == [7]

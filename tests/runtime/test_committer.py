@@ -8,8 +8,8 @@ import pytest
 from streamworker.core.entries import ZERO, EntryId
 from streamworker.core.locks import Acquired
 from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest
+from tests.chaos.proxy import proxied
 from tests.runtime.bench import Bench, bench
-from tests.runtime.proxy import proxied
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from streamworker.context import Context, Records
+from tests.chaos.proxy import proxied
 from tests.runtime.bench import Bench, Order, Priced, bench
-from tests.runtime.proxy import proxied
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ from streamworker.core.entries import ZERO, Entry, EntryId
 from streamworker.runtime import fetcher as fetcher_module
 from streamworker.runtime.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.fetcher import regression
+from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, bench
-from tests.runtime.proxy import proxied
 
 pytestmark = pytest.mark.anyio
 

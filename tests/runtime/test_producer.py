@@ -12,9 +12,9 @@ from streamworker.core.partitioner import partition_for
 from streamworker.errors import BackendRefused, ConfigurationError, ProducerError, RecordError, StreamFull
 from streamworker.redisio import streams
 from streamworker.redisio.keys import StreamKeys
+from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, bench
-from tests.runtime.proxy import proxied
 
 pytestmark = pytest.mark.anyio
 
@@ -173,12 +173,12 @@ async def test_a_send_without_an_answer_ends_at_its_timeout_and_says_so(redis_ur
     """The error says that the record may or may not be there; later sends still work, once each."""
     async with proxied(redis_url) as proxy, bench(proxy.url, run=False, call_timeout_ms=200) as desk:
         await desk.producer.send(Order(0))
-        proxy.passing.clear()
+        proxy.hold()
         began = time.monotonic()
         with pytest.raises(ProducerError, match="may or may not"):
             await desk.producer.send(Order(1), timeout=0.5)
         assert time.monotonic() - began < 2
-        proxy.passing.set()
+        proxy.let_pass()
         await desk.producer.send(Order(2))
         found = await numbers(desk)
         assert found in ([0, 2], [0, 1, 2])

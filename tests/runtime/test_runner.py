@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from streamworker.runtime.runner import StopReason
+from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Order, Priced, Records, bench
-from tests.runtime.proxy import proxied
 
 pytestmark = pytest.mark.anyio
 
@@ -180,13 +180,13 @@ async def test_the_next_batch_is_handled_while_a_commit_is_under_way(redis_url: 
         desk.gate.close()
         running = await desk.start(desk.spec(price, batch=10))
         await wait_for_async(lambda: running.runner.buffer.waiting == 50, "all are fetched")
-        proxy.passing.clear()
+        proxy.hold()
         desk.gate.open()
         await wait_for_async(lambda: len(begun) >= 2, "a second batch is handled")
         for _ in range(20):
             await asyncio.sleep(0.005)
         assert begun == [0, 10]
-        proxy.passing.set()
+        proxy.let_pass()
         await desk.until_committed(50)
         assert begun == [0, 10, 20, 30, 40]
 

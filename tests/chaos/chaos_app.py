@@ -1,0 +1,163 @@
+"""The app of the soak: each worker and each producer writes down what it did, before and after.
+
+python -m tests.chaos.chaos_app NAME COUNT PER_SECOND     a producer, which goes on where its place left off
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from streamworker import App, Context
+from streamworker.errors import BackendRefused, ProducerError, StreamFull
+from tests.chaos.history import Recorder
+
+APP, STREAM, PROCESSOR = "chaos", "events", "handled"
+KEYS = 41
+"""Keys of each producer."""
+CHUNK = 20
+"""Records that a producer sends at a time."""
+DOOMED_EVERY = 499
+"""One of so many records cannot be handled, and belongs among the dead letters."""
+SEND_TIMEOUT_S = 12.0
+"""After this a producer gives up: the outcome is unknown."""
+
+
+class Thing(msgspec.Struct):
+    """One record of one key."""
+
+    producer: str
+    key: str
+    seq: int
+    doomed: bool = False
+
+
+class Done(msgspec.Struct):
+    """What becomes of it."""
+
+    producer: str
+    key: str
+    seq: int
+    source: str
+
+
+class Doomed(Exception):
+    """A record that cannot be handled."""
+
+
+def make_app(environ: Mapping[str, str]) -> App:
+    """Make the app from the variables that a soak sets."""
+    if plant := environ.get("CHAOS_PLANT"):
+        from tests.chaos.plants import PLANTS
+
+        PLANTS[plant].do()
+    app = App(
+        APP, redis_url=environ["STREAMWORKER_REDIS_URL"], assignment=environ.get("CHAOS_ASSIGNMENT", "sticky")
+    )
+    things = app.stream(STREAM, Thing, key="key", partitions=int(environ["CHAOS_PARTITIONS"]))
+    recorder = Recorder(Path(environ["CHAOS_HISTORY"], f"{environ['CHAOS_NAME']}.{os.getpid()}.jsonl"))
+    handler_s = float(environ.get("CHAOS_HANDLER_S", "0.02"))
+
+    @app.processor(things, batch=50, within=0.02, on_error="dead_letter", attempts=1, backoff=0.01)
+    async def handled(batch: list[Thing], ctx: Context) -> list[Done]:
+        what = {"partition": ctx.partition, "epoch": ctx.epoch, "ids": list(map(str, ctx.entry_ids))}
+        recorder.write("exec", what="begin", **what)
+        if any(thing.doomed for thing in batch):
+            raise Doomed([thing.seq for thing in batch if thing.doomed])
+        await asyncio.sleep(random.uniform(0, 2 * handler_s))
+        done = [
+            Done(thing.producer, thing.key, thing.seq, str(entry_id))
+            for thing, entry_id in zip(batch, ctx.entry_ids, strict=True)
+        ]
+        recorder.write("exec", what="end", **what)
+        return done
+
+    return app
+
+
+class Producer:
+    """Sends a number of records at a steady pace, and writes down each call and its outcome."""
+
+    def __init__(self, name: str, count: int, per_second: float, environ: Mapping[str, str]) -> None:
+        # A producer that is started again is another one: what its predecessor had under way may come late.
+        self.name = f"{name}-{os.getpid()}"
+        self._count, self._pace_s = count, CHUNK / per_second
+        folder = Path(environ["CHAOS_HISTORY"])
+        self._progress = folder / f"{name}.count"
+        self._recorder = Recorder(folder / f"{name}.{os.getpid()}.jsonl")
+        self._partitions = int(environ["CHAOS_PARTITIONS"])
+        self._url = environ["STREAMWORKER_REDIS_URL"]
+        self.stopped = False
+
+    async def run(self) -> None:
+        """Send what is left of the count; records that were begun count, whatever became of them."""
+        app = App(APP, redis_url=self._url)
+        things = app.stream(STREAM, Thing, key="key", partitions=self._partitions)
+        begun = int(self._progress.read_text() or 0) if self._progress.exists() else 0
+        seq, next_s = 0, time.monotonic()
+        async with app:
+            while begun < self._count and not self.stopped:
+                count = min(CHUNK, self._count - begun)
+                records = [
+                    Thing(self.name, f"{self.name}.{n % KEYS}", n, n % DOOMED_EVERY == DOOMED_EVERY - 1)
+                    for n in range(seq, seq + count)
+                ]
+                begun, seq = begun + count, seq + count
+                self._progress.write_text(str(begun))
+                await self._send(things, records)
+                next_s = max(next_s + self._pace_s, time.monotonic() - 1)
+                await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+
+    async def _send(self, things: "object", records: list[Thing]) -> None:
+        self._recorder.write(
+            "send",
+            what="invoke",
+            producer=self.name,
+            seqs=[record.seq for record in records],
+            keys=[record.key for record in records],
+            doomed=[record.seq for record in records if record.doomed],
+        )
+        send = things.send  # type: ignore[attr-defined]
+        outcomes = await asyncio.gather(
+            *(send(record, timeout=SEND_TIMEOUT_S) for record in records), return_exceptions=True
+        )
+        by_kind: dict[str, list[tuple[int, tuple[int, str]]]] = {}
+        for record, outcome in zip(records, outcomes, strict=True):
+            kind, place = "unknown", (-1, "0-0")
+            if isinstance(outcome, StreamFull | BackendRefused):
+                kind = "refused"
+            elif isinstance(outcome, ProducerError):
+                kind = "unknown"
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                kind, place = "ok", (outcome.partition, str(outcome.entry_id))
+            by_kind.setdefault(kind, []).append((record.seq, place))
+        for kind, found in by_kind.items():
+            places = {"places": [place for _, place in found]} if kind == "ok" else {}
+            seqs = [seq for seq, _ in found]
+            self._recorder.write("send", what=kind, producer=self.name, seqs=seqs, **places)
+
+
+async def main() -> None:
+    """Run a producer until it has sent all, or is told to stop."""
+    name, count, per_second = sys.argv[1:4]
+    producer = Producer(name, int(count), float(per_second), os.environ)
+
+    def stop() -> None:
+        producer.stopped = True
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+    with contextlib.suppress(KeyboardInterrupt):
+        await producer.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

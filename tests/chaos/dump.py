@@ -1,0 +1,216 @@
+"""What Redis holds at the end of a run, taken with a plain client and kept as JSON.
+
+Nothing of the project is imported: the acked logs are decoded here a second time, from their description in
+docs/redis-keys.md, with pyarrow and zlib alone.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+Id = tuple[int, int]
+PAGE = 1_000
+
+
+def parse_id(text: str) -> Id:
+    """Read an entry id."""
+    ms, _, seq = text.partition("-")
+    return int(ms), int(seq or 0)
+
+
+class Row(NamedTuple):
+    """One row of an acked log."""
+
+    producer: str
+    key: str
+    seq: int
+    source: Id
+    """The entry that it was made of."""
+
+    def __str__(self) -> str:
+        return f"record {self.seq} of {self.producer}"
+
+
+class Entry(NamedTuple):
+    """One entry of an acked log."""
+
+    id: Id
+    rows: int
+    first: Id
+    last: Id
+    prev: Id
+    epoch: int
+    owner: str
+    values: tuple[Row, ...]
+    bad: str = ""
+    """What is wrong with its bytes."""
+
+    def __str__(self) -> str:
+        return f"entry {self.id[0]}-{self.id[1]} of the log"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One partition."""
+
+    checkpoint: Id
+    owner: str
+    log: Sequence[Entry]
+    dead: Mapping[Id, str]
+    """Dead letters: source id to the error."""
+    waiting: int = 0
+    """Entries behind the checkpoint."""
+
+    def rows_by_id(self) -> dict[Id, Row]:
+        """Return the rows of the log by their source entries."""
+        return {row.source: row for entry in self.log for row in entry.values}
+
+
+@dataclass(frozen=True)
+class Dump:
+    """All of it."""
+
+    partitions: Mapping[int, Part]
+    members: Sequence[str] = ()
+    beats: Sequence[str] = ()
+    connections: Sequence[str] = ()
+    """Connections of workers that are still there."""
+    control: int = 0
+    """Messages in the control stream."""
+    table: Mapping[int, tuple[int, list[tuple[int, str, str, int]]]] = field(default_factory=dict)
+    """Of each partition: rows that Spark committed, and its table: row number, producer, key, seq."""
+
+
+# -- from Redis ------------------------------------------------------------------------------------
+
+
+def take_dump(client: Any, *, app: str, stream: str, group: str, partitions: int) -> dict[str, Any]:
+    """Read everything about a group; ``client`` is redis-py's, with bytes as answers."""
+    tag = f"sw:{{{app}.{stream}:{group}}}:"
+    schemas = {
+        name: pa.ipc.read_schema(pa.py_buffer(value))
+        for name, value in client.hgetall(f"{tag}schemas").items()
+        if name != b"current"
+    }
+    document = client.get(f"{tag}members")
+    return {
+        "partitions": {
+            str(p): _partition(client, f"sw:{{{app}.{stream}.{p}}}:", group, schemas)
+            for p in range(partitions)
+        },
+        "members": _members(document),
+        "beats": [name.decode() for name in client.hkeys(f"{tag}beats")],
+        "control": client.xlen(f"{tag}control"),
+        "connections": [],
+    }
+
+
+def _members(document: bytes | None) -> list[str]:
+    if document is None:
+        return []
+    try:
+        return [member["id"] for member in json.loads(document)["members"]]
+    except (ValueError, TypeError, KeyError):
+        return ["a document that cannot be read"]
+
+
+def _partition(client: Any, prefix: str, group: str, schemas: Mapping[bytes, pa.Schema]) -> dict[str, Any]:
+    lock = {k.decode(): v.decode() for k, v in client.hgetall(f"{prefix}lock:{group}").items()}
+    checkpoint = lock.get("checkpoint", "0-0")
+    return {
+        "checkpoint": checkpoint,
+        "owner": lock.get("owner", ""),
+        "log": [
+            _entry(entry_id.decode(), fields, schemas)
+            for entry_id, fields in _pages(client, f"{prefix}acked:{group}")
+        ],
+        "dead": {f[b"id"].decode(): f[b"error"].decode() for _, f in _pages(client, f"{prefix}dead:{group}")},
+        "waiting": sum(1 for _ in _pages(client, f"{prefix}events", checkpoint)),
+    }
+
+
+def _pages(client: Any, key: str, after: str = "0-0") -> Any:
+    while page := client.xrange(key, f"({after}", "+", PAGE):
+        yield from page
+        after = page[-1][0].decode()
+
+
+def _entry(
+    entry_id: str, fields: Mapping[bytes, bytes], schemas: Mapping[bytes, pa.Schema]
+) -> dict[str, Any]:
+    text = {name.decode(): value.decode() for name, value in fields.items() if name != b"batch"}
+    values: list[list[Any]] = []
+    bad = ""
+    data = fields[b"batch"]
+    if zlib.crc32(data) != int(text["crc"]):
+        bad = "its CRC is wrong"
+    else:
+        if text["codec"] != "none":
+            data = pa.decompress(data, int(text["size"]), codec=text["codec"], asbytes=True)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), schemas[fields[b"schema"]])
+        batch.validate(full=True)
+        values = [[r["producer"], r["key"], r["seq"], r["source"]] for r in batch.to_pylist()]
+    return {
+        "id": entry_id,
+        "rows": int(text["rows"]),
+        "first": text["first"],
+        "last": text["last"],
+        "prev": text["prev"],
+        "epoch": int(text["epoch"]),
+        "owner": text["owner"],
+        "values": values,
+        "bad": bad,
+    }
+
+
+# -- from a file -----------------------------------------------------------------------------------
+
+
+def read_dump(path: Path) -> Dump:
+    """Read a dump that was kept."""
+    return dump_of(json.loads(path.read_text("utf-8")))
+
+
+def dump_of(found: Mapping[str, Any]) -> Dump:
+    """Return a dump from its JSON."""
+    return Dump(
+        partitions={int(p): _part_of(part) for p, part in found["partitions"].items()},
+        members=found["members"],
+        beats=found["beats"],
+        connections=found["connections"],
+        control=found["control"],
+        table={
+            int(p): (part["committed"], [tuple(row) for row in part["rows"]])
+            for p, part in found.get("table", {}).items()
+        },
+    )
+
+
+def _part_of(part: Mapping[str, Any]) -> Part:
+    return Part(
+        checkpoint=parse_id(part["checkpoint"]),
+        owner=part["owner"],
+        log=[
+            Entry(
+                parse_id(e["id"]),
+                e["rows"],
+                parse_id(e["first"]),
+                parse_id(e["last"]),
+                parse_id(e["prev"]),
+                e["epoch"],
+                e["owner"],
+                tuple(
+                    Row(producer, key, seq, parse_id(source)) for producer, key, seq, source in e["values"]
+                ),
+                e["bad"],
+            )
+            for e in part["log"]
+        ],
+        dead={parse_id(entry_id): error for entry_id, error in part["dead"].items()},
+        waiting=part["waiting"],
+    )

@@ -1,0 +1,130 @@
+"""Worker processes by fork, so that a thousand kills do not cost a thousand starts of Python.
+
+A start of Python with all that a worker loads takes a second of a core; a fork takes milliseconds. What
+is forked is a process like any other: with connections, threads and signals of its own.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).parent.parent.parent
+ANSWER_S = 60.0
+APP = "tests.chaos.rows_app"
+
+
+class Forked:
+    """One worker process."""
+
+    def __init__(self, pid: int, name: str, log_path: Path) -> None:
+        self.pid, self.name, self.log_path = pid, name, log_path
+        self.code: int | None = None
+        """Exit code; negative for a signal, None while it runs."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it has not ended."""
+        if self.code is None:
+            os.kill(self.pid, number)
+
+    def log(self) -> str:
+        """Return what it has printed so far."""
+        return self.log_path.read_text("utf-8", "replace")
+
+
+class Forge:
+    """The process that workers are forked from; ends with all of them.
+
+    Parameters
+    ----------
+    folder
+        Where logs go.
+    root
+        The tree whose code the workers run; this one if None.
+    app
+        The module whose ``make_app`` makes the app from a worker's variables.
+    """
+
+    def __init__(self, folder: Path, root: Path = ROOT, app: str = APP) -> None:
+        self._folder, self._root, self._app = folder, root, app
+        self._orders = 0
+        self._changed = threading.Condition()
+        self._born: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        self._workers: dict[int, Forked] = {}
+        self._is_ready = False
+
+    def __enter__(self) -> Self:
+        with (self._folder / "forge.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.forked_main", self._app],
+                cwd=self._root,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(self._root), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        self._wait("the process that workers are forked from is ready", lambda: self._is_ready)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(ANSWER_S)
+        self._listener.join(ANSWER_S)
+        self._process.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of what is forked."""
+        return self._process.pid
+
+    def fork(self, name: str, environ: Mapping[str, str]) -> Forked:
+        """Start a worker."""
+        assert self._process.stdin is not None
+        with self._changed:
+            self._orders += 1
+            order = self._orders
+        log_path = self._folder / f"{environ.get('ROWS_APP', 'worker')}-{name}.log"
+        words = {"order": order, "name": name, "environ": dict(environ), "log": str(log_path)}
+        self._process.stdin.write(json.dumps(words).encode() + b"\n")
+        self._process.stdin.flush()
+        self._wait(f"worker {name} is forked", lambda: order in self._born)
+        with self._changed:
+            pid = self._born[order]
+            worker = self._workers[pid] = Forked(pid, name, log_path)
+            worker.code = self._ended.pop(pid, None)
+        return worker
+
+    def _wait(self, what: str, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            if not self._changed.wait_for(condition, ANSWER_S):
+                said = (self._folder / "forge.log").read_text("utf-8", "replace")
+                raise AssertionError(f"Waited {ANSWER_S:.0f} s in vain until {what}:\n{said}")
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            words = json.loads(line)
+            with self._changed:
+                if "forked" in words:
+                    self._born[words["order"]] = words["forked"]
+                elif "ended" in words:
+                    if (worker := self._workers.pop(words["ended"], None)) is not None:
+                        worker.code = words["code"]
+                    else:
+                        self._ended[words["ended"]] = words["code"]
+                else:
+                    self._is_ready = True
+                self._changed.notify_all()

@@ -1,0 +1,132 @@
+"""The process that workers are forked from; started by ``forked.py``, which says why.
+
+It loads what a worker loads, and then makes a copy of itself for each worker that is asked for: a line
+of JSON on its standard input. What becomes of them it tells on its standard output, a line each.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from streamworker.cli.exit_codes import code_for
+from streamworker.errors import StreamworkerError
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Fork until the standard input ends, then end all that was forked."""
+    libc = ctypes.CDLL(None)
+    _load(sys.argv[1])
+    assert threading.active_count() == 1, "a thread of ours would not be in the copies"
+    woken, waking = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(waking, False)
+    signal.set_wakeup_fd(waking)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    living: set[int] = set()
+    waiting = b""
+    _tell({"ready": os.getpid()})
+    while True:
+        readable, _, _ = select.select([0, woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+            living -= _reap()
+        if 0 in readable:
+            data = os.read(0, 65536)
+            if not data:
+                break
+            *lines, waiting = (waiting + data).split(b"\n")
+            for line in lines:
+                living.add(_fork(json.loads(line), libc, (woken, waking)))
+    for pid in living:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _load(app: str) -> None:
+    """Load all that a worker needs, so that a copy begins at once."""
+    for name in ("streamworker.cli.logs", "streamworker.runtime.worker", "streamworker.runtime.columns", app):
+        importlib.import_module(name)
+    import pyarrow as pa
+
+    pa.array([0])  # Loads pandas where that is installed, which takes a second.
+
+
+def _reap() -> set[int]:
+    gone: set[int] = set()
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return gone
+        if not pid:
+            return gone
+        gone.add(pid)
+        _tell({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _tell(what: dict[str, Any]) -> None:
+    os.write(1, json.dumps(what).encode() + b"\n")
+
+
+def _fork(order: dict[str, Any], libc: Any, pipe: tuple[int, int]) -> int:
+    pid = os.fork()
+    if pid:
+        _tell({"forked": pid, "order": order["order"]})
+        return pid
+    code = 70
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for descriptor in pipe:
+            os.close(descriptor)
+        if sys.platform == "linux":
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, becomes in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(descriptor, becomes)
+        os.environ.update(order["environ"])
+        code = _work(order)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except StreamworkerError as error:
+        print(error, file=sys.stderr)
+        code = code_for(error)
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _work(order: dict[str, Any]) -> int:
+    from streamworker.cli import logs
+    from streamworker.runtime.worker import run_worker
+
+    if shift_s := float(order["environ"].get("ROWS_CLOCK_S", "0")):
+        _shift_clock(shift_s)
+    logs.configure(order["environ"].get("WORKER_LOG_LEVEL", "info"), "json")
+    return run_worker(importlib.import_module(sys.argv[1]).make_app(os.environ), name=order["name"])
+
+
+def _shift_clock(shift_s: float) -> None:
+    """Let this process's wall clock be wrong, as Python sees it."""
+    true_time, true_time_ns = time.time, time.time_ns
+    time.time = lambda: true_time() + shift_s
+    time.time_ns = lambda: true_time_ns() + int(shift_s * 1e9)
+
+
+if __name__ == "__main__":
+    main()

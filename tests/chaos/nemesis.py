@@ -1,0 +1,845 @@
+"""Faults, each with a beginning and an end: what a soak mixes and what a test of one fault uses alone.
+
+A fault is aimed (``aim`` picks a target by a random generator and names what it takes hold of, so that no
+two faults pull at one thing), begun and ended. ``loses`` says what it makes legitimate: faults without it
+must cost nothing that was confirmed.
+
+    field = Field(server, slots, names)
+    fault = WorkerKilled()
+    if fault.aim(field, rng, taken=frozenset()):
+        fault.begin()
+        ...
+        while not fault.end():
+            time.sleep(0.05)
+"""
+
+# ruff: noqa: D102 - what the methods of a kind of fault do, its class says
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import redis
+
+from tests.chaos.proxy import Proxy
+from tests.chaos.servers import FAKETIME, ChaosServer
+
+
+class Running(Protocol):
+    """A process that can be hurt."""
+
+    pid: int
+    code: int | None
+    """Exit code; None while it runs."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it has not ended."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """The place of a process, which is started there again after each end."""
+
+    name: str
+    start: Callable[[], Running]
+    proxy: Proxy | None = None
+    """What lies between it and the server."""
+    process: Running | None = None
+    is_worker: bool = True
+
+    @property
+    def running(self) -> bool:
+        """Whether a process is there."""
+        return self.process is not None and self.process.code is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the process a signal."""
+        if self.process is not None:
+            self.process.signal(number)
+
+    def begin(self) -> None:
+        """Start a process here."""
+        self.process = self.start()
+
+
+@dataclass(frozen=True)
+class Names:
+    """The app, stream and group whose keys are hurt."""
+
+    app: str
+    stream: str
+    group: str
+    partitions: int
+
+    def of_group(self, what: str) -> str:
+        """Return a key of the group: members, control, beats."""
+        return f"sw:{{{self.app}.{self.stream}:{self.group}}}:{what}"
+
+    def events(self, partition: int) -> str:
+        """Return the key of a partition's entries."""
+        return f"sw:{{{self.app}.{self.stream}.{partition}}}:events"
+
+    def of_partition(self, partition: int, what: str) -> str:
+        """Return a key of the group in a partition: lock, acked, dead, state."""
+        return f"sw:{{{self.app}.{self.stream}.{partition}}}:{what}:{self.group}"
+
+
+@dataclass(eq=False)
+class Field:
+    """Where faults happen."""
+
+    server: ChaosServer
+    slots: Sequence[Slot]
+    names: Names
+    note: Callable[..., None] = lambda *_, **__: None
+    """Writes an event of the history: what a fault added that must be found again."""
+
+    def workers(self) -> list[Slot]:
+        """Return the slots of workers whose process runs."""
+        return [slot for slot in self.slots if slot.is_worker and slot.running]
+
+
+class Nemesis:
+    """One kind of fault; an instance is one fault."""
+
+    name: ClassVar[str]
+    """What reports call it."""
+    loses: ClassVar[str] = ""
+    """What of the confirmed data it may cost; empty: nothing."""
+    lasts_s: ClassVar[tuple[float, float]] = (0.5, 3.0)
+    """How long it may take."""
+
+    def __init__(self) -> None:
+        self.field: Field
+        self.rng: random.Random
+        self.target = ""
+        """What it was aimed at."""
+        self.takes: frozenset[str] = frozenset()
+        """What it takes hold of."""
+
+    @classmethod
+    def missing(cls, field: Field) -> str:
+        """Return what this machine lacks for it; empty if nothing."""
+        return ""
+
+    def aim(self, field: Field, rng: random.Random, taken: frozenset[str]) -> bool:
+        """Choose a target; False if there is none at the moment."""
+        self.field, self.rng = field, rng
+        found = self.choose()
+        if found is None:
+            return False
+        self.target, self.takes = found
+        return not self.takes & taken
+
+    def choose(self) -> tuple[str, frozenset[str]] | None:
+        """Return a target and what it takes hold of."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Do it."""
+        raise NotImplementedError
+
+    def end(self) -> bool:
+        """Undo it; False if that has to be tried again in a moment."""
+        return True
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+class _OfWorker(Nemesis):
+    """A fault of one worker's process."""
+
+    slot: Slot
+
+    def choose(self) -> tuple[str, frozenset[str]] | None:
+        found = self.field.workers()
+        if not found:
+            return None
+        self.slot = self.rng.choice(found)
+        return self.slot.name, frozenset({f"process {self.slot.name}"})
+
+    def _again(self) -> bool:
+        if self.slot.running:
+            return False
+        self.slot.begin()
+        return True
+
+
+class WorkerKilled(_OfWorker):
+    """SIGKILL, and started again after a while."""
+
+    name = "worker killed"
+    lasts_s = (0.0, 2.0)
+
+    def begin(self) -> None:
+        self.slot.send(signal.SIGKILL)
+
+    def end(self) -> bool:
+        return self._again()
+
+
+class WorkerStopped(_OfWorker):
+    """SIGTERM: it drains and leaves; and started again."""
+
+    name = "worker asked to leave"
+    lasts_s = (0.2, 2.0)
+
+    def begin(self) -> None:
+        self.slot.send(signal.SIGTERM)
+
+    def end(self) -> bool:
+        return self._again()
+
+
+class WorkerFrozen(_OfWorker):
+    """SIGSTOP for longer than it takes to be thought dead, and SIGCONT: a zombie."""
+
+    name = "worker frozen"
+    lasts_s = (0.5, 6.0)
+
+    def begin(self) -> None:
+        self.slot.send(signal.SIGSTOP)
+
+    def end(self) -> bool:
+        self.slot.send(signal.SIGCONT)
+        return True
+
+
+class WorkerFlaps(_OfWorker):
+    """It comes and goes, and comes and goes: killed again as soon as it has begun."""
+
+    name = "worker flaps"
+    lasts_s = (2.0, 5.0)
+
+    def begin(self) -> None:
+        self._left = self.rng.randint(1, 3)
+        self.slot.send(signal.SIGKILL)
+
+    def end(self) -> bool:
+        if not self._again():
+            return False
+        if not self._left:
+            return True
+        self._left -= 1
+        time.sleep(self.rng.uniform(0.0, 0.3))
+        self.slot.send(signal.SIGKILL if self.rng.random() < 0.5 else signal.SIGTERM)
+        return False
+
+
+class ProducerKilled(Nemesis):
+    """SIGKILL of a producer, and another one in its place: what was under way may come late."""
+
+    name = "producer killed"
+    lasts_s = (0.0, 1.0)
+    slot: Slot
+
+    @classmethod
+    def missing(cls, field: Field) -> str:
+        return "" if any(not slot.is_worker for slot in field.slots) else "there are no producers"
+
+    def choose(self) -> tuple[str, frozenset[str]] | None:
+        found = [slot for slot in self.field.slots if not slot.is_worker and slot.running]
+        if not found:
+            return None
+        self.slot = self.rng.choice(found)
+        return self.slot.name, frozenset({f"process {self.slot.name}"})
+
+    def begin(self) -> None:
+        self.slot.send(signal.SIGKILL)
+
+    def end(self) -> bool:
+        if self.slot.running:
+            return False
+        self.slot.begin()
+        return True
+
+
+class Starved(_OfWorker):
+    """A worker at the lowest priority, beside processes that compute."""
+
+    name = "worker starved"
+    lasts_s = (1.0, 4.0)
+
+    @classmethod
+    def missing(cls, field: Field) -> str:
+        return "" if os.geteuid() == 0 else "only root may give a priority back"
+
+    def begin(self) -> None:
+        self._burners = [
+            subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+            for _ in range(os.cpu_count() or 1)
+        ]
+        for burner in self._burners:
+            self._renice(burner.pid, 5)  # Lower than ours, who must be able to end it.
+        if self.slot.process is not None:
+            self._renice(self.slot.process.pid, 19)
+
+    def end(self) -> bool:
+        for burner in self._burners:
+            burner.kill()
+            burner.wait()
+        if self.slot.running and self.slot.process is not None:
+            self._renice(self.slot.process.pid, 0)
+        return True
+
+    @staticmethod
+    def _renice(pid: int, nice: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, pid, nice)
+
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+class _OfLine(Nemesis):
+    """A fault of the line between one process and the server."""
+
+    slot: Slot
+    proxy: Proxy
+
+    def choose(self) -> tuple[str, frozenset[str]] | None:
+        found = [slot for slot in self.field.slots if slot.proxy is not None]
+        if not found:
+            return None
+        self.slot = self.rng.choice(found)
+        assert self.slot.proxy is not None
+        self.proxy = self.slot.proxy
+        return self.slot.name, frozenset({f"line {self.slot.name}"})
+
+    def tell(self, what: Callable[..., Any], **options: Any) -> None:
+        """Call something where the proxies run."""
+        self.field.server.proxies.tell(what, **options)
+
+    def end(self) -> bool:
+        self.tell(self.proxy.heal)
+        return True
+
+
+class LineSlow(_OfLine):
+    """Bytes take 20 to 300 ms, each way."""
+
+    name = "line slow"
+
+    def begin(self) -> None:
+        self.proxy.delay_ms = self.rng.choice((20, 80, 150, 300))
+
+
+class LineNarrow(_OfLine):
+    """20 to 200 kB a second, each way."""
+
+    name = "line narrow"
+
+    def begin(self) -> None:
+        self.proxy.bandwidth = self.rng.choice((20_000, 50_000, 200_000))
+
+
+class LineCut(_OfLine):
+    """Nothing passes, either way; it comes late."""
+
+    name = "line cut"
+    lasts_s = (0.3, 5.0)
+
+    def begin(self) -> None:
+        self.tell(self.proxy.hold)
+
+
+class RequestsHeld(_OfLine):
+    """No request passes: they come late, some of them after their sender has given up."""
+
+    name = "requests held back"
+    lasts_s = (0.3, 5.0)
+
+    def begin(self) -> None:
+        self.tell(self.proxy.hold, up=True, down=False)
+
+
+class RepliesHeld(_OfLine):
+    """Requests are done, and their replies come late or to nobody."""
+
+    name = "replies held back"
+    lasts_s = (0.3, 5.0)
+
+    def begin(self) -> None:
+        self.tell(self.proxy.hold, up=False, down=True)
+
+
+class RepliesLost(_OfLine):
+    """Scripts are done, and their replies are lost with their connections."""
+
+    name = "replies lost"
+
+    def begin(self) -> None:
+        self.proxy.only_after = b"EVALSHA"
+        self.proxy.lose = self.rng.randint(1, 6)
+
+
+class RepliesCut(_OfLine):
+    """Replies end in mid-frame."""
+
+    name = "replies cut"
+
+    def begin(self) -> None:
+        self.proxy.cut = self.rng.randint(1, 4)
+
+
+class ConnectionsReset(_OfLine):
+    """All connections of a process are reset at once."""
+
+    name = "connections reset"
+    lasts_s = (0.0, 0.2)
+
+    def begin(self) -> None:
+        self.tell(self.proxy.reset)
+
+
+class ConnectionsRefused(_OfLine):
+    """All connections of a process are reset, and it can make no other."""
+
+    name = "connections refused"
+    lasts_s = (0.3, 4.0)
+
+    def begin(self) -> None:
+        self.proxy.refuse = True
+        self.tell(self.proxy.reset)
+
+
+class Swizzled(Nemesis):
+    """Swizzle-clog: lines stop one after the other, and come back in another order."""
+
+    name = "swizzle-clog"
+    lasts_s = (0.5, 2.0)
+
+    def choose(self) -> tuple[str, frozenset[str]] | None:
+        found = [slot for slot in self.field.slots if slot.proxy is not None]
+        if not found:
+            return None
+        self._slots = self.rng.sample(found, self.rng.randint(1, len(found)))
+        names = [slot.name for slot in self._slots]
+        return " ".join(names), frozenset(f"line {name}" for name in names)
+
+    def begin(self) -> None:
+        for slot in self._slots:
+            assert slot.proxy is not None
+            self.field.server.proxies.tell(slot.proxy.hold)
+            time.sleep(self.rng.uniform(0.0, 0.1))
+        self.rng.shuffle(self._slots)
+
+    def end(self) -> bool:
+        slot = self._slots.pop()
+        assert slot.proxy is not None
+        self.field.server.proxies.tell(slot.proxy.heal)
+        return not self._slots
+
+
+# -- the server ------------------------------------------------------------------------------------
+
+
+class _OfServer(Nemesis):
+    """A fault of the server."""
+
+    def choose(self) -> tuple[str, frozenset[str]] | None:
+        return "server", frozenset({"server"})
+
+    @property
+    def server(self) -> ChaosServer:
+        """The server."""
+        return self.field.server
+
+
+class ServerKilled(_OfServer):
+    """SIGKILL, and started with its append-only file."""
+
+    name = "server killed"
+    lasts_s = (0.0, 2.0)
+
+    def begin(self) -> None:
+        self.server.kill()
+
+    def end(self) -> bool:
+        self.server.start()
+        return True
+
+
+class ServerFrozen(_OfServer):
+    """SIGSTOP and SIGCONT."""
+
+    name = "server frozen"
+    lasts_s = (0.3, 5.0)
+
+    def begin(self) -> None:
+        self.server.pause()
+
+    def end(self) -> bool:
+        self.server.resume()
+        return True
+
+
+class ScriptBusy(_OfServer):
+    """A script of somebody else's takes long: the server serves nobody, or answers BUSY."""
+
+    name = "server busy"
+    lasts_s = (0.3, 2.5)
+
+    def begin(self) -> None:
+        took_ms = round(1000 * self.rng.uniform(*self.lasts_s))
+        self._client = redis.Redis.from_url(self.server.url, socket_timeout=0.05)
+        self.server.config("busy-reply-threshold", 200)
+        with contextlib.suppress(redis.TimeoutError):
+            # Redis stops its clock while a script runs, so it counts rounds instead.
+            self._client.eval("for i = 1, tonumber(ARGV[1]) do end return 1", 0, took_ms * 50_000)
+
+    def end(self) -> bool:
+        with contextlib.suppress(redis.RedisError), self.server.client(0.5) as client:
+            client.script_kill()
+        try:
+            self.server.config("busy-reply-threshold", 5_000)
+        except redis.RedisError:
+            return False
+        self._client.close()
+        return True
+
+
+class MemoryFull(_OfServer):
+    """``maxmemory`` just above what is used."""
+
+    name = "memory full"
+    lasts_s = (0.5, 4.0)
+
+    def begin(self) -> None:
+        self.server.fill_memory(self.rng.choice((0, 4_096, 65_536)))
+
+    def end(self) -> bool:
+        self.server.free_memory()
+        return True
+
+
+class DiskFull(_OfServer):
+    """No room for the append-only file: every write is refused."""
+
+    name = "disk full"
+    lasts_s = (0.5, 3.0)
+
+    @classmethod
+    def missing(cls, field: Field) -> str:
+        return "" if field.server.has_small_disk else "only root may mount a disk of its own"
+
+    def begin(self) -> None:
+        self.server.fill_disk()
+
+    def end(self) -> bool:
+        self.server.free_disk()
+        return True
+
+
+class ClientsLimited(_OfServer):
+    """``maxclients`` just above the connections there are, and these are closed."""
+
+    name = "clients limited"
+    lasts_s = (0.5, 3.0)
+
+    def begin(self) -> None:
+        self.server.limit_clients(self.rng.randint(1, 4))
+        with contextlib.suppress(redis.RedisError), self.server.client() as client:
+            found = [row for row in client.client_list() if row["name"]]
+            for row in self.rng.sample(found, len(found) // 3):
+                client.client_kill_filter(_id=row["id"])
+
+    def end(self) -> bool:
+        self.server.free_clients()
+        return True
+
+
+class ClientsKilled(_OfServer):
+    """``CLIENT KILL`` of every connection."""
+
+    name = "clients killed"
+    lasts_s = (0.0, 0.1)
+
+    def begin(self) -> None:
+        with self.server.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+
+
+class ScriptsFlushed(_OfServer):
+    """``SCRIPT FLUSH``, a few times."""
+
+    name = "scripts flushed"
+    lasts_s = (0.1, 0.5)
+
+    def begin(self) -> None:
+        self._left = self.rng.randint(1, 5)
+
+    def end(self) -> bool:
+        with self.server.client() as client:
+            client.script_flush()
+        self._left -= 1
+        return self._left <= 0
+
+
+class ClockStepped(_OfServer):
+    """The server's wall clock goes forward or back, and comes right again."""
+
+    name = "clock stepped"
+    lasts_s = (0.5, 4.0)
+
+    @classmethod
+    def missing(cls, field: Field) -> str:
+        if field.server.clock is not None:
+            return ""
+        return "libfaketime is not installed" if FAKETIME is None else "the server's clock cannot be set"
+
+    def begin(self) -> None:
+        assert self.server.clock is not None
+        seconds = self.rng.choice((-600, -30, -2, -0.2, 0.2, 2, 30, 600))
+        self.target = f"server {seconds:+} s"
+        self.server.clock.step(seconds)
+
+    def end(self) -> bool:
+        assert self.server.clock is not None
+        self.server.clock.step(0)
+        return True
+
+
+# -- what lies in the server -----------------------------------------------------------------------
+
+
+class _OfData(_OfServer):
+    """A fault of what the server holds, while the server is well."""
+
+    lasts_s = (0.1, 2.0)
+
+    def partition(self) -> int:
+        """Pick a partition."""
+        return self.rng.randrange(self.field.names.partitions)
+
+
+class MembershipCorrupt(_OfData):
+    """The membership document is overwritten with what is none."""
+
+    name = "membership corrupt"
+    WRONG = (
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"generation": "x"}',
+        b'{"generation": 1, "members": 3}',
+        b"\xff\xfe\x00",
+        b'{"members": [{}, {}]}',
+        b"9" * 5_000,
+        b"[" * 5_000,
+    )
+
+    def begin(self) -> None:
+        self._key, self._wrong = self.field.names.of_group("members"), self.rng.choice(self.WRONG)
+        with self.server.client() as client:
+            client.set(self._key, self._wrong)
+
+    def end(self) -> bool:
+        with self.server.client() as client:
+            # Workers go on and say so; they leave what they cannot read to whoever looks after them.
+            if client.get(self._key) == self._wrong:
+                client.delete(self._key)
+        return True
+
+
+class MembershipGone(_OfData):
+    """The membership document, the heartbeats or the control stream are deleted."""
+
+    name = "membership deleted"
+
+    def begin(self) -> None:
+        what = self.rng.sample(("members", "beats", "control"), self.rng.randint(1, 3))
+        self.target = " ".join(what)
+        with self.server.client() as client:
+            client.delete(*(self.field.names.of_group(each) for each in what))
+
+
+class ControlTrimmed(_OfData):
+    """The control stream is emptied, or deleted."""
+
+    name = "control messages deleted"
+
+    def begin(self) -> None:
+        key = self.field.names.of_group("control")
+        with self.server.client() as client:
+            if self.rng.random() < 0.5:
+                client.delete(key)
+            else:
+                with contextlib.suppress(redis.ResponseError):
+                    client.xtrim(key, maxlen=0)
+
+
+class WrongType(_OfData):
+    """A key of ours holds another type for a while, and is then as it was."""
+
+    name = "wrong type"
+    lasts_s = (0.3, 3.0)
+
+    def begin(self) -> None:
+        names, partition = self.field.names, self.partition()
+        keys = [names.of_partition(partition, what) for what in ("lock", "acked", "dead")]
+        keys += [names.events(partition), names.of_group("beats"), names.of_group("control")]
+        self._key = self.rng.choice(keys)
+        self._aside = f"{self._key}:aside"
+        self.target = self._key
+        with self.server.client() as client:
+            wrong = b"hash" if client.type(self._key) == b"string" else b"string"
+            with client.pipeline(transaction=True) as pipe:
+                if client.exists(self._key):
+                    pipe.rename(self._key, self._aside)
+                pipe.set(self._key, wrong)
+                pipe.execute()
+
+    def end(self) -> bool:
+        with self.server.client() as client:
+            kept = client.exists(self._aside)
+            with client.pipeline(transaction=True) as pipe:
+                pipe.delete(self._key)
+                if kept:
+                    pipe.rename(self._aside, self._key)
+                pipe.execute()
+        return True
+
+
+class Poisoned(_OfData):
+    """Entries that are no records are among the others."""
+
+    name = "poison entries"
+    lasts_s = (0.0, 0.1)
+    POISON: ClassVar[tuple[dict[bytes, bytes], ...]] = (
+        {b"v": b"{"},
+        {b"v": b""},
+        {b"v": b"[1, 2, 3]"},
+        {b"v": b"\xff\xfe\xfd"},
+        {b"v": b'{"producer": 1}'},
+        {b"other": b"field"},
+        {b"v": b'{"producer":"p","key":"k","seq":"no number"}'},
+        {b"v": b"[" * 20_000},
+    )
+
+    def begin(self) -> None:
+        with self.server.client() as client:
+            for _ in range(self.rng.randint(1, 5)):
+                partition = self.partition()
+                key = self.field.names.events(partition)
+                entry_id = client.xadd(key, self.rng.choice(self.POISON))
+                self.field.note("poison", partition=partition, id=entry_id.decode())
+
+
+class GroupDestroyed(_OfData):
+    """The consumer group of a partition, by which trimming asks who has read, is removed."""
+
+    name = "consumer group destroyed"
+
+    def begin(self) -> None:
+        partition = self.partition()
+        self.target = f"partition {partition}"
+        with self.server.client() as client, contextlib.suppress(redis.ResponseError):
+            client.xgroup_destroy(self.field.names.events(partition), self.field.names.group)
+
+
+# -- what loses data, by right ---------------------------------------------------------------------
+
+
+class Emptied(_OfData):
+    """``FLUSHALL``."""
+
+    name = "database emptied"
+    loses = "everything before it"
+
+    def begin(self) -> None:
+        with self.server.client() as client:
+            client.flushall()
+
+
+class ServerForgot(_OfServer):
+    """Restarted without what it had written."""
+
+    name = "server restarted empty"
+    loses = "everything before it"
+    lasts_s = (0.0, 1.0)
+
+    def begin(self) -> None:
+        self.server.kill()
+        self.server.forget()
+
+    def end(self) -> bool:
+        self.server.start()
+        return True
+
+
+class PowerLost(_OfServer):
+    """Restarted with an append-only file that lacks its end."""
+
+    name = "append-only file truncated"
+    loses = "what was written last"
+    lasts_s = (0.0, 1.0)
+
+    def begin(self) -> None:
+        self.server.kill()
+        self.target = f"{self.server.truncate(self.rng.randint(1, 20_000))} bytes"
+
+    def end(self) -> bool:
+        self.server.start()
+        return True
+
+
+class SourceDeleted(_OfData):
+    """The entries of a partition are deleted, the unread ones too."""
+
+    name = "source deleted"
+    loses = "what was not committed"
+
+    def begin(self) -> None:
+        partition = self.partition()
+        self.target = f"partition {partition}"
+        with self.server.client() as client:
+            client.delete(self.field.names.events(partition))
+
+
+LOSSLESS: tuple[type[Nemesis], ...] = (
+    WorkerKilled,
+    WorkerStopped,
+    WorkerFrozen,
+    WorkerFlaps,
+    ProducerKilled,
+    Starved,
+    LineSlow,
+    LineNarrow,
+    LineCut,
+    RequestsHeld,
+    RepliesHeld,
+    RepliesLost,
+    RepliesCut,
+    ConnectionsReset,
+    ConnectionsRefused,
+    Swizzled,
+    ServerKilled,
+    ServerFrozen,
+    ScriptBusy,
+    MemoryFull,
+    DiskFull,
+    ClientsLimited,
+    ClientsKilled,
+    ScriptsFlushed,
+    ClockStepped,
+    MembershipCorrupt,
+    MembershipGone,
+    ControlTrimmed,
+    WrongType,
+    Poisoned,
+    GroupDestroyed,
+)
+"""Faults that may cost nothing that was confirmed."""
+
+LOSSY: tuple[type[Nemesis], ...] = (Emptied, ServerForgot, PowerLost)
+"""Faults that lose data by right; what is left must still be right. ``SourceDeleted`` is none of them: a
+partition whose source went back halts until somebody has looked at it."""

@@ -1,0 +1,265 @@
+"""A proxy between a client and the server: what networks do to bytes on their way.
+
+It delays, holds back either direction, loses replies, resets connections, cuts replies in mid-frame
+and limits the bandwidth. Bytes that are held back are delivered once it lets them pass again, also
+those of a client that has hung up since: the packets of a partitioned network come late, too.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Self, TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 65536
+PACED_BYTES = 1024
+"""What passes at a time where the bandwidth is limited."""
+
+
+class Proxy:
+    """Passes bytes on, or does not. Use it from one event loop.
+
+    Parameters
+    ----------
+    url
+        The server's.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._parts = urlsplit(url)
+        self._server: asyncio.Server | None = None
+        self._pipes: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.StreamWriter] = set()
+        self.lose = 0
+        """Replies still to be lost, and their connections with them."""
+        self.cut = 0
+        """Replies still to be cut in the middle, and their connections with them."""
+        self.only_after = b""
+        """Lose and cut only replies to requests that hold these bytes."""
+        self.lost = 0
+        """Replies that were lost or cut so far."""
+        self.connected = 0
+        """Connections that were asked for so far."""
+        self.delay_ms = 0.0
+        """How long bytes take, each way."""
+        self.bandwidth = 0
+        """Bytes a second, each way; 0 for no limit."""
+        self.refuse = False
+        """Whether new connections are refused."""
+        self.up = asyncio.Event()
+        """Cleared: no request passes."""
+        self.down = asyncio.Event()
+        """Cleared: no reply passes."""
+        self.let_pass()
+
+    @property
+    def url(self) -> str:
+        """The URL of the proxy."""
+        assert self._server is not None
+        port = self._server.sockets[0].getsockname()[1]
+        return f"redis://:{self._password}@127.0.0.1:{port}/0"
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open, counted on both sides."""
+        return len(self._open)
+
+    def hold(self, *, up: bool = True, down: bool = True) -> None:
+        """Hold back what comes, one way or both."""
+        if up:
+            self.up.clear()
+        if down:
+            self.down.clear()
+
+    def let_pass(self) -> None:
+        """Let everything pass, also what was held back."""
+        self.up.set()
+        self.down.set()
+
+    def heal(self) -> None:
+        """Disturb nothing any more."""
+        self.lose = self.cut = self.bandwidth = 0
+        self.only_after, self.delay_ms, self.refuse = b"", 0.0, False
+        self.let_pass()
+
+    def reset(self) -> int:
+        """Reset all connections, as a firewall that has lost its table does; returns how many."""
+        found = list(self._open)
+        for writer in found:
+            writer.transport.abort()
+        return len(found)
+
+    async def start(self) -> None:
+        """Listen."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def stop(self) -> None:
+        """Close everything."""
+        assert self._server is not None
+        self._server.close()
+        for task in list(self._pipes):
+            task.cancel()
+        writers = list(self._open)
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*self._pipes, return_exceptions=True)
+        for writer in writers:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    # -- how -----------------------------------------------------------------------------------
+
+    @property
+    def _password(self) -> str:
+        password = self._parts.password
+        if password is None and self._parts.netloc.startswith(":"):
+            password = unquote(self._parts.netloc[1:].rpartition("@")[0])
+        return password or parse_qs(self._parts.query).get("password", [""])[0]
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._parts.scheme == "unix":
+            return await asyncio.open_unix_connection(self._parts.path)
+        return await asyncio.open_connection(self._parts.hostname, self._parts.port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connected += 1
+        if self.refuse:
+            writer.transport.abort()
+            return
+        try:
+            up_reader, up_writer = await self._connect()
+        except OSError:
+            writer.transport.abort()
+            return
+        pipe = _Pipe()
+        self._open |= {writer, up_writer}
+        self._spawn(self._requests(reader, up_writer, pipe), up_writer)
+        self._spawn(self._replies(up_reader, writer, pipe), writer)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
+        async def run() -> None:
+            try:
+                with contextlib.suppress(OSError):
+                    await work
+            finally:
+                writer.close()
+                self._open.discard(writer)
+
+        task = asyncio.create_task(run())
+        self._pipes.add(task)
+        task.add_done_callback(self._pipes.discard)
+
+    async def _requests(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: "_Pipe"
+    ) -> None:
+        while data := await reader.read(CHUNK_BYTES):
+            pipe.armed = pipe.armed or (bool(self.only_after) and self.only_after in data)
+            await self._pass(data, writer, self.up)
+
+    async def _replies(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: "_Pipe"
+    ) -> None:
+        while data := await reader.read(CHUNK_BYTES):
+            await self.down.wait()
+            if (self.lose > 0 or self.cut > 0) and (pipe.armed or not self.only_after):
+                self.lost += 1
+                if self.cut > 0:
+                    self.cut -= 1
+                    writer.write(data[: len(data) // 2])
+                    await writer.drain()
+                else:
+                    self.lose -= 1
+                return
+            pipe.armed = False
+            await self._pass(data, writer, self.down)
+
+    async def _pass(self, data: bytes, writer: asyncio.StreamWriter, way: asyncio.Event) -> None:
+        await way.wait()
+        if self.delay_ms:
+            await asyncio.sleep(self.delay_ms / 1000)
+            await way.wait()
+        if not self.bandwidth:
+            writer.write(data)
+            await writer.drain()
+            return
+        for start in range(0, len(data), PACED_BYTES):
+            part = data[start : start + PACED_BYTES]
+            writer.write(part)
+            await writer.drain()
+            if self.bandwidth:
+                await asyncio.sleep(len(part) / self.bandwidth)
+
+
+class _Pipe:
+    """What both directions of one connection know."""
+
+    armed = False
+    """Whether the reply to come is to a request of those that ``only_after`` names."""
+
+
+@contextlib.asynccontextmanager
+async def proxied(url: str) -> AsyncIterator[Proxy]:
+    """Open a proxy in front of a server."""
+    proxy = Proxy(url)
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()
+
+
+class ProxyThread:
+    """Proxies in an event loop of their own, for tests that have none.
+
+    Examples
+    --------
+    >>> with ProxyThread() as proxies:
+    ...     proxy = proxies.open("redis://localhost:6379/0")
+    ...     proxies.tell(proxy.hold)
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
+        self._proxies: list[Proxy] = []
+
+    def open(self, url: str) -> Proxy:
+        """Open a proxy in front of a server; closed with all others."""
+
+        async def start() -> Proxy:
+            proxy = Proxy(url)
+            await proxy.start()
+            return proxy
+
+        proxy = self.wait(start())
+        self._proxies.append(proxy)
+        return proxy
+
+    def tell(self, what: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call something in the proxies' event loop, for instance ``proxy.hold``, and wait for it."""
+
+        async def call() -> T:
+            return what(*args, **options)
+
+        return self.wait(call())
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the proxies' event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for proxy in self._proxies:
+            self.wait(proxy.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def __iter__(self) -> Iterator[Proxy]:
+        return iter(self._proxies)

@@ -1,0 +1,246 @@
+"""A server that can be hurt: restarted, frozen, emptied, its files damaged, its limits lowered."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+
+from streamworker.dev.server import EmbeddedServer
+from tests.chaos.proxy import Proxy, ProxyThread
+
+FAKETIME = next(
+    (
+        path
+        for folder in ("/usr/lib", "/usr/local/lib", "/opt/homebrew/lib")
+        for path in sorted(Path(folder).glob("**/faketime/libfaketime.so.1"))
+    ),
+    None,
+)
+"""libfaketime, where it is installed."""
+
+ROOM = "2gb"
+"""Memory that the server may take while nobody makes it full."""
+CLIENTS = 10_000
+TMPFS_BYTES = 1024 * 1024 * 1024
+PAGE_BYTES = 4096
+
+
+class FakeClock:
+    """The wall clock of a process, by libfaketime: it reads a file for the difference to the true one.
+
+    Parameters
+    ----------
+    path
+        The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.step(0)
+
+    def step(self, seconds: float) -> None:
+        """Let the clock be so many seconds off."""
+        self._path.write_text(f"{seconds:+.3f}s\n")
+
+    def environ(self) -> dict[str, str]:
+        """Return what a process needs in its environment."""
+        assert FAKETIME is not None, "libfaketime is not installed"
+        return {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self._path),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Give it to the processes that are started meanwhile."""
+        before = {name: os.environ.get(name) for name in self.environ()}
+        os.environ.update(self.environ())
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+class ChaosServer:
+    """A server with its data on disk, any number of proxies before it, and handles for faults.
+
+    Parameters
+    ----------
+    folder
+        Where its data lies; made if it does not exist.
+    binary
+        As for :class:`EmbeddedServer`.
+    small_disk
+        Whether its data lies on a file system of its own, for :meth:`fill_disk`. Needs root.
+    clock
+        Whether its wall clock can be set, by ``clock.step``. Needs libfaketime.
+
+    Examples
+    --------
+    >>> with ChaosServer(Path("/tmp/data")) as server:
+    ...     proxy = server.proxy()
+    ...     server.restart()
+    """
+
+    def __init__(
+        self, folder: Path, *, binary: str | None = None, small_disk: bool = False, clock: bool = False
+    ) -> None:
+        self.folder = folder
+        self.server = EmbeddedServer(data_dir=folder, binary=binary, maxmemory=ROOM, appendonly=True)
+        self.proxies = ProxyThread()
+        self._small_disk = small_disk
+        self._mounted = False
+        self.clock = FakeClock(folder.with_suffix(".clock")) if clock else None
+        self._inside: Any = None
+        self.answered_ms: list[float] = []
+        """When it answered PING first, by the monotonic clock, once a start."""
+
+    @property
+    def url(self) -> str:
+        """The server's own URL; no proxy disturbs who uses it."""
+        return self.server.url
+
+    def proxy(self) -> Proxy:
+        """Open a proxy before it."""
+        return self.proxies.open(self.server.url)
+
+    @property
+    def has_small_disk(self) -> bool:
+        """Whether its disk can be filled."""
+        return self._small_disk
+
+    @contextlib.contextmanager
+    def client(self, timeout_s: float = 5.0) -> Iterator[Any]:
+        """Open a plain client of redis-py, past all proxies."""
+        with redis.Redis.from_url(self.url, socket_timeout=timeout_s, socket_connect_timeout=2) as client:
+            yield client
+
+    def config(self, name: str, value: str | int) -> None:
+        """Set something of its configuration."""
+        with self.client() as client:
+            client.config_set(name, value)
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._small_disk:
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES},mode=700", "tmpfs", self.folder],
+                check=True,
+            )
+            self._mounted = True
+        self.start()
+        self.proxies.__enter__()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.proxies.__exit__(*failure)
+        if self.server.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.server.pid, signal.SIGCONT)
+        self.server.stop()
+        if self._mounted:
+            subprocess.run(["umount", self.folder], check=True)
+            self._mounted = False
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self.server.kill()
+
+    def start(self) -> None:
+        """Start it on what its files hold; returns once it answers."""
+        with self.clock.around() if self.clock else contextlib.nullcontext():
+            self.server.start()
+        self.answered_ms.append(time.monotonic() * 1000)
+        # While an fsync takes its time, `everysec` answers before it writes: SIGKILL would lose what was
+        # confirmed. Without any fsync each write is the kernel's before its answer goes out.
+        self.config("appendfsync", "no")
+
+    def restart(self) -> None:
+        """End it with SIGKILL, and start it with what it has on disk."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """Stop it where it stands (SIGSTOP)."""
+        os.kill(self.server.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        os.kill(self.server.pid, signal.SIGCONT)
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Remove its data; call it between :meth:`kill` and :meth:`start`."""
+        shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
+
+    def last_log(self) -> Path:
+        """Return the append-only file that grows."""
+        files = sorted(
+            (self.folder / "appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime
+        )
+        return files[-1]
+
+    def truncate(self, count: int) -> int:
+        """Cut bytes off the end of its append-only file, as a loss of power does; returns how many.
+
+        Call it between :meth:`kill` and :meth:`start`.
+        """
+        path = self.last_log()
+        size = path.stat().st_size
+        count = min(count, size)
+        with path.open("r+b") as file:
+            file.truncate(size - count)
+        return count
+
+    def fill_disk(self) -> None:
+        """Leave no room on its disk: no write is taken any more. Needs ``small_disk``."""
+        stat = os.statvfs(self.folder)
+        used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+        self._resize(used + 2 * PAGE_BYTES)
+
+    def free_disk(self) -> None:
+        """Give the room back."""
+        self._resize(TMPFS_BYTES)
+
+    def _resize(self, size: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", self.folder], check=True)
+
+    # -- limits --------------------------------------------------------------------------------
+
+    def fill_memory(self, room_bytes: int = 16_384) -> None:
+        """Leave so much memory and no more."""
+        with self.client() as client:
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + room_bytes)
+
+    def free_memory(self) -> None:
+        """Give the memory back."""
+        self.config("maxmemory", ROOM)
+
+    def limit_clients(self, more: int = 1) -> None:
+        """Let so many connections more come in."""
+        # Who wants to lift the limit may not be let in any more, so this one stays.
+        self._inside = redis.Redis.from_url(self.url, single_connection_client=True, socket_timeout=5)
+        self._inside.config_set("maxclients", self._inside.info("clients")["connected_clients"] + more)
+
+    def free_clients(self) -> None:
+        """Let all connections in again."""
+        if self._inside is not None:
+            self._inside.config_set("maxclients", CLIENTS)
+            self._inside.close()
+            self._inside = None

@@ -1,0 +1,464 @@
+"""The soak: workers, producers, a server, faults of all kinds drawn from a seed, and the checker's verdict.
+
+    python -m tests.chaos.soak --seed 7 --minutes 4 --events 50000 --faults 160
+    python -m tests.chaos.soak --seed 7 --minutes 60 --events 600000 --faults 3200 --json
+
+A failure names the seed and the command that repeats it. The seed decides the faults, their targets and how
+long they last; when they meet what is under way is the machine's business, so a failure may need some tries.
+The history of a failed run is kept, and ``python -m tests.chaos.checker FOLDER`` judges it again.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.chaos.chaos_app import APP, PROCESSOR, STREAM
+from tests.chaos.checker import Judge, Limits, Violation
+from tests.chaos.dump import dump_of, take_dump
+from tests.chaos.forked import ROOT, Forge
+from tests.chaos.history import Recorder, monotonic_ms, read_history
+from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Running, Slot
+from tests.chaos.plants import PLANTS
+from tests.chaos.servers import FAKETIME, ChaosServer
+from tests.chaos.timeline import draw
+
+SETTINGS = {
+    "HEARTBEAT_INTERVAL_MS": 400,
+    "CALL_TIMEOUT_MS": 1_000,
+    "DEAD_AFTER_MS": 1_000,
+    "SESSION_TIMEOUT_MS": 3_000,
+    "SLOW_AFTER_MS": 4_000,
+    "GRACE_PERIOD_MS": 2_000,
+    "DRAIN_DEADLINE_MS": 4_000,
+    "SHUTDOWN_TIMEOUT_MS": 8_000,
+    "STALLED_AFTER_MS": 5_000,
+    "FETCH_BLOCK_MS": 500,
+    "TRIM_INTERVAL_MS": 500,
+}
+"""A third of the defaults and less, so that more happens in a minute; the relations are the same."""
+
+OVERLAP_MAX = 5
+"""Faults at a time."""
+OFTEN = {"worker killed": 3, "worker asked to leave": 2, "worker frozen": 2, "server killed": 2}
+"""Kinds that come more than once in a round of all kinds."""
+TICK_S = 0.02
+START_S = 90
+SETTLE_S = 180
+STOP_S = 60
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a soak does."""
+
+    seed: int
+    minutes: float = 4.0
+    events: int = 50_000
+    faults: int = 160
+    partitions: int = 16
+    workers: int = 8
+    producers: int = 2
+    lossy: bool = False
+    """Whether faults that lose data by right are among the others."""
+    plant: str = ""
+    """A known mistake in the workers' code."""
+    kinds: tuple[str, ...] = ()
+    """Only these kinds of faults; all if empty."""
+
+    @property
+    def command(self) -> str:
+        """The command that repeats it."""
+        words = [f"python -m tests.chaos.soak --seed {self.seed} --minutes {self.minutes:g}"]
+        words += [f"--events {self.events} --faults {self.faults} --partitions {self.partitions}"]
+        words += [f"--workers {self.workers} --producers {self.producers}"]
+        words += ["--lossy"] * self.lossy + [f"--plant {self.plant}"] * bool(self.plant)
+        words += [f"--kind {kind!r}" for kind in self.kinds]
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of it."""
+
+    plan: Plan
+    violations: list[Violation]
+    figures: dict[str, Any]
+    report: str
+
+    def check(self) -> None:
+        """Raise if anything is wrong.
+
+        Raises
+        ------
+        AssertionError
+            With the violations, their timelines, the seed and the command that repeats it.
+        """
+        assert not self.violations, self.report
+
+
+class _Program:
+    """A process of this machine, as a slot holds it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @property
+    def code(self) -> int | None:
+        """Exit code; None while it runs."""
+        return self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it has not ended."""
+        self._process.send_signal(number)
+
+
+class Soak:
+    """One run.
+
+    Parameters
+    ----------
+    plan
+        What to do.
+    folder
+        Where histories, logs and the server's data go.
+    say
+        Told how it goes.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, say: Callable[[str], None] = lambda _: None) -> None:
+        self.plan, self.folder, self._say = plan, folder, say
+        self._rng = random.Random(plan.seed)
+        self._history = folder / "history"
+        self._history.mkdir(parents=True)
+        self._recorder = Recorder(self._history / "soak.jsonl")
+        self._names = Names(APP, STREAM, PROCESSOR, plan.partitions)
+        self._starts: Counter[str] = Counter()
+        self._slots: list[Slot] = []
+        self._done: set[str] = set()
+        """Producers that have sent all."""
+        self._active: list[tuple[float, int, Nemesis]] = []
+        """Faults that go on: when they are over, their number."""
+        self._begun: Counter[str] = Counter()
+        self._missing: dict[str, str] = {}
+
+    # -- the whole -----------------------------------------------------------------------------
+
+    def run(self) -> Verdict:
+        """Run it and judge it."""
+        root = os.geteuid() == 0
+        server = ChaosServer(self.folder / "data", small_disk=root, clock=FAKETIME is not None)
+        with server as self._server, Forge(self._history, app="tests.chaos.chaos_app") as self._forge:
+            try:
+                self._field = Field(server, self._slots, self._names, self._recorder.write)
+                self._open()
+                self._storm()
+                self._heal()
+                self._settle()
+                self._stop()
+                self._dump()
+            finally:
+                self._end_programs()
+        return self._judge()
+
+    def _open(self) -> None:
+        plan = self.plan
+        for number in range(plan.workers):
+            self._add(f"w{number}", self._start_worker, is_worker=True)
+        for slot in self._slots:
+            slot.begin()
+        self._until(self._all_owned, "all partitions have an owner", START_S)
+        for number in range(plan.producers):
+            slot = self._add(f"p{number}", self._start_producer, is_worker=False)
+            slot.begin()
+        self._until(lambda: self._rows_seen() > 0, "the first rows are committed", START_S)
+        self._say(f"{plan.workers} workers and {plan.producers} producers are at work")
+
+    def _add(self, name: str, start: Callable[[str], Running], *, is_worker: bool) -> Slot:
+        slot = Slot(name, lambda: start(name), proxy=self._server.proxy(), is_worker=is_worker)
+        self._slots.append(slot)
+        return slot
+
+    def _environ(self, name: str) -> dict[str, str]:
+        proxy = next(slot.proxy for slot in self._slots if slot.name == name)
+        assert proxy is not None
+        return {
+            **{f"STREAMWORKER_{setting}": str(value) for setting, value in SETTINGS.items()},
+            "STREAMWORKER_REDIS_URL": proxy.url,
+            "CHAOS_HISTORY": str(self._history),
+            "CHAOS_PARTITIONS": str(self.plan.partitions),
+            "CHAOS_NAME": name,
+            "WORKER_LOG_LEVEL": "debug",
+        }
+
+    def _start_worker(self, name: str) -> Running:
+        self._starts[name] += 1
+        environ = {**self._environ(name), "CHAOS_PLANT": self.plan.plant}
+        return self._forge.fork(f"{name}.{self._starts[name]}", environ)
+
+    def _start_producer(self, name: str) -> Running:
+        plan = self.plan
+        count = plan.events // plan.producers
+        pace = plan.events / plan.producers / (60 * plan.minutes)
+        with (self._history / f"{name}.txt").open("ab") as log:
+            return _Program(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.chaos.chaos_app", name, str(count), f"{pace:.2f}"],
+                    cwd=ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **self._environ(name)},
+                    start_new_session=True,
+                )
+            )
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def _storm(self) -> None:
+        plan = self.plan
+        deck = self._deck()
+        pace_s = 60 * plan.minutes / plan.faults
+        next_s = began_s = time.monotonic()
+        told = 0
+        while sum(self._begun.values()) < plan.faults:
+            self._tend()
+            if time.monotonic() >= next_s and len(self._active) < OVERLAP_MAX and self._begin(next(deck)):
+                # Behind on a busy machine, it does not rush to catch up.
+                next_s = max(next_s + pace_s, time.monotonic() - pace_s)
+            if (minutes := int((time.monotonic() - began_s) / 60)) > told:
+                told = minutes
+                self._say(f"{minutes} min: {sum(self._begun.values())} faults, {self._rows_seen()} rows")
+            time.sleep(TICK_S)
+
+    def _deck(self) -> Iterator[type[Nemesis]]:
+        """Deal all kinds in a new order each round, so that none is left out."""
+        kinds = [*LOSSLESS, *(LOSSY if self.plan.lossy else ())]
+        if self.plan.kinds:
+            kinds = [kind for kind in (*LOSSLESS, *LOSSY) if kind.name in self.plan.kinds]
+        self._missing = {kind.name: why for kind in kinds if (why := kind.missing(self._field))}
+        kinds = [kind for kind in kinds if kind.name not in self._missing]
+        while True:
+            round_of = [kind for kind in kinds for _ in range(OFTEN.get(kind.name, 1))]
+            self._rng.shuffle(round_of)
+            yield from round_of
+
+    def _begin(self, kind: type[Nemesis]) -> bool:
+        fault = kind()
+        taken = frozenset().union(*(each.takes for _, _, each in self._active))
+        if not any(fault.aim(self._field, self._rng, taken) for _ in range(4)):
+            return False
+        number = sum(self._begun.values())
+        self._begun[kind.name] += 1
+        lasts_s = self._rng.uniform(*kind.lasts_s)
+        # Written before it is done: what is lost by it was confirmed before.
+        self._fault("begin", fault, number)
+        self._active.append((time.monotonic() + lasts_s, number, fault))
+        with contextlib.suppress(redis.RedisError):
+            fault.begin()
+        return True
+
+    def _fault(self, what: str, fault: Nemesis, number: int) -> None:
+        words = {"name": fault.name, "target": fault.target, "loses": fault.loses, "number": number}
+        self._recorder.write("fault", what=what, **words)
+
+    def _tend(self, *, at_once: bool = False) -> None:
+        """End faults that are over, and start again what ended by itself."""
+        now_s = time.monotonic()
+        for each in list(self._active):
+            until_s, number, fault = each
+            if now_s < until_s and not at_once:
+                continue
+            over = False
+            with contextlib.suppress(redis.RedisError):
+                over = fault.end()
+            if over:
+                self._active.remove(each)
+                self._fault("end", fault, number)
+        taken = frozenset().union(*(each.takes for _, _, each in self._active))
+        for slot in self._slots:
+            if not slot.running and f"process {slot.name}" not in taken and slot.name not in self._done:
+                self._ended(slot)
+
+    def _ended(self, slot: Slot) -> None:
+        """A process ended, and no fault is the cause."""
+        assert slot.process is not None
+        code = slot.process.code
+        if not slot.is_worker and code == 0:
+            self._done.add(slot.name)
+            return
+        log = self._log_of(slot)
+        # A worker that cannot reach Redis at its start says so and ends: whoever started it starts it again.
+        if not slot.is_worker or "worker_started" in log:
+            self._died(slot, code, log)
+        self._recorder.write("run", what="started again", name=slot.name, code=code)
+        slot.begin()
+
+    def _died(self, slot: Slot, code: int | None, log: str) -> None:
+        lines = [line for line in log.splitlines() if line.strip()]
+        self._recorder.write("died", name=slot.name, code=code, last=" / ".join(lines[-3:])[-600:])
+
+    def _log_of(self, slot: Slot) -> str:
+        name = f"worker-{slot.name}.{self._starts[slot.name]}.log" if slot.is_worker else f"{slot.name}.txt"
+        return (self._history / name).read_text("utf-8", "replace")
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        self._until(self._all_over, "all faults are over", STOP_S)
+        self._recorder.write("run", what="healed")
+        self._say(f"{sum(self._begun.values())} faults of {len(self._begun)} kinds are over")
+
+    def _all_over(self) -> bool:
+        self._tend(at_once=True)
+        return not self._active
+
+    def _settle(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            self._until(self._all_sent, "the producers have sent all", SETTLE_S + 60 * self.plan.minutes)
+            # What comes now is bounded: nothing more is sent.
+            self._recorder.write("run", what="healed")
+            self._until(self._all_committed, "everything is committed", SETTLE_S)
+            self._recorder.write("run", what="settled")
+
+    def _all_sent(self) -> bool:
+        self._tend()
+        return all(slot.name in self._done for slot in self._slots if not slot.is_worker)
+
+    def _all_committed(self) -> bool:
+        self._tend()
+        with self._server.client() as client:
+            for partition in range(self.plan.partitions):
+                lock = self._names.of_partition(partition, "lock")
+                checkpoint = (client.hget(lock, "checkpoint") or b"0-0").decode()
+                if client.xrange(self._names.events(partition), f"({checkpoint}", "+", 1):
+                    return False
+        return True
+
+    def _stop(self) -> None:
+        workers = [slot for slot in self._slots if slot.is_worker]
+        for slot in workers:
+            slot.send(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            self._until(lambda: not any(s.running for s in workers), "all workers have left", STOP_S)
+        for slot in workers:
+            code = None if slot.process is None else slot.process.code
+            if code != 0:
+                self._died(slot, code, self._log_of(slot))
+
+    def _dump(self) -> None:
+        names = self._names
+        with self._server.client(60) as client:
+            deadline = time.monotonic() + 10
+            while (left := self._connections(client)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            found = take_dump(
+                client, app=names.app, stream=names.stream, group=names.group, partitions=names.partitions
+            )
+        found["connections"] = left
+        (self._history / "dump.json").write_text(json.dumps(found), "utf-8")
+
+    @staticmethod
+    def _connections(client: Any) -> list[str]:
+        mine = str(client.client_id())
+        return [f"{row['name'] or '?'} {row['cmd']}" for row in client.client_list() if row["id"] != mine]
+
+    def _end_programs(self) -> None:
+        for slot in self._slots:
+            if slot.running:
+                slot.send(signal.SIGKILL)
+
+    def _judge(self) -> Verdict:
+        history = read_history(self._history)
+        dump = dump_of(json.loads((self._history / "dump.json").read_text("utf-8")))
+        judge = Judge(history, dump, Limits())
+        violations = judge.judge()
+        figures = {"seed": self.plan.seed, **judge.figures(), "not_here": self._missing}
+        figures["starts"] = sum(self._starts.values())
+        lines = [f"{len(violations)} violations. Again: {self.plan.command}", f"History: {self._history}"]
+        lines += [f"\n{violation}\n{draw(history, violation)}" for violation in violations]
+        return Verdict(self.plan, violations, figures, "\n".join(lines))
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def _all_owned(self) -> bool:
+        with self._server.client() as client:
+            locks = [self._names.of_partition(p, "lock") for p in range(self.plan.partitions)]
+            return all(client.hget(lock, "owner") for lock in locks)
+
+    def _rows_seen(self) -> int:
+        try:
+            with self._server.client(0.5) as client:
+                locks = [self._names.of_partition(p, "lock") for p in range(self.plan.partitions)]
+                return sum(int(client.hget(lock, "rows") or 0) for lock in locks)
+        except redis.RedisError:
+            return -1
+
+    def _until(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"Waited {timeout_s:.0f} s in vain until {what}. Again: {self.plan.command}"
+                )
+            time.sleep(0.05)
+
+
+def run_soak(plan: Plan, folder: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Verdict:
+    """Run a soak; its folder is kept where it failed."""
+    place = Path(tempfile.mkdtemp(prefix=f"soak-{plan.seed}-", dir=folder))
+    verdict = Soak(plan, place, say).run()
+    if not verdict.violations:
+        shutil.rmtree(place, ignore_errors=True)
+    return verdict
+
+
+def main() -> None:
+    """Run a soak from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
+    for name in ("events", "faults", "partitions", "workers", "producers"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Plan, name))
+    parser.add_argument("--minutes", type=float, default=Plan.minutes)
+    parser.add_argument("--lossy", action="store_true", help="also faults that lose data by right")
+    parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="a known mistake, to be found")
+    parser.add_argument(
+        "--kind", action="append", default=[], help="only this kind of fault; may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--folder", type=Path, help="where the history goes")
+    options = vars(parser.parse_args())
+    as_json, folder = options.pop("json"), options.pop("folder")
+    kinds = tuple(options.pop("kind"))
+    plan = Plan(**options, kinds=kinds)
+    began_ms = monotonic_ms()
+    verdict = run_soak(plan, folder, lambda text: print(text, file=sys.stderr, flush=True))
+    figures = {**verdict.figures, "violations": len(verdict.violations)}
+    figures["seconds"] = round((monotonic_ms() - began_ms) / 1000)
+    if as_json:
+        print(json.dumps({"plan": asdict(plan), **figures}, indent=2))
+    else:
+        for name, value in figures.items():
+            print(f"{name:15} {value}")
+    if verdict.violations:
+        print(verdict.report, file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,348 @@
+"""The checker finds what it is there for, and nothing where nothing is wrong.
+
+Each test takes a clean run, written by hand, and breaks one promise in it.
+"""
+
+import ast
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.checker import Judge, Limits, Violation
+from tests.chaos.dump import dump_of, parse_id
+from tests.chaos.history import Event, Recorder, read_history
+from tests.chaos.timeline import draw
+
+HERE = Path(__file__).parent
+
+
+class Story:
+    """A clean run of two workers on one partition, as files would tell it.
+
+    ``a`` commits four records at epoch 1, is overtaken by ``b``, which commits four more at epoch 2, a
+    doomed one among them. A commit of ``a`` comes late and is fenced; one of ``b`` is sent twice.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.dump: dict[str, Any] = {
+            "partitions": {
+                "0": {
+                    "checkpoint": "108-0",
+                    "owner": "",
+                    "log": [],
+                    "dead": {"106-0": "Doomed"},
+                    "waiting": 0,
+                }
+            },
+            "members": [],
+            "beats": [],
+            "connections": [],
+            "control": 12,
+        }
+        for seq in range(1, 9):
+            self._send(seq)
+        self.lock(200, "a", 1, "0-0")
+        self.call(210, 1, [101, 102])
+        self.commit(220, 230, "a", 1, "0-0", "102-0", "OK")
+        self.call(240, 1, [103, 104])
+        self.commit(250, 260, "a", 1, "102-0", "104-0", "OK")
+        self.lock(300, "b", 2, "104-0")
+        self.call(305, 1, [105, 106])
+        self.commit(310, 320, "a", 1, "104-0", "106-0", "FENCED")
+        self.call(330, 2, [105, 106])
+        self.commit(340, 350, "b", 2, "104-0", "106-0", "UNKNOWN", rows=1)
+        self.commit(360, 370, "b", 2, "104-0", "106-0", "DUP", tries=1, rows=1)
+        self.call(380, 2, [107, 108])
+        self.commit(390, 400, "b", 2, "106-0", "108-0", "OK")
+        self.write(500, "run", what="healed")
+        self.write(600, "run", what="settled")
+        self.entry(2, "0-0", [101, 102], "a", 1)
+        self.entry(4, "102-0", [103, 104], "a", 1)
+        self.entry(5, "104-0", [105], "b", 2, last="106-0")
+        self.entry(7, "106-0", [107, 108], "b", 2)
+
+    def write(self, at: float, kind: str, **fields: Any) -> dict[str, Any]:
+        """Add an event."""
+        self.events.append({"at": at, "kind": kind, **fields})
+        return self.events[-1]
+
+    def _send(self, seq: int) -> None:
+        who = {"producer": "p", "seqs": [seq]}
+        self.write(100 + seq, "send", what="invoke", keys=[f"k{seq % 2}"], doomed=[6] * (seq == 6), **who)
+        self.write(120 + seq, "send", what="ok", places=[[0, f"{100 + seq}-0"]], **who)
+
+    def lock(self, at: float, owner: str, epoch: int, checkpoint: str) -> None:
+        """A lock is acquired."""
+        self.write(at, "lock", what="acquired", partition=0, owner=owner, epoch=epoch, checkpoint=checkpoint)
+
+    def call(self, at: float, epoch: int, ids: list[int]) -> None:
+        """A handler is called."""
+        self.write(at, "exec", what="begin", partition=0, epoch=epoch, ids=[f"{n}-0" for n in ids])
+
+    def commit(
+        self, sent: float, answered: float, owner: str, epoch: int, previous: str, new: str, code: str,
+        *, tries: int = 0, rows: int = 2,
+    ) -> None:  # fmt: skip
+        """A commit is sent and answered."""
+        words = {"partition": 0, "owner": owner, "epoch": epoch, "previous": previous, "new": new}
+        words |= {"rows": rows, "tries": tries}
+        self.write(sent, "commit", what="sent", **words)
+        self.write(answered, "commit", what="answered", code=code, **words)
+
+    def entry(
+        self, rows_so_far: int, prev: str, ids: list[int], owner: str, epoch: int, last: str = ""
+    ) -> None:
+        """The log holds an entry."""
+        self.part["log"].append(
+            {
+                "id": f"{rows_so_far}-0", "rows": len(ids), "first": f"{ids[0]}-0",
+                "last": last or f"{ids[-1]}-0", "prev": prev, "epoch": epoch, "owner": owner,
+                "values": [["p", f"k{n % 2}", n - 100, f"{n}-0"] for n in ids], "bad": "",
+            }
+        )  # fmt: skip
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """What Redis holds of the partition."""
+        found: dict[str, Any] = self.dump["partitions"]["0"]
+        return found
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """The acked log."""
+        found: list[dict[str, Any]] = self.part["log"]
+        return found
+
+    def find(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Return the first event with some fields."""
+        return next(e for e in self.events if e["kind"] == kind and fields.items() <= e.items())
+
+    def history(self) -> list[Event]:
+        """Return the events as they are read."""
+        return [
+            Event(
+                e["at"],
+                e["kind"],
+                e.get("owner", "soak"),
+                {k: v for k, v in e.items() if k not in ("at", "kind")},
+            )
+            for e in sorted(copy.deepcopy(self.events), key=lambda e: e["at"])
+        ]
+
+    def judge(self, limits: Limits = Limits(silent_ms=500)) -> list[Violation]:  # noqa: B008
+        """Judge it."""
+        return Judge(self.history(), dump_of(copy.deepcopy(self.dump)), limits).judge()
+
+
+Break = Callable[[Story], object]
+BROKEN: dict[str, tuple[str, Break]] = {
+    "a confirmed record is missing": ("I1", lambda s: s.log.pop()),
+    "a confirmed record was replaced": ("I1", lambda s: s.log[0]["values"][0].__setitem__(2, 77)),
+    "a confirmed record is among the dead": (
+        "I1",
+        lambda s: (s.log[0]["values"].pop(0), s.log[0].update(rows=1), s.part["dead"].update({"101-0": "?"})),
+    ),
+    "a doomed record is nowhere": ("I1", lambda s: s.part["dead"].clear()),
+    "a poison entry is nowhere": ("I1", lambda s: s.write(150, "poison", partition=0, id="105-1")),
+    "an entry is in the log twice": ("I2", lambda s: s.entry(9, "108-0", [107, 108], "b", 2)),
+    "an entry is in the log and dead": ("I2", lambda s: s.part["dead"].update({"101-0": "?"})),
+    "a send was written twice": (
+        "I2",
+        lambda s: s.log[-1]["values"][1].__setitem__(2, 7),
+    ),
+    "the log is out of order": ("I3", lambda s: s.log[1]["values"].reverse()),
+    "a key is out of order": (
+        "I3",
+        lambda s: (s.log[0]["values"][0].__setitem__(2, 3), s.log[1]["values"][0].__setitem__(2, 1)),
+    ),
+    "an epoch goes down": ("I4", lambda s: s.log[-1].update(epoch=1)),
+    "an epoch has two owners": ("I4", lambda s: s.log[1].update(owner="c")),
+    "a lock has two owners at one epoch": ("I4", lambda s: s.lock(310, "c", 2, "104-0")),
+    "a zombie's commit is accepted": ("I4", lambda s: s.find("commit", code="FENCED").update(code="OK")),
+    "a hole between two entries": ("I5", lambda s: s.log.pop(1)),
+    "an entry begins before the end of the last": ("I5", lambda s: s.log[1].update(prev="101-0")),
+    "an id does not count the rows": ("I5", lambda s: s.log[2].update(id="6-0")),
+    "an entry is damaged": ("I5", lambda s: s.log[0].update(bad="its CRC is wrong")),
+    "an entry holds what it does not say": ("I5", lambda s: s.log[0].update(last="101-0")),
+    "the checkpoint is behind the log": ("I5", lambda s: s.part.update(checkpoint="106-0")),
+    "the checkpoint is past the log": ("I5", lambda s: s.part.update(checkpoint="109-0")),
+    "OK for what is not there": (
+        "I6",
+        lambda s: s.commit(410, 420, "b", 2, "108-0", "109-0", "OK"),
+    ),
+    "DUP for what is not there": (
+        "I6",
+        lambda s: s.commit(410, 420, "b", 2, "108-0", "109-0", "DUP", tries=1),
+    ),
+    "FENCED for what is there": ("I6", lambda s: s.find("commit", code="OK").update(code="FENCED")),
+    "GAP for what is there": ("I6", lambda s: s.find("commit", code="OK").update(code="GAP")),
+    "a refused send is there": (
+        "I6",
+        lambda s: s.find("send", what="ok", seqs=[3]).update(what="refused", places=None),
+    ),
+    "a send is elsewhere than was said": (
+        "I6",
+        lambda s: s.find("send", what="ok", seqs=[3]).update(places=[[0, "103-5"]]),
+    ),
+    "nobody sent what is there": (
+        "I6",
+        lambda s: (
+            s.events.remove(s.find("send", what="invoke", seqs=[4]))
+            or s.events.remove(s.find("send", what="ok", seqs=[4]))
+        ),
+    ),
+    "what cannot be handled was": (
+        "I6",
+        lambda s: s.find("send", what="invoke", seqs=[3]).update(doomed=[3]),
+    ),
+    "nobody executed what is there": (
+        "I6",
+        lambda s: s.events.remove(s.find("exec", ids=["103-0", "104-0"])),
+    ),
+    "entries wait in the end": ("I7", lambda s: s.part.update(waiting=3)),
+    "it never settles": ("I7", lambda s: s.events.remove(s.find("run", what="settled"))),
+    "it settles late": ("I7", lambda s: s.find("run", what="settled").update(at=500_000)),
+    "a lock is left": ("I8", lambda s: s.part.update(owner="b")),
+    "a member is left": ("I8", lambda s: s.dump.update(members=["b"])),
+    "a heartbeat is left": ("I8", lambda s: s.dump.update(beats=["b"])),
+    "a connection is left": ("I8", lambda s: s.dump.update(connections=["b"])),
+    "the control stream grows": ("I8", lambda s: s.dump.update(control=50_000)),
+    "a worker ends by itself": ("I8", lambda s: s.write(300, "died", name="w1", code=1, last="boom")),
+    "the table lacks a row": ("I9", lambda s: table(s)[0:1].clear() or table(s).pop()),
+    "the table has a row twice": ("I9", lambda s: table(s).append([1, "p", "k1", 1])),
+    "the table is out of order": ("I9", lambda s: table(s).reverse()),
+    "a partition stands still in silence": (
+        "I10",
+        lambda s: [e.update(at=e["at"] + 9_000) for e in s.events if e["at"] > 320],
+    ),
+}
+
+
+def table(story: Story) -> list[list[Any]]:
+    """Return the Spark table of a story; made if there is none."""
+    rows = [row for entry in story.log for row in entry["values"]]
+    made = {
+        "committed": len(rows),
+        "rows": [[number, *row[:3]] for number, row in enumerate(rows, start=1)],
+    }
+    found: list[list[Any]] = story.dump.setdefault("table", {"0": made})["0"]["rows"]
+    return found
+
+
+def test_a_clean_run_is_clean() -> None:
+    """Also with dead letters, a fenced zombie, an answer that was lost, and a table."""
+    story = Story()
+    table(story)
+    assert story.judge() == []
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_promise_is_found(what: str) -> None:
+    """Each promise, in each way in which it can be broken."""
+    promise, break_it = BROKEN[what]
+    story = Story()
+    break_it(story)
+    found = story.judge()
+    assert promise in {violation.promise for violation in found}, found
+    for violation in found:
+        assert draw(story.history(), violation)
+
+
+def test_every_promise_has_a_planted_violation() -> None:
+    """Else a judge of one of them might find nothing at all."""
+    assert {promise for promise, _ in BROKEN.values()} == {f"I{number}" for number in range(1, 11)}
+
+
+def test_a_stall_that_somebody_named_is_no_silent_one() -> None:
+    """It stands still just as long, and a worker says why."""
+    story = Story()
+    BROKEN["a partition stands still in silence"][1](story)
+    story.write(5_000, "said", event="partition_stalled", partition=0)
+    assert story.judge() == []
+
+
+def test_what_a_fault_took_back_by_right_is_not_asked_for() -> None:
+    """The end of the log is gone with the checkpoint; a fault that loses data came after it."""
+    story = Story()
+    for entry in story.log[2:]:
+        story.log.remove(entry)
+    story.part.update(checkpoint="104-0", dead={})
+    assert {"I1", "I6"} <= {violation.promise for violation in story.judge()}
+    story.write(450, "fault", what="begin", name="power lost", target="", loses="the end", number=1)
+    assert story.judge() == []
+
+
+def test_a_loss_before_which_nothing_was_lost_does_not_excuse_what_comes_later() -> None:
+    """A record that was confirmed after the fault must be there."""
+    story = Story()
+    story.write(122, "fault", what="begin", name="power lost", target="", loses="the end", number=1)
+    story.log.pop()
+    assert "I1" in {violation.promise for violation in story.judge()}
+
+
+def test_the_window_shows_what_happened_around_a_violation_and_little_else() -> None:
+    """The zombie's commit, who had the lock, and the fault that went on; no other partition's events."""
+    story = Story()
+    story.write(180, "fault", what="begin", name="worker frozen", target="w1", loses="", number=1)
+    story.write(305, "lock", what="acquired", partition=7, owner="z", epoch=9, checkpoint="0-0")
+    BROKEN["a zombie's commit is accepted"][1](story)
+    violation = next(v for v in story.judge() if v.promise == "I4")
+    picture = draw(story.history(), violation)
+    assert "fault begin: worker frozen (w1)" in picture
+    assert "lock acquired: b, epoch 2" in picture
+    assert "commit answered: (104-0, 106-0] epoch 1, 2 rows -> OK" in picture
+    assert "owner z" not in picture and "epoch 9" not in picture
+    assert len(picture.splitlines()) < 30
+
+
+def test_histories_are_read_from_files_and_half_lines_are_passed_over(tmp_path: Path) -> None:
+    """A worker's log is history too: its commits and locks, and what it warned of, by one clock."""
+    recorder = Recorder(tmp_path / "p0.jsonl")
+    recorder.write("send", what="invoke", producer="p", seqs=[1], keys=["k"])
+    recorder.close()
+    with (tmp_path / "p0.jsonl").open("a") as file:
+        file.write('{"kind":"send","at":12')
+    stamp = "2026-01-01T00:00:0{}.000000Z"
+    lines = [
+        {"event": "heartbeat_failed", "level": "warning", "timestamp": stamp.format(1)},
+        {
+            "event": "lock_acquired",
+            "level": "debug",
+            "timestamp": stamp.format(2),
+            "at_ms": 5_000,
+            "partition": 3,
+        },
+        {"event": "w1  Started", "level": "debug", "timestamp": stamp.format(3)},
+    ]
+    (tmp_path / "w1.log").write_text("Traceback\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    events = read_history(tmp_path)
+    assert [(event.kind, event.who) for event in events if event.who == "w1"] == [
+        ("said", "w1"),
+        ("lock", "w1"),
+    ]
+    said, lock = (event for event in events if event.who == "w1")
+    assert (said.at, lock.at, lock["what"]) == (4_000, 5_000, "acquired")
+    assert [event["seqs"] for event in events if event.kind == "send"] == [[1]]
+    assert parse_id("12-3") == (12, 3)
+
+
+@pytest.mark.parametrize("module", ["checker", "history", "dump", "timeline"])
+def test_the_checker_knows_nothing_of_what_it_checks(module: str) -> None:
+    """It imports nothing of the project, in any way: a mistake that both shared would not be found."""
+
+    def names() -> Iterator[str]:
+        for node in ast.walk(ast.parse((HERE / f"{module}.py").read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield node.module or ""
+
+    apart = {"tests.chaos.checker", "tests.chaos.history", "tests.chaos.dump", "tests.chaos.timeline"}
+    for name in names():
+        assert not name.startswith("streamworker"), name
+        assert not name.startswith("tests") or name in apart, name
