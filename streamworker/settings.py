@@ -14,6 +14,7 @@ from streamworker.urls import PLAINTEXT_VARIABLE, refuse_plaintext
 
 ENV_PREFIX = "STREAMWORKER_"
 _SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+DURABILITIES = ("memory", "aof", "replicas")
 MAY_BE_ZERO = frozenset({"founding_pause_ms"})
 """Settings that 0 turns off; any other number must be greater."""
 CAPACITY_MAX = 1_000
@@ -39,6 +40,17 @@ class Settings:
     call_timeout_ms: int = 2_500
     """Deadline of one call to Redis. Below ``session_timeout_ms / 3``, so that a worker can
     miss one call and still renew in time."""
+
+    # -- durability --------------------------------------------------------------------------
+    durability: str = "memory"
+    """How safe a send or a commit must be before it counts. ``memory``: Redis has it. ``aof``: it is
+    on the server's disk, which takes up to a second with ``appendfsync everysec``. ``replicas``: it
+    is at ``durability_replicas`` replicas. docs/durability.md says what each survives."""
+    durability_replicas: int = 1
+    """How many replicas must have it, with ``durability="replicas"``."""
+    durability_timeout_ms: int = 2_000
+    """How long one wait for the disk or for replicas takes at most. What is not confirmed by then is
+    sent again, and is confirmed to nobody until it is. Longer than the second of ``everysec``."""
 
     # -- liveness ----------------------------------------------------------------------------
     heartbeat_interval_ms: int = 1_000
@@ -158,6 +170,14 @@ class Settings:
             value = getattr(self, spec.name)
             if isinstance(value, int) and not isinstance(value, bool):
                 self._check_least(spec.name, value)
+        if self.durability not in DURABILITIES:
+            raise ConfigurationError(
+                f"Setting durability is {self.durability!r}.",
+                remedy=f"It must be one of: {', '.join(DURABILITIES)}.",
+            )
+        if self.durability != "memory":
+            # The last commit of a partition that is given away must have the time to be confirmed.
+            self._require("grace_period_ms", ">=", 1, "durability_timeout_ms")
         if not self.allow_plaintext:
             refuse_plaintext(self.redis_url, "The URL of Redis")
         self._require("dead_after_ms", ">=", 2, "heartbeat_interval_ms")

@@ -281,9 +281,7 @@ def _append_reply(reply: Any) -> AppendReply:
 
 
 def _unproven(reply: AppendReply) -> AppendReply:
-    unproven = Undurable(
-        None, "a repeat can only be waited for when it may write, and Redis is out of memory"
-    )
+    unproven = Undurable(None, "its repeat may not write, since Redis is out of memory")
     return replace(reply, code=AppendCode.UNKNOWN, error=unproven.error())
 
 

@@ -3,10 +3,11 @@
 While a pipeline of commits is on its way, the commits that become ready gather, and the next
 pipeline takes them all: no waiting for company, and yet one round trip for many partitions
 when there is much to do. At most two pipelines are under way, so that the server always has one
-to work at.
+to work at; some more where each waits for a disk or for replicas.
 
 A commit without an answer may have been done. It is sent again until there is an answer, which
-is safe: the script compares checkpoints, and says ``DUP`` where the first try had worked.
+is safe: the script compares checkpoints, and says ``DUP`` where the first try had worked. The same
+becomes of a commit that is done and not yet as safe as the settings ask: nobody is told of it before.
 """
 
 import asyncio
@@ -21,13 +22,11 @@ from streamworker.log import get_logger
 from streamworker.redisio import locks
 from streamworker.redisio.client import Backend
 from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest, commit_many
+from streamworker.redisio.durability import NotDurable
 from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime import trail
+from streamworker.runtime.durability import durability_of, pipelines_of
 from streamworker.runtime.pauses import Pauses
 from streamworker.settings import Settings
-
-PIPELINES_MAX = 2
-"""One at the server, one on its way there. More would only split the groups."""
 
 PIPELINE_BYTES_MAX = 8 * 1024 * 1024
 """Above this a group is split, so that one call stays well below its deadline on a slow line."""
@@ -74,7 +73,8 @@ class Committer:
     ) -> None:
         self._backend = backend
         self._keys = group_keys
-        self._settings = settings
+        self._durability = durability_of(settings)
+        self._pipelines_max = pipelines_of(settings)
         self._rng = rng
         self._ready: list[Ticket] = []
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -99,8 +99,8 @@ class Committer:
             the outcome of an earlier try was open, and that somebody has committed past it since:
             it may be there or have been done anew.
         on_trouble
-            Called with a reason each time Redis gave no answer or refused, and the commit will
-            be sent again.
+            Called with a reason each time Redis gave no answer or refused, or did not confirm that
+            the commit is safe, and it will be sent again.
         """
         ticket = Ticket(request, on_reply, on_trouble)
         self._ready.append(ticket)
@@ -141,7 +141,7 @@ class Committer:
         self._starting = False
         if self._tasks is None:
             return
-        while self._ready and self._under_way < PIPELINES_MAX:
+        while self._ready and self._under_way < self._pipelines_max:
             if group := self._next_group():
                 self._under_way += 1
                 self.pipelines += 1
@@ -159,30 +159,30 @@ class Committer:
         return ready[:count]
 
     async def _send(self, group: list[Ticket], tasks: anyio.abc.TaskGroup) -> None:
-        trail.commits_sent(group)
         try:
-            replies = await commit_many(self._backend, self._keys, [ticket.request for ticket in group])
+            requests = [ticket.request for ticket in group]
+            replies = await commit_many(self._backend, self._keys, requests, self._durability)
         finally:
             self._under_way -= 1
             self._start_soon()
-        trail.commits_answered(group, replies)
         for ticket, reply in zip(group, replies, strict=True):
             if reply.code is CommitCode.UNKNOWN:
-                tasks.start_soon(self._again, ticket, str(reply.error))
+                tasks.start_soon(self._again, ticket, reply.error)
             elif ticket.tries and reply.code is CommitCode.FENCED:
                 tasks.start_soon(self._look, ticket, reply)
             else:
                 self._finish(ticket, reply)
 
-    async def _again(self, ticket: Ticket, reason: str) -> None:
+    async def _again(self, ticket: Ticket, error: BackendError | None) -> None:
         if ticket.withdrawn:
             return
+        reason = str(error)
         ticket.tries += 1
         if ticket.pauses is None:
             ticket.pauses = Pauses(self._rng)
         pause_ms = ticket.pauses.next_ms()
         _log.warning(
-            "commit_unanswered",
+            "commit_not_durable" if isinstance(error, NotDurable) else "commit_unanswered",
             partition=ticket.request.partition,
             reason=reason,
             tries=ticket.tries,

@@ -55,7 +55,6 @@ from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.operation import Access, Operation
 from streamworker.redisio.operations import OPERATIONS, mark, post
-from streamworker.runtime import trail
 from streamworker.runtime.buffer import ByteBudget
 from streamworker.runtime.committer import Committer
 from streamworker.runtime.declaring import declare
@@ -63,6 +62,7 @@ from streamworker.runtime.fetcher import Fetcher
 from streamworker.runtime.keeper import Keeper, monotonic_ms
 from streamworker.runtime.measuring import measure
 from streamworker.runtime.pauses import Pauses
+from streamworker.runtime.rollback import Witness
 from streamworker.runtime.runner import PartitionRunner, Stopped, StopReason
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
@@ -132,6 +132,7 @@ class Group:
         self._state_reads = anyio.Semaphore(STATE_READS_MAX)
         self._measuring = anyio.CancelScope()
         self._committer = Committer(backend, self.keys, settings, rng)
+        self._witness = Witness(backend, self.keys, self.runners, rng, self._log)
         self._fetcher = Fetcher(
             backend,
             StreamKeys(stream.app, stream.name),
@@ -139,6 +140,7 @@ class Group:
             ByteBudget(settings.prefetch_bytes),
             rng=rng,
             on_regressed=self._regressed,
+            on_back=lambda: self._spawn(self._witness.compare),
         )
         self._finished = False
         self._has_joined = False
@@ -251,7 +253,7 @@ class Group:
             for words in step_in_words(event, effects):
                 self._log.debug(f"{self._name}  {words}")
 
-    def _spawn(self, function: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
+    def _spawn(self, function: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
         assert self._tasks is not None
         self._tasks.start_soon(function, *arguments)
 
@@ -302,6 +304,8 @@ class Group:
                 return
 
     def _heartbeat_done(self, event: HeartbeatDone) -> None:
+        if self._witness.is_another(event.run_id) and self._tasks is not None:
+            self._spawn(self._witness.compare)
         self.deliver(event)
 
     async def _operate(self, operation: Operation, effect: Effect) -> None:
@@ -311,7 +315,6 @@ class Group:
         except BackendError as error:
             self._log.warning("call_unanswered", call=type(effect).__name__, error=str(error))
             event = operation.failed(effect)
-        trail.locks_answered(effect, event)
         self.deliver(event)
 
     async def _tell(self, telling: Callable[..., Awaitable[None]], what: Sequence[object]) -> None:
@@ -351,6 +354,7 @@ class Group:
         self, effect: StartRunner, running: _Running, log: BoundLogger
     ) -> Stopped | None:
         partition = effect.partition
+        await self._witness.acquired(partition, effect.lock)
         stored = await self._stored_state(effect, log)
         if running.drained.is_set():
             return None
@@ -370,7 +374,10 @@ class Group:
             on_state=lambda _, reason: self._show(effect, reason),
             log=log,
         )
-        return await running.runner.run()
+        try:
+            return await running.runner.run()
+        finally:
+            self._witness.note(partition, running.runner.committed)
 
     def _show(self, effect: StartRunner, reason: str) -> None:
         """Show in the lock what holds a running partition up, or that it goes on."""
@@ -415,10 +422,19 @@ class Group:
             del self._running[partition]
 
     def _regressed(self, partition: int, detail: str) -> None:
-        """The stream was deleted or recreated: to go on would skip what it holds now."""
-        running = self._running.get(partition)
         self._log.error("stream_went_back", partition=partition, detail=detail)
-        if running is not None and not running.drained.is_set():
+        self._spawn(self._settle_regression, partition, detail)
+
+    async def _settle_regression(self, partition: int, detail: str) -> None:
+        """Take a partition anew whose lock went back with its stream.
+
+        Where the stream alone was deleted or made again, to go on would skip what it holds now.
+        """
+        running = self._running.get(partition)
+        gone = await self._witness.compare()
+        if running is None or partition in gone or running is not self._running.get(partition):
+            return
+        if not running.drained.is_set():
             self.deliver(RunnerHalted(partition, running.epoch, detail))
 
     async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:

@@ -8,6 +8,10 @@ An append without an answer may have been done. It is sent again, unchanged and 
 number; Redis remembers the last number of each producer and partition and writes nothing twice.
 A partition that is at its limit refuses an append as a whole; then senders wait or are told,
 as they chose. Nothing unread is dropped.
+
+An append that is done and not as safe as the settings ask is sent again in the same way, and no
+sender is told before it is. What a sender was told and Redis has lost since is noticed at the next
+append, and reported by its ids; see ``ledger``.
 """
 
 import asyncio
@@ -29,10 +33,14 @@ from streamworker.errors import (
 from streamworker.log import get_logger
 from streamworker.processors import StreamSpec
 from streamworker.redisio import streams
-from streamworker.redisio.client import Backend
+from streamworker.redisio.client import Backend, retrying
+from streamworker.redisio.durability import NotDurable
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.streams import Append, AppendCode, AppendReply
+from streamworker.runtime.durability import check_durability, durability_of, pipelines_of
+from streamworker.runtime.ledger import Ledger, LostSends
 from streamworker.runtime.pauses import Pauses
+from streamworker.settings import Settings
 
 OnFull = Literal["wait", "raise"]
 """What a send does at a full partition."""
@@ -40,8 +48,7 @@ OnFull = Literal["wait", "raise"]
 Encoded = bytes | tuple[bytes | Mapping[bytes, bytes], Mapping[bytes, bytes] | None]
 """The payload of an entry; or payload or fields, and headers."""
 
-PIPELINES_MAX = 2
-"""One at the server, one on its way there."""
+LOSSES_KEPT = 1_000
 APPEND_ENTRIES_MAX = 1_000
 """Entries of one append: one run of a script, 1.4 ms in which Redis serves nobody else (measured)."""
 APPEND_BYTES_MAX = 1024 * 1024
@@ -80,6 +87,9 @@ class Lane:
     """Between tries while the partition is full; None while it is not."""
     resting: bool = False
     """Full, and to be tried again after a pause."""
+    undurable: str = ""
+    """Why what is under way is not confirmed, though it is there."""
+    ledger: Ledger = field(default_factory=Ledger)
 
     def take(self) -> "Batch":
         """Take what goes into the next append."""
@@ -111,6 +121,11 @@ class Batch:
     parts: list[tuple[Part, int]] = field(default_factory=list)
     size: int = 0
 
+    @property
+    def count(self) -> int:
+        """How many entries it has."""
+        return sum(count for _, count in self.parts)
+
     def append(self, producer: str, limit: int) -> Append:
         """Return what Redis is to do."""
         entries = [entry for part, count in self.parts for entry in part.entries[:count]]
@@ -126,13 +141,20 @@ class Lanes:
         Where to; stays open.
     spec
         The stream.
+    settings
+        How safe an append must be.
     rng
         For jitter.
     """
 
-    def __init__(self, backend: Backend, spec: StreamSpec, rng: random.Random) -> None:
+    def __init__(self, backend: Backend, spec: StreamSpec, settings: Settings, rng: random.Random) -> None:
         self._backend = backend
         self._spec = spec
+        self._settings = settings
+        self._durability = durability_of(settings)
+        self._pipelines_max = pipelines_of(settings)
+        self.lost: deque[LostSends] = deque(maxlen=LOSSES_KEPT)
+        """What was confirmed and is gone, as far as it was noticed."""
         self._keys = StreamKeys(spec.app, spec.name)
         self._rng = rng
         self._id = secrets.token_hex(8)
@@ -176,6 +198,12 @@ class Lanes:
                     f"Stream {self._spec.name!r}: a send was not begun within {timeout} s.",
                     remedy="Is Redis running, and can this machine reach it?",
                 ) from None
+            if lane.undurable:
+                raise ProducerError(
+                    f"Stream {self._spec.name!r}: within {timeout} s a record was not as safe as durability="
+                    f'"{self._durability.mode}" asks; it may be there, and may be lost. {lane.undurable}',
+                    remedy="Mend what it waits for. A larger timeout lets the producer wait for it.",
+                ) from None
             raise ProducerError(
                 f"Stream {self._spec.name!r}: Redis gave no answer within {timeout} s; the record may or "
                 "may not be there.",
@@ -183,7 +211,9 @@ class Lanes:
             ) from None
 
     def _kick(self) -> None:
-        if len(self._flushes) >= PIPELINES_MAX or not any(self._ready(lane) for lane in self._lanes.values()):
+        if len(self._flushes) >= self._pipelines_max:
+            return
+        if not any(self._ready(lane) for lane in self._lanes.values()):
             return
         # Everything that is sent in this turn of the event loop comes along.
         task = asyncio.get_running_loop().create_task(self._flush())
@@ -244,7 +274,11 @@ class Lanes:
                 continue
             again: list[Batch] = []
             for batch, reply in zip(batches, replies, strict=True):
-                if unanswered and reply.code is AppendCode.FULL:
+                if reply.code is AppendCode.UNKNOWN:
+                    unanswered = True
+                    self._not_confirmed(batch, reply)
+                    again.append(batch)
+                elif unanswered and reply.code is AppendCode.FULL:
                     # The try without an answer may still reach the server. As long as it may, what
                     # has this number must stay the same, or a part of it could be written twice.
                     again.append(batch)
@@ -252,15 +286,27 @@ class Lanes:
                     self._settle(batch, reply)
             batches = again
             if batches:
-                await asyncio.sleep(pauses.next_ms() / 1000)
+                pause_ms = pauses.next_ms()
+                troubles = {batch.lane.undurable for batch in batches if batch.lane.undurable}
+                for trouble in troubles:
+                    _log.warning(
+                        "send_not_confirmed", stream=self._spec.name, error=trouble, retry_in_ms=pause_ms
+                    )
+                await asyncio.sleep(pause_ms / 1000)
+
+    def _not_confirmed(self, batch: Batch, reply: AppendReply) -> None:
+        if isinstance(reply.error, NotDurable):
+            batch.lane.undurable = str(reply.error)
+        self._compare(batch.lane, reply)
 
     async def _append_once(self, batches: list[Batch]) -> list[AppendReply]:
         if not self._declared:
+            await check_durability(self._backend, self._settings)
             await streams.declare(self._backend, self._keys, self._spec.partitions, self._spec.codec)
             self._declared = True
         limit = self._spec.entries_max
         appends = [batch.append(self._id, limit) for batch in batches]
-        return await streams.append_many(self._backend, self._keys, appends)
+        return await streams.append_many(self._backend, self._keys, appends, self._durability)
 
     def _settle(self, batch: Batch, reply: AppendReply) -> None:
         """Tell the senders, or put back what found no room."""
@@ -271,16 +317,53 @@ class Lanes:
         if reply.last_id is None:
             self._refused_as_full(batch, reply.length)
             return
-        lane.room, lane.pauses = APPEND_ENTRIES_MAX, None
+        self._compare(lane, reply)
+        lane.ledger.confirm(lane.number, batch.count, reply.last_id)
+        lane.room, lane.pauses, lane.undurable = APPEND_ENTRIES_MAX, None, ""
         # All entries of one append have the same time and consecutive numbers: Redis stops its
         # clock while a script runs.
-        behind = sum(count for _, count in batch.parts)
+        behind = batch.count
         for part, count in batch.parts:
             behind -= count
             if count < len(part.entries):
                 part.entries = part.entries[count:]
             elif not part.given_up:
                 part.done.set_result(EntryId(reply.last_id.ms, reply.last_id.seq - behind))
+
+    def _compare(self, lane: Lane, reply: AppendReply) -> None:
+        """Look whether Redis still knows of the append before the one that it answers."""
+        if reply.last_id is not None:
+            self._report(lane.ledger.behind(self._spec.name, lane.partition, reply.before))
+
+    def _report(self, lost: LostSends | None) -> None:
+        if lost is None:
+            return
+        self.lost.append(lost)
+        _log.error(
+            "sends_lost",
+            stream=lost.stream,
+            partition=lost.partition,
+            entries=lost.entries if lost.is_all else f"{lost.entries} or more",
+            first=str(lost.first),
+            last=str(lost.last),
+            remedy="Redis lost what it had confirmed. Send these again; docs/durability.md says how to lose "
+            "less.",
+        )
+
+    async def verify(self) -> list[LostSends]:
+        """Ask Redis for the last number of each lane, and compare."""
+        known = {lane.partition: lane for lane in self._lanes.values() if lane.ledger.may_be_asked}
+        numbers = await retrying(
+            lambda: streams.last_numbers(self._backend, self._keys, self._id, list(known)), rng=self._rng
+        )
+        found = [
+            lane.ledger.behind(self._spec.name, partition, numbers[partition])
+            for partition, lane in known.items()
+            if not lane.under_way
+        ]
+        for lost in found:
+            self._report(lost)
+        return [lost for lost in found if lost is not None]
 
     def _refused_as_full(self, batch: Batch, length: int) -> None:
         lane = batch.lane

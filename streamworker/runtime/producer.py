@@ -16,6 +16,7 @@ from streamworker.errors import RecordError
 from streamworker.processors import StreamSpec
 from streamworker.redisio.client import Backend
 from streamworker.runtime.lanes import Encoded, Lanes, OnFull, Part
+from streamworker.runtime.ledger import LostSends
 from streamworker.runtime.quick import QuickWay
 from streamworker.settings import Settings
 
@@ -54,7 +55,7 @@ class Producer:
     spec
         The stream.
     settings
-        ``entry_bytes_max`` is used.
+        ``entry_bytes_max`` and those of durability are used.
     rng
         For jitter, and the first partition of records without a key.
 
@@ -79,7 +80,7 @@ class Producer:
         self._key = spec.key
         rng = rng or random.Random()
         self._deal = RoundRobin(rng.randrange(spec.partitions))
-        self._lanes = Lanes(backend, spec, rng)
+        self._lanes = Lanes(backend, spec, settings, rng)
 
     # -- sending -----------------------------------------------------------------------------
 
@@ -228,6 +229,31 @@ class Producer:
             sender.give_up()
             raise
         return sender.count
+
+    # -- what Redis has lost -----------------------------------------------------------------
+
+    @property
+    def lost(self) -> Sequence[LostSends]:
+        """Sends that were confirmed and that Redis has lost since, as far as it was noticed.
+
+        It is noticed when the producer sends to the same partition again, or by :meth:`verify`.
+        """
+        return tuple(self._lanes.lost)
+
+    async def verify(self) -> list[LostSends]:
+        """Ask Redis whether it still has what it confirmed in the last fifty minutes.
+
+        Returns
+        -------
+        list[LostSends]
+            What is gone and was not reported before.
+
+        Raises
+        ------
+        BackendError
+            Without an answer.
+        """
+        return await self._lanes.verify()
 
     async def aclose(self) -> None:
         """Send what waits, then take no more. The backend stays open."""

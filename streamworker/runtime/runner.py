@@ -17,7 +17,7 @@ least once for the function, exactly once for the acked log.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 
@@ -42,6 +42,7 @@ from streamworker.runtime.keyed_mode import KeyedMode
 from streamworker.runtime.modes import Mode
 from streamworker.runtime.pauses import Pauses
 from streamworker.runtime.record_mode import RecordMode
+from streamworker.runtime.rollback import Committed
 from streamworker.runtime.signals import Gate, Signal
 from streamworker.runtime.state import NoState, PartitionState
 from streamworker.runtime.stream_mode import StreamMode
@@ -174,6 +175,8 @@ class PartitionRunner:
         self._on_halted = on_halted
         self._on_state = on_state
         self._previous = lock.checkpoint
+        self.committed = Committed.at(lock)
+        """Where the partition stands after the last commit that was confirmed."""
         self._trimmed_ms = now_ms()
         self._draining = False
         self._drain = Signal()
@@ -385,6 +388,12 @@ class PartitionRunner:
     def _answered(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
         if reply.code in _DONE:
             self._land(work)
+            self.committed = replace(
+                self.committed,
+                checkpoint=request.new,
+                entries=self._lock.entries + self.records_done,
+                rows=reply.rows,
+            )
         elif reply.code in _HELD_UP:
             assert self._tasks is not None
             self._tasks.start_soon(self._commit_later, request, work, reply)
@@ -418,13 +427,16 @@ class PartitionRunner:
         self._on_state(self.partition, reason)
 
     def _lost(self, request: CommitRequest, reply: CommitReply) -> None:
-        """Stop at once: what is in hand could not be committed either."""
         detail = _refusal(request, reply)
         self.log.warning("commit_refused", code=reply.code.name, detail=detail)
-        self._stopped = Stopped(StopReason.FENCED, detail)
-        self.buffer.close()
-        assert self._tasks is not None
-        self._tasks.cancel_scope.cancel()
+        self.abandon(detail)
+
+    def abandon(self, detail: str) -> None:
+        """Stop at once, as one that is fenced: what is in hand could not be committed."""
+        if self._tasks is not None and not self.halted:
+            self._stopped = Stopped(StopReason.FENCED, detail)
+            self.buffer.close()
+            self._tasks.cancel_scope.cancel()
 
 
 _DONE = frozenset({CommitCode.OK, CommitCode.DUP})

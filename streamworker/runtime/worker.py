@@ -27,8 +27,8 @@ from streamworker.redisio.client import Backend
 from streamworker.redisio.info import check_server
 from streamworker.redisio.keys import check_name
 from streamworker.runtime.collector import rested_collector
-from streamworker.runtime.committer import PIPELINES_MAX
 from streamworker.runtime.declaring import declare
+from streamworker.runtime.durability import check_durability, pipelines_of
 from streamworker.runtime.group import Group, worker_name
 from streamworker.runtime.keeper import Keeper
 from streamworker.runtime.listener import Listener
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 log = get_logger("streamworker.worker")
 
 OTHER_CALLS = 3
-"""Connections for all calls but the commits, of which each processor has ``PIPELINES_MAX`` at a time.
-Calls are short. With its reads, the control stream and the heartbeats, a worker of one processor has
+"""Connections for all calls but the commits, of which each processor has two at a time (four where they
+wait). Calls are short. With its reads, the control stream and the heartbeats, a worker of one processor has
 8 connections at most; the watchdog makes one for a moment when it has something to say or to ask."""
 
 
@@ -102,7 +102,7 @@ class Worker:
             settings.redis_url,
             name=self.name,
             call_timeout_ms=settings.call_timeout_ms,
-            connections=OTHER_CALLS + PIPELINES_MAX * len(self._specs),
+            connections=OTHER_CALLS + pipelines_of(settings) * len(self._specs),
             allow_plaintext=settings.allow_plaintext,
         ) as backend:
             await self._prepare(backend)
@@ -148,6 +148,7 @@ class Worker:
         trimmed that they have not read.
         """
         check_server(await backend.info(), as_cluster=backend.is_cluster)
+        await check_durability(backend, self._settings)
         for spec in self._app.processors.values():
             await declare(backend, spec)
 

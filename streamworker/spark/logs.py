@@ -240,6 +240,11 @@ class AckedLogs:
             if id.ms - rows > position:
                 missing = f"Rows {position + 1} to {min(id.ms - rows, part.end)}"
                 self._lost(f"{missing} are missing from {self._where(part)}.")
+            if part.last and position == part.start and id.ms - rows < part.start:
+                self._lost(
+                    f"{self._where(part).capitalize()} was rolled back and has grown again: row {part.start} "
+                    f"was the last of an entry when it was read, and now lies within entry {id}."
+                )
             if id.ms - rows >= part.end:
                 return None
             fingerprint = ackedlog.schema_of(id, fields)

@@ -1,0 +1,54 @@
+"""How safe commits and sends are made, as the settings say; asked of the server before anything runs."""
+
+from typing import Any, cast
+
+from streamworker.errors import BackendError
+from streamworker.log import get_logger
+from streamworker.redisio.client import Backend
+from streamworker.redisio.durability import Durability, Mode, refusal
+from streamworker.settings import Settings
+
+PIPELINES = 2
+"""Round trips that one sender or committer has under way: one at the server, one on its way there.
+More would only split the groups."""
+
+WAITING_PIPELINES = 4
+"""The same where each stays for as long as a disk or a replica takes: what becomes ready meanwhile
+would else wait for the end of two such waits, and now for a quarter of one."""
+
+_log = get_logger("streamworker.durability")
+
+
+def durability_of(settings: Settings) -> Durability:
+    """Return what is waited for behind commits and sends."""
+    mode = cast(Mode, settings.durability)
+    return Durability(mode, settings.durability_replicas, settings.durability_timeout_ms)
+
+
+def pipelines_of(settings: Settings) -> int:
+    """Return how many round trips of one kind may be under way."""
+    return PIPELINES if settings.durability == "memory" else WAITING_PIPELINES
+
+
+async def check_durability(backend: Backend, settings: Settings) -> None:
+    """Ask the server whether it can wait as the settings say.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is too old, writes no append-only file, or does not let this user.
+    BackendError
+        Without an answer.
+    """
+    wanted = durability_of(settings)
+    probe = Durability(wanted.mode, wanted.replicas, 1)
+    if not probe.command:
+        return
+    try:
+        answer: Any = await backend.execute(*probe.command)
+    except BackendError as error:
+        answer = error
+    if (refused := refusal(wanted, answer)) is not None:
+        raise refused
+    if wanted.mode == "replicas" and (missing := probe.shortfall(answer)):
+        _log.warning("replicas_missing", found=missing, remedy="Until they are there nothing is confirmed.")

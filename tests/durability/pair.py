@@ -1,0 +1,117 @@
+"""A primary and a replica that change places, and a proxy that clients find the primary behind."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+
+from streamworker.dev.server import EmbeddedServer
+from tests.chaos.proxy import Proxy
+from tests.helpers import wait_for
+
+FOLLOW_TIMEOUT_S = 15.0
+
+
+class Switch(Proxy):
+    """A proxy that can be pointed at another server, as a name in the DNS can."""
+
+    def point_at(self, url: str) -> None:
+        """Send new connections there, and end those that there are."""
+        self._parts = urlsplit(url)
+        self.reset()
+
+
+class Pair:
+    """Two servers, of which one follows the other."""
+
+    def __init__(self, binary: str | None = None) -> None:
+        self.primary = EmbeddedServer(binary=binary, port=0)
+        self.replica = EmbeddedServer(binary=binary, port=0)
+        # Clients know one password, whoever is the primary.
+        self.replica._password = self.primary._password
+
+    def start(self) -> None:
+        """Start both."""
+        self.primary.start()
+        self.replica.start()
+        self.follow()
+
+    def stop(self) -> None:
+        """End both, also one that is stopped."""
+        for server in (self.primary, self.replica):
+            if server.running:
+                os.kill(server.pid, signal.SIGCONT)
+            server.stop()
+
+    def follow(self) -> None:
+        """Let the replica follow the primary, and wait until it does."""
+        parts = urlsplit(self.primary.url)
+        with raw(self.primary) as primary, raw(self.replica) as replica:
+            primary.config_set("repl-diskless-sync-delay", 0)
+            replica.config_set("masterauth", str(parts.password))
+            replica.replicaof("127.0.0.1", str(parts.port))
+            wait_for(
+                lambda: replica.info("replication").get("master_link_status") == "up",
+                "the replica follows",
+                FOLLOW_TIMEOUT_S,
+            )
+            wait_for(lambda: primary.wait(1, 100) == 1, "the primary counts it", FOLLOW_TIMEOUT_S)
+
+    def rejoin(self) -> None:
+        """Start the server that was killed, empty, and let it follow."""
+        self.replica.start()
+        self.follow()
+
+    def promote(self) -> None:
+        """Make the replica the primary; the primary, whatever it does, is the other one now."""
+        with raw(self.replica) as client:
+            client.replicaof("NO", "ONE")
+        self.primary, self.replica = self.replica, self.primary
+
+    def pause_replica(self) -> None:
+        """Stop the replica where it stands."""
+        os.kill(self.replica.pid, signal.SIGSTOP)
+
+    def resume_replica(self) -> None:
+        """Let it go on."""
+        os.kill(self.replica.pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def raw(server: EmbeddedServer) -> Iterator[Any]:
+    """Open a plain client."""
+    with redis.Redis.from_url(server.url, socket_timeout=10) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def switched(url: str) -> AsyncIterator[Switch]:
+    """Open a switch in front of a server."""
+    switch = Switch(url)
+    await switch.start()
+    try:
+        yield switch
+    finally:
+        await switch.stop()
+
+
+def newest_aof(data_dir: Path) -> Path:
+    """Return the file that a server appends to."""
+    return max(data_dir.glob("appendonlydir/*.incr.aof"), key=lambda path: path.stat().st_mtime)
+
+
+def cut(path: Path, count: int) -> None:
+    """Take the last bytes off a file."""
+    os.truncate(path, max(0, path.stat().st_size - count))
+
+
+async def some_time(rng: random.Random, most_s: float) -> None:
+    """Let what runs go on for a random while."""
+    await asyncio.sleep(rng.uniform(0, most_s))

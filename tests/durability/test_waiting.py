@@ -1,0 +1,266 @@
+"""A send or a commit counts when it is as safe as was asked for, and not before."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from streamworker.core.entries import ZERO, EntryId
+from streamworker.dev.server import EmbeddedServer
+from streamworker.errors import ConfigurationError, ProducerError
+from streamworker.redisio.client import Backend
+from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest, commit_many
+from streamworker.redisio.durability import Durability, NotDurable
+from streamworker.redisio.streams import Append, AppendCode, append_many
+from tests.durability.pair import Pair, raw
+from tests.helpers import wait_for_async
+from tests.runtime.bench import Bench, Order, bench
+
+pytestmark = pytest.mark.anyio
+
+REPLICA = Durability("replicas", 1, 100)
+DISK = Durability("aof", timeout_ms=100)
+QUICK: dict[str, Any] = {"durability_timeout_ms": 100, "grace_period_ms": 1_000}
+
+
+async def first_commit(desk: Bench) -> CommitRequest:
+    """Write an entry, take its partition, and return the commit of the entry."""
+    await desk.backend.execute("XADD", desk.keys.events(0), "5-0", "v", "x")
+    lock = await desk.acquire(0, "w1")
+    return CommitRequest(
+        partition=0, owner="w1", epoch=lock.epoch, previous=ZERO, new=EntryId(5, 0), entries=1
+    )
+
+
+async def by_another_connection(
+    url: str, desk: Bench, request: CommitRequest, durability: Durability
+) -> CommitReply:
+    """Commit from a connection that has written nothing yet."""
+    async with Backend.open(url, name="another", connections=1) as backend:
+        (reply,) = await commit_many(backend, desk.keys, [request], durability)
+    return reply
+
+
+# -- replicas ----------------------------------------------------------------------------------
+
+
+async def test_a_send_returns_when_a_replica_has_it(pair: Pair) -> None:
+    """While the replica is stopped nobody is told; when it goes on, the same send is confirmed, once."""
+    async with bench(pair.primary.url, durability="replicas", **QUICK) as desk:
+        await desk.producer.send(Order(1))
+        pair.pause_replica()
+        with pytest.raises(ProducerError, match=r'as durability="replicas" asks.*0 of 1 replicas'):
+            await desk.producer.send(Order(2), timeout=0.5)
+        sending = asyncio.create_task(desk.producer.send(Order(3)))
+        await asyncio.sleep(0.5)
+        assert not sending.done()
+        pair.resume_replica()
+        sent = await asyncio.wait_for(sending, 10)
+        ids = await desk.ids()
+        assert ids[-1] == str(sent.entry_id) and len(ids) == 3
+        with raw(pair.replica) as replica:
+            assert replica.xlen(desk.stream_keys.events(0)) == 3
+
+
+async def test_a_commit_that_no_replica_has_is_unknown_and_in_plain_sight(pair: Pair) -> None:
+    """Others see the checkpoint at once, and may go on from it; it is confirmed when a replica has it."""
+    async with bench(pair.primary.url) as desk:
+        request = await first_commit(desk)
+        pair.pause_replica()
+        (reply,) = await commit_many(desk.backend, desk.keys, [request], REPLICA)
+        assert (reply.code, type(reply.error)) == (CommitCode.UNKNOWN, NotDurable)
+        assert "0 of 1 replicas had it within 100 ms" in str(reply.error)
+        assert await desk.checkpoint() == "5-0"
+        pair.resume_replica()
+        await until_dup(pair.primary.url, desk, request)
+
+
+async def test_a_repeat_on_another_connection_proves_nothing_while_the_replica_is_stopped(pair: Pair) -> None:
+    """It finds the commit there and has nothing to write; a wait of its own would be for nothing."""
+    async with bench(pair.primary.url) as desk:
+        request = await first_commit(desk)
+        pair.pause_replica()
+        assert (await commit_many(desk.backend, desk.keys, [request], REPLICA))[0].code is CommitCode.UNKNOWN
+        for _ in range(2):
+            again = await by_another_connection(pair.primary.url, desk, request, REPLICA)
+            assert (again.code, type(again.error)) == (CommitCode.UNKNOWN, NotDurable)
+        pair.resume_replica()
+        await until_dup(pair.primary.url, desk, request)
+
+
+async def until_dup(url: str, desk: Bench, request: CommitRequest) -> None:
+    """Wait until a repeat is confirmed."""
+
+    async def confirmed() -> bool:
+        reply = await by_another_connection(url, desk, request, REPLICA)
+        assert reply.code in (CommitCode.DUP, CommitCode.UNKNOWN)
+        return reply.code is CommitCode.DUP
+
+    await wait_for_async(confirmed, "the replica has it")
+
+
+@pytest.mark.parametrize(("what", "full_memory"), [("commit", False), ("commit", True), ("append", False)])
+async def test_a_repeat_writes_what_is_there_once_more(pair: Pair, what: str, full_memory: bool) -> None:
+    """So the wait behind it is for a write of its own. A commit may always write that."""
+    async with bench(pair.primary.url) as desk:
+        request = await first_commit(desk)
+        append = Append(0, "p", 1, 0, [b"x"])
+
+        async def do() -> CommitCode | AppendCode:
+            if what == "commit":
+                return (await commit_many(desk.backend, desk.keys, [request]))[0].code
+            return (await append_many(desk.backend, desk.stream_keys, [append]))[0].code
+
+        assert (await do()).value == "OK"
+        with raw(pair.primary) as client:
+            try:
+                if full_memory:
+                    client.config_set("maxmemory", 1)
+                before = client.info("replication")["master_repl_offset"]
+                assert (await do()).value == "DUP"
+                written = client.info("replication")["master_repl_offset"] - before
+            finally:
+                client.config_set("maxmemory", "1gb")
+        assert written > 30
+
+
+async def test_a_send_that_cannot_be_repeated_by_writing_is_unknown(pair: Pair) -> None:
+    """With full memory the repeat of a send may write nothing, and the wait behind it says nothing."""
+    async with bench(pair.primary.url) as desk:
+        append = Append(0, "p", 1, 0, [b"x"])
+        await append_many(desk.backend, desk.stream_keys, [append], REPLICA)
+        with raw(pair.primary) as client:
+            client.config_set("maxmemory", 1)
+            try:
+                (reply,) = await append_many(desk.backend, desk.stream_keys, [append], REPLICA)
+                (careless,) = await append_many(desk.backend, desk.stream_keys, [append])
+            finally:
+                client.config_set("maxmemory", "1gb")
+        assert (reply.code, careless.code) == (AppendCode.UNKNOWN, AppendCode.DUP)
+        assert "out of memory" in str(reply.error)
+        (reply,) = await append_many(desk.backend, desk.stream_keys, [append], REPLICA)
+        assert reply.code is AppendCode.DUP
+
+
+async def test_a_wait_behind_what_wrote_nothing_is_a_wait_for_nothing(pair: Pair) -> None:
+    """Why a repeat must write: Valkey counts a stopped replica for a connection that has only read."""
+    with raw(pair.primary) as writer, raw(pair.primary) as reader:
+        reader.ping()
+        pair.pause_replica()
+        writer.set("a", 1)
+        with reader.pipeline(transaction=False) as pipe:
+            pipe.eval("return redis.call('GET', 'a')", 0)
+            pipe.execute_command("WAIT", 1, 50)
+            assert pipe.execute() == [b"1", 1]
+
+
+async def test_a_script_that_the_server_forgot_is_waited_for_too(pair: Pair) -> None:
+    """The wait stands behind the call that did it, not behind the one that was not known."""
+    async with bench(pair.primary.url) as desk:
+        request = await first_commit(desk)
+        pair.pause_replica()
+        with raw(pair.primary) as client:
+            client.script_flush()
+        (reply,) = await commit_many(desk.backend, desk.keys, [request], REPLICA)
+        assert reply.code is CommitCode.UNKNOWN
+        assert await desk.checkpoint() == "5-0"
+        pair.resume_replica()
+
+
+async def test_a_refusal_needs_no_replica(pair: Pair) -> None:
+    """What wrote nothing is told at once as what it is, so that a fenced worker stops."""
+    async with bench(pair.primary.url) as desk:
+        request = await first_commit(desk)
+        later = await desk.acquire(0, "w2")
+        pair.pause_replica()
+        await desk.backend.execute("SET", "a", 1)
+        (reply,) = await commit_many(desk.backend, desk.keys, [request], REPLICA)
+        assert (reply.code, reply.epoch) == (CommitCode.FENCED, later.epoch)
+        pair.resume_replica()
+
+
+async def test_a_partition_says_what_its_commits_wait_for(pair: Pair) -> None:
+    """Its function goes on by one call; what it did counts when the replica has it, and then it says so."""
+    async with bench(pair.primary.url, durability="replicas", **QUICK) as desk:
+        done: list[int] = []
+
+        async def price(batch: list[Order]) -> None:
+            done.extend(order.number for order in batch)
+
+        await desk.send([1])
+        pair.pause_replica()
+        running = await desk.start(desk.spec(price, batch=1))
+        await wait_for_async(lambda: running.states, "it says what it waits for")
+        assert "0 of 1 replicas had it" in running.states[0]
+        assert done == [1] and running.runner.records_done == 0
+        assert await desk.committed() == 1
+        pair.resume_replica()
+        await wait_for_async(lambda: running.runner.records_done == 1, "the commit counts")
+        assert running.states[-1] == "" and running.runner.committed.entries == 1
+        await running.drained()
+
+
+# -- the disk ----------------------------------------------------------------------------------
+
+
+async def test_nothing_counts_while_the_disk_is_not_written_to(durable: EmbeddedServer) -> None:
+    """The server's fsync is stopped: sends and commits are there, and nobody is told so until it goes on."""
+    async with bench(durable.url, durability="aof", **QUICK) as desk:
+        request = await first_commit(desk)
+        append = Append(0, "p", 1, 0, [b"x"])
+        await desk.backend.execute("WAITAOF", 1, 0, 5_000)
+        await desk.backend.execute("CONFIG", "SET", "appendfsync", "no")
+        (committed,) = await commit_many(desk.backend, desk.keys, [request], DISK)
+        assert committed.code is CommitCode.UNKNOWN
+        assert "not on the server's disk within 100 ms" in str(committed.error)
+        (appended,) = await append_many(desk.backend, desk.stream_keys, [append], DISK)
+        assert appended.code is AppendCode.UNKNOWN
+        again = await by_another_connection(durable.url, desk, request, DISK)
+        assert again.code is CommitCode.UNKNOWN
+        with pytest.raises(ProducerError, match="not on the server's disk"):
+            await desk.producer.send(Order(1), timeout=0.4)
+        await desk.backend.execute("CONFIG", "SET", "appendfsync", "always")
+        assert (await commit_many(desk.backend, desk.keys, [request], DISK))[0].code is CommitCode.DUP
+        assert (await append_many(desk.backend, desk.stream_keys, [append], DISK))[0].code is AppendCode.DUP
+        await desk.producer.send(Order(2), timeout=5)
+
+
+# -- what cannot work --------------------------------------------------------------------------
+
+
+async def test_memory_is_the_default_and_sends_no_wait(pair: Pair) -> None:
+    """Who asks for nothing pays nothing."""
+    with raw(pair.primary) as client:
+        client.config_resetstat()
+        async with bench(pair.primary.url) as desk:
+            request = await first_commit(desk)
+            await desk.producer.send(Order(1))
+            assert (await desk.committer.submit(request)).code is CommitCode.OK
+        assert not {"cmdstat_wait", "cmdstat_waitaof"} & set(client.info("commandstats"))
+
+
+async def test_a_server_without_an_append_only_file_is_refused(pair: Pair) -> None:
+    """Before the first send, with what to set."""
+    async with bench(pair.primary.url, durability="aof") as desk:
+        with pytest.raises(ConfigurationError, match=r"this server writes none.*appendonly yes"):
+            await desk.producer.send(Order(1))
+        assert await desk.backend.execute("DBSIZE") == 0
+
+
+async def test_a_server_that_is_too_old_is_refused(redis7: EmbeddedServer) -> None:
+    """Redis 7.0 has no WAITAOF."""
+    async with bench(redis7.url, durability="aof") as desk:
+        with pytest.raises(ConfigurationError, match="needs WAITAOF, which this server does not know"):
+            await desk.producer.send(Order(1))
+
+
+async def test_a_user_without_the_right_to_wait_is_told_which(pair: Pair) -> None:
+    """Not at the first commit, where it would wait for ever."""
+    with raw(pair.primary) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-wait")
+        try:
+            async with bench(pair.primary.url, durability="replicas") as desk:
+                with pytest.raises(ConfigurationError, match=r"needs the right for WAIT.*\+wait"):
+                    await desk.producer.send(Order(1))
+        finally:
+            client.execute_command("ACL", "SETUSER", "default", "+wait")
