@@ -24,6 +24,7 @@ from streamworker.redisio.client import Backend
 from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest, commit_many
 from streamworker.redisio.durability import NotDurable
 from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime import trail
 from streamworker.runtime.durability import durability_of, pipelines_of
 from streamworker.runtime.pauses import Pauses
 from streamworker.settings import Settings
@@ -159,12 +160,14 @@ class Committer:
         return ready[:count]
 
     async def _send(self, group: list[Ticket], tasks: anyio.abc.TaskGroup) -> None:
+        trail.commits_sent(group)
         try:
             requests = [ticket.request for ticket in group]
             replies = await commit_many(self._backend, self._keys, requests, self._durability)
         finally:
             self._under_way -= 1
             self._start_soon()
+        trail.commits_answered(group, replies)
         for ticket, reply in zip(group, replies, strict=True):
             if reply.code is CommitCode.UNKNOWN:
                 tasks.start_soon(self._again, ticket, reply.error)

@@ -55,6 +55,7 @@ from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.operation import Access, Operation
 from streamworker.redisio.operations import OPERATIONS, mark, post
+from streamworker.runtime import trail
 from streamworker.runtime.buffer import ByteBudget
 from streamworker.runtime.committer import Committer
 from streamworker.runtime.declaring import declare
@@ -315,6 +316,7 @@ class Group:
         except BackendError as error:
             self._log.warning("call_unanswered", call=type(effect).__name__, error=str(error))
             event = operation.failed(effect)
+        trail.locks_answered(effect, event)
         self.deliver(event)
 
     async def _tell(self, telling: Callable[..., Awaitable[None]], what: Sequence[object]) -> None:
