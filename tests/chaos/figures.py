@@ -1,0 +1,91 @@
+"""What the rows F1-F40 of the fault matrix came to: one place to write it down, one to read it.
+
+Tests call :func:`record` with what they measured. It is printed, and where the variable
+``STREAMWORKER_FIGURES`` names a file (docs/reliability.py does so) kept there.
+"""
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+VARIABLE = "STREAMWORKER_FIGURES"
+Verdict = Literal["met", "missed", "shown", "refused"]
+"""``shown``: the target has no figure. ``refused``: it is not offered, and said so loudly."""
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that so many percent do not exceed.
+
+    Examples
+    --------
+    >>> percentile([5, 1, 9], 50), percentile(range(1, 101), 99)
+    (5, 99)
+    """
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def record(
+    row: str,
+    what: str,
+    *,
+    times: int,
+    target: str,
+    verdict: Verdict,
+    samples_ms: Sequence[float] = (),
+    said: str = "",
+    why: str = "",
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """Print what was measured of a row, and keep it where it is to be kept.
+
+    Parameters
+    ----------
+    row
+        ``F1`` to ``F40``.
+    what
+        Which measurement of the row it is, in a few words; it replaces the one of the same name.
+    times
+        How often the fault was injected.
+    target
+        What was to be reached, in words.
+    samples_ms
+        How long each took; p50, p99 and the longest are kept.
+    said
+        A result that is no time.
+    why
+        Why a target was missed, or on what a figure depends.
+    """
+    figure: dict[str, Any] = {"what": what, "times": times, "target": target, "verdict": verdict}
+    if samples_ms:
+        figure |= {
+            name: round(percentile(samples_ms, percent)) for name, percent in (("p50_ms", 50), ("p99_ms", 99))
+        }
+        figure["most_ms"] = round(max(samples_ms))
+    figure |= {
+        key: value for key, value in (("said", said), ("why", why), ("seed", seed)) if value not in ("", None)
+    }
+    print(f"{row} {json.dumps(figure)}")
+    if path := os.environ.get(VARIABLE):
+        keep(Path(path), row, figure)
+    return figure
+
+
+def keep(path: Path, row: str, figure: dict[str, Any]) -> None:
+    """Write a figure into the file; others may do so at the same time."""
+    figure = {**figure, "on": time.strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 1)}
+    with path.open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        rows = json.loads(file.read() or "{}")
+        others = [each for each in rows.get(row, []) if each["what"] != figure["what"]]
+        rows[row] = [*others, figure]
+        ordered = {name: rows[name] for name in sorted(rows, key=lambda each: int(each[1:]))}
+        file.seek(0)
+        file.truncate()
+        file.write(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,84 @@
+"""The app of the rows F1-F40: it writes down what it executes, and does what its variables say meanwhile.
+
+A line of the ledger is one call of the handler: partition, epoch, the records' numbers, and the times of
+its start and end by CLOCK_MONOTONIC, which all processes of a machine share.
+"""
+
+import asyncio
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from streamworker import App, Context
+
+STREAM, PROCESSOR = "items", "handled"
+
+
+class Item(msgspec.Struct):
+    """One numbered record of one key."""
+
+    key: str
+    n: int
+
+
+def make_app(environ: Mapping[str, str]) -> App:
+    """Make the app from the variables that a test sets."""
+    made = App(
+        environ["ROWS_APP"],
+        redis_url=environ.get("STREAMWORKER_REDIS_URL"),
+        assignment=environ.get("ROWS_ASSIGNMENT", "range"),
+    )
+    items = made.stream(STREAM, Item, key="key", partitions=int(environ["ROWS_PARTITIONS"]))
+    ledger = environ.get("ROWS_LEDGER")
+    seconds = float(environ.get("ROWS_HANDLER_S", "0.02"))
+    act = environ.get("ROWS_HANDLER", "sleep")
+
+    @made.processor(
+        items,
+        batch=int(environ.get("ROWS_BATCH", "20")),
+        within=0.01,
+        on_error="dead_letter",
+        attempts=1,
+    )
+    async def handled(batch: list[Item], ctx: Context) -> list[Item]:
+        started = time.monotonic()
+        if act == "block":
+            time.sleep(seconds)
+        elif act == "gil" and any(item.n % 100 == 0 for item in batch):
+            hold_the_interpreter(seconds)
+        else:
+            await asyncio.sleep(seconds if act == "sleep" else 0.01)
+        if ledger:
+            line = {
+                "partition": ctx.partition,
+                "epoch": ctx.epoch,
+                "n": [item.n for item in batch],
+                "start": started,
+                "end": time.monotonic(),
+            }
+            write_down(Path(ledger, f"{os.getpid()}.jsonl"), line)
+        return batch
+
+    return made
+
+
+def write_down(path: Path, line: Mapping[str, object]) -> None:
+    """Add a line to a ledger; once this returns it outlives the process."""
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def hold_the_interpreter(seconds: float) -> None:
+    """Run one piece of native code that lets no other thread of this process run for so long."""
+    letters = 20
+    began = time.monotonic()
+    re.match("(a+)+$", "a" * letters + "b")
+    took = time.monotonic() - began
+    longer = max(0, round(math.log2(seconds / took)))  # Each letter doubles it.
+    re.match("(a+)+$", "a" * (letters + longer) + "b")

@@ -1,0 +1,481 @@
+"""A group of forked workers under fire: who does what to whom, and what an observer sees of it.
+
+All checks are made from the source, the acked logs and the workers' own ledgers, read by a client that
+does not go through the disturbed network.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import redis.asyncio as aredis
+import redis.exceptions
+
+from streamworker.core.entries import EntryId
+from streamworker.errors import BackendError, BackendRefused, ProducerError, StreamworkerError
+from streamworker.redisio.ackedlog import decode_entry, deserialize_schema
+from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.snapshot import take_snapshot
+from tests.chaos.forked import Forge, Forked
+from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
+
+POLL_S = 0.05
+UNREACHED = 4
+"""Exit code of a worker that did not reach the server when it began."""
+READ_COUNT = 2_000
+KEYS = 97
+PATIENCE_S = 60.0
+"""How long anything is waited for that must happen: on a busy machine a process may stand for seconds."""
+FAST = {
+    "STREAMWORKER_HEARTBEAT_INTERVAL_MS": "200",
+    "STREAMWORKER_CALL_TIMEOUT_MS": "500",
+    "STREAMWORKER_DEAD_AFTER_MS": "600",
+    "STREAMWORKER_SESSION_TIMEOUT_MS": "1500",
+    "STREAMWORKER_SLOW_AFTER_MS": "2000",
+    "STREAMWORKER_GRACE_PERIOD_MS": "2000",
+    "STREAMWORKER_DRAIN_DEADLINE_MS": "3000",
+}
+"""Times short enough for tests that wait for them; the relations are those of the defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A partition's lock at one moment."""
+
+    owner: str
+    """Member id; empty if it is free."""
+    epoch: int
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return self.owner.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of an acked log, as it was read."""
+
+    id: bytes
+    at_ms: int
+    epoch: int
+    owner: str
+    first: str
+    last: str
+    prev: str
+    fields: Mapping[bytes, bytes]
+
+    @property
+    def rows_before(self) -> int:
+        """Rows of the log before this entry, by its id."""
+        return int(self.id.split(b"-")[0]) - int(self.fields[b"rows"])
+
+
+@dataclass
+class Sends:
+    """What became of the records that were sent."""
+
+    confirmed: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)
+
+
+class Team:
+    """Some workers of one group on one server; an async context manager.
+
+    Parameters
+    ----------
+    url
+        The server, as the observer and the producer reach it.
+    forge
+        Where workers come from.
+    folder
+        For ledgers.
+    name
+        The app's name, which all keys begin with.
+    partitions
+        How many there are.
+    environ
+        Variables of all workers; settings too.
+    worker_url
+        The server as the workers reach it, if otherwise.
+    producer_url
+        The same for the producer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        forge: Forge,
+        folder: Path,
+        *,
+        name: str,
+        partitions: int = 4,
+        environ: Mapping[str, str] = FAST,
+        worker_url: str | None = None,
+        producer_url: str | None = None,
+        ledger: bool = False,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.url, self.name, self.partitions = url, name, partitions
+        self.forge, self.rng = forge, rng or random.Random(0)
+        self.workers: dict[str, Forked] = {}
+        self.all_workers: list[Forked] = []
+        self._given: dict[str, dict[str, str]] = {}
+        self.sends = Sends()
+        self.entries: dict[int, list[Entry]] = {p: [] for p in range(partitions)}
+        self.flushed: set[int] = set()
+        """Numbers that a fault has made vanish, which the test allows."""
+        self.issued = 0
+        """Records that were given a number to be sent."""
+        self.keys = GroupKeys(name, STREAM, PROCESSOR)
+        self._ledger = folder / f"{name}-ledger" if ledger else None
+        if self._ledger:
+            self._ledger.mkdir()
+        self._environ = {
+            "ROWS_APP": name,
+            "ROWS_PARTITIONS": str(partitions),
+            "STREAMWORKER_REDIS_URL": worker_url or url,
+            **({"ROWS_LEDGER": str(self._ledger)} if self._ledger else {}),
+            **environ,
+        }
+        self._app = make_app({**self._environ, "STREAMWORKER_REDIS_URL": producer_url or url})
+        self._read_to = ["-"] * partitions
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self.raw = aredis.Redis.from_url(self.url, protocol=2)
+        self._stack.push_async_callback(self.raw.aclose)
+        await self._stack.enter_async_context(self._app)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in self.workers.values():
+            worker.signal(signal.SIGKILL)
+        with contextlib.suppress(StreamworkerError):
+            await self._stack.aclose()
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def hire(self, *names: str, **environ: str) -> None:
+        """Start workers."""
+        for name in names:
+            self._given[name] = environ
+            worker = self.forge.fork(name, {**self._environ, **environ})
+            self.workers[name] = worker
+            self.all_workers.append(worker)
+
+    def kill(self, name: str) -> None:
+        """End a worker at once."""
+        self.workers.pop(name).signal(signal.SIGKILL)
+
+    def ask_to_leave(self, name: str) -> Forked:
+        """Ask a worker to leave, and return at once."""
+        worker = self.workers.pop(name)
+        worker.signal(signal.SIGTERM)
+        return worker
+
+    def _start_again(self) -> None:
+        """Start whoever did not reach the server when it began, as a supervisor would."""
+        for name, worker in self.workers.items():
+            if worker.code == UNREACHED and '"worker_started"' not in worker.log():
+                self.hire(name, **self._given[name])
+
+    async def ended(self, worker: Forked) -> int:
+        """Wait until a worker has ended; return its exit code."""
+        await self.until(f"{worker.name} of {self.name} ends", lambda: worker.code is not None)
+        assert worker.code is not None
+        return worker.code
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """Return the log lines of one event, of all workers that there ever were."""
+        found = []
+        for path in {worker.log_path for worker in self.all_workers}:
+            for line in path.read_text("utf-8", "replace").splitlines():
+                if line.startswith("{") and f'"{event}"' in line:
+                    words = json.loads(line)
+                    if words.get("event") == event:
+                        found.append(words)
+        return found
+
+    def said(self, words: str) -> bool:
+        """Whether any worker has ever said something in its log."""
+        return any(words in worker.log() for worker in self.all_workers)
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    async def until(
+        self,
+        what: str,
+        condition: Callable[[], Awaitable[Any] | Any],
+        timeout_s: float = PATIENCE_S,
+        poll_s: float = POLL_S,
+    ) -> Any:
+        """Wait for a condition; what Redis does not answer meanwhile counts as no."""
+        deadline = time.monotonic() + timeout_s
+        value: Any = None
+        while True:
+            try:
+                value = condition()
+                if hasattr(value, "__await__"):
+                    value = await value
+            except (redis.exceptions.RedisError, OSError):
+                value = None
+            if value:
+                return value
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"{self.name}: waited {timeout_s:.0f} s in vain until {what}; last: {value!r}"
+                )
+            await asyncio.sleep(poll_s)
+
+    async def settled(self, timeout_s: float = PATIENCE_S) -> list[Lock]:
+        """Wait until the live workers hold all partitions in even shares."""
+
+        async def look() -> list[Lock] | None:
+            self._start_again()
+            locks = await self.locks()
+            sizes = Counter(lock.name for lock in locks)
+            share, more = divmod(self.partitions, len(self.workers))
+            expected = sorted([share + 1] * more + [share] * (len(self.workers) - more))
+            held = sorted(sizes[name] for name in self.workers)
+            return locks if set(sizes) <= set(self.workers) and held == expected else None
+
+        found: list[Lock] = await self.until(f"{sorted(self.workers)} hold even shares", look, timeout_s)
+        return found
+
+    # -- looking -------------------------------------------------------------------------------
+
+    async def locks(self) -> list[Lock]:
+        """Return all locks as they stand."""
+        async with self.raw.pipeline(transaction=False) as pipe:
+            for p in range(self.partitions):
+                pipe.hmget(self.keys.lock(p), "owner", "epoch")
+            answers = await pipe.execute()
+        return [Lock((owner or b"").decode(), int(epoch or 0)) for owner, epoch in answers]
+
+    async def read_logs(self) -> None:
+        """Read what was committed since the last time."""
+        async with self.raw.pipeline(transaction=False) as pipe:
+            for p in range(self.partitions):
+                pipe.execute_command("XRANGE", self.keys.acked(p), self._read_to[p], "+", "COUNT", READ_COUNT)
+            answers = await pipe.execute()
+        for p, entries in enumerate(answers):
+            for entry_id, pairs in entries:
+                fields = pairs if isinstance(pairs, dict) else dict(zip(pairs[::2], pairs[1::2], strict=True))
+                self.entries[p].append(
+                    Entry(
+                        entry_id,
+                        int(fields[b"at"]),
+                        int(fields[b"epoch"]),
+                        fields[b"owner"].decode(),
+                        fields[b"first"].decode(),
+                        fields[b"last"].decode(),
+                        fields[b"prev"].decode(),
+                        fields,
+                    )
+                )
+                self._read_to[p] = f"({entry_id.decode()}"
+
+    async def first_commits(
+        self,
+        since_ms: float,
+        partitions: Collection[int],
+        above: Mapping[int, int] | None = None,
+        timeout_s: float = PATIENCE_S,
+    ) -> dict[int, int]:
+        """Wait until partitions are committed to after a moment; return when, by the server's clock.
+
+        ``above`` names epochs that the commit must be above.
+        """
+        above = above or {}
+
+        def of(p: int) -> int | None:
+            for entry in reversed(self.entries[p]):
+                if entry.at_ms < since_ms:
+                    break
+                if entry.epoch > above.get(p, -1):
+                    found[p] = entry.at_ms
+            return found.get(p)
+
+        found: dict[int, int] = {}
+
+        async def look() -> bool:
+            await self.read_logs()
+            found.clear()
+            return all(of(p) is not None for p in partitions)
+
+        await self.until(f"partitions {sorted(partitions)} are committed to", look, timeout_s)
+        return dict(found)
+
+    async def lag(self) -> int:
+        """Return the entries that are not committed."""
+        async with Backend.open(self.url, name="observer", call_timeout_ms=5_000) as backend:
+            snapshot = await take_snapshot(backend, self.name, STREAM, PROCESSOR)
+        return snapshot.lag
+
+    async def rebalances(self) -> list[tuple[str, int, int | None]]:
+        """Return the changes of the group on record: cause, when, and how long it took."""
+        async with Backend.open(self.url, name="observer", call_timeout_ms=5_000) as backend:
+            snapshot = await take_snapshot(backend, self.name, STREAM, PROCESSOR)
+        return [(each.cause, each.at_ms, each.ms) for each in snapshot.rebalances]
+
+    def calls(self) -> Iterator[dict[str, Any]]:
+        """Return all that was executed, by the workers' ledgers."""
+        assert self._ledger is not None
+        for path in self._ledger.glob("*.jsonl"):
+            for line in path.read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):  # A worker was killed while it wrote it.
+                    yield {**json.loads(line), "pid": int(path.stem)}
+
+    # -- sending -------------------------------------------------------------------------------
+
+    async def send(self, count: int) -> None:
+        """Send records over all partitions, and note what became of each."""
+        numbers = range(self.issued, self.issued + count)
+        self.issued += count
+        items = self._app.streams[STREAM]
+
+        async def one(n: int) -> None:
+            try:
+                await items.send(Item(f"k{n % KEYS}", n))
+            except BackendRefused:
+                self.sends.refused.add(n)
+            except (BackendError, ProducerError):
+                self.sends.unknown.add(n)
+            else:
+                self.sends.confirmed.add(n)
+
+        await asyncio.gather(*map(one, numbers))
+
+    @asynccontextmanager
+    async def load(self, per_second: float = 40) -> AsyncIterator[None]:
+        """Send records at a steady pace meanwhile."""
+        stop = asyncio.Event()
+
+        async def produce() -> None:
+            due = time.monotonic()
+            while not stop.is_set():
+                await self.send(max(1, round(per_second / 20)))
+                due = max(due + 0.05, time.monotonic() - 0.5)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), max(0.001, due - time.monotonic()))
+
+        task = asyncio.create_task(produce())
+        try:
+            yield
+        finally:
+            stop.set()
+            await task
+
+    # -- judging -------------------------------------------------------------------------------
+
+    async def drained(self, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until all that was sent is committed."""
+
+        async def look() -> bool:
+            try:
+                return await self.lag() == 0
+            except StreamworkerError:
+                return False
+
+        await self.until("there is no lag", look, timeout_s)
+
+    def forget_logs(self) -> None:
+        """Read all logs from their beginning again: the server has lost some of them."""
+        self.entries = {p: [] for p in range(self.partitions)}
+        self._read_to = ["-"] * self.partitions
+
+    async def numbers(self) -> set[int]:
+        """Return the numbers of all records in the acked logs."""
+        await self._read_all()
+        schemas = await self._schemas()
+        return {
+            row["n"]
+            for entries in self.entries.values()
+            for entry in entries
+            for row in decode_entry(EntryId.parse(entry.id), dict(entry.fields), schemas).to_pylist()
+        }
+
+    async def _read_all(self) -> None:
+        before = -1
+        while before != (before := sum(map(len, self.entries.values()))):
+            await self.read_logs()
+
+    async def check(self) -> None:
+        """Nothing lost, nothing twice, in order, a chain, and one owner for each epoch."""
+        await self._read_all()
+        schemas = await self._schemas()
+        numbers: list[int] = []
+        for p, entries in self.entries.items():
+            numbers += self._check_partition(p, entries, schemas)
+        times = Counter(numbers)
+        twice = [n for n, count in times.items() if count > 1]
+        assert not twice, f"{self.name}: in the acked log twice: {twice[:20]}"
+        lost = self.sends.confirmed - set(times) - self.flushed
+        assert not lost, f"{self.name}: confirmed and lost: {sorted(lost)[:20]} ({len(lost)})"
+        came = self.sends.refused & set(times)
+        assert not came, f"{self.name}: refused and in the log: {sorted(came)[:20]}"
+
+    def _check_partition(
+        self, p: int, entries: Sequence[Entry], schemas: Mapping[str, pa.Schema]
+    ) -> list[int]:
+        owners: dict[int, str] = {}
+        newest: dict[str, int] = {}
+        epoch, rows, last = 0, 0, None
+        numbers: list[int] = []
+        for entry in entries:
+            where = f"{self.name}, partition {p}, entry {entry.id.decode()}"
+            assert entry.epoch >= epoch, f"{where}: epoch {entry.epoch} after {epoch}"
+            assert owners.setdefault(entry.epoch, entry.owner) == entry.owner, (
+                f"{where}: two owners of an epoch"
+            )
+            assert entry.rows_before == rows, f"{where}: {rows} rows were before it"
+            # Commits without rows (dead letters alone) lie between, and move the checkpoint.
+            assert last is None or _id(entry.prev) >= _id(last), f"{where}: begins before {last}"
+            epoch, rows, last = entry.epoch, rows + int(entry.fields[b"rows"]), entry.last
+            for row in decode_entry(EntryId.parse(entry.id), dict(entry.fields), schemas).to_pylist():
+                number, key = row["n"], row["key"]
+                assert number > newest.get(key, -1), f"{where}: key {key} went back to {number}"
+                newest[key] = number
+                numbers.append(number)
+        return numbers
+
+    async def _schemas(self) -> dict[str, pa.Schema]:
+        stored: dict[Any, Any] = await self.raw.hgetall(self.keys.schemas)
+        return {
+            name.decode(): deserialize_schema(value) for name, value in stored.items() if name != b"current"
+        }
+
+    def check_nobody_was_hurt(self, *but: Forked) -> None:
+        """No worker that is to live has ended, and none says that it met a bug."""
+        ended = {worker.name: worker.code for worker in self.workers.values() if worker.code is not None}
+        assert not ended, f"{self.name}: ended: {ended}\n" + self._last_words(ended)
+        for worker in self.all_workers:
+            said = "" if worker in but else worker.log()
+            failed = "runner_failed" in said or "Traceback" in said
+            assert not failed, f"{worker.log_path}:\n{said[-3000:]}"
+
+    def _last_words(self, names: Collection[str]) -> str:
+        return "\n".join(worker.log()[-2000:] for worker in self.all_workers if worker.name in names)
+
+
+def now_ms() -> float:
+    """Return the time by the clock that servers of this machine have."""
+    return time.time() * 1000
+
+
+def _id(text: str) -> tuple[int, int]:
+    ms, _, number = text.partition("-")
+    return int(ms), int(number or 0)

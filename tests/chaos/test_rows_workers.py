@@ -1,0 +1,512 @@
+"""Rows F1-F7 and F27-F31 of the fault matrix: what happens to workers, and what many of them do.
+
+By default in small, beside each other; the soak has the counts and the limits that are promised.
+docs/reliability.md says what it came to.
+"""
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamworker.dev.herd import run_herd
+from tests.chaos.figures import percentile, record
+from tests.chaos.team import FAST, PATIENCE_S, Team, now_ms
+from tests.chaos.yard import Yard, scene, together, yard
+
+__all__ = ["together", "yard"]
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+
+BATCH_MS = 20
+SLOW_MS = int(FAST["STREAMWORKER_SLOW_AFTER_MS"])
+DEAD_MS = int(FAST["STREAMWORKER_DEAD_AFTER_MS"])
+RECOVERY_MOST_MS = 5_000
+REJOIN_MOST_MS = 2_000
+HANDOVER_MOST_MS = 500
+
+
+# -- F1 ------------------------------------------------------------------------------------------
+
+
+async def kills(team: Team, count: int, samples: list[float]) -> None:
+    """Kill a worker at any moment, wait until its partitions are committed to elsewhere, and go on."""
+    names = (f"w{number}" for number in itertools.count())
+    team.hire(next(names), next(names), next(names))
+    await team.settled()
+    async with team.load(per_second=60):
+        for _ in range(count):
+            await asyncio.sleep(team.rng.uniform(0.05, 0.6))
+            victim = team.rng.choice(sorted(team.workers))
+            held = {p: lock.epoch for p, lock in enumerate(await team.locks()) if lock.name == victim}
+            killed = now_ms()
+            team.kill(victim)
+            at = await team.first_commits(killed, held, above=held)
+            samples.append(max(at.values()) - killed)
+            team.hire(next(names))
+            await team.settled()
+    await team.drained()
+    await team.check()
+    team.check_nobody_was_hurt()
+
+
+@scene
+async def test_what_a_killed_worker_had_is_done_by_others_and_is_in_the_log_once(yard: Yard) -> None:
+    samples: list[float] = []
+    await yard.many(2, lambda team: kills(team, 2, samples), "killed")
+    record(
+        "F1",
+        "short session times",
+        times=len(samples),
+        target=f"recovery p99 <= {DEAD_MS + 1_000} ms",
+        verdict="met" if percentile(samples, 99) <= DEAD_MS + 1_000 else "missed",
+        samples_ms=samples,
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+async def test_a_thousand_kills_at_default_settings_lose_nothing_and_are_made_good_in_five_seconds(
+    yard: Yard,
+) -> None:
+    """Eight groups of three workers, each killed over and over, at any moment."""
+    samples: list[float] = []
+    await yard.many(8, lambda team: kills(team, 125, samples), "killed", environ={})
+    assert len(samples) == 1_000
+    found = record(
+        "F1",
+        "default settings",
+        times=len(samples),
+        target="0 violations; recovery p99 <= 5 s",
+        verdict="met" if percentile(samples, 99) <= RECOVERY_MOST_MS else "missed",
+        samples_ms=samples,
+        said="0 violations",
+        seed=yard.seed,
+    )
+    assert found["p99_ms"] <= RECOVERY_MOST_MS
+
+
+# -- F2 ------------------------------------------------------------------------------------------
+
+
+async def rollings(team: Team, workers: int, count: int, samples: list[float]) -> None:
+    """Replace each worker, one after the other."""
+    numbers = itertools.count()
+    team.hire(*(f"w{next(numbers)}" for _ in range(workers)))
+    await team.settled()
+    async with team.load(per_second=100):
+        for _ in range(count * workers):
+            oldest = min(team.workers, key=lambda each: int(each[1:]))
+            asked = now_ms()
+            leaving = team.ask_to_leave(oldest)
+            assert await team.ended(leaving) == 0, leaving.log()[-3000:]
+            team.hire(f"w{next(numbers)}")
+            await team.settled()
+            samples += [
+                ms for cause, at, ms in await team.rebalances() if cause == "leave" and at >= asked and ms
+            ]
+    await team.drained()
+    await team.check()
+    team.check_nobody_was_hurt()
+    times = Counter(n for call in team.calls() for n in call["n"])
+    assert [n for n, count in times.items() if count > 1] == [], "executed twice"
+    assert set(times) == team.sends.confirmed
+
+
+@scene
+async def test_a_rolling_restart_executes_no_record_twice(yard: Yard) -> None:
+    samples: list[float] = []
+    await yard.many(1, lambda team: rollings(team, 4, 1, samples), "rolling", ledger=True, partitions=8)
+    record(
+        "F2",
+        "one, of 4 workers",
+        times=1,
+        target="handover p99 <= 0.5 s and the batch in hand; no record executed twice",
+        verdict="met" if percentile(samples, 99) <= HANDOVER_MOST_MS + BATCH_MS else "missed",
+        samples_ms=samples,
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+async def test_fifty_rolling_restarts_of_eight_workers_execute_no_record_twice(yard: Yard) -> None:
+    """And the partitions that move stand still for half a second at most, beside the batch in hand."""
+    samples: list[float] = []
+    await yard.many(
+        3, lambda team: rollings(team, 8, 17, samples), "rolling", ledger=True, partitions=16, environ={}
+    )
+    found = record(
+        "F2",
+        "of 8 workers, default settings",
+        times=51,
+        target="handover p99 <= 0.5 s and the batch in hand; no record executed twice",
+        verdict="met" if percentile(samples, 99) <= HANDOVER_MOST_MS + BATCH_MS else "missed",
+        samples_ms=samples,
+        said=f"{len(samples)} workers replaced, none executed twice",
+        seed=yard.seed,
+    )
+    assert found["p99_ms"] <= HANDOVER_MOST_MS + BATCH_MS
+
+
+# -- F3 ------------------------------------------------------------------------------------------
+
+
+async def zombies(team: Team, count: int, samples: list[float]) -> None:
+    """Let a worker sleep until others have its partitions, and wake it."""
+    team.hire("w0", "w1", "w2")
+    await team.settled()
+    async with team.load(per_second=60):
+        for _ in range(count):
+            await asyncio.sleep(team.rng.uniform(0.05, 0.6))
+            victim = team.rng.choice(sorted(team.workers))
+            held = {p: lock.epoch for p, lock in enumerate(await team.locks()) if lock.name == victim}
+            asleep = now_ms()
+            team.workers[victim].signal(signal.SIGSTOP)
+            try:
+                await team.first_commits(asleep, held, above=held)
+                await asyncio.sleep(team.rng.uniform(0, 0.5))
+            finally:
+                team.workers[victim].signal(signal.SIGCONT)
+            awake = now_ms()
+            await team.settled()
+            samples.append(now_ms() - awake)
+    await team.drained()
+    # A commit of who slept would be one of an earlier epoch behind a later one.
+    await team.check()
+    team.check_nobody_was_hurt()
+
+
+@scene
+async def test_nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes(yard: Yard) -> None:
+    samples: list[float] = []
+    await yard.many(2, lambda team: zombies(team, 1, samples), "zombies")
+    record(
+        "F3",
+        "short session times, a few",
+        times=len(samples),
+        target="no commit of a sleeper accepted; rejoin <= 2 s",
+        verdict="met" if max(samples) <= REJOIN_MOST_MS else "missed",
+        samples_ms=samples,
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+async def test_five_hundred_sleepers_commit_nothing_and_are_back_in_two_seconds(yard: Yard) -> None:
+    """They sleep until others have taken their partitions and committed to them."""
+    samples: list[float] = []
+    teams: list[Team] = []
+
+    async def play(team: Team) -> None:
+        teams.append(team)
+        await zombies(team, 63, samples)
+
+    await yard.many(8, play, "zombies")
+    lost = sum(len(team.logged("membership_lost")) for team in teams)
+    found = record(
+        "F3",
+        "short session times",
+        times=len(samples),
+        target="no commit of a sleeper accepted; rejoin <= 2 s",
+        verdict="met" if percentile(samples, 99) <= REJOIN_MOST_MS else "missed",
+        samples_ms=samples,
+        said=f"0 accepted; {lost} memberships lost and joined anew without an end of the process",
+        seed=yard.seed,
+    )
+    assert found["p99_ms"] <= REJOIN_MOST_MS
+
+
+# -- F4, F5, F6: a worker that is busy, or whose heartbeats do not get through ------------------------
+
+
+@scene
+async def test_a_handler_that_blocks_for_longer_than_the_session_moves_nothing(yard: Yard) -> None:
+    """Heartbeats have a thread of their own."""
+    seconds = 3.0
+    async with yard.server() as server, yard.team(server.url, "blocked") as team:
+        team.hire("w0", "w1", ROWS_HANDLER="block", ROWS_HANDLER_S=str(seconds))
+        await team.settled()
+        before = await team.rebalances()
+        await team.send(40)
+        await team.drained()
+        after = await team.rebalances()
+        await team.check()
+        team.check_nobody_was_hurt()
+    assert after == before
+    record(
+        "F4",
+        "blocked for twice the session",
+        times=4,
+        target="no partition moves",
+        verdict="met",
+        said="0 rebalances; each partition's batch blocked its event loop for 3 s",
+    )
+
+
+@scene
+async def test_a_handler_that_holds_the_interpreter_may_lose_its_partitions_and_nothing_else(
+    yard: Yard,
+) -> None:
+    """Not even the thread of the heartbeats runs: the worker looks slow, and is overtaken."""
+    async with yard.server() as server, yard.team(server.url, "held") as team:
+        team.hire("w0", "w1", ROWS_HANDLER="gil", ROWS_HANDLER_S="2.5")
+        await team.settled()
+        async with team.load(per_second=60):
+            await asyncio.sleep(6)
+        await team.drained()
+        await team.check()
+        team.check_nobody_was_hurt()
+        deaths = [each for each in await team.rebalances() if each[0] == "death"]
+        late = team.logged("heartbeats_late")
+    record(
+        "F5",
+        "a regular expression of seconds",
+        times=len(team.sends.confirmed) // 100,
+        target="0 violations; the log names it",
+        verdict="met" if late else "missed",
+        said=f"0 violations; {len(deaths)} overtaken, {len(late)} warnings `heartbeats_late`",
+    )
+
+
+# -- F7: a machine that is too busy -------------------------------------------------------------------
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_200)
+async def test_workers_that_hardly_get_to_run_for_ten_minutes_lose_nothing_for_it(yard: Yard) -> None:
+    """Four busy processes beside workers at nice 19. All are of one session, which is what nice is within."""
+    minutes = float(os.environ.get("STREAMWORKER_MINUTES", "10"))
+    async with yard.server() as server, yard.team(server.url, "starved", environ={}) as team:
+        team.hire("w0", "w1", "w2", "w3")
+        await team.settled()
+        before = await team.rebalances()
+        for worker in team.workers.values():
+            be_nice(worker.pid)
+        burners = [yard.forge.fork(f"burner{n}", {"ROWS_APP": "starved", "ROWS_BURN": "1"}) for n in range(4)]
+        try:
+            async with team.load(per_second=8):
+                await asyncio.sleep(60 * minutes)
+            shares = [psutil.Process(worker.pid).cpu_times() for worker in team.workers.values()]
+        finally:
+            for burner in burners:
+                burner.signal(signal.SIGKILL)
+        moved = [each for each in await team.rebalances() if each not in before]
+        await team.drained()
+        await team.check()
+        team.check_nobody_was_hurt()
+    seconds = sum(share.user + share.system for share in shares)
+    found = record(
+        "F7",
+        f"4 busy processes beside 4 workers at nice 19, {minutes:.0f} minutes",
+        times=1,
+        target="<= 2 rebalances in 10 minutes, none without a cause",
+        verdict="met" if len(moved) <= 2 else "missed",
+        said=f"{len(moved)} rebalances; all four workers had {seconds:.0f} s of a core",
+    )
+    assert found["verdict"] == "met", moved
+
+
+def be_nice(pid: int) -> None:
+    """Let all threads of a process run only when nobody else wants to."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
+
+
+# -- F27 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_fifty_workers_that_join_at_once_come_to_one_assignment(yard: Yard) -> None:
+    """The limits are those of tests/rebalance/test_many_workers.py."""
+    rounds = [await run_herd(workers=50, partitions=64) for _ in range(3)]
+    agreed = [each.agree_ms or 60_000 for each in rounds]
+    commands = max(each.commands_a_worker for each in rounds)
+    generations = max(each.generations for each in rounds)
+    record(
+        "F27",
+        "50 workers on 64 partitions, 3 rounds",
+        times=150,
+        target="agreed <= 3 s; <= 40 commands a worker; <= 3 versions of the assignment",
+        verdict="met" if max(agreed) <= 3_000 and commands <= 40 and generations <= 3 else "missed",
+        samples_ms=agreed,
+        said=f"{commands:.0f} commands a worker, {generations} versions at most",
+    )
+
+
+# -- F28, F29, F30 ---------------------------------------------------------------------------------
+
+
+@scene
+async def test_a_member_that_comes_and_goes_leaves_others_their_work(yard: Yard) -> None:
+    await flaps(yard, rounds=3, window_s=2.0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_member_that_comes_and_goes_for_minutes_costs_a_fifth_of_the_work_at_most(yard: Yard) -> None:
+    assert await flaps(yard, rounds=60, window_s=20.0) >= 0.8
+
+
+async def flaps(yard: Yard, *, rounds: int, window_s: float) -> float:
+    """Return the part of what is done in quiet that is done while a member joins and leaves all the time."""
+    # Handlers that wait decide the pace, so that the machine does not.
+    environ = {**FAST, "ROWS_BATCH": "5", "ROWS_HANDLER_S": "0.05"}
+    async with yard.server() as server, yard.team(server.url, "flapping", environ=environ) as team:
+        team.hire("w0", "w1")
+        await team.settled()
+        per_second = 0.9 * 4 * 5 / 0.05
+        await team.send(round(per_second * (3 * window_s + 2 * rounds)))
+
+        async def pace(work: float) -> float:
+            await team.read_logs()
+            before, since = committed(team), time.monotonic()
+            await asyncio.sleep(work)
+            await team.read_logs()
+            return (committed(team) - before) / (time.monotonic() - since)
+
+        quiet = await pace(window_s)
+        await team.read_logs()
+        before, since = committed(team), time.monotonic()
+        for number in range(rounds):
+            team.hire(f"flap{number}")
+            await asyncio.sleep(DEAD_MS / 2000)
+            leaving = team.ask_to_leave(f"flap{number}")
+            await asyncio.sleep(DEAD_MS / 2000)
+            assert await team.ended(leaving) == 0
+        await team.read_logs()
+        flapping = (committed(team) - before) / (time.monotonic() - since)
+        await team.drained(PATIENCE_S + 3 * window_s + 2 * rounds)
+        await team.check()
+        team.check_nobody_was_hurt()
+    part = flapping / quiet
+    record(
+        "F28",
+        f"joins and leaves every {DEAD_MS // 2} ms, {rounds} times",
+        times=rounds,
+        target="the others keep 80% of their pace",
+        verdict="met" if part >= 0.8 else "missed",
+        said=f"{part:.0%}",
+    )
+    return part
+
+
+def committed(team: Team) -> int:
+    """Return the rows that were read of the acked logs."""
+    last = [entries[-1] for entries in team.entries.values() if entries]
+    return sum(entry.rows_before + int(entry.fields[b"rows"]) for entry in last)
+
+
+@scene
+async def test_who_comes_back_to_an_empty_group_does_not_wait(yard: Yard) -> None:
+    await returns(yard, rounds=2, records=1_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_ten_thousand_records_that_waited_for_anybody_are_begun_within_a_second(yard: Yard) -> None:
+    assert max(await returns(yard, rounds=20, records=10_000)) <= 1_000
+
+
+async def returns(yard: Yard, *, rounds: int, records: int) -> list[float]:
+    """Let all leave, send, let all come again; return how long the first commit took."""
+    samples: list[float] = []
+    async with yard.server() as server, yard.team(server.url, "empty", environ={"ROWS_BATCH": "500"}) as team:
+        team.hire("w0", "w1", "w2")
+        await team.settled()
+        for number in range(rounds):
+            leaving = [team.ask_to_leave(name) for name in list(team.workers)]
+            assert [await team.ended(worker) for worker in leaving] == [0, 0, 0]
+            await team.send(records)
+            started = now_ms()
+            team.hire(*(f"w{number}-{each}" for each in range(3)))
+            samples.append(min((await team.first_commits(started, [0])).values()) - started)
+            await team.settled()
+        await team.drained()
+        await team.check()
+        team.check_nobody_was_hurt()
+    record(
+        "F29",
+        f"all leave, {records} records are sent, all come",
+        times=rounds,
+        target="first commit <= 1 s after the start",
+        verdict="met" if max(samples) <= 1_000 else "missed",
+        samples_ms=samples,
+        why="of a process that has loaded Python and what it imports already",
+    )
+    return samples
+
+
+@scene
+async def test_of_those_who_stand_by_one_takes_over(yard: Yard) -> None:
+    await standbys(yard, workers=6, partitions=4, rounds=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_eight_who_stand_by_take_over_in_time(yard: Yard) -> None:
+    assert percentile(await standbys(yard, workers=24, partitions=16, rounds=50), 99) <= DEAD_MS + 1_000
+
+
+async def standbys(yard: Yard, *, workers: int, partitions: int, rounds: int) -> list[float]:
+    """Kill one that works, over and over; return how long its partition stood still."""
+    samples: list[float] = []
+    async with yard.server() as server, yard.team(server.url, "standby", partitions=partitions) as team:
+        team.hire(*(f"w{number}" for number in range(workers)))
+        await team.settled()
+        async with team.load(per_second=20 * partitions):
+            for number in range(rounds):
+                p = team.rng.randrange(partitions)
+                lock = (await team.locks())[p]
+                killed = now_ms()
+                team.kill(lock.name)
+                at = await team.first_commits(killed, [p], above={p: lock.epoch})
+                samples.append(at[p] - killed)
+                team.hire(f"spare{number}")
+                await team.settled()
+        await team.drained()
+        await team.check()
+        team.check_nobody_was_hurt()
+    record(
+        "F30",
+        f"{workers} workers on {partitions} partitions",
+        times=rounds,
+        target=f"a standby takes over <= {DEAD_MS + 1_000} ms; nobody ends",
+        verdict="met" if percentile(samples, 99) <= DEAD_MS + 1_000 else "missed",
+        samples_ms=samples,
+    )
+    return samples
+
+
+# -- F31 -------------------------------------------------------------------------------------------
+
+
+@scene
+async def test_a_worker_that_wants_more_partitions_is_refused_and_the_others_go_on(yard: Yard) -> None:
+    async with yard.server() as server, yard.team(server.url, "grown", partitions=16) as team:
+        team.hire("w0", "w1")
+        await team.settled()
+        async with team.load(per_second=100):
+            team.hire("larger", ROWS_PARTITIONS="24")
+            larger = team.workers.pop("larger")
+            code = await team.ended(larger)
+        await team.drained()
+        await team.check()
+        assert [worker for worker in team.workers.values() if worker.code is not None] == []
+    assert code not in {0, None}
+    assert "16" in larger.log() and "24" in larger.log()
+    record(
+        "F31",
+        "16 partitions, a worker with 24",
+        times=1,
+        target="0 inversions; who has another number refuses",
+        verdict="refused",
+        said="the worker with 24 ends and says why; the others go on in order",
+        why="partitions are not added while workers run, except under `claim`",
+    )
