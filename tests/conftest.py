@@ -4,14 +4,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
 from tests.helpers import WorkerProcess
-from tests.raw import opened
+from tests.raw import close_clusters, opened
 
 REDIS_SERVER = shutil.which("redis-server")
 NO_REDIS_SERVER = (
@@ -27,6 +27,10 @@ ALONE = {
     "dev/test_demo.py": "its verdict has times in it",
 }
 """What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""
+
+ON_A_CLUSTER = {"test_commit", "test_membership", "test_snapshot", "test_trim"}
+"""Modules of tests/contract that are tried on a Cluster in the default suite; the others with the marker
+``soak``, since a test takes three times as long there."""
 
 COMPUTES_FOR_A_MINUTE = "test_a_handler_that_blocks_or_computes_for_a_minute_causes_no_rebalance"
 """Stays beside others: it has default timeouts, and is about workers that hardly get to run."""
@@ -51,9 +55,10 @@ def pytest_report_header() -> str | None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what lies in tests/contract on both servers, and on a Cluster what is not about one server."""
     if CONTRACT in metafunc.definition.path.parents and "server" in metafunc.fixturenames:
-        servers = ["valkey", "redis7"]
+        servers: list[Any] = ["valkey", "redis7"]
         if not metafunc.definition.get_closest_marker("one_server"):
-            servers.append("cluster")
+            is_short = metafunc.definition.path.stem in ON_A_CLUSTER
+            servers.append(pytest.param("cluster", marks=() if is_short else pytest.mark.soak))
         metafunc.parametrize("server", servers, indirect=True, scope="session")
 
 
@@ -104,6 +109,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
     """Three primaries with a replica each, for the whole run."""
     with EmbeddedCluster() as nodes:
         yield nodes
+        close_clusters()
 
 
 @pytest.fixture(scope="session")

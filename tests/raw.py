@@ -51,20 +51,26 @@ def _together(answers: list[Any]) -> Any:
     return first
 
 
-def raw_client(url: str) -> "redis.Redis | RawCluster":
-    """Return a plain client for a URL."""
-    if not kind_of(url):
-        return redis.Redis.from_url(url, protocol=2)
-    seeds = [redis.connection.parse_url(each) for each in each_server(url)]
-    nodes = [ClusterNode(seed["host"], seed["port"]) for seed in seeds]
-    return RawCluster(startup_nodes=nodes, password=seeds[0].get("password"), protocol=2)
+_clusters: dict[str, RawCluster] = {}
+"""Clients that stay open: to ask three nodes for what they know takes longer than most tests."""
 
 
 @contextlib.contextmanager
 def opened(url: str) -> Iterator[Any]:
-    """Open a plain client."""
-    client = raw_client(url)
-    try:
-        yield client
-    finally:
-        client.close()
+    """Open a plain client; that of a Cluster stays open until :func:`close_clusters`."""
+    if not kind_of(url):
+        with redis.Redis.from_url(url, protocol=2) as client:
+            yield client
+        return
+    if url not in _clusters:
+        seeds = [redis.connection.parse_url(each) for each in each_server(url)]
+        nodes = [ClusterNode(seed["host"], seed["port"]) for seed in seeds]
+        password = seeds[0].get("password")
+        _clusters[url] = RawCluster(startup_nodes=nodes, password=password, protocol=2)
+    yield _clusters[url]
+
+
+def close_clusters() -> None:
+    """Close what stays open."""
+    while _clusters:
+        _clusters.popitem()[1].close()

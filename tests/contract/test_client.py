@@ -38,7 +38,7 @@ from streamworker.spark.options import parse_options
 from tests.contract.support import GROUP, STREAM, Group, request, url_of_user
 from tests.helpers import wait_for_async
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
 
 SECRET = "canary-Pa55word"
 

@@ -219,6 +219,7 @@ async def test_the_server_tells_which_connections_it_still_has(group: Group) -> 
     assert await membership.connected(group.backend, []) == set()
 
 
+@pytest.mark.one_server  # two groups by one read; on a Cluster each has a read of its own
 async def test_messages_are_posted_and_waited_for(group: Group, raw: "redis.Redis") -> None:
     """A listener starts at the newest, and gets those of all its groups, oldest first."""
     await control.post(group.backend, GROUP, [{"kind": "old"}])

@@ -13,7 +13,7 @@ from streamworker.testing.planted import PLANTS
 from tests.contract.clocked import ClockedBackend
 from tests.contract.twins import OF_PROTOCOLS, Difference, Step, Twins, draw
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
 
 SEEDS = 10
 STEPS = 160

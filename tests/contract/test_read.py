@@ -12,7 +12,7 @@ from streamworker.redisio.client import Backend
 from tests.contract.support import STREAM, Group, url_of_user
 from tests.helpers import wait_for_async
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
 
 
 async def test_a_read_brings_what_follows_each_position(group: Group) -> None:

@@ -1,0 +1,84 @@
+"""Real workers on a Cluster: they process, forward and share, while slots move and primaries die."""
+
+import time
+
+import pytest
+
+from tests.cluster.support import (
+    KEYS,
+    ClusterScene,
+    fail_over,
+    is_primary,
+    move_slot,
+    primary_of,
+)
+from tests.helpers import wait_for
+from tests.rebalance.scene import FAST
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_workers_process_forward_and_share_on_a_cluster(scene: ClusterScene) -> None:
+    """A second worker joins while records come, a third dies: nothing is lost, doubled or out of order."""
+    places = {primary_of(scene.cluster, KEYS.events(p)).port for p in range(scene.partitions)}
+    assert len(places) > 1, "the partitions are on several nodes"
+    first = scene.worker("w1", **FAST)
+    scene.wait_for_owners({"w1": 8})
+    with scene.remembered_load(400):
+        second = scene.worker("w2", **FAST)
+        scene.wait_for_owners({"w1": 4, "w2": 4})
+        second.kill()
+        scene.wait_for_owners({"w1": 8})
+    scene.wait_until_drained()
+    scene.check_log()
+    first.terminate()
+    assert first.wait() == 0
+
+
+def test_slots_move_while_events_flow(scene: ClusterScene) -> None:
+    """Of partitions and of the membership: nothing is lost or doubled, and nobody rebalances."""
+    scene.worker("w1", **FAST)
+    scene.worker("w2", **FAST)
+    scene.wait_for_owners({"w1": 4, "w2": 4})
+    generation = scene.snapshot().generation
+    with scene.remembered_load(400) as told:
+        wait_for(lambda: len(told.places) > 200, "records flow")
+        for key in (KEYS.events(0), KEYS.members, KEYS.events(1), KEYS.events(2)):
+            source = primary_of(scene.cluster, key)
+            target = next(node for node in scene.cluster.nodes if is_primary(node) and node is not source)
+            assert move_slot(scene.cluster, key, target, pause_s=0.05) >= 3
+            assert primary_of(scene.cluster, key) is target
+        time.sleep(0.5)
+    assert told.unknown == []
+    scene.wait_until_drained()
+    assert scene.check_log() == []
+    assert scene.snapshot().generation == generation
+    print(f"the slowest send while four slots moved took {told.slowest_s:.2f} s")
+
+
+@pytest.mark.parametrize("what", ["membership", "partitions"])
+def test_a_primary_dies_while_events_flow(scene: ClusterScene, what: str) -> None:
+    """Its replica takes over: no two owners commit, and what it had not received is reported by its ids."""
+    scene.worker("w1", **FAST)
+    scene.worker("w2", **FAST)
+    scene.wait_for_owners({"w1": 4, "w2": 4})
+    key = KEYS.members if what == "membership" else KEYS.events(0)
+    victim = primary_of(scene.cluster, key)
+    with scene.remembered_load(400) as told:
+        wait_for(lambda: len(told.places) > 200, "records flow")
+        took_s = fail_over(scene.cluster, victim)
+        back_s = time.monotonic()
+        wait_for(lambda: moves_on(scene, back_s), "every partition runs again", 20)
+        took_on_s = time.monotonic() - back_s
+        time.sleep(0.5)
+    scene.wait_until_drained()
+    gone = scene.check_log(may_lose=True)
+    print(
+        f"failover after {took_s:.2f} s, all partitions ran {took_on_s:.2f} s later; "
+        f"{len(gone)} of {len(told.places)} confirmed records were lost, and reported"
+    )
+
+
+def moves_on(scene: ClusterScene, since_s: float) -> bool:
+    """Whether every partition began a batch after a moment."""
+    return len({call.partition for call in scene.calls() if call.start > since_s}) == scene.partitions
