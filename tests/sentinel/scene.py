@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from streamworker.runtime.ledger import LostSends
 
 from streamworker import App
 from streamworker.core.entries import EntryId
@@ -18,10 +17,11 @@ from streamworker.errors import StreamworkerError
 from streamworker.redisio.ackedlog import decode_entry, deserialize_schema
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.ledger import LostSends
 from streamworker.runtime.producer import Producer, Sent
 from streamworker.settings import Settings
 from tests.conftest import SpawnWorker
-from tests.helpers import wait_for
+from tests.helpers import WorkerProcess, wait_for
 from tests.rebalance.ledger_app import Item
 from tests.rebalance.scene import Scene
 from tests.sentinel.trio import Trio
@@ -74,6 +74,10 @@ class FailoverScene(Scene):
         super().__init__(trio.url, spawn, folder, partitions)
         self.trio = trio
         self.keys = GroupKeys("ledger", "items", "record")
+
+    def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
+        """Start one worker."""
+        return super().worker(name, *arguments, STREAMWORKER_REDIS_URL=self.url, **environ)
 
     @contextmanager
     def flow(self, per_second: int = 400) -> Iterator[Flow]:
