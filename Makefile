@@ -2,6 +2,7 @@
 #
 #   make demo     the whole system on real data, about a minute
 #   make test     all tests but the soak tests
+#   make soak     faults of all kinds at random for four minutes, and mistakes that must be caught by it
 #   make lint     ruff: rules and format
 #   make types    mypy --strict
 #   make docs     write the generated pages of docs/ anew
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs bench bench-check clean
+.PHONY: help demo test soak lint types docs bench bench-check clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -36,6 +37,9 @@ test: $(READY)
 	$(PY) -m pytest -m "not soak and alone" || status=$$?; \
 	$(PY) -m pytest -m "not soak and not alone" -n 3 --dist loadfile || status=$$?; \
 	exit $$status
+
+soak: $(READY)
+	$(PY) -m pytest -m soak -s tests/chaos/test_soak.py
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -90,13 +90,13 @@ class Forge:
         """Process id of what is forked."""
         return self._process.pid
 
-    def fork(self, name: str, environ: Mapping[str, str]) -> Forked:
-        """Start a worker."""
+    def fork(self, name: str, environ: Mapping[str, str], log_path: Path | None = None) -> Forked:
+        """Start a worker, whose log goes to a file: one of its name if none is given."""
         assert self._process.stdin is not None
         with self._changed:
             self._orders += 1
             order = self._orders
-        log_path = self._folder / f"{environ.get('ROWS_APP', 'worker')}-{name}.log"
+        log_path = log_path or self._folder / f"{name}.log"
         words = {"order": order, "name": name, "environ": dict(environ), "log": str(log_path)}
         self._process.stdin.write(json.dumps(words).encode() + b"\n")
         self._process.stdin.flush()

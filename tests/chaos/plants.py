@@ -92,7 +92,7 @@ def unanswered_commits_count_as_done() -> None:
             for request, reply in zip(requests, replies, strict=True)
         ]
 
-    committer.commit_many = hopeful
+    vars(committer)["commit_many"] = hopeful
 
 
 PLANTS: dict[str, Plant] = {

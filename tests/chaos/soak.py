@@ -209,7 +209,12 @@ class Soak:
     def _start_worker(self, name: str) -> Running:
         self._starts[name] += 1
         environ = {**self._environ(name), "CHAOS_PLANT": self.plan.plant}
-        return self._forge.fork(f"{name}.{self._starts[name]}", environ)
+        # A file for each start: a worker that is killed may leave half a line.
+        log_path = self._worker_log(name)
+        return self._forge.fork(f"{name}.{self._starts[name]}", environ, log_path)
+
+    def _worker_log(self, name: str) -> Path:
+        return self._history / f"{name}.{self._starts[name]}.log"
 
     def _start_producer(self, name: str) -> Running:
         plan = self.plan
@@ -314,8 +319,8 @@ class Soak:
         self._recorder.write("died", name=slot.name, code=code, last=" / ".join(lines[-3:])[-600:])
 
     def _log_of(self, slot: Slot) -> str:
-        name = f"worker-{slot.name}.{self._starts[slot.name]}.log" if slot.is_worker else f"{slot.name}.txt"
-        return (self._history / name).read_text("utf-8", "replace")
+        path = self._worker_log(slot.name) if slot.is_worker else self._history / f"{slot.name}.txt"
+        return path.read_text("utf-8", "replace")
 
     # -- the end ---------------------------------------------------------------------------------
 
