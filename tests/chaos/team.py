@@ -140,6 +140,7 @@ class Team:
         self.issued = 0
         """Records that were given a number to be sent."""
         self.keys = GroupKeys(name, STREAM, PROCESSOR)
+        self._folder = folder
         self._ledger = folder / f"{name}-ledger" if ledger else None
         if self._ledger:
             self._ledger.mkdir()
@@ -172,7 +173,8 @@ class Team:
         """Start workers."""
         for name in names:
             self._given[name] = environ
-            worker = self.forge.fork(name, {**self._environ, **environ})
+            log_path = self._folder / f"{self.name}-{name}.log"
+            worker = self.forge.fork(name, {**self._environ, **environ}, log_path)
             self.workers[name] = worker
             self.all_workers.append(worker)
 
@@ -416,6 +418,10 @@ class Team:
     async def check(self) -> None:
         """Nothing lost, nothing twice, in order, a chain, and one owner for each epoch."""
         await self._read_all()
+        await self.check_entries()
+
+    async def check_entries(self) -> None:
+        """Judge what was read of the logs so far."""
         schemas = await self._schemas()
         numbers: list[int] = []
         for p, entries in self.entries.items():

@@ -17,9 +17,7 @@ from streamworker.core.membership import Membership
 from streamworker.errors import CoordinationError
 from tests.chaos.figures import percentile, record
 from tests.chaos.team import FAST, Team, now_ms
-from tests.chaos.yard import Yard, scene, together, yard
-
-__all__ = ["together", "yard"]
+from tests.chaos.yard import Yard, scene
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -119,12 +117,14 @@ async def many_corrupts(yard: Yard, teams: int, count: int) -> None:
 
 @scene
 async def test_a_damaged_membership_ends_nobody_and_is_made_anew_when_it_is_deleted(yard: Yard) -> None:
+    """All go on with what they have, say what is wrong, and wait for somebody who knows."""
     await many_corrupts(yard, 1, 5)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
 async def test_two_hundred_damaged_memberships_end_nobody(yard: Yard) -> None:
+    """Drawn from sixteen kinds of damage."""
     await many_corrupts(yard, 4, 50)
 
 
@@ -195,12 +195,14 @@ async def many_poisons(yard: Yard, teams: int, count: int) -> list[float]:
 
 @scene
 async def test_entries_that_are_no_records_hold_nobody_up(yard: Yard) -> None:
+    """Each goes to the dead letters; what is behind it is committed."""
     await many_poisons(yard, 1, 15)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_a_thousand_entries_that_are_no_records_hold_nobody_up_for_a_second(yard: Yard) -> None:
+    """From its XADD to the first commit of an entry behind it."""
     assert percentile(await many_poisons(yard, 4, 250), 99) <= 1_000
 
 
@@ -307,12 +309,14 @@ EVERY_CASE = [(kind, wrong) for kind in (*sorted(PARTITIONS_OWN), *sorted(STOPS_
 
 @scene
 async def test_a_key_of_another_type_stops_no_other_partition(yard: Yard) -> None:
+    """Some cases, drawn."""
     await many_wrong_types(yard, 2, yard.rng("types").sample(EVERY_CASE, 6))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
 async def test_no_key_of_any_other_type_stops_another_partition(yard: Yard) -> None:
+    """Each kind of key and each type."""
     await many_wrong_types(yard, 4, EVERY_CASE)
 
 
@@ -321,6 +325,7 @@ async def test_no_key_of_any_other_type_stops_another_partition(yard: Yard) -> N
 
 @scene
 async def test_workers_whose_clocks_are_wrong_do_what_the_others_do(yard: Yard) -> None:
+    """All times that are compared are the server's."""
     shifts = (3_600, -3_600, 86_400, -86_400)
     samples: list[float] = []
     async with yard.server() as server, yard.team(server.url, "clocks") as team:
@@ -409,12 +414,14 @@ async def many_without_control(yard: Yard, teams: int, count: int) -> list[float
 
 @scene
 async def test_members_agree_without_any_message(yard: Yard) -> None:
+    """Each heartbeat tells the generation, so a lost message costs one heartbeat."""
     await many_without_control(yard, 1, 2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_members_agree_in_time_without_any_message_a_hundred_times(yard: Yard) -> None:
+    """Fifty joins and fifty leaves."""
     assert percentile(await many_without_control(yard, 5, 10), 99) <= SESSION_MS + 1_000
 
 
@@ -423,12 +430,14 @@ async def test_members_agree_in_time_without_any_message_a_hundred_times(yard: Y
 
 @scene
 async def test_a_source_that_is_deleted_or_made_anew_lower_is_noticed_and_named(yard: Yard) -> None:
+    """A read that waits would wait for ever."""
     await vanished(yard, 2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_every_source_of_many_that_vanishes_is_noticed_in_time(yard: Yard) -> None:
+    """At any moment between two looks."""
     assert max(await vanished(yard, 40)) <= 12_000
 
 

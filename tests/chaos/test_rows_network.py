@@ -15,9 +15,7 @@ from streamworker.redisio.client import Backend
 from tests.chaos.figures import percentile, record
 from tests.chaos.proxy import Proxy, proxied
 from tests.chaos.team import FAST, Team, now_ms
-from tests.chaos.yard import Yard, gathered, scene, together, yard
-
-__all__ = ["together", "yard"]
+from tests.chaos.yard import Yard, gathered, scene
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -48,6 +46,7 @@ class HeartbeatProxy(Proxy):
 async def test_a_worker_whose_heartbeats_alone_are_lost_begins_nothing_before_it_is_removed(
     yard: Yard,
 ) -> None:
+    """It stops by its own clock, though all else works."""
     margins: list[float] = []
     async with yard.server() as server, yard.team(server.url, "silent", ledger=True) as team:
         proxy = HeartbeatProxy(server.url)
@@ -132,17 +131,20 @@ async def many_cuts(yard: Yard, teams: int, count: int) -> list[float]:
 async def test_a_worker_that_is_cut_off_is_taken_over_from_and_what_it_sends_late_is_refused(
     yard: Yard,
 ) -> None:
+    """The server holds its connections for alive: it counts as slow, not as dead."""
     await many_cuts(yard, 1, 2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
 async def test_two_hundred_workers_that_are_cut_off_are_taken_over_from_in_time(yard: Yard) -> None:
+    """One of three, over and over."""
     assert percentile(await many_cuts(yard, 8, 25), 99) <= SLOW_MS + 1_000
 
 
 @scene
 async def test_a_slow_network_moves_nothing(yard: Yard) -> None:
+    """At default settings."""
     await slow(yard, 200, seconds=6.0)
 
 
@@ -150,6 +152,7 @@ async def test_a_slow_network_moves_nothing(yard: Yard) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rtt_ms", [20, 200, 1_000])
 async def test_a_network_that_stays_slow_moves_nothing(yard: Yard, rtt_ms: int) -> None:
+    """For a minute, at default settings."""
     assert await slow(yard, rtt_ms, seconds=60.0) == 0
 
 
@@ -222,12 +225,14 @@ async def many_swizzles(yard: Yard, teams: int, count: int) -> list[float]:
 
 @scene
 async def test_workers_that_are_cut_off_and_back_in_any_order_end_up_at_work(yard: Yard) -> None:
+    """All of them at once, for a while."""
     await many_swizzles(yard, 1, 1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
 async def test_a_hundred_rounds_of_cutting_off_in_any_order_end_with_all_at_work(yard: Yard) -> None:
+    """Of four workers each."""
     assert len(await many_swizzles(yard, 5, 20)) == 100
 
 
@@ -282,12 +287,14 @@ async def many_lost_replies(yard: Yard, teams: int, count: int) -> int:
 
 @scene
 async def test_answers_that_are_lost_duplicate_nothing(yard: Yard) -> None:
+    """Nobody knows what became of the call: it is made again."""
     await many_lost_replies(yard, 1, 40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
 async def test_a_thousand_answers_that_are_lost_duplicate_nothing(yard: Yard) -> None:
+    """Of commits, acquisitions, heartbeats and sends."""
     assert await many_lost_replies(yard, 4, 250) >= 1_000
 
 
@@ -296,12 +303,14 @@ async def test_a_thousand_answers_that_are_lost_duplicate_nothing(yard: Yard) ->
 
 @scene
 async def test_no_answer_is_taken_for_another_calls_however_connections_break(yard: Yard) -> None:
+    """Each call gets its own answer or none."""
     await echoes(yard, 1_000)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_no_answer_of_ten_thousand_is_taken_for_another_calls(yard: Yard) -> None:
+    """On four connections, several calls at a time."""
     await echoes(yard, 10_000)
 
 

@@ -21,9 +21,7 @@ from streamworker.dev.server import EmbeddedServer
 from tests.chaos.figures import percentile, record
 from tests.chaos.proxy import proxied
 from tests.chaos.team import Team, now_ms
-from tests.chaos.yard import Yard, gathered, scene, together, yard
-
-__all__ = ["together", "yard"]
+from tests.chaos.yard import Yard, gathered, scene
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -86,12 +84,14 @@ async def many_restarts(yard: Yard, teams: int, count: int) -> list[float]:
 
 @scene
 async def test_a_restart_with_its_data_loses_and_repeats_nothing(yard: Yard) -> None:
+    """Killed, and asked to end."""
     await many_restarts(yard, 1, 3)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
 async def test_two_hundred_restarts_lose_nothing_and_are_over_in_two_seconds(yard: Yard) -> None:
+    """From the first PONG until each partition is committed to again."""
     assert percentile(await many_restarts(yard, 5, 40), 99) <= RESUME_MOST_MS
 
 
@@ -148,12 +148,14 @@ async def many_emptied(yard: Yard, teams: int, count: int) -> list[float]:
 async def test_workers_begin_anew_when_all_data_is_gone_and_commit_nothing_of_the_former_life(
     yard: Yard,
 ) -> None:
+    """What was in hand is refused: its lock is gone."""
     await many_emptied(yard, 1, 2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
 async def test_a_hundred_servers_that_lost_all_are_worked_on_again_in_three_seconds(yard: Yard) -> None:
+    """By FLUSHALL, and by restarts without files."""
     assert percentile(await many_emptied(yard, 5, 20), 99) <= REJOIN_MOST_MS
 
 
@@ -224,12 +226,14 @@ async def power_losses(yard: Yard, teams: int, count: int) -> None:
 
 @scene
 async def test_what_is_left_after_a_loss_of_power_fits_together(yard: Yard) -> None:
+    """Source, checkpoint and log go back to one moment."""
     await power_losses(yard, 1, 2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
 async def test_what_is_left_after_a_hundred_losses_of_power_fits_together(yard: Yard) -> None:
+    """Cut at any byte."""
     await power_losses(yard, 5, 20)
 
 
@@ -314,12 +318,14 @@ async def freezes(yard: Yard, *, seconds: float, count: int) -> list[float]:
 
 @scene
 async def test_a_server_that_hangs_is_waited_for_and_nothing_moves(yard: Yard) -> None:
+    """Nobody can beat, so nobody is thought dead."""
     await freezes(yard, seconds=4.0, count=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
 async def test_a_server_that_hangs_for_half_a_minute_is_worked_on_again_in_two_seconds(yard: Yard) -> None:
+    """Three times the session timeout."""
     assert percentile(await freezes(yard, seconds=30.0, count=10), 99) <= RESUME_MOST_MS
 
 
@@ -328,6 +334,7 @@ async def test_a_server_that_hangs_for_half_a_minute_is_worked_on_again_in_two_s
 
 @scene
 async def test_scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody(yard: Yard) -> None:
+    """Not even by a warning in a log."""
     async with yard.server() as server, yard.team(server.url, "forgotten") as team:
         team.hire("w0", "w1")
         await team.settled()
@@ -365,6 +372,7 @@ def warnings_of(team: Team) -> list[str]:
 
 @scene
 async def test_a_server_busy_with_a_script_of_somebody_is_waited_for(yard: Yard) -> None:
+    """It answers BUSY to all else meanwhile."""
     samples = []
     async with yard.server() as server, yard.team(server.url, "busy", environ={}) as team:
         await team.raw.config_set("busy-reply-threshold", 200)
@@ -402,12 +410,14 @@ async def _spin(url: str) -> None:
 
 @scene
 async def test_full_memory_refuses_who_sends_and_loses_nothing_that_was_confirmed(yard: Yard) -> None:
+    """A send that was refused was not written."""
     await full_memory(yard, rounds=2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_all_is_done_five_seconds_after_there_is_memory_again(yard: Yard) -> None:
+    """Over and over, on one server."""
     assert max(await full_memory(yard, rounds=30)) <= 5_000
 
 
@@ -497,12 +507,14 @@ async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_
 
 @scene
 async def test_a_full_disk_stops_all_and_loses_nothing(yard: Yard) -> None:
+    """The server takes no writes; a send that was refused was not written."""
     await full_disk(yard, rounds=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_work_goes_on_three_seconds_after_there_is_disk_again(yard: Yard) -> None:
+    """Over and over, on one server."""
     assert max(await full_disk(yard, rounds=20)) <= REJOIN_MOST_MS
 
 

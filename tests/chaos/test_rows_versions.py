@@ -10,9 +10,7 @@ import pytest
 from tests.chaos.figures import record
 from tests.chaos.forked import ROOT, Forge
 from tests.chaos.team import now_ms
-from tests.chaos.yard import Yard, yard
-
-__all__ = ["yard"]
+from tests.chaos.yard import Yard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

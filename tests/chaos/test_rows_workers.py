@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,9 +19,7 @@ import pytest
 from streamworker.dev.herd import run_herd
 from tests.chaos.figures import percentile, record
 from tests.chaos.team import FAST, PATIENCE_S, Team, now_ms
-from tests.chaos.yard import Yard, scene, together, yard
-
-__all__ = ["together", "yard"]
+from tests.chaos.yard import Yard, scene
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -30,6 +29,42 @@ DEAD_MS = int(FAST["STREAMWORKER_DEAD_AFTER_MS"])
 RECOVERY_MOST_MS = 5_000
 REJOIN_MOST_MS = 2_000
 HANDOVER_MOST_MS = 500
+
+
+# -- the judge -------------------------------------------------------------------------------------
+
+
+@scene
+async def test_a_log_that_was_tampered_with_is_not_passed(yard: Yard) -> None:
+    """Whoever judges all that follows notices what it is there for."""
+    async with yard.server() as server, yard.team(server.url, "judged") as team:
+        team.hire("w0", "w1")
+        await team.settled()
+        await team.send(400)
+        await team.drained()
+        await team.check()
+        true = {p: list(entries) for p, entries in team.entries.items()}
+        log = true[0]
+        assert len(log) >= 3
+        rows = int(log[-1].fields[b"rows"])
+        again = replace(log[-1], id=b"%d-0" % (log[-1].rows_before + 2 * rows))
+        plants = {
+            "rows were before it": ([log[0], *log[2:]], [log[1], log[0], *log[2:]]),
+            "epoch .* after": ([*log[:-1], replace(log[-1], epoch=log[-1].epoch - 1)],),
+            "two owners": ([*log[:-1], replace(log[-1], owner="other.1")],),
+            "begins before": ([*log, again],),
+            "went back": ([*log, replace(again, prev=log[-1].last)],),
+            "confirmed and lost": (log[:-1],),
+        }
+        for says, logs in plants.items():
+            for planted in logs:
+                team.entries = {**true, 0: planted}
+                with pytest.raises(AssertionError, match=says):
+                    await team.check_entries()
+        team.entries = true
+        team.sends.refused.add(0)
+        with pytest.raises(AssertionError, match="refused and in the log"):
+            await team.check_entries()
 
 
 # -- F1 ------------------------------------------------------------------------------------------
@@ -58,6 +93,7 @@ async def kills(team: Team, count: int, samples: list[float]) -> None:
 
 @scene
 async def test_what_a_killed_worker_had_is_done_by_others_and_is_in_the_log_once(yard: Yard) -> None:
+    """Killed at any moment, with batches in hand."""
     samples: list[float] = []
     await yard.many(2, lambda team: kills(team, 2, samples), "killed")
     record(
@@ -121,6 +157,7 @@ async def rollings(team: Team, workers: int, count: int, samples: list[float]) -
 
 @scene
 async def test_a_rolling_restart_executes_no_record_twice(yard: Yard) -> None:
+    """The workers' own ledgers say so."""
     samples: list[float] = []
     await yard.many(1, lambda team: rollings(team, 4, 1, samples), "rolling", ledger=True, partitions=8)
     record(
@@ -184,6 +221,7 @@ async def zombies(team: Team, count: int, samples: list[float]) -> None:
 
 @scene
 async def test_nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes(yard: Yard) -> None:
+    """Nor does it end: it joins again under another id."""
     samples: list[float] = []
     await yard.many(2, lambda team: zombies(team, 1, samples), "zombies")
     record(
@@ -288,7 +326,10 @@ async def test_workers_that_hardly_get_to_run_for_ten_minutes_lose_nothing_for_i
         before = await team.rebalances()
         for worker in team.workers.values():
             be_nice(worker.pid)
-        burners = [yard.forge.fork(f"burner{n}", {"ROWS_APP": "starved", "ROWS_BURN": "1"}) for n in range(4)]
+        burners = [
+            yard.forge.fork(f"burner{n}", {"ROWS_BURN": "1"}, yard.folder / f"burner{n}.log")
+            for n in range(4)
+        ]
         try:
             async with team.load(per_second=8):
                 await asyncio.sleep(60 * minutes)
@@ -345,12 +386,14 @@ async def test_fifty_workers_that_join_at_once_come_to_one_assignment(yard: Yard
 
 @scene
 async def test_a_member_that_comes_and_goes_leaves_others_their_work(yard: Yard) -> None:
+    """In small, with its figure printed."""
     await flaps(yard, rounds=3, window_s=2.0)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 async def test_a_member_that_comes_and_goes_for_minutes_costs_a_fifth_of_the_work_at_most(yard: Yard) -> None:
+    """Each coming and going is a rebalance."""
     assert await flaps(yard, rounds=60, window_s=20.0) >= 0.8
 
 
@@ -405,12 +448,14 @@ def committed(team: Team) -> int:
 
 @scene
 async def test_who_comes_back_to_an_empty_group_does_not_wait(yard: Yard) -> None:
+    """Those who left in order left nothing to wait for."""
     await returns(yard, rounds=2, records=1_000)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 async def test_ten_thousand_records_that_waited_for_anybody_are_begun_within_a_second(yard: Yard) -> None:
+    """From the start of the workers to the first commit."""
     assert max(await returns(yard, rounds=20, records=10_000)) <= 1_000
 
 
@@ -445,12 +490,14 @@ async def returns(yard: Yard, *, rounds: int, records: int) -> list[float]:
 
 @scene
 async def test_of_those_who_stand_by_one_takes_over(yard: Yard) -> None:
+    """Nobody ends for having nothing to do."""
     await standbys(yard, workers=6, partitions=4, rounds=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 async def test_eight_who_stand_by_take_over_in_time(yard: Yard) -> None:
+    """24 workers on 16 partitions; one that works is killed, over and over."""
     assert percentile(await standbys(yard, workers=24, partitions=16, rounds=50), 99) <= DEAD_MS + 1_000
 
 
@@ -489,6 +536,7 @@ async def standbys(yard: Yard, *, workers: int, partitions: int, rounds: int) ->
 
 @scene
 async def test_a_worker_that_wants_more_partitions_is_refused_and_the_others_go_on(yard: Yard) -> None:
+    """Records would change their partitions in the middle of the stream."""
     async with yard.server() as server, yard.team(server.url, "grown", partitions=16) as team:
         team.hire("w0", "w1")
         await team.settled()

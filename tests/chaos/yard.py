@@ -13,8 +13,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from streamworker.dev.server import EmbeddedServer
 from tests.chaos.forked import Forge
 from tests.chaos.team import FAST, Team
@@ -92,8 +90,8 @@ def seed() -> int:
 class Together:
     """The scenes of one file, played at once when the first is asked for."""
 
-    def __init__(self, folder: Path, names: list[str]) -> None:
-        self._folder, self._names = folder, names
+    def __init__(self, forge: Forge, folder: Path, names: list[str]) -> None:
+        self._forge, self._folder, self._names = forge, folder, names
         self._outcomes: dict[str, BaseException | None] | None = None
         self.seed = seed()
 
@@ -118,9 +116,8 @@ class Together:
                     return error
             return None
 
-        with Forge(self._folder) as forge:
-            yard = Yard(forge, self._folder, self.seed)
-            outcomes = await asyncio.gather(*(play(name, yard) for name in self._names))
+        yard = Yard(self._forge, self._folder, self.seed)
+        outcomes = await asyncio.gather(*(play(name, yard) for name in self._names))
         return dict(zip(self._names, outcomes, strict=True))
 
 
@@ -139,19 +136,3 @@ def scene(play: Scene) -> Callable[[Together], None]:
 
     del test.__wrapped__  # pytest would ask for the scene's arguments.
     return test
-
-
-@pytest.fixture(scope="module")
-def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Together:
-    """Play the scenes of this file that were asked for."""
-    here = [item.name for item in request.session.items if item.path == request.path]
-    return Together(tmp_path_factory.mktemp("rows"), [name for name in here if name in SCENES])
-
-
-@pytest.fixture
-def yard(tmp_path: Path) -> Any:
-    """Play by itself: for what takes minutes."""
-    drawn = seed()
-    print(f"repeat with {SEED_VARIABLE}={drawn}")
-    with Forge(tmp_path) as forge:
-        yield Yard(forge, tmp_path, drawn)

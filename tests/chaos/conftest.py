@@ -1,0 +1,33 @@
+"""Fixtures of the rows F1-F40: where workers are forked, and where scenes are played."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.forked import Forge
+from tests.chaos.yard import SCENES, SEED_VARIABLE, Together, Yard, seed
+
+
+@pytest.fixture(scope="session")
+def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
+    """Start what workers are forked from."""
+    with Forge(tmp_path_factory.mktemp("forge")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def together(
+    request: pytest.FixtureRequest, forge: Forge, tmp_path_factory: pytest.TempPathFactory
+) -> Together:
+    """Play the scenes of this file that were asked for."""
+    here = [item.name for item in request.session.items if item.path == request.path]
+    return Together(forge, tmp_path_factory.mktemp("rows"), [name for name in here if name in SCENES])
+
+
+@pytest.fixture
+def yard(forge: Forge, tmp_path: Path) -> Yard:
+    """Play by itself: for what takes minutes."""
+    drawn = seed()
+    print(f"repeat with {SEED_VARIABLE}={drawn}")
+    return Yard(forge, tmp_path, drawn)
