@@ -178,6 +178,13 @@ class Backend:
         """Another one whenever it is known that keys of a Cluster are somewhere else."""
         return self._server.map_version
 
+    def known_place_of(self, key: str) -> str:
+        """Return where a key is, without asking: empty for one server, and as long as it is not known.
+
+        For what keeps what goes to one node apart from what goes to others, so that it need not wait for them.
+        """
+        return self._server.known_place_of(key) if isinstance(self._server, Cluster) else ""
+
     async def place_of(self, key: str) -> str:
         """Return the address of the node that has a key, by what is known; empty if nobody has it.
 

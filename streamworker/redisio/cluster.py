@@ -116,10 +116,14 @@ class Cluster:
         """Another one whenever it is known that slots are somewhere else."""
         return self._topology.version
 
+    def known_place_of(self, key: str) -> str:
+        """Return the address of the node that has a key, as far as is known."""
+        return self._topology.address_of(slot_of(key)) or ""
+
     async def place_of(self, key: str, timeout_ms: float) -> str:
         """Return the address of the node that has a key, by what is known; empty if nobody has it."""
         await self._topology.loaded(timeout_ms)
-        return self._topology.address_of(slot_of(key)) or ""
+        return self.known_place_of(key)
 
     async def primaries(self, timeout_ms: float) -> list[Node]:
         """Return all nodes that have slots.

@@ -12,7 +12,8 @@ becomes of a commit that is done and not yet as safe as the settings ask: nobody
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import anyio
@@ -80,7 +81,10 @@ class Committer:
         self._ready: list[Ticket] = []
         self._tasks: anyio.abc.TaskGroup | None = None
         self._starting = False
-        self._under_way = 0
+        self._under_way: Counter[str] = Counter()
+        """Pipelines by the node that they go to: one that hangs holds up no other."""
+        self._places: dict[int, str] = {}
+        self._map_version = -1
         self.pipelines = 0
         """Pipelines sent so far."""
 
@@ -142,30 +146,53 @@ class Committer:
         self._starting = False
         if self._tasks is None:
             return
-        while self._ready and self._under_way < self._pipelines_max:
-            if group := self._next_group():
-                self._under_way += 1
+        for place in self._ready_places():
+            while self._under_way[place] < self._pipelines_max:
+                group = self._next_group(place)
+                if not group:
+                    break
+                self._under_way[place] += 1
                 self.pipelines += 1
-                self._tasks.start_soon(self._send, group, self._tasks)
+                self._tasks.start_soon(self._send, group, place, self._tasks)
 
-    def _next_group(self) -> list[Ticket]:
+    def _ready_places(self) -> Collection[str]:
+        """Return the nodes to which something is to be sent; of one server there is one, without a name."""
+        if not self._backend.is_cluster:
+            return ("",) if self._ready else ()
+        if self._map_version != self._backend.map_version:
+            self._map_version = self._backend.map_version
+            self._places.clear()
+        return {self._place(ticket) for ticket in self._ready}
+
+    def _place(self, ticket: Ticket) -> str:
+        partition = ticket.request.partition
+        place = self._places.get(partition)
+        if place is None:
+            place = self._places[partition] = self._backend.known_place_of(self._keys.lock(partition))
+        return place
+
+    def _next_group(self, place: str) -> list[Ticket]:
         ready = [ticket for ticket in self._ready if not ticket.withdrawn]
+        others: list[Ticket] = []
+        if self._backend.is_cluster:
+            others = [ticket for ticket in ready if self._place(ticket) != place]
+            ready = [ticket for ticket in ready if self._place(ticket) == place]
         count = size = 0
         for ticket in ready:
             size += ticket.size
             if count and size > PIPELINE_BYTES_MAX:
                 break
             count += 1
-        self._ready = ready[count:]
+        self._ready = others + ready[count:]
         return ready[:count]
 
-    async def _send(self, group: list[Ticket], tasks: anyio.abc.TaskGroup) -> None:
+    async def _send(self, group: list[Ticket], place: str, tasks: anyio.abc.TaskGroup) -> None:
         trail.commits_sent(group)
         try:
             requests = [ticket.request for ticket in group]
             replies = await commit_many(self._backend, self._keys, requests, self._durability)
         finally:
-            self._under_way -= 1
+            self._under_way[place] -= 1
             self._start_soon()
         trail.commits_answered(group, replies)
         for ticket, reply in zip(group, replies, strict=True):

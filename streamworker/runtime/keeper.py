@@ -137,6 +137,8 @@ class Keeper:
             kept = list(self._kept.items())
         places: dict[str, list[Kept]] = {}
         try:
+            if not kept:  # There is a connection by the time when there is something to renew.
+                await backend.identity()
             for each in kept:
                 places.setdefault(await backend.place_of(each[0].members), []).append(each)
         except BackendError as error:

@@ -77,6 +77,8 @@ class Lane:
     """What waits for one partition."""
 
     partition: int
+    place: str = ""
+    """Which node of a Cluster has the partition; empty for one server, and while it is not known."""
     parts: deque[Part] = field(default_factory=deque)
     under_way: bool = False
     number: int = 0
@@ -159,7 +161,9 @@ class Lanes:
         self._rng = rng
         self._id = secrets.token_hex(8)
         self._lanes: dict[int, Lane] = {}
-        self._flushes: set[asyncio.Task[None]] = set()
+        self._flushes: dict[asyncio.Task[None], str] = {}
+        """Flushes under way, and to which node each goes. A node that hangs holds up no other."""
+        self._map_version = backend.map_version
         self._declared = False
         self._closed = False
 
@@ -177,11 +181,12 @@ class Lanes:
             )
         lane = self._lanes.get(partition)
         if lane is None:
-            lane = self._lanes[partition] = Lane(partition)
+            place = self._backend.known_place_of(self._keys.events(partition))
+            lane = self._lanes[partition] = Lane(partition, place)
         part = Part(entries, size, on_full, asyncio.get_running_loop().create_future())
         part.done.add_done_callback(_look_at_error)
         lane.parts.append(part)
-        self._kick()
+        self._kick(lane)
         return part
 
     async def confirmed(self, part: Part, partition: int, timeout: float | None) -> EntryId:
@@ -210,14 +215,17 @@ class Lanes:
                 remedy="A larger timeout lets the producer find out without writing twice.",
             ) from None
 
-    def _kick(self) -> None:
-        if len(self._flushes) >= self._pipelines_max:
-            return
-        if not any(self._ready(lane) for lane in self._lanes.values()):
+    def _kick(self, lane: Lane) -> None:
+        """Begin a flush to the node of a lane, if it has something to send and there may be one more."""
+        if self._map_version != self._backend.map_version:
+            self._map_version = self._backend.map_version
+            for each in self._lanes.values():
+                each.place = self._backend.known_place_of(self._keys.events(each.partition))
+        if not self._ready(lane) or list(self._flushes.values()).count(lane.place) >= self._pipelines_max:
             return
         # Everything that is sent in this turn of the event loop comes along.
-        task = asyncio.get_running_loop().create_task(self._flush())
-        self._flushes.add(task)
+        task = asyncio.get_running_loop().create_task(self._flush(lane.place))
+        self._flushes[task] = lane.place
         task.add_done_callback(self._flushed)
 
     @staticmethod
@@ -225,16 +233,20 @@ class Lanes:
         return bool(lane.parts) and not lane.under_way and not lane.resting
 
     def _flushed(self, task: "asyncio.Task[None]") -> None:
-        self._flushes.discard(task)
+        del self._flushes[task]
         if not task.cancelled() and task.exception() is not None:
             _log.error("flush_failed", exc_info=task.exception())
-        self._kick()
+        kicked: set[str] = set()
+        for lane in self._lanes.values():
+            if lane.place not in kicked and self._ready(lane):
+                kicked.add(lane.place)
+                self._kick(lane)
 
-    async def _flush(self) -> None:
+    async def _flush(self, place: str) -> None:
         batches: list[Batch] = []
         size = 0
         for lane in list(self._lanes.values()):
-            if self._ready(lane) and size < PIPELINE_BYTES_MAX:
+            if lane.place == place and self._ready(lane) and size < PIPELINE_BYTES_MAX:
                 # To the end of the row, so that with much to send all get their turn.
                 self._lanes[lane.partition] = self._lanes.pop(lane.partition)
                 batch = lane.take()
@@ -384,7 +396,7 @@ class Lanes:
 
     def _rested(self, lane: Lane) -> None:
         lane.resting = False
-        self._kick()
+        self._kick(lane)
 
     def _fail(self, batch: Batch, error: StreamworkerError) -> None:
         for part, _ in batch.parts:

@@ -1,6 +1,9 @@
 """Real workers on a Cluster: they process, forward and share, while slots move and primaries die."""
 
+import os
+import signal
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -82,3 +85,27 @@ def test_a_primary_dies_while_events_flow(scene: ClusterScene, what: str) -> Non
 def moves_on(scene: ClusterScene, since_s: float) -> bool:
     """Whether every partition began a batch after a moment."""
     return len({call.partition for call in scene.calls() if call.start > since_s}) == scene.partitions
+
+
+def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> None:
+    """Sends, reads and commits about other nodes do not wait for it."""
+    scene.worker("w1", **FAST)
+    scene.wait_for_owners({"w1": 8})
+    victim = primary_of(scene.cluster, KEYS.events(0))
+    others = {p for p in range(scene.partitions) if primary_of(scene.cluster, KEYS.events(p)) is not victim}
+    if primary_of(scene.cluster, KEYS.members) is victim:
+        victim = next(node for node in scene.cluster.nodes if is_primary(node) and node is not victim)
+        others = {p for p in others if primary_of(scene.cluster, KEYS.events(p)) is not victim}
+    with scene.remembered_load(400) as told:
+        wait_for(lambda: len(told.places) > 200, "records flow")
+        began = time.monotonic()
+        os.kill(victim.pid, signal.SIGSTOP)
+        time.sleep(1.0)
+        os.kill(victim.pid, signal.SIGCONT)
+        ended = time.monotonic()
+    scene.wait_until_drained()
+    for partition in others:
+        starts = [c.start for c in scene.calls() if c.partition == partition and began < c.start < ended]
+        gaps = [after - before for before, after in pairwise([began, *starts, ended])]
+        assert max(gaps) < 0.5, f"partition {partition} stood still for {max(gaps):.2f} s"
+    assert scene.check_log() == []
