@@ -381,6 +381,12 @@ class Team:
             stop.set()
             await task
 
+    async def told_lost(self) -> int:
+        """Return how many confirmed sends the producer says that the server has lost since."""
+        producer = self._app.producer(self._app.streams[STREAM])
+        await producer.verify()
+        return sum(each.entries for each in producer.lost)
+
     # -- judging -------------------------------------------------------------------------------
 
     async def drained(self, timeout_s: float = PATIENCE_S) -> None:
