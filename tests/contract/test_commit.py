@@ -152,6 +152,34 @@ async def test_what_was_trimmed_while_somebody_else_had_the_lock_is_not_skipped_
     assert (await group.commit(request(lock, entries, rows=4, reads=whole))).code is CommitCode.OK
 
 
+@pytest.mark.parametrize("handled_before", [0, 1])
+async def test_a_batch_of_two_reads_is_refused_when_the_end_of_the_first_is_lost(
+    group: Group, raw: "redis.Redis", handled_before: int
+) -> None:
+    """A failover lost what one read brought last, and the next read brought what came in its place.
+
+    Each read begins where it says, and the last entry is there; what is gone lies between them.
+    """
+    entries = await group.send(3)
+    lock = await group.own()
+    reads = [(lock.checkpoint, entries[0].id)]
+    if handled_before:  # The first read's beginning was committed, and its end is in this batch.
+        await group.commit(request(lock, entries[:1], rows=1))
+        reads = []
+    raw.xdel(GROUP.events(0), str(entries[2].id))
+    later = await group.send(2)
+    reads.append((entries[2].id, later[0].id))
+    seen = [*entries[handled_before:], *later]
+    previous = entries[0].id if handled_before else None
+    reply = await group.commit(request(lock, seen, rows=len(seen), reads=reads, previous=previous))
+    assert reply.code is CommitCode.GAP
+
+    there = [*entries[handled_before:2], *later]
+    reads[-1] = (entries[1].id, later[0].id)
+    whole = request(lock, there, rows=len(there), reads=reads, previous=previous)
+    assert (await group.commit(whole)).code is CommitCode.OK
+
+
 @pytest.mark.usefixtures("small_nodes")
 async def test_a_full_acked_log_makes_commits_wait_until_readers_move_on(group: Group) -> None:
     """At the limit nothing is written; once the readers are past the first batch it goes."""

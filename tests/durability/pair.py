@@ -54,7 +54,8 @@ class Pair:
         """Let the replica follow the primary, and wait until it does."""
         parts = urlsplit(self.primary.url)
         with raw(self.primary) as primary, raw(self.replica) as replica:
-            primary.config_set("repl-diskless-sync-delay", 0)
+            primary.config_set("repl-diskless-sync", "no")
+            replica.config_set("repl-diskless-load", "swapdb")  # Else it looks for the file once a second.
             replica.config_set("masterauth", str(parts.password))
             replica.replicaof("127.0.0.1", str(parts.port))
             wait_for(

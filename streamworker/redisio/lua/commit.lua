@@ -45,9 +45,16 @@ at = reads_at + 2 * reads_n
 -- a read brought first must still be what follows the entry that it began after.
 local last = ''
 for i = reads_at, at - 1, 2 do
-  local found = redis.call('XRANGE', events, '(' .. ARGV[i], '+', 'COUNT', 1)
-  last = ARGV[i + 1]
-  if not found[1] or found[1][1] ~= last then return reply('GAP') end
+  -- The end of one read may be lost, too, before the next one brings what came in its place. So what a
+  -- read began after must be there, unless it is the checkpoint, which may have been trimmed.
+  local after, first = ARGV[i], ARGV[i + 1]
+  local inside = after ~= previous
+  local from, count = inside and after or '(' .. after, inside and 2 or 1
+  local found = redis.call('XRANGE', events, from, '+', 'COUNT', count)
+  if inside and (not found[1] or found[1][1] ~= after) then return reply('GAP') end
+  local next_one = found[count]
+  if not next_one or next_one[1] ~= first then return reply('GAP') end
+  last = first
 end
 -- And it may lose an entry after it was read; its sender sends it again, under another id.
 if last ~= new and #redis.call('XRANGE', events, new, new, 'COUNT', 1) == 0 then
