@@ -1,6 +1,7 @@
 """Real workers on a Cluster: they process, forward and share, while slots move and primaries die."""
 
 import os
+import re
 import signal
 import time
 from itertools import pairwise
@@ -10,10 +11,12 @@ import pytest
 from tests.cluster.support import (
     KEYS,
     ClusterScene,
+    cut_off,
     fail_over,
     is_primary,
     move_slot,
     primary_of,
+    replica_of,
 )
 from tests.helpers import wait_for
 from tests.rebalance.scene import FAST
@@ -84,7 +87,12 @@ def test_a_primary_dies_while_events_flow(scene: ClusterScene, what: str) -> Non
 
 def moves_on(scene: ClusterScene, since_s: float) -> bool:
     """Whether every partition began a batch after a moment."""
-    return len({call.partition for call in scene.calls() if call.start > since_s}) == scene.partitions
+    return len(ran_since(scene, since_s)) == scene.partitions
+
+
+def ran_since(scene: ClusterScene, since_s: float) -> set[int]:
+    """Return the partitions that began a batch after a moment."""
+    return {call.partition for call in scene.calls() if call.start > since_s}
 
 
 def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> None:
@@ -109,3 +117,30 @@ def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> 
         gaps = [after - before for before, after in pairwise([began, *starts, ended])]
         assert max(gaps) < 0.5, f"partition {partition} stood still for {max(gaps):.2f} s"
     assert scene.check_log() == []
+
+
+def test_what_a_failover_lost_is_said_by_its_ids(scene: ClusterScene) -> None:
+    """A replica that had not followed for a while takes over: sender and workers say what is gone."""
+    workers = [scene.worker("w1", **FAST), scene.worker("w2", **FAST)]
+    scene.wait_for_owners({"w1": 4, "w2": 4})
+    victim = primary_of(scene.cluster, KEYS.events(0))
+    theirs = {p for p in range(scene.partitions) if primary_of(scene.cluster, KEYS.events(p)) is victim}
+    with scene.remembered_load(400) as told:
+        wait_for(lambda: len(told.places) > 200, "records flow")
+        with cut_off(victim, replica_of(scene.cluster, victim)):
+            since, before = time.monotonic(), len(told.places)
+            wait_for(lambda: theirs <= ran_since(scene, since), "all of them run on")
+            wait_for(lambda: len(told.places) > before + 200, "records flow on")
+            fail_over(scene.cluster, victim)
+        back_s = time.monotonic()
+        wait_for(lambda: moves_on(scene, back_s), "every partition runs again", 20)
+    scene.wait_until_drained()
+    gone = scene.check_log(may_lose=True)
+    assert gone, "what the replica had not received is gone"
+    lost = {told.places[n][0] for n in gone}
+    assert lost <= theirs
+    assert sum(each.entries for each in told.lost) == len(gone), "each of them was reported, and nothing else"
+    said = "\n".join(worker.log() for worker in workers)
+    for partition in lost:
+        assert re.search(rf"(partition_rolled_back|stream_went_back).*partition={partition}\b", said), said
+    print(f"{len(gone)} of {len(told.places)} records were lost in {len(lost)} partitions, and reported")
