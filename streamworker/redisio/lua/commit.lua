@@ -17,12 +17,21 @@ local CHUNK = 4000      -- unpack() fails at 8,000 values
 local TRIM_EVENTS = 1000
 local TRIM_ACKED = 100
 
-local wrong = wrong_type({'hash', 'stream', 'stream', 'hash', 'stream'})
-if wrong then return {'BADTYPE', wrong} end
 local lock, acked, events, state, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, epoch, previous, new, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6]
 
-local held = redis.call('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'entries')
+-- A commit of one record has few commands, so each of them counts: what is not there has no type, and
+-- what is read says itself that it is of another one.
+if redis.call('EXISTS', acked, state, dead) > 0 then
+  local wrong = wrong_type({'hash', 'stream', 'stream', 'hash', 'stream'})
+  if wrong then return {'BADTYPE', wrong} end
+end
+local function refused(key, answer)
+  if string.find(tostring(answer.err), 'WRONGTYPE', 1, true) then return {'BADTYPE', key} end
+  return answer
+end
+local held = redis.pcall('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'entries')
+if held.err then return refused(lock, held) end
 local function reply(code)
   return {code, held[2] or '', held[3] or '', held[4] or '0'}
 end
@@ -50,15 +59,18 @@ for i = reads_at, at - 1, 2 do
   local after, first = ARGV[i], ARGV[i + 1]
   local inside = after ~= previous
   local from, count = inside and after or '(' .. after, inside and 2 or 1
-  local found = redis.call('XRANGE', events, from, '+', 'COUNT', count)
+  local found = redis.pcall('XRANGE', events, from, '+', 'COUNT', count)
+  if found.err then return refused(events, found) end
   if inside and (not found[1] or found[1][1] ~= after) then return reply('GAP') end
   local next_one = found[count]
   if not next_one or next_one[1] ~= first then return reply('GAP') end
   last = first
 end
 -- And it may lose an entry after it was read; its sender sends it again, under another id.
-if last ~= new and #redis.call('XRANGE', events, new, new, 'COUNT', 1) == 0 then
-  return reply('GAP')
+if last ~= new then
+  local found = redis.pcall('XRANGE', events, new, new, 'COUNT', 1)
+  if found.err then return refused(events, found) end
+  if #found == 0 then return reply('GAP') end
 end
 local sets_n, sets_at = tonumber(ARGV[at]), at + 1
 at = sets_at + 2 * sets_n
@@ -102,19 +114,17 @@ end
 for i = 0, dels_n - 1, CHUNK do
   redis.call('HDEL', state, unpack(ARGV, dels_at + i, dels_at + math.min(i + CHUNK, dels_n) - 1))
 end
-if rows == 0 and dead_n == 0 and sets_n == 0 then
-  -- Nothing was added, so this must pass even when memory is full: it is what lets the source
-  -- be trimmed. HDEL may always be called, and opens the way for HSET.
-  redis.call('HDEL', lock, '')
-end
 
+-- Where nothing was added this must pass even when memory is full: it is what lets the source be
+-- trimmed. A group may always be moved, and HSET after it.
 local entries = text(tonumber(held[5]) + tonumber(ARGV[5]))
-redis.call('HSET', lock, 'checkpoint', new, 'entries', entries, 'rows', text(total))
 local moved = redis.pcall('XGROUP', 'SETID', events, group, new, 'ENTRIESREAD', entries)
 if moved.err then
+  redis.call('HDEL', lock, '')  -- changes nothing, and opens the way too, whoever may not use XGROUP
   -- Somebody removed the group; trimming asks it, so it comes back where it should be.
   redis.pcall('XGROUP', 'CREATE', events, group, new, 'MKSTREAM', 'ENTRIESREAD', entries)
 end
+redis.call('HSET', lock, 'checkpoint', new, 'entries', entries, 'rows', text(total))
 if ARGV[8] == '1' then trim_events(events, TRIM_EVENTS) end
 if rows > 0 then trim_acked(acked, past, TRIM_ACKED) end
 return {'OK', epoch, new, text(total)}
