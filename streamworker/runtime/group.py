@@ -456,7 +456,6 @@ class Group:
 
         A partition is asked about only when something moved: its checkpoint or its readers.
         """
-        seen: dict[int, tuple[int, int]] = {}
         while True:
             await anyio.sleep(self._settings.trim_interval_ms / 1000)
             self._alarm()
@@ -467,9 +466,8 @@ class Group:
                     if running.runner is None:
                         continue
                     rows = running.runner.acked_trim_rows = passed.get(partition, 0)
-                    position = (running.runner.records_done, rows)
-                    if seen.get(partition) != position:
-                        seen[partition], moved[partition] = position, rows
+                    if running.runner.trims.apart(rows):
+                        moved[partition] = rows
                 if moved:
                     await streams.trim_many(self._backend, self.keys, moved)
             except BackendError as error:

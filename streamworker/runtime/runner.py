@@ -17,7 +17,7 @@ least once for the function, exactly once for the acked log.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
@@ -46,6 +46,7 @@ from streamworker.runtime.rollback import Committed
 from streamworker.runtime.signals import Gate, Signal
 from streamworker.runtime.state import NoState, PartitionState
 from streamworker.runtime.stream_mode import StreamMode
+from streamworker.runtime.trims import Trims
 from streamworker.runtime.work import Work
 from streamworker.settings import Settings
 
@@ -175,9 +176,9 @@ class PartitionRunner:
         self._on_halted = on_halted
         self._on_state = on_state
         self._previous = lock.checkpoint
-        self.committed = Committed.at(lock)
-        """Where the partition stands after the last commit that was confirmed."""
-        self._trimmed_ms = now_ms()
+        self._committed = (lock.checkpoint, lock.rows)
+        """Checkpoint and rows after the last commit that was confirmed."""
+        self.trims = Trims(settings.trim_interval_ms)
         self._draining = False
         self._drain = Signal()
         self._in_flight = False
@@ -247,6 +248,12 @@ class PartitionRunner:
         """Why the error policy has stopped the partition, if it has."""
         stopped = self._stopped
         return stopped.detail if stopped is not None and stopped.reason is StopReason.HALTED else ""
+
+    @property
+    def committed(self) -> Committed:
+        """Where the partition stood after the last commit that was confirmed."""
+        lock, (checkpoint, rows) = self._lock, self._committed
+        return Committed(lock.epoch, checkpoint, lock.entries + self.records_done, rows, lock.log)
 
     @property
     def oldest(self) -> str:
@@ -357,7 +364,7 @@ class PartitionRunner:
             reads=self.buffer.reads_up_to(last),
             state=work.state,
             dead=work.dead,
-            trim=self._trim_due(),
+            trim=self.trims.with_commit(),
             acked_limit=self._settings.acked_entries_max,
             acked_trim_rows=self.acked_trim_rows,
         )
@@ -379,21 +386,10 @@ class PartitionRunner:
         _, batch = await anyio.to_thread.run_sync(lambda: encode_batch(rows, first=first))
         return batch
 
-    def _trim_due(self) -> bool:
-        due = now_ms() - self._trimmed_ms >= self._settings.trim_interval_ms
-        if due:
-            self._trimmed_ms = now_ms()
-        return due
-
     def _answered(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
         if reply.code in _DONE:
+            self._committed = (request.new, reply.rows)
             self._land(work)
-            self.committed = replace(
-                self.committed,
-                checkpoint=request.new,
-                entries=self._lock.entries + self.records_done,
-                rows=reply.rows,
-            )
         elif reply.code in _HELD_UP:
             assert self._tasks is not None
             self._tasks.start_soon(self._commit_later, request, work, reply)
@@ -401,8 +397,10 @@ class PartitionRunner:
             self._lost(request, reply)
 
     def _land(self, work: Work) -> None:
-        self.buffer.release(len(work.entries), work.size)
-        self.records_done += len(work.entries)
+        count, size = len(work.entries), work.size
+        self.buffer.release(count, size)
+        self.records_done += count
+        self.trims.committed(count, size)
         self._in_flight = False
         self._landed.fire()
         if self.trouble:
