@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamworker.cli.checks import Check
+from streamworker.cli.doctor_cluster import redis_checks
 from streamworker.cli.doctor_groups import app_checks
-from streamworker.cli.doctor_server import server_checks
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AsJson, connected, print_json, run_async, say
 from streamworker.errors import StreamworkerError
@@ -158,7 +158,7 @@ async def in_redis(app: "App | None", path: str) -> list[Check]:
     try:
         app = app or with_override(App("doctor"))
         async with connected(app) as backend:
-            checks += await server_checks(backend, app.name)
+            checks += await redis_checks(backend, app.name)
             if given is not None:
                 checks += await app_checks(backend, given, path)
     except StreamworkerError as error:

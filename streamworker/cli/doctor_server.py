@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamworker.cli.checks import Check, Verdict
@@ -18,8 +19,8 @@ MEMORY_WARN, MEMORY_FAIL = 0.75, 0.9
 MISSING_SHOWN = 4
 
 
-async def server_checks(backend: "Backend", app_name: str) -> list[Check]:
-    """Check one server.
+async def server_checks(backend: "Backend", app_name: str, *, as_cluster: bool = False) -> list[Check]:
+    """Check one server; ``as_cluster`` if it is asked as a node of a Cluster.
 
     Raises
     ------
@@ -35,6 +36,7 @@ async def server_checks(backend: "Backend", app_name: str) -> list[Check]:
     await backend.execute("PING")
     ping_ms = (time.monotonic() - started) * 1000
     info = await backend.info()
+    info = replace(info, in_cluster=False) if as_cluster else info
     return [
         Check("redis", "ok", f"{info.name} at {backend.address}, {ping_ms:.1f} ms a round trip"),
         *(check(info) for check in INFO_CHECKS),
@@ -116,7 +118,7 @@ def _lost_in_a_crash(info: "ServerInfo", settings: Mapping[str, str] | None) -> 
             case "always":
                 return "nothing that was confirmed (appendfsync always)", ""
             case "everysec":
-                return "about the last second (appendfsync everysec)", ""
+                return "about the last second, two while a write is stuck (appendfsync everysec)", ""
             case "no":
                 remedy = "Set appendfsync everysec, or always: else the system decides when it writes."
                 return "about the last half minute (appendfsync no)", remedy

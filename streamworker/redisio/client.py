@@ -166,6 +166,16 @@ class Backend:
         nodes = await self._server.primaries(self._call_timeout_ms)
         return [Backend(node, self._call_timeout_ms) for node in nodes]
 
+    async def uncovered(self) -> int:
+        """Return how many slots of a Cluster nobody has; 0 for one server, which has everything.
+
+        Raises
+        ------
+        BackendUnavailable
+            If no node tells.
+        """
+        return await self._server.uncovered(self._call_timeout_ms) if isinstance(self._server, Cluster) else 0
+
     def apart(self, connections: int) -> "Backend":
         """Return a backend of the same server or Cluster, with connections of its own; close it first.
 

@@ -27,7 +27,7 @@ from streamworker.redisio.failures import no_answer, translate
 from streamworker.redisio.link import Argument, Reply, pack
 from streamworker.redisio.node import ASKING, Node, PackedScript, ScriptCall, packed_calls
 from streamworker.redisio.scripts import Script
-from streamworker.redisio.topology import Topology, seeds_of, slot_of
+from streamworker.redisio.topology import SLOTS, Topology, seeds_of, slot_of
 
 REDIRECTIONS_MAX = 6
 """A call that was sent on so often goes round in circles."""
@@ -135,6 +135,11 @@ class Cluster:
         """
         await self._topology.loaded(timeout_ms)
         return [self._node(address) for address in self._topology.primaries]
+
+    async def uncovered(self, timeout_ms: float) -> int:
+        """Return how many slots nobody has."""
+        await self._topology.loaded(timeout_ms)
+        return sum(self._topology.address_of(slot) is None for slot in range(SLOTS))
 
     async def node_of(self, key: str, timeout_ms: float) -> Node:
         """Return the node that has a key, by what is known; any node for none.

@@ -1,0 +1,101 @@
+"""Every command that is sent names keys of one slot only; checked by listening to all primaries."""
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
+from streamworker.redisio.topology import slot_of
+from tests.cluster.support import ClusterScene, client_of, is_primary
+from tests.conftest import SpawnWorker
+from tests.raw import RawCluster
+from tests.rebalance.scene import FAST, HERE
+
+pytestmark = pytest.mark.timeout(120)
+
+_LINE = re.compile(rb"\+[\d.]+ \[(\S+) ([^\]]+)\] (.*)\r\n")
+_WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_OURS = re.compile(r"sw:\{[^}]+\}:[a-z]+(?::[A-Za-z0-9_.-]+)?")
+
+
+class Listener:
+    """Writes down what one node is asked, by ``MONITOR``."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self.commands: list[tuple[bool, list[str]]] = []
+        """Whether a script sent it, and its words."""
+        self._connection = socket.create_connection(("127.0.0.1", node.port))
+        self._connection.sendall(f"AUTH {node.password}\r\nMONITOR\r\n".encode())
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        with self._connection.makefile("rb") as lines:
+            for line in lines:
+                if found := _LINE.match(line):
+                    words = [word.decode("utf-8", "replace") for word in _WORD.findall(found[3])]
+                    self.commands.append((found[2] == b"lua", words))
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._connection.close()
+
+
+@contextmanager
+def listening(cluster: EmbeddedCluster) -> Iterator[list[tuple[bool, list[str]]]]:
+    """Listen to all primaries; what they were asked is there at the end."""
+    heard: list[tuple[bool, list[str]]] = []
+    listeners = [Listener(node) for node in cluster.nodes if is_primary(node)]
+    try:
+        yield heard
+    finally:
+        for listener in listeners:
+            listener.stop()
+            heard += listener.commands
+
+
+def test_every_command_has_its_keys_in_one_slot(
+    scene: ClusterScene, raw: RawCluster, spawn: SpawnWorker, tmp_path: Path
+) -> None:
+    """Sending, processing, forwarding, sharing, and the commands that look and repair."""
+    environ = {"LEDGER": str(scene.ledger), "PARTITIONS": "8"}
+    with listening(scene.cluster) as heard:
+        first = scene.worker("w1", **FAST)
+        scene.wait_for_owners({"w1": 8})
+        second = scene.worker("w2", **FAST)
+        scene.send(300)
+        scene.wait_for_owners({"w1": 4, "w2": 4})
+        scene.wait_until_drained()
+        for words in (["status", "--json"], ["doctor"], ["repair", "--dry-run"]):
+            command = spawn(words[0], "ledger_app:app", *words[1:], cwd=HERE, environ=environ)
+            code = command.wait()
+            assert code == 0, command.log()
+            if words[0] == "status":
+                assert len(json.loads(command.log())[0]["partitions"]) == 8
+            if words[0] == "doctor":
+                assert "3 primaries serve all slots, and each has a replica" in command.log()
+        for worker in (first, second):
+            worker.terminate()
+            assert worker.wait() == 0
+    scene.check_acked_log()
+    crossing = {" ".join(words[:3]) for _, words in heard if len(slots_of(words)) > 1}
+    assert crossing == set()
+    names = {words[0].lower() for is_script, words in heard if not is_script}
+    assert {"evalsha", "xread", "hgetall", "get", "cluster", "client"} <= names
+    assert sum(len(slots_of(words)) for _, words in heard) > 1_000
+    for node in scene.cluster.nodes:
+        with client_of(node) as client:
+            assert "errorstat_CROSSSLOT" not in client.info("errorstats")
+
+
+def slots_of(words: list[str]) -> set[int]:
+    """Return the slots of all words of a command that are keys of ours."""
+    return {slot_of(word) for word in words if _OURS.fullmatch(word)}
