@@ -15,7 +15,9 @@ from streamworker.cli.support import AsJson, print_json, say
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import check_name
 from streamworker.redisio.rights import acl_rules, password_rule
+from streamworker.settings import ENV_PREFIX, Settings
 
+DURABILITY_VARIABLE = ENV_PREFIX + "DURABILITY"
 PASSWORD_VARIABLE = "STREAMWORKER_ACL_PASSWORD"  # noqa: S105  (a variable's name)
 PASSWORD_CHARACTERS_MIN = 16
 """Redis keeps a hash without salt, and so does whoever sees the printed line."""
@@ -83,7 +85,7 @@ def acl(
       openssl rand -hex 24 | tee password | streamworker acl shop:app --user worker --password-stdin
     """
     chosen = [role.value for role in roles or RoleName]
-    app_name = _app_name(app, name)
+    app_name, durability = _app_of(app, name)
     if login is not None and len(chosen) > 1:
         raise typer.BadParameter("It needs one --user: each has a name of its own.", param_hint="--login")
     password = _password(password_stdin)
@@ -92,7 +94,7 @@ def acl(
             f"One password was given for {len(chosen)} users.",
             remedy="Say which by --user: a password that several know cannot be taken from one of them.",
         )
-    users = [_user(app_name, role, login, password) for role in chosen]
+    users = [_user(app_name, role, login, password, durability) for role in chosen]
     if json:
         print_json(users)
     else:
@@ -105,19 +107,22 @@ def acl(
         )
 
 
-def _app_name(path: str | None, name: str | None) -> str:
+def _app_of(path: str | None, name: str | None) -> tuple[str, str]:
+    """Return the app's name and durability; of one whose code is not here, what the environment says."""
     if (path is None) == (name is None):
         raise typer.BadParameter("Give either APP or --name, the name that it was made with.")
     if name is not None:
-        return check_name("app", name)
+        told = {DURABILITY_VARIABLE: os.environ.get(DURABILITY_VARIABLE, Settings().durability)}
+        return check_name("app", name), Settings.from_env(told).durability
     from streamworker.importing import resolve_app
 
-    return resolve_app(path or "").name
+    app = resolve_app(path or "")
+    return app.name, app.settings.durability
 
 
-def _user(app: str, role: str, login: str | None, password: str | None) -> User:
+def _user(app: str, role: str, login: str | None, password: str | None, durability: str) -> User:
     user = check_name("user", login or f"{app}-{role}"[:64])
-    rules = ["on", *([password_rule(password)] if password else []), *acl_rules(app, role)]
+    rules = ["on", *([password_rule(password)] if password else []), *acl_rules(app, role, durability)]
     return User(user, role, app, rules, " ".join(["ACL", "SETUSER", user, *rules]))
 
 

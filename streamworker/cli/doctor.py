@@ -13,6 +13,7 @@ import typer
 
 from streamworker.cli.checks import Check
 from streamworker.cli.doctor_cluster import redis_checks
+from streamworker.cli.doctor_durability import durability_check
 from streamworker.cli.doctor_groups import app_checks
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AsJson, connected, print_json, run_async, say
@@ -159,6 +160,7 @@ async def in_redis(app: "App | None", path: str) -> list[Check]:
         app = app or with_override(App("doctor"))
         async with connected(app) as backend:
             checks += await redis_checks(backend, app.name)
+            checks.append(await durability_check(backend, app.settings))
             if given is not None:
                 checks += await app_checks(backend, given, path)
     except StreamworkerError as error:

@@ -125,10 +125,22 @@ is then noticed later, and a read is woken by closing its connection."""
 ROLE_NAMES = tuple(role.name for role in ROLES)
 
 
-def acl_rules(app: str, role: str) -> list[str]:
+WAITS = {"memory": "", "aof": "waitaof", "replicas": "wait"}
+"""The command that waits for a durability. It asks for no key, and holds up its own connection alone."""
+_WAITING = ("worker", "producer", "operator")
+
+
+def acl_rules(app: str, role: str, durability: str = "memory") -> list[str]:
     """Return the rules for a user with a role in an app, without name and password.
 
     They take away what the user had before, but for its passwords.
+
+    Parameters
+    ----------
+    app, role
+        The app's name, and what the user does in it.
+    durability
+        The app's: whoever waits for a disk or for replicas needs the command that does.
 
     Raises
     ------
@@ -148,8 +160,10 @@ def acl_rules(app: str, role: str) -> list[str]:
         raise ConfigurationError(
             f"There is no role {role!r}.", remedy=f"Use one of: {', '.join(ROLE_NAMES)}."
         )
-    rules = ["resetkeys", "resetchannels", "clearselectors", "-@all"]
-    return [*rules, *found.root.rules(app), *(f"({' '.join(grant.rules(app))})" for grant in found.selectors)]
+    rules = ["resetkeys", "resetchannels", "clearselectors", "-@all", *found.root.rules(app)]
+    if role in _WAITING and WAITS[durability]:
+        rules.append(f"+{WAITS[durability]}")
+    return [*rules, *(f"({' '.join(grant.rules(app))})" for grant in found.selectors)]
 
 
 def password_rule(password: str) -> str:
