@@ -1,0 +1,102 @@
+"""Measures rows of the fault matrix, and writes the table of docs/reliability.md.
+
+    python docs/reliability.py                  write the table from docs/reliability.json
+    python docs/reliability.py --row F1 F8      measure rows at their full counts, and write the table
+    python docs/reliability.py --row F1 --short run them as the suite does, and keep nothing
+
+``STREAMWORKER_SEED`` repeats a run. All rows together take about an hour; most of it is waiting.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.chaos.figures import VARIABLE  # noqa: E402
+from tests.chaos.rows import ROWS  # noqa: E402
+
+PAGE, RESULTS = DOCS / "reliability.md", DOCS / "reliability.json"
+BEGIN, END = "<!-- measured by docs/reliability.py -->\n", "<!-- end of what was measured -->\n"
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value / 1000:.2f} s" if value >= 1_000 else f"{value:.0f} ms"
+
+
+def table() -> str:
+    """Return the table as Markdown, and below it why a target was missed."""
+    results = json.loads(RESULTS.read_text("utf-8"))
+    lines = [
+        "| row | what happens | how | times | target | p50 | p99 | verdict |",
+        "|---|---|---|---:|---|---:|---:|---|",
+    ]
+    reasons = []
+    for name, row in ROWS.items():
+        figures = results.get(name)
+        if not figures:
+            lines.append(f"| {name} | {row.fault} | {row.how} | 0 | | | | **not measured** |")
+        for figure in figures or ():
+            verdict = figure["verdict"] if figure["verdict"] != "missed" else "**missed**"
+            said = f"; {figure['said']}" if figure.get("said") else ""
+            lines.append(
+                f"| {name} | {row.fault} | {row.how}: {figure['what']} | {figure['times']:,} | {figure['target']} "
+                f"| {_ms(figure.get('p50_ms'))} | {_ms(figure.get('p99_ms'))} | {verdict}{said} |"
+            )
+            if figure.get("why"):
+                reasons.append(f"- {name}, {figure['what']}: {figure['why']}.")
+    lines += ["", "What stands behind single figures:", "", *reasons] if reasons else []
+    lines += ["", "| row | shown by |", "|---|---|"]
+    for name, row in ROWS.items():
+        shown = "<br>".join(f"`{test}`" for test in row.tests)
+        lines.append(f"| {name} | {shown or 'see its verdict'} |")
+    return "\n".join([*lines, ""])
+
+
+def page() -> str:
+    """Return the page with its table made anew."""
+    text = PAGE.read_text("utf-8")
+    return re.sub(f"{BEGIN}.*{END}", lambda _: BEGIN + "\n" + table() + "\n" + END, text, flags=re.DOTALL)
+
+
+def measure(rows: Sequence[str], *, short: bool) -> int:
+    """Run the tests that measure rows."""
+    unknown = [row for row in rows if row not in ROWS]
+    if unknown:
+        raise SystemExit(f"There is no row {unknown[0]}; there are F1 to F40.")
+    tests = dict.fromkeys(test for row in rows for test in tests_of(row, short=short))
+    if not tests:
+        raise SystemExit(f"{', '.join(rows)}: measured elsewhere; the table names the tests.")
+    command = [sys.executable, "-m", "pytest", "-q", "-rP", "-m", "soak or not soak", *tests]
+    kept = {} if short else {VARIABLE: str(RESULTS)}
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **kept}).returncode
+
+
+def tests_of(row: str, *, short: bool) -> list[str]:
+    """Return the tests that measure a row: where there are two, the first is in small."""
+    tests = [test for test in ROWS[row].tests if "tests/chaos/test_rows_" in test]
+    return tests[:1] if short or len(tests) == 1 else tests[1:]
+
+
+def main() -> int:
+    """Measure what is asked for, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--row", nargs="+", default=[], metavar="F1", help="measure these rows")
+    parser.add_argument("--short", action="store_true", help="in seconds; nothing is kept")
+    given = parser.parse_args()
+    code = measure(given.row, short=given.short) if given.row else 0
+    PAGE.write_text(page(), "utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
