@@ -15,15 +15,21 @@ from copy import copy
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
-from hiredis import pack_command
+from hiredis import Reader, pack_command
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
 from streamworker.redisio.failures import tls_remedy, translate
+
+try:
+    from redis._parsers.hiredis import NOT_ENOUGH_DATA
+except ImportError:  # It is redis-py's own; without it each reply is waited for.
+    NOT_ENOUGH_DATA = None
 
 CONNECT_TIMEOUT_S = 2.0
 
@@ -208,17 +214,15 @@ class Link:
         """Send packed commands and return as many replies; error replies are among them."""
         connection = self._connection
         answers: list[Reply] = []
-        demoted: ReadOnlyError | None = None
         try:
             await connection.send_packed_command(packed, check_health=False)
-            for _ in range(replies):
+            while len(answers) < replies:
                 try:
                     answers.append(await connection.read_response())
-                except ReadOnlyError as error:
-                    demoted = error
-                    answers.append(error)
                 except ResponseError as error:
                     answers.append(error)
+                answers += self._arrived(replies - len(answers))
+            demoted = next((each for each in answers if isinstance(each, ReadOnlyError)), None)
         except (RedisError, OSError) as error:
             await self.close()
             raise translate(error, self._target.address) from None
@@ -235,6 +239,23 @@ class Link:
                     remedy="The next call goes to the new primary.",
                 )
         return answers
+
+    def _arrived(self, count: int) -> list[Reply]:
+        """Return replies that came along with the one before, as redis-py's parser makes them.
+
+        A pipeline of commits has hundreds, and to wait for each took ten times as long as to take it.
+        """
+        reader = getattr(getattr(self._connection, "_parser", None), "_reader", None)
+        if NOT_ENOUGH_DATA is None or not isinstance(reader, Reader):
+            return []
+        found: list[Reply] = []
+        while len(found) < count and (reply := reader.gets()) is not NOT_ENOUGH_DATA:
+            # Loading, or about to end: the server takes nothing on this connection.
+            first = reply[0] if isinstance(reply, list) and reply else reply
+            if isinstance(first, RedisConnectionError):
+                raise first
+            found.append(reply)
+        return found
 
     async def close(self) -> None:
         """Close the socket without waiting for the other end."""

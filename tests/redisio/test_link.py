@@ -11,7 +11,7 @@ from streamworker.errors import (
     ConfigurationError,
 )
 from streamworker.redisio.failures import no_answer, translate
-from streamworker.redisio.link import Target
+from streamworker.redisio.link import Argument, Link, Target, pack_all
 
 SECRET = "canary-Pa55word"
 
@@ -135,3 +135,29 @@ def test_an_error_inside_another_one_is_found() -> None:
 def test_a_long_text_of_the_server_is_cut() -> None:
     """An error that quotes a whole payload does not fill the log."""
     assert len(str(translate(_server_says("ERR " + "x" * 10_000), "h:1"))) < 500
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("size", [1, 5_000], ids=["in one read", "in many reads"])
+async def test_replies_that_come_together_are_taken_together(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """In their order, refusals among them; to wait for each cost more than to take it."""
+    link = Link(Target(redis_url, "test"))
+    await link.ready()
+    read, waits = link._connection.read_response, 0
+
+    async def counted() -> object:
+        nonlocal waits
+        waits += 1
+        return await read()
+
+    monkeypatch.setattr(link._connection, "read_response", counted)
+    texts = [b"%d" % n + b"x" * size for n in range(300)]
+    commands: list[tuple[Argument, ...]] = [("ECHO", text) for text in texts]
+    commands[100:100] = [("NOSUCH",)]
+    answers = await link.roundtrip(pack_all(commands), len(commands))
+    await link.close()
+    assert isinstance(answers.pop(100), exceptions.ResponseError)
+    assert answers == texts
+    assert waits < 200
