@@ -233,3 +233,13 @@ class ClusterScene(Scene):
                 lost.partition == partition and lost.first <= entry_id <= lost.last for lost in self.told.lost
             ), f"record {number} at {entry_id} of partition {partition} was lost in silence: {self.told.lost}"
         return gone
+
+
+def moves_on(scene: Scene, since_s: float) -> bool:
+    """Whether every partition began a batch after a moment."""
+    return len(ran_since(scene, since_s)) == scene.partitions
+
+
+def ran_since(scene: Scene, since_s: float) -> set[int]:
+    """Return the partitions that began a batch after a moment."""
+    return {call.partition for call in scene.calls() if call.start > since_s}

@@ -15,7 +15,9 @@ from tests.cluster.support import (
     fail_over,
     is_primary,
     move_slot,
+    moves_on,
     primary_of,
+    ran_since,
     replica_of,
 )
 from tests.helpers import wait_for
@@ -83,16 +85,6 @@ def test_a_primary_dies_while_events_flow(scene: ClusterScene, what: str) -> Non
         f"failover after {took_s:.2f} s, all partitions ran {took_on_s:.2f} s later; "
         f"{len(gone)} of {len(told.places)} confirmed records were lost, and reported"
     )
-
-
-def moves_on(scene: ClusterScene, since_s: float) -> bool:
-    """Whether every partition began a batch after a moment."""
-    return len(ran_since(scene, since_s)) == scene.partitions
-
-
-def ran_since(scene: ClusterScene, since_s: float) -> set[int]:
-    """Return the partitions that began a batch after a moment."""
-    return {call.partition for call in scene.calls() if call.start > since_s}
 
 
 def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> None:
