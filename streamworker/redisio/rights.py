@@ -94,10 +94,10 @@ ROLES = (
     ),
     Role(
         "reader",
-        "Runs Spark's queries: reads acked logs and their schemas, and writes its own position.",
+        "Runs Spark's queries: reads acked logs and their schemas, and keeps its own position.",
         "Run a script, write a log, read source entries, state, dead letters or members.",
         Grant((*_CONNECT, "hget", "hmget", "xrange"), ("stream", "lock", "acked", "schemas"), read_only=True),
-        (Grant(("hset",), ("readers",)),),
+        (Grant(("hget", "hset"), ("readers",)),),
     ),
     Role(
         "viewer",
@@ -152,7 +152,7 @@ def acl_rules(app: str, role: str, durability: str = "memory") -> list[str]:
     >>> acl_rules("shop", "reader")[:5]
     ['resetkeys', 'resetchannels', 'clearselectors', '-@all', '%R~sw:{shop.*}:stream']
     >>> acl_rules("shop", "reader")[-1]
-    '(~sw:{shop.*}:readers +hset)'
+    '(~sw:{shop.*}:readers +hget +hset)'
     """
     check_name("app", app)
     found = next((known for known in ROLES if known.name == role), None)

@@ -170,22 +170,42 @@ class AckedLogs:
 
     # -- registering -------------------------------------------------------------------------
 
-    def register(self, offset: Offset, at_ms: int, *, retry: bool) -> None:
+    def register(self, offset: Offset, at_ms: int, *, begins: bool = False, retry: bool) -> None:
         """Say in Redis up to where this reader needs nothing any more.
 
         Trimming of the acked logs waits for it. Does nothing for a reader without a name.
+
+        Parameters
+        ----------
+        begins
+            Whether the query is at its very first position: nothing was read under the name.
         """
         reader = self._options.reader
         if reader is None:
             return
-        value = json.dumps(
-            {
-                "p": {str(p): position.rows for p, position in sorted(offset.items())},
-                "log": {str(p): position.log for p, position in sorted(offset.items())},
-                "at": at_ms,
-            }
-        )
-        self._connection.call(lambda redis: redis.hset(self._keys.readers, reader, value), retry=retry)
+        value = {
+            "p": {str(p): position.rows for p, position in sorted(offset.items())},
+            "log": {str(p): position.log for p, position in sorted(offset.items())},
+            "at": at_ms,
+        }
+        text = json.dumps(value | ({"begins": True} if begins else {}))
+        self._connection.call(lambda redis: redis.hset(self._keys.readers, reader, text), retry=retry)
+
+    def registered(self) -> tuple[dict[int, Position], bool]:
+        """Return what this reader has said last, and whether it was about to begin.
+
+        Empty for one that has said nothing, or nothing that can be read.
+        """
+        reader = self._options.reader
+        if reader is None:
+            return {}, False
+        value: bytes | None = self._connection.call(lambda redis: redis.hget(self._keys.readers, reader))
+        try:
+            told = json.loads(value or b"{}")
+            rows = {int(p): Position(int(n), str(told["log"][p])) for p, n in told.get("p", {}).items()}
+            return rows, told.get("begins") is True
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+            return {}, False
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -285,16 +305,18 @@ class AckedLogs:
         return f"the acked log {self._keys.acked(part.partition)}"
 
 
-def lose(message: str, *, fail: bool) -> None:
+LOST = (
+    "If Redis lost data, restore it; otherwise give the query a new checkpoint directory, a new table "
+    "and another reader name, or accept the loss with failOnDataLoss=false."
+)
+
+
+def lose(message: str, *, fail: bool, remedy: str = LOST) -> None:
     """Raise :class:`DataLoss`, or warn where the query said ``failOnDataLoss=false``."""
     if not fail:
         log.warning("%s Going on, since failOnDataLoss is false.", message)
         return
-    raise DataLoss(
-        message,
-        remedy="If Redis lost data, restore it; otherwise give the query a new checkpoint directory and a "
-        "new table, or accept the loss with failOnDataLoss=false.",
-    )
+    raise DataLoss(message, remedy=remedy)
 
 
 def _tail(rows: bytes | None, identity: bytes | None, checkpoint: bytes | None) -> Position:

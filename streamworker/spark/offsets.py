@@ -137,6 +137,21 @@ def find_losses(offset: Offset, tails: Offset) -> dict[int, Loss]:
     return losses
 
 
+def find_stepped_back(position: Offset, told: Offset, tails: Offset) -> dict[int, Position]:
+    """Return the partitions in which a reader stands before what it has told, with what it told.
+
+    What was told of a log that is not there any more says nothing.
+    """
+    return {
+        p: before
+        for p, before in sorted(told.items())
+        if before.log
+        and before.log == tails.get(p, START).log
+        and position.get(p, START).log in ("", before.log)
+        and position.get(p, START).rows < before.rows
+    }
+
+
 def advance(start: Offset, tails: Offset, limit: int | None = None) -> dict[int, Position]:
     """Return where a batch that begins at ``start`` ends: at most ``limit`` rows further.
 

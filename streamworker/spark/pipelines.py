@@ -205,6 +205,9 @@ class _Run:
     _last: PipelineProgress | None = None
     _seen: tuple[int, str] = (-1, "")
     _failures: int = 0
+    """Since the last finished micro-batch, but for those of :attr:`_busy`."""
+    _busy: int = 0
+    """Failures for want of nothing but time, since then."""
     _start_at: float = 0.0
     _log_at: float = 0.0
     _rows: int = 0
@@ -264,7 +267,7 @@ class _Run:
             key = (int(event.batchId), str(event.timestamp))
             if key > self._seen:
                 self._seen = key
-                self._failures = 0
+                self._failures = self._busy = 0
                 self._last = from_event(self.spec.name, event)
                 self._log(self._last)
                 if self.tell is not None:
@@ -279,15 +282,18 @@ class _Run:
 
     def _fail(self, failure: Failure) -> None:
         waits = failure.nothing_there_yet and not self.once
-        if not waits:
+        if failure.too_busy:
+            self._busy += 1
+        elif not waits:
             self._failures += 1
-        most = BUSY_RESTARTS_MAX if failure.too_busy else RESTARTS_MAX
-        if (failure.final and not waits) or self._failures > most:
+        too_many = self._failures > RESTARTS_MAX or self._busy > BUSY_RESTARTS_MAX
+        if (failure.final and not waits) or too_many:
             self.failure, self.active = failure, False
             log.error("pipeline %s failed: %s", self.spec.name, failure.message)
             self._say("failed", failure.message)
             return
-        pause = min(FIRST_PAUSE_S * 2 ** max(self._failures - 1, 0), LONGEST_PAUSE_S)
+        count = self._busy if failure.too_busy else self._failures
+        pause = min(FIRST_PAUSE_S * 2 ** max(count - 1, 0), LONGEST_PAUSE_S)
         pause *= 1 - self._rng.random() / 2
         self._start_at = time.monotonic() + pause
         self._seen = (-1, "")

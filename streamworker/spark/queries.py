@@ -18,6 +18,7 @@ from streamworker.spark.checks import (
 from streamworker.spark.options import is_source_option
 from streamworker.spark.session import Session, register
 from streamworker.spark.sink import WholeResult
+from streamworker.spark.tables import check_belongs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -144,6 +145,8 @@ def _writer(spec: PipelineSpec, frame: Any, mode: str, checkpoint: str) -> Any:
         whole = WholeResult(path, f"{beside(path)}/{spec.name}", checkpoint, spec.format, options)
         whole.check()
         return frame.writeStream.outputMode("complete").foreachBatch(whole)
+    if spec.path and spec.format in FILE_FORMATS:
+        check_belongs(frame.sparkSession, spec.name, _absolute(spec.path), checkpoint)
     writer = frame.writeStream.outputMode(mode).format(spec.format).options(**options)
     if partition_by:
         writer = writer.partitionBy(*partition_by)

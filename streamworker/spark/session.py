@@ -12,7 +12,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.spark.connection import DEFAULT_NAME, variable_for
+from streamworker.spark.scratch import LOG_NAME, make_scratch, sweep
 from streamworker.urls import PLAINTEXT_VARIABLE, plaintext_host
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Session:
     remote: bool = False
     _scratch: Path | None = None
     _jvm: "subprocess.Popen[bytes] | None" = None
+    _scratch_lock: int | None = None
 
     @property
     def parallelism(self) -> int | None:
@@ -92,6 +93,7 @@ class Session:
         """
         if self.has_ended():
             _forget_gateway()
+            self._let_go()
             return
         self.spark.stop()
         jvm, self._jvm = self._jvm, None
@@ -99,6 +101,13 @@ class Session:
             _end_jvm(jvm)
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the lock of the folder; what is left there is for a later start to take away."""
+        file, self._scratch_lock = self._scratch_lock, None
+        if file is not None:
+            os.close(file)
 
     def __enter__(self) -> Self:
         return self
@@ -191,20 +200,22 @@ def _start(
         )
     local = master.startswith("local")
     java_home = _java_home()
-    scratch = Path(tempfile.mkdtemp(prefix="streamworker-spark-"))
+    sweep()
+    scratch, lock = make_scratch()
     settings = SMALL_MACHINE | _places(scratch) | socket_conf(scratch) if local else EVERYWHERE
     spark_conf = SparkConf(loadDefaults=False)
     for key, value in {**settings, "spark.master": master, "spark.app.name": name, **conf}.items():
         spark_conf.set(key, value)
-    log_path = log_path or scratch / "spark.log"
+    log_path = log_path or scratch / LOG_NAME
     log_path.parent.mkdir(parents=True, exist_ok=True)
     log.info("starting Spark on %s; the JVM's output goes to %s", master, log_path)
     with _environment(_jvm_environment(java_home, redis_url, local)), log_path.open("ab") as output:
         try:
-            gateway = _launch(spark_conf, output, keep_open)
+            gateway = _launch(spark_conf, output, (lock, *keep_open))
             SparkContext(gateway=gateway, conf=spark_conf)
         except Exception as error:  # noqa: BLE001, pyspark and py4j raise many kinds
             _forget_gateway()
+            os.close(lock)
             raise BackendUnavailable(
                 f"Spark did not start on {master}: {str(error).splitlines()[0]}",
                 remedy=f"Its own words are in {log_path}.",
@@ -212,7 +223,7 @@ def _start(
     spark = SparkSession.builder.getOrCreate()
     _quiet_pyspark()
     register(spark)
-    return Session(spark, log_path, False, scratch, gateway.proc)
+    return Session(spark, log_path, False, scratch, gateway.proc, lock)
 
 
 def _quiet_pyspark() -> None:

@@ -59,10 +59,21 @@ class WholeResult:
         Raises
         ------
         ConfigurationError
-            If ``path`` is there and is not a link of ours.
+            If ``path`` is there and is not a link of ours, or leads to what was made from another
+            checkpoint directory: rows that are not in the acked logs any more would be missing from it.
         """
         link = Path(self.path)
-        if link.is_symlink() or not link.exists():
+        if link.is_symlink():
+            made_by = link.readlink().name.rpartition("-")[0]
+            if made_by and made_by != self._query_id():
+                raise ConfigurationError(
+                    f"{self.path}: its whole result was made from another checkpoint directory than "
+                    f"{self.checkpoint}, which was lost or is another one.",
+                    remedy="Restore the checkpoint directory. Or begin anew, with what the acked logs still "
+                    "hold: remove that link, and have the pipeline's reader forgotten.",
+                )
+            return
+        if not link.exists():
             return
         if link.is_dir() and not any(link.iterdir()):
             return
@@ -89,5 +100,5 @@ class WholeResult:
                 shutil.rmtree(version, ignore_errors=True)
 
     def _query_id(self) -> str:
-        metadata = json.loads((Path(self.checkpoint) / "metadata").read_text("utf-8"))
-        return str(metadata["id"])[:8]
+        place = Path(self.checkpoint) / "metadata"
+        return str(json.loads(place.read_text("utf-8"))["id"])[:8] if place.exists() else ""

@@ -10,6 +10,10 @@ Spark calls ``commit(end)`` for a batch only when it plans the next one, and so 
 last. But the ``start`` of ``latestOffset(start, limit)`` is always a committed offset. So the
 position is told from both.
 
+So a query that begins anew under a reader's name, or before the position that is kept there, is not
+the one that was there: its checkpoint directory was lost, or is an older copy. Its rows would be in
+the table twice, or left out: Spark's file sink skips a batch whose number it has. It is refused.
+
 Examples
 --------
 >>> rows = (                                                        # doctest: +SKIP
@@ -181,13 +185,19 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target_offset: dict[int, Position] | None = None
         self._registered: dict[str, Any] | None = None
         self._registered_at_s = 0.0
+        self._goes_on = options.reader is None
+        """Whether it is known that the query goes on from where its reader was."""
+        self._first: dict[int, Position] | None = None
+        """Where a new query begins."""
 
     # -- planning ----------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins, and hold trimming there."""
         start = locate(self._options, self._logs, self._options.starting_offsets)
-        _, now_ms = self._logs.tails_and_time()
+        tails, now_ms = self._logs.tails_and_time()
+        self._check_is_new(tails)
+        self._first = start
         self._register(start, now_ms, must=True)
         # What was trimmed in between is not there any more; from here on nothing is.
         again = locate(self._options, self._logs, self._options.starting_offsets)
@@ -215,6 +225,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tails, now_ms = self._logs.tails_and_time()
         self._tails = tails
         self._report(position, tails)
+        self._check_goes_on(position, tails)
         self._register(position, now_ms, must=self._registered is None)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
@@ -234,7 +245,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         parts = offsets.slices(since, until)
         if not parts:
             return []
-        self._report(until, self._logs.tails())
+        tails = self._logs.tails()
+        self._report(until, tails)
+        self._check_goes_on(since, tails)
         return plan_tasks(self._options, parts)
 
     def _report(self, position: offsets.Offset, tails: offsets.Offset) -> None:
@@ -244,6 +257,40 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"({self._options.processor}) was read up to row {position[p].rows}, and {loss.value}.",
                 fail=self._options.fail_on_data_loss,
             )
+
+    def _check_is_new(self, tails: offsets.Offset) -> None:
+        """Refuse to begin where the reader has read already.
+
+        Where it was only about to begin, Spark did not come to write its first offset down.
+        """
+        if self._goes_on:
+            return
+        told, begins = self._logs.registered()
+        read = [p for p, at in told.items() if at.log and at.log == tails.get(p, START).log]
+        if read and not begins:
+            self._refuse(f"was at row {told[read[0]].rows} of partition {read[0]}", "begins anew")
+        self._goes_on = True
+
+    def _check_goes_on(self, position: offsets.Offset, tails: offsets.Offset) -> None:
+        """Refuse to go on before what was told under this reader's name."""
+        if self._goes_on:
+            return
+        told, _ = self._logs.registered()
+        for p, before in offsets.find_stepped_back(position, told, tails).items():
+            here = position.get(p, START)
+            self._refuse(f"was at row {before.rows} of partition {p}", f"goes on from row {here.rows}")
+        self._goes_on = True
+
+    def _refuse(self, was: str, now: str) -> None:
+        o = self._options
+        lose(
+            f"Reader {o.reader!r} {was} of {o.app}.{o.stream} ({o.processor}), and its query {now}: the "
+            "checkpoint directory was lost or is an older one, or another query has the same name.",
+            fail=o.fail_on_data_loss,
+            remedy="Restore the checkpoint directory. Or begin anew: give the query a new checkpoint "
+            "directory and a new table, and another reader name, or have this one forgotten (streamworker "
+            f"repair APP --forget-reader {o.reader}).",
+        )
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -271,7 +318,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_registered(document):
             return
         try:
-            self._logs.register(position, now_ms, retry=must)
+            self._logs.register(position, now_ms, begins=position == self._first, retry=must)
         except BackendError as error:
             if must:
                 raise

@@ -153,3 +153,11 @@ class AckedLog:
         """Return column ``n`` of all rows written, in order."""
         chosen = self.written if partition is None else {partition: self.written[partition]}
         return sorted(row["n"] for rows in chosen.values() for row in rows)
+
+    def placed(self) -> list[tuple[int, int, int]]:
+        """Return partition, offset and ``n`` of all rows, in order."""
+        return [
+            (p, offset, row["n"])
+            for p, rows in sorted(self.written.items())
+            for offset, row in enumerate(rows, 1)
+        ]

@@ -234,3 +234,12 @@ def test_a_position_inside_a_log_does_not_claim_a_source_entry() -> None:
 def test_lag_is_counted_in_rows() -> None:
     """For each partition, also one that was not read yet."""
     assert offsets.lag({0: Position(4, "a")}, {0: Position(10, "a"), 1: Position(3, "b")}) == {0: 6, 1: 3}
+
+
+def test_a_reader_that_stands_before_what_it_told_is_found() -> None:
+    """In the log that it told of; nothing follows from one that is gone or was replaced."""
+    tails = {p: Position(90, "a") for p in (0, 1, 2)} | {3: Position(5, "b"), 4: START}
+    told = {p: Position(50, "a") for p in (0, 1, 2, 3, 4)}
+    position = {0: Position(49, "a"), 1: Position(50, "a"), 3: Position(0, "b")}
+    assert offsets.find_stepped_back(position, told, tails) == {0: told[0], 2: told[2]}
+    assert offsets.find_stepped_back(position, {}, tails) == {}

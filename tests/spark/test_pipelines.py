@@ -11,8 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 from pyspark.sql.streaming.query import StreamingQuery
 
 from streamworker.errors import ConfigurationError
-from streamworker.processors import PipelineSpec
 from streamworker.spark import pipelines
+from streamworker.spark.failures import TOO_BUSY
 from streamworker.spark.pipelines import run_pipelines
 from streamworker.spark.progress import PipelineProgress
 from streamworker.spark.queries import start_query
@@ -21,6 +21,7 @@ from streamworker.spark.sink import WholeResult
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.queries import wait_for_rows
+from tests.spark.running import Running
 from tests.spark.specs import pipeline
 
 
@@ -38,42 +39,6 @@ def same(frame: DataFrame) -> DataFrame:
 def by_user(frame: DataFrame) -> DataFrame:
     """Return what each user spent."""
     return frame.groupBy("user").agg(F.sum("amount").alias("amount"), F.count("*").alias("orders"))
-
-
-class Running:
-    """``run_pipelines`` in a thread, with all that it told."""
-
-    def __init__(self, session: Session, *specs: PipelineSpec) -> None:
-        self.stop = threading.Event()
-        self.told: list[PipelineProgress] = []
-        self.code: int | None = None
-        self._thread = threading.Thread(target=self._run, args=(session, specs), daemon=True)
-        self._thread.start()
-
-    def _run(self, session: Session, specs: tuple[PipelineSpec, ...]) -> None:
-        self.code = run_pipelines(specs, session=session, stop=self.stop, on_progress=self.told.append)
-
-    def rows(self) -> int:
-        """Return how many rows it has written."""
-        return sum(each.rows for each in self.told)
-
-    def wait_for_rows(self, count: int) -> None:
-        """Wait until it has written so many rows."""
-        wait_for(lambda: self.rows() >= count, f"the pipeline has written {count} rows", timeout_s=60)
-
-    def wait_for_state(self, state: str) -> PipelineProgress:
-        """Wait until it says so, and return what it said."""
-        return wait_for(
-            lambda: next((each for each in self.told if each.state == state), None),
-            f"the pipeline is {state}",
-            timeout_s=60,
-        )  # type: ignore[return-value]  # wait_for returns what is true
-
-    def end(self) -> int | None:
-        """Stop it and return its code."""
-        self.stop.set()
-        self._thread.join(60)
-        return self.code
 
 
 def numbers(session: Session, path: str = "lake/revenue") -> list[int]:
@@ -314,6 +279,28 @@ def test_a_failed_query_is_started_again_from_its_checkpoint(
     assert seen == [0, 1, 2]
     restarts = [each for each in running.told if each.state == "restarting"]
     assert [each.error for each in restarts] == ["OSError: the disk is away"] * 2
+
+
+def test_a_busy_machine_does_not_use_up_the_restarts_for_what_is_really_wrong(
+    spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python processes that start too late say nothing about the disk."""
+    quick(monkeypatch, restarts=1)
+    seen: list[int] = []
+    errors = iter([TOO_BUSY, TOO_BUSY, "the disk is away"])
+
+    def sometimes(frame: DataFrame, batch: int) -> None:
+        if error := next(errors, None):
+            raise OSError(error)
+        seen.extend(row.n for row in frame.collect())
+
+    acked.fill(0, [3])
+    spec = pipeline(lambda frame: frame.writeStream.foreachBatch(sometimes), path=None)
+    running = Running(spark_session, spec)
+    running.wait_for_rows(3)
+    assert running.end() == 0
+    assert seen == [0, 1, 2]
+    assert [each.state for each in running.told].count("restarting") == 3
 
 
 def test_a_query_that_keeps_failing_ends_all_with_1(

@@ -130,21 +130,21 @@ def _stream(contest: Contest, session: "Session", log: dict[str, str], batches: 
     found: dict[str, list[float]] = {each.name: [] for each in (STREAMED, RATE)}
     for run, each in contest.turns([STREAMED, RATE]):
         contest.say(f"run {run + 1} of {contest.runs}: {each.name}")
-        frame = _few_of(session, log) if each is STREAMED else _rate(session)
+        frame = _few_of(session, log, f"bench-{run}") if each is STREAMED else _rate(session)
         found[each.name].append(_batch_ms(frame, batches))
     ours, rate = (Figures(name, "ms", tuple(runs)) for name, runs in found.items())
     what = f"micro-batch of {FEW_ROWS} rows, committed to Parquet"
     return Row("spark-micro-batch", what, ours, rate, Target(150, at_most=True, is_difference=True))
 
 
-def _few_of(session: "Session", log: dict[str, str]) -> "DataFrame":
+def _few_of(session: "Session", log: dict[str, str], reader: str) -> "DataFrame":
     """Return the log as a pipeline reads it, a few rows at a time."""
     from streamworker.spark.session import register
     from streamworker.spark.source import FORMAT
 
     register(session.spark)
     options = {**log, "maxRowsPerTrigger": str(FEW_ROWS), "maxPartitions": str(_tasks(session))}
-    return session.spark.readStream.format(FORMAT).options(**options, reader="bench").load()
+    return session.spark.readStream.format(FORMAT).options(**options, reader=reader).load()
 
 
 def _rate(session: "Session") -> "DataFrame":
@@ -170,6 +170,8 @@ def _batch_ms(frame: "DataFrame", batches: int) -> float:
 
 def _durations(query: "StreamingQuery", batches: int) -> list[int]:
     """Return what the first micro-batches with rows took, in ms; Spark's own figures."""
+    from streamworker.spark.failures import read_failure
+
     deadline = time.monotonic() + STALL_S
     found: dict[int, int] = {}
     while len(found) < batches:
@@ -177,7 +179,8 @@ def _durations(query: "StreamingQuery", batches: int) -> list[int]:
             if event["numInputRows"]:
                 found.setdefault(event["batchId"], event["durationMs"]["triggerExecution"])
         if not query.isActive or time.monotonic() > deadline:
-            why = query.exception() or f"{len(found)} of {batches} in {STALL_S:.0f} s"
-            raise BenchFailed(f"A query made too few micro-batches: {why}")
+            error = query.exception()
+            why = read_failure(str(error)).message if error else query.status["message"]
+            raise BenchFailed(f"A query made {len(found)} of {batches} micro-batches. {why}")
         time.sleep(POLL_S)
     return [found[batch] for batch in sorted(found)][:batches]

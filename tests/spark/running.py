@@ -1,0 +1,53 @@
+"""Pipelines that run while a test looks at them."""
+
+import threading
+
+from streamworker.processors import PipelineSpec
+from streamworker.spark.pipelines import run_pipelines
+from streamworker.spark.progress import PipelineProgress
+from streamworker.spark.session import Session
+from tests.helpers import wait_for
+
+
+class Running:
+    """``run_pipelines`` in a thread, with all that it told."""
+
+    def __init__(self, session: Session, *specs: PipelineSpec) -> None:
+        self.stop = threading.Event()
+        self.told: list[PipelineProgress] = []
+        self.code: int | None = None
+        self._thread = threading.Thread(target=self._run, args=(session, specs), daemon=True)
+        self._thread.start()
+
+    def _run(self, session: Session, specs: tuple[PipelineSpec, ...]) -> None:
+        self.code = run_pipelines(specs, session=session, stop=self.stop, on_progress=self.told.append)
+
+    def rows(self) -> int:
+        """Return how many rows it has written."""
+        return sum(each.rows for each in self.told)
+
+    def batches(self) -> int:
+        """Return how many micro-batches it has finished."""
+        return sum(each.state == "running" for each in self.told)
+
+    def position(self) -> int:
+        """Return how many rows of the logs are behind it."""
+        return sum(self.told[-1].positions.values()) if self.told else 0
+
+    def wait_for_rows(self, count: int) -> None:
+        """Wait until it has written so many rows."""
+        wait_for(lambda: self.rows() >= count, f"the pipeline has written {count} rows", timeout_s=60)
+
+    def wait_for_state(self, state: str) -> PipelineProgress:
+        """Wait until it says so, and return what it said."""
+        return wait_for(
+            lambda: next((each for each in self.told if each.state == state), None),
+            f"the pipeline is {state}",
+            timeout_s=60,
+        )  # type: ignore[return-value]  # wait_for returns what is true
+
+    def end(self) -> int | None:
+        """Stop it and return its code."""
+        self.stop.set()
+        self._thread.join(60)
+        return self.code

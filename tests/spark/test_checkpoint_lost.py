@@ -1,0 +1,173 @@
+"""A checkpoint directory that is lost, or an older copy: refused; no row is doubled or left out (F37)."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from streamworker.errors import ConfigurationError, DataLoss
+from streamworker.spark.options import parse_options
+from streamworker.spark.pipelines import run_pipelines
+from streamworker.spark.schema import spark_schema
+from streamworker.spark.session import Session
+from streamworker.spark.source import LogStreamReader
+from streamworker.spark.tables import latest_batch
+from tests.chaos.figures import record
+from tests.spark.acked import ORDER, AckedLog
+from tests.spark.queries import run, table
+from tests.spark.specs import pipeline
+
+TABLE = Path("lake/revenue")
+CHECKPOINT = Path("lake/.streamworker/revenue/revenue/checkpoint")
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results go where the test runs."""
+    monkeypatch.chdir(tmp_path)
+
+
+def same(frame: DataFrame) -> DataFrame:
+    """Return the rows as they are."""
+    return frame
+
+
+def by_user(frame: DataFrame) -> DataFrame:
+    """Return how many orders each user has."""
+    return frame.groupBy("user").agg(F.count("*").alias("orders"))
+
+
+def pass_by(session: Session, acked: AckedLog, function: Callable[[DataFrame], DataFrame]) -> None:
+    """Run a pipeline over new rows, and trim what it has read, as workers do."""
+    acked.fill(0, [4])
+    assert run_pipelines([pipeline(function)], session=session, once=True) == 0
+    position = json.loads(acked.redis.hget(acked.keys.readers, "revenue"))
+    acked.trim(0, position["p"]["0"])
+
+
+def lose_it() -> None:
+    """Lose the checkpoint directory."""
+    shutil.rmtree(CHECKPOINT)
+
+
+def content(session: Session) -> list[tuple[object, ...]]:
+    """Return what is in the table."""
+    return sorted(tuple(row) for row in session.spark.read.parquet(str(TABLE.resolve())).collect())
+
+
+def test_a_table_of_files_is_not_written_on_from_another_checkpoint(
+    spark_session: Session, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Neither from none nor from an older one: Spark would leave out as many batches as it lacks."""
+    pass_by(spark_session, acked, same)
+    shutil.copytree(CHECKPOINT, tmp_path / "older")
+    pass_by(spark_session, acked, same)
+    acked.fill(0, [4])
+    before = content(spark_session)
+    CHECKPOINT.rename(tmp_path / "right")
+    for what in (f"{CHECKPOINT.absolute()} knows of none", "ends with 0"):
+        with pytest.raises(ConfigurationError, match=rf"{what}\. Spark would leave out the next"):
+            run_pipelines([pipeline(same)], session=spark_session, once=True)
+        shutil.copytree(tmp_path / "older", CHECKPOINT, dirs_exist_ok=True)
+    assert content(spark_session) == before
+    lose_it()
+    shutil.copytree(tmp_path / "right", CHECKPOINT)
+    assert run_pipelines([pipeline(same)], session=spark_session, once=True) == 0
+    assert [row[0] for row in content(spark_session)] == acked.numbers()
+    record(
+        "F37",
+        "checkpoint directory of a table of files removed, and an older copy put back",
+        times=2,
+        target="refused, or no row doubled or left out",
+        verdict="met",
+        said="refused before anything is written; with the right directory back, the table equals the log",
+    )
+
+
+def test_a_whole_result_is_not_made_anew_from_what_is_left(spark_session: Session, acked: AckedLog) -> None:
+    """Rows that were trimmed would be missing from it. It says so, and what to do."""
+    pass_by(spark_session, acked, by_user)
+    before = content(spark_session)
+    lose_it()
+    acked.fill(0, [4])
+    with pytest.raises(ConfigurationError, match=r"its whole result was made from another checkpoint"):
+        run_pipelines([pipeline(by_user)], session=spark_session, once=True)
+    assert content(spark_session) == before
+
+
+def test_a_query_of_your_own_is_refused_by_the_name_of_its_reader(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Wherever it begins, until the reader is forgotten, or loss is accepted."""
+    acked.fill(0, [4])
+    options = acked.options(reader="mine")
+    run(spark, options, tmp_path / "one")
+    acked.trim(0, 4)
+    with pytest.raises(PySparkException, match=r"DataLoss: Reader 'mine' was at row 4 .* begins anew"):
+        run(spark, options, tmp_path / "two")
+    run(spark, options | {"failOnDataLoss": "false"}, tmp_path / "three")
+    acked.fill(0, [4])
+    acked.redis.hdel(acked.keys.readers, "mine")
+    run(spark, options, tmp_path / "four")
+    assert table(spark, tmp_path / "four") == [4, 5, 6, 7]
+
+
+def reader_of(options: dict[str, str]) -> LogStreamReader:
+    """Return the source's reader as a new process of Spark makes it."""
+    return LogStreamReader(parse_options(options, streaming=True), spark_schema(ORDER))
+
+
+def test_a_start_that_spark_did_not_come_to_write_down_may_be_made_again(
+    acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader has told its first position, and nothing was read; afterwards it may only go on."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
+    options = acked.options(reader="mine")
+    acked.fill(0, [4])
+    for _ in range(2):
+        reader = reader_of(options)
+        begin = reader.initialOffset()
+        end = reader.latestOffset(begin, ReadAllAvailable())
+    reader.latestOffset(end, ReadAllAvailable())
+    with pytest.raises(DataLoss, match="begins anew"):
+        reader_of(options).initialOffset()
+    assert reader_of(options).latestOffset(end, ReadAllAvailable()) == end
+    with pytest.raises(DataLoss, match="goes on from row 0"):
+        reader_of(options).latestOffset(begin, ReadAllAvailable())
+    with pytest.raises(DataLoss, match="goes on from row 0"):
+        reader_of(options).partitions(begin, end)
+    acked.redis.hset(acked.keys.readers, "mine", b"[no json")
+    assert reader_of(options).initialOffset() == begin
+
+
+def test_spark_by_itself_leaves_rows_out_in_silence(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Why it is refused. A query of your own without ``reader`` is not guarded."""
+    acked.fill(0, [4])
+    run(spark, acked.options(), tmp_path)
+    acked.trim(0, 4)
+    acked.fill(0, [4])
+    shutil.rmtree(tmp_path / "ck")
+    run(spark, acked.options(), tmp_path)
+    assert table(spark, tmp_path) == [0, 1, 2, 3]
+
+
+def test_batches_are_counted_on_other_file_systems_too(spark: SparkSession, tmp_path: Path) -> None:
+    """Through Hadoop, with the marks that Spark's compaction leaves."""
+    folder = tmp_path / "offsets"
+    folder.mkdir()
+    # The local disk under a scheme that is Hadoop's alone.
+    far = f"viewfs://far{folder}"
+    spark._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.far.linkMergeSlash", "file:///")
+    assert latest_batch(spark, far) == latest_batch(spark, str(folder)) == -1
+    for name in ("0", "9.compact", "10", ".11.crc", "12.tmp"):
+        (folder / name).touch()
+    assert latest_batch(spark, far) == latest_batch(spark, str(folder)) == 10
+    assert latest_batch(spark, f"{far}/nothing") == latest_batch(spark, f"{folder}/nothing") == -1
