@@ -96,7 +96,12 @@ ROLES = (
         "reader",
         "Runs Spark's queries: reads acked logs and their schemas, and keeps its own position.",
         "Run a script, write a log, read source entries, state, dead letters or members.",
-        Grant((*_CONNECT, "hget", "hmget", "xrange"), ("stream", "lock", "acked", "schemas"), read_only=True),
+        # redis-py's client of a Cluster asks which commands there are: it finds keys in them by that.
+        Grant(
+            (*_CONNECT, "command", "hget", "hmget", "xrange"),
+            ("stream", "lock", "acked", "schemas"),
+            read_only=True,
+        ),
         (Grant(("hget", "hset"), ("readers",)),),
     ),
     Role(

@@ -274,6 +274,8 @@ class Connection:
 
     def _explain(self, url: str, error: Exception, *, tried: bool) -> BackendError:
         where = f"Redis at {address(url)} (connection {self.name!r})"
+        if isinstance(error, RedisClusterException) and isinstance(error.__cause__, redis.RedisError):
+            error = error.__cause__  # Why no node could be asked where the slots are.
         if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
             return AuthenticationFailed(
                 f"{where} did not accept the user or password.",

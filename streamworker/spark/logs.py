@@ -105,7 +105,7 @@ class AckedLogs:
             pipe = redis.pipeline(transaction=False)
             for p in partitions:
                 pipe.hmget(self._keys.lock(p), "rows", "log", "checkpoint")
-            pipe.time()
+            pipe.execute_command("TIME")  # redis-py has no pipe.time() on a Cluster.
             return list(pipe.execute())
 
         *locks, (seconds, micros) = self._connection.call(ask)

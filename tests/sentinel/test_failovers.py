@@ -1,7 +1,7 @@
 """Failovers while records flow: nothing twice, no two owners, and no loss in silence.
 
-An asynchronous failover loses what its replica had not received. To have losses at all, replicas stand
-still for a moment before a primary is killed: on one machine they are too quick otherwise.
+An asynchronous failover loses what its replica had not received. To have losses at all, replicas are cut
+off for a moment before a primary is killed: on one machine they are too quick otherwise.
 """
 
 import os
@@ -39,14 +39,9 @@ def scene(trio: Trio, spawn: SpawnWorker, tmp_path: Path) -> FailoverScene:
 
 def killed(trio: Trio, rng: random.Random) -> Instance:
     """SIGKILL of the primary, whose replicas have not received its last writes."""
-    primary = trio.primary
-    replicas = [server for server in trio.servers if server is not primary]
-    for replica in replicas:
-        replica.pause()
-    time.sleep(0.1 + 0.2 * rng.random())
-    primary.kill()
-    for replica in replicas:
-        replica.resume()
+    with trio.replicas_cut_off() as primary:
+        time.sleep(0.1 + 0.2 * rng.random())
+        primary.kill()
     return primary
 
 

@@ -192,7 +192,7 @@ class Trio:
         self.wait_until_whole()
         for sentinel in self.sentinels:
             sentinel.start("--sentinel")
-            sentinel.ask("SENTINEL", "DEBUG", "PUBLISH-PERIOD", PUBLISH_PERIOD_MS)
+        self.let_sentinels_talk(PUBLISH_PERIOD_MS)
         wait_for(lambda: all(self._sees_all(one) for one in self.sentinels), "the sentinels see all", 20)
         return self
 
@@ -233,6 +233,11 @@ class Trio:
             f"redis+sentinel://:{self.password}@{places}/0?service={SERVICE}"
             f"&sentinel_password={self.sentinel_password}"
         )
+
+    def let_sentinels_talk(self, every_ms: int) -> None:
+        """Set how often they tell each other what they know."""
+        for sentinel in self.sentinels:
+            sentinel.ask("SENTINEL", "DEBUG", "PUBLISH-PERIOD", every_ms)
 
     # -- failovers -----------------------------------------------------------------------------
 
@@ -275,6 +280,23 @@ class Trio:
             timeout_s,
         )
         return self.primary
+
+    @contextmanager
+    def replicas_cut_off(self) -> Iterator[Instance]:
+        """Let no replica receive anything meanwhile: what is written now, a failover loses.
+
+        To stop the replicas would not do: what is in their sockets they would read when they go on.
+        """
+        primary = self.primary
+        replicas = [server for server in self.servers if server is not primary]
+        for replica in replicas:
+            replica.ask("CONFIG", "SET", "masterauth", "wrong")
+            replica.ask("CLIENT", "KILL", "TYPE", "master")
+        try:
+            yield primary
+        finally:
+            for replica in replicas:
+                replica.ask("CONFIG", "SET", "masterauth", self.password)
 
     def bring_back(self, server: Instance) -> None:
         """Start a killed server as a replica of the primary, as its service manager would do."""

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
-import redis
 
 from streamworker.core.entries import EntryId
 from streamworker.core.locks import Acquired
@@ -17,6 +17,7 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.locks import acquire_many, move_checkpoint
 from streamworker.redisio.schemas import declare_schema
 from streamworker.redisio.streams import declare, register
+from tests.raw import opened
 
 ORDER = pa.schema([("n", pa.int64()), ("user", pa.string()), ("amount", pa.float64())])
 OWNER = "tests"
@@ -46,7 +47,8 @@ class AckedLog:
 
     def __init__(self, url: str, *, partitions: int, app: str = "shop") -> None:
         # Untyped: redis-py types every reply as all that any command may reply.
-        self.redis: Any = redis.Redis.from_url(url)
+        self._held = ExitStack()
+        self.redis: Any = self._held.enter_context(opened(url))
         self._url = url
         self.app = app
         self.keys = GroupKeys(app, "orders", "price")
@@ -60,7 +62,7 @@ class AckedLog:
         """Let go of the connections."""
         self._runner.run(self._backend.aclose())
         self._runner.close()
-        self.redis.close()
+        self._held.close()
 
     def reconnect(self) -> None:
         """Drop connections to a server that was started anew."""

@@ -1,0 +1,214 @@
+"""Spark behind sentinels: the primary alone is read, and what a failover lost is said."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+import redis
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
+
+from streamworker.errors import AuthenticationFailed, BackendRefused, BackendUnavailable, DataLoss
+from streamworker.redisio.primaries import Answer
+from streamworker.spark import connection
+from streamworker.spark.connection import Connection
+from streamworker.spark.logs import AckedLogs
+from streamworker.spark.offsets import Offset, from_json
+from streamworker.spark.options import parse_options
+from streamworker.spark.schema import spark_schema
+from streamworker.spark.source import LogStreamReader
+from tests.helpers import wait_for
+from tests.sentinel.trio import SERVICE, Instance, Trio
+from tests.spark.acked import ORDER, AckedLog
+
+EVERYTHING = ReadAllAvailable()
+
+
+@pytest.fixture(autouse=True)
+def no_client_stays() -> Iterator[None]:
+    """Close what a test has opened."""
+    yield
+    while connection._clients:
+        connection._clients.popitem()[1].close()
+
+
+@pytest.fixture
+def here(calm: Trio, monkeypatch: pytest.MonkeyPatch) -> Connection:
+    """A connection to servers that nobody disturbs."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_CALM", calm.url)
+    return Connection("calm", 20_000)
+
+
+def port_of(client: redis.Redis) -> int:
+    """Return the port of the server that answers."""
+    return int(dict(client.config_get("port"))["port"] or 0)
+
+
+def test_the_primary_is_read(here: Connection, calm: Trio) -> None:
+    """Also in a pipeline."""
+    assert here.call(port_of) == calm.primary.port
+    assert here.call(lambda client: client.pipeline(transaction=False).set("n", 1).get("n").execute()) == [
+        True,
+        b"1",
+    ]
+
+
+def test_what_a_user_gets_wrong_is_named(calm: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, without a password."""
+    for url, error, said in (
+        (calm.url.replace(f"service={SERVICE}", "service=other"), BackendRefused, "no primary 'other'"),
+        (calm.url.replace(calm.sentinel_password, "wrong"), AuthenticationFailed, "sentinel_password"),
+        (calm.url.replace(f":{calm.password}@", ":wrong@"), AuthenticationFailed, "connection's name"),
+    ):
+        monkeypatch.setenv("STREAMWORKER_CONNECTION_WRONG", url)
+        with pytest.raises(error, match=said) as caught:
+            Connection("wrong", 60_000).call(port_of)
+        assert calm.password not in str(caught.value)
+
+
+def test_a_replica_is_never_read(calm: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentinels may be late; the server says what it is when it is connected to, each time."""
+    replica = next(server for server in calm.servers if server is not calm.primary)
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_LATE", calm.url)
+    late = Answer(("127.0.0.1", replica.port), 9)
+    monkeypatch.setattr(connection, "_named", lambda sentinels: late)
+    with pytest.raises(BackendUnavailable, match="is a replica"):
+        Connection("late", 100).call(port_of)
+
+
+def test_a_connection_that_was_cut_by_a_failover_does_not_come_back_to_the_replica(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """redis-py connects anew without a word to where it was connected before."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", trio.url)
+    patient = Connection("trio", 20_000)
+    old = trio.primary
+    assert patient.call(port_of) == old.port
+    monkeypatch.setattr(connection, "LOOK_EVERY_S", 3_600.0)
+    trio.let_sentinels_talk(100)
+    trio.ask_for_failover()
+    wait_for(lambda: old.role == "slave", "the old primary is a replica", 30)
+    assert patient.call(port_of) == trio.primary.port
+
+
+def test_a_primary_that_was_cut_off_is_left_once_the_sentinels_name_another(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, and does not know that it was replaced."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", trio.url)
+    trio.let_sentinels_talk(5_000)  # It is not to be told soon.
+    monkeypatch.setattr(connection, "LOOK_EVERY_S", 0.5)
+    patient = Connection("trio", 20_000)
+    old = trio.primary
+    assert patient.call(port_of) == old.port
+    old.pause()
+    trio.wait_for_other_primary(old)
+    old.resume()
+    time.sleep(0.5)
+    assert patient.call(port_of) == trio.primary.port
+    assert old.role == "master", "it has noticed, so this shows nothing"
+
+
+# -- what a failover loses -------------------------------------------------------------------
+
+
+class Query:
+    """A query's planner, without Spark."""
+
+    def __init__(self, **more: str) -> None:
+        given = {"app": "shop", "stream": "orders", "processor": "price", "connection": "trio", **more}
+        options = parse_options(given, streaming=True)
+        schema: StructType = spark_schema(ORDER, include_metadata=False)
+        self.reader = LogStreamReader(options, schema)
+        self.logs = AckedLogs(options)
+        self.position = self.reader.initialOffset()
+
+    def plan(self) -> list[pa.RecordBatch]:
+        """Plan a micro-batch and read it."""
+        end = self.reader.latestOffset(self.position, EVERYTHING)
+        tasks = self.reader.partitions(self.position, end)
+        found = [batch for task in tasks for batch in self.reader.read(task)]
+        self.position = end
+        return found
+
+    @property
+    def offset(self) -> Offset:
+        """Where it stands."""
+        return from_json(self.position)
+
+
+@contextmanager
+def log_at(server: Instance) -> Iterator[AckedLog]:
+    """Write acked logs at one server."""
+    with AckedLog(f"redis://:{server.password}@127.0.0.1:{server.port}/0", partitions=1) as log:
+        yield log
+
+
+def everywhere(log: AckedLog) -> None:
+    """Wait until both replicas have what was written so far."""
+    log.redis.set("mark", "")
+    assert log.redis.wait(2, 10_000) == 2
+
+
+@contextmanager
+def failover_that_loses(trio: Trio) -> Iterator[None]:
+    """Let the primary die, and with it what is written to it in this block."""
+    with trio.replicas_cut_off() as old:
+        yield
+        old.kill()
+    trio.wait_for_other_primary(old)
+
+
+def rows(batches: list[pa.RecordBatch]) -> int:
+    """Count rows."""
+    return sum(batch.num_rows for batch in batches)
+
+
+def test_rows_that_were_read_and_are_lost_end_a_query(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is shorter than what was read; the message says by how much."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", trio.url)
+    with log_at(trio.primary) as log:
+        log.fill(0, [3])
+        query, tolerant = Query(), Query(failOnDataLoss="false")
+        assert rows(query.plan()) == 3
+        tolerant.plan()
+        everywhere(log)
+        with failover_that_loses(trio):
+            log.fill(0, [5])
+            assert rows(query.plan()) == 5
+            tolerant.plan()
+    with pytest.raises(DataLoss, match=r"read up to row 8, and it is shorter.*"):
+        query.plan()
+    tolerant.plan()
+    with log_at(trio.primary) as log:
+        log.fill(0, [2])
+        assert rows(tolerant.plan()) == 2, "it goes on behind what is left"
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param([5, 4], id="same-end", marks=pytest.mark.soak),
+        pytest.param([9], id="over-the-end", marks=pytest.mark.soak),
+        pytest.param([6, 3], id="another-end"),
+    ],
+)
+def test_a_log_that_lost_rows_and_has_grown_again_ends_a_query(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch, again: list[int]
+) -> None:
+    """It is as long as it was, or longer, and holds other rows: the next ones do not follow the first 8."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", trio.url)
+    with log_at(trio.primary) as log:
+        log.fill(0, [3])
+        everywhere(log)
+        query = Query()
+        with failover_that_loses(trio):
+            log.fill(0, [5])
+            assert rows(query.plan()) == 5 + 3
+    with log_at(trio.primary) as log:
+        log.redis.hset(log.keys.lock(0), "checkpoint", "1000-0")  # Time has passed.
+        log.fill(0, again)
+    with pytest.raises(DataLoss, match="rolled back and has grown again"):
+        query.plan()

@@ -1,0 +1,109 @@
+"""Spark's reads on a Cluster: a pipeline over all slots, primaries alone, and on after a failover."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from streamworker.dev.cluster import EmbeddedCluster
+from streamworker.errors import AuthenticationFailed, BackendUnavailable
+from streamworker.redisio.rights import acl_rules
+from streamworker.spark import connection
+from streamworker.spark.connection import Connection
+from streamworker.spark.logs import AckedLogs
+from streamworker.spark.offsets import Slice
+from streamworker.spark.options import SourceOptions
+from tests.cluster.support import client_of, fail_over, is_primary, make_whole, primary_of
+from tests.spark.acked import AckedLog
+
+PARTITIONS = 12
+OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="r", retry_timeout_ms=20_000)
+
+
+@pytest.fixture
+def acked(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AckedLog]:
+    """Acked logs in all parts of the Cluster."""
+    make_whole(cluster)
+    for node in filter(is_primary, cluster.nodes):
+        with client_of(node) as client:
+            client.flushall()
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", cluster.url)
+    with AckedLog(cluster.url, partitions=PARTITIONS) as log:
+        yield log
+    while connection._clients:
+        connection._clients.popitem()[1].close()
+    make_whole(cluster)
+
+
+def read_all(logs: AckedLogs) -> list[int]:
+    """Read all rows that there are."""
+    tails = logs.tails()
+    slices = [Slice(p, tail.log, 0, tail.rows) for p, tail in tails.items() if tail.rows]
+    return sorted(n for part in slices for entry in logs.read(part) for n in entry.batch["n"].to_pylist())
+
+
+def calls_of(node: Any, command: str) -> int:
+    """Return how often a node was asked something."""
+    with client_of(node) as client:
+        return int(client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
+
+
+def test_logs_of_all_slots_are_read_from_their_primaries(acked: AckedLog, cluster: EmbeddedCluster) -> None:
+    """One pipeline asks all locks; no replica is asked for anything."""
+    replicas = [node for node in cluster.nodes if not is_primary(node)]
+    before = [(calls_of(node, "hmget"), calls_of(node, "xrange")) for node in replicas]
+    for partition in range(PARTITIONS):
+        acked.fill(partition, [2, 3])
+    assert len({primary_of(cluster, acked.keys.lock(p)).port for p in range(PARTITIONS)}) == 3
+    logs = AckedLogs(OPTIONS)
+    tails, at_ms = logs.tails_and_time()
+    assert [tails[p].rows for p in range(PARTITIONS)] == [5] * PARTITIONS
+    assert at_ms > 0
+    assert read_all(logs) == acked.numbers()
+    assert logs.schema().names == ["n", "user", "amount"]
+    logs.register(tails, at_ms, retry=False)
+    assert acked.redis.hexists(acked.keys.readers, "r")
+    assert [(calls_of(node, "hmget"), calls_of(node, "xrange")) for node in replicas] == before
+
+
+def test_what_is_wrong_with_a_cluster_is_said_without_a_password(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody there, and not let in."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_AWAY", "redis+cluster://:canary@127.0.0.1:1,127.0.0.1:2")
+    with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:1, 127\.0\.0\.1:2") as caught:
+        Connection("away", 200).call(lambda client: client.ping())
+    assert "canary" not in str(caught.value)
+    password = cluster.nodes[0].password
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_WRONG", cluster.url.replace(password, "canary"))
+    with pytest.raises(AuthenticationFailed) as refused:
+        Connection("wrong", 60_000).call(lambda client: client.hget("x", "y"))
+    assert "canary" not in str(refused.value)
+
+
+def test_reading_goes_on_after_a_failover(acked: AckedLog, cluster: EmbeddedCluster) -> None:
+    """The client finds who has the slots now."""
+    for partition in range(PARTITIONS):
+        acked.fill(partition, [4])
+    logs = AckedLogs(OPTIONS)
+    assert read_all(logs) == acked.numbers()
+    fail_over(cluster, primary_of(cluster, acked.keys.lock(0)))
+    assert read_all(logs) == acked.numbers()
+
+
+def test_the_rights_of_a_reader_are_enough(
+    acked: AckedLog, cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `streamworker acl` prints them."""
+    acked.fill(3, [4])
+    for node in cluster.nodes:
+        with client_of(node) as client:
+            client.execute_command(
+                "ACL", "SETUSER", "spark", "reset", "on", ">pw", *acl_rules("shop", "reader")
+            )
+    url = cluster.url.replace(f":{cluster.nodes[0].password}@", "spark:pw@")
+    assert url != cluster.url
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", url)
+    logs = AckedLogs(OPTIONS)
+    assert read_all(logs) == acked.numbers()
+    logs.register(logs.tails(), 1, retry=False)
