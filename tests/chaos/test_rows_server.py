@@ -208,8 +208,8 @@ async def power_losses(yard: Yard, teams: int, count: int) -> None:
                     await team.drained()
                     lost = before - await team.numbers() - team.flushed
                     team.flushed |= lost
-                    gone.append(len(lost))
                     reported = await team.told_lost()
+                    gone.append(len(lost))
                     told.append(reported - before_told)
                     before_told = reported
             await team.drained()
