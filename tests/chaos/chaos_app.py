@@ -52,12 +52,17 @@ class Doomed(Exception):
     """A record that cannot be handled."""
 
 
-def make_app(environ: Mapping[str, str]) -> App:
-    """Make the app from the variables that a soak sets."""
+def plant_in(environ: Mapping[str, str]) -> None:
+    """Make the mistake that the soak is to find, if there is one."""
     if plant := environ.get("CHAOS_PLANT"):
         from tests.chaos.plants import PLANTS
 
         PLANTS[plant].do()
+
+
+def make_app(environ: Mapping[str, str]) -> App:
+    """Make the app from the variables that a soak sets."""
+    plant_in(environ)
     app = App(
         APP, redis_url=environ["STREAMWORKER_REDIS_URL"], assignment=environ.get("CHAOS_ASSIGNMENT", "sticky")
     )
@@ -148,6 +153,7 @@ class Producer:
 
 async def main() -> None:
     """Run a producer until it has sent all, or is told to stop."""
+    plant_in(os.environ)
     name, count, per_second = sys.argv[1:4]
     producer = Producer(name, int(count), float(per_second), os.environ)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamworker.redisio import commit, locks, streams
+from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import Script
 from streamworker.runtime import committer
 
@@ -24,58 +25,60 @@ class Plant:
     """Names of the faults that bring it out."""
 
 
-def _edit(module: Any, name: str, *changes: tuple[str, str]) -> None:
-    """Change a script where a module uses it."""
+def _edit(module: Any, name: str, *, before: str = "", change: tuple[str, str] = ("", "")) -> None:
+    """Change a script where a module uses it: put something before it, or replace a piece of it."""
     script: Script = getattr(module, name)
-    text = script.text
-    for old, new in changes:
-        assert text.count(old) == 1, f"{name} has {old!r} {text.count(old)} times"
-        text = text.replace(old, new)
+    old, new = change
+    assert not old or script.text.count(old) == 1, f"{name} has {old!r} {script.text.count(old)} times"
+    text = f"{before}\n{script.text.replace(old, new) if old else script.text}"
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     setattr(module, name, replace(script, text=text, sha=sha))
 
 
-FENCE = "if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end"
-"""The line of ``commit.lua`` that fences."""
-
-
 def without_a_fence() -> None:
-    """Whoever was the owner once may commit."""
-    _edit(commit, "COMMIT", (FENCE, ""))
-
-
-def checkpoint_before_the_rows() -> None:
-    """The checkpoint moves first; what refuses the rows then leaves it there."""
-    _edit(
-        commit,
-        "COMMIT",
-        ("-- Where each section of ARGV begins.", "redis.call('HSET', lock, 'checkpoint', new)\n"),
-    )
+    """Whoever was the owner once may commit, wherever the checkpoint is."""
+    as_it_stands = """
+local stands = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'checkpoint')
+if stands[1] then ARGV[1], ARGV[2], ARGV[3] = stands[1], stands[2], stands[3] end
+"""
+    _edit(commit, "COMMIT", before=as_it_stands)
 
 
 def retried_commits_are_done_again() -> None:
-    """A commit is not recognised when it comes again, and follows whatever is there."""
-    _edit(
-        commit,
-        "COMMIT",
-        ("if held[3] == new then return reply('DUP') end", ""),
-        ("if held[3] ~= previous then return reply('GAP') end", ""),
-        ("  if not found[1] or found[1][1] ~= last then return reply('GAP') end", ""),
-    )
+    """A commit is not recognised when it comes again."""
+    as_before = """
+if redis.call('HGET', KEYS[1], 'checkpoint') == ARGV[4] then
+  redis.call('HSET', KEYS[1], 'checkpoint', ARGV[3])
+end
+"""
+    _edit(commit, "COMMIT", before=as_before)
+
+
+def what_nobody_has_read_is_trimmed() -> None:
+    """A commit drops entries that wait behind it."""
+    _edit(commit, "COMMIT", before="redis.call('XTRIM', KEYS[3], 'MAXLEN', 2)")
+
+
+def dead_letters_are_dropped() -> None:
+    """A commit goes past what cannot be handled, and keeps nothing of it."""
+    plain = commit.commit_call
+
+    def forgetful(keys: GroupKeys, request: commit.CommitRequest, *rest: Any, **options: Any) -> Any:
+        request.dead = ()
+        return plain(keys, request, *rest, **options)
+
+    vars(commit)["commit_call"] = forgetful
 
 
 def retried_sends_are_written_again() -> None:
-    """A producer's number is not looked at."""
-    _edit(streams, "APPEND", ("tonumber(number) >= tonumber(ARGV[1])", "false"))
+    """A producer's number is forgotten."""
+    _edit(streams, "APPEND", before="redis.call('DEL', KEYS[2])")
 
 
 def epochs_are_not_raised() -> None:
     """Whoever takes a lock has it at the epoch of the owner before."""
-    _edit(
-        locks,
-        "ACQUIRE",
-        ("redis.call('HINCRBY', lock, 'epoch', 1)", "redis.call('HINCRBY', lock, 'epoch', 0)"),
-    )
+    raised = "redis.call('HINCRBY', lock, 'epoch', {})"
+    _edit(locks, "ACQUIRE", change=(raised.format(1), raised.format(0)))
 
 
 def unanswered_commits_count_as_done() -> None:
@@ -96,12 +99,11 @@ def unanswered_commits_count_as_done() -> None:
 
 
 PLANTS: dict[str, Plant] = {
-    "no-fence": Plant(without_a_fence, frozenset({"I4", "I6"}), ("worker frozen",)),
-    "checkpoint-first": Plant(checkpoint_before_the_rows, frozenset({"I1", "I5"}), ("memory full",)),
-    "retry-again": Plant(retried_commits_are_done_again, frozenset({"I2", "I5"}), ("replies lost",)),
-    "send-again": Plant(retried_sends_are_written_again, frozenset({"I2"}), ("replies lost",)),
+    "no-fence": Plant(without_a_fence, frozenset({"I2", "I3", "I4"}), ("worker frozen",)),
+    "commits-again": Plant(retried_commits_are_done_again, frozenset({"I2", "I5"}), ("replies lost",)),
+    "sends-again": Plant(retried_sends_are_written_again, frozenset({"I2"}), ("replies lost",)),
     "same-epoch": Plant(epochs_are_not_raised, frozenset({"I4"}), ("worker killed",)),
-    "hopeful": Plant(
-        unanswered_commits_count_as_done, frozenset({"I6", "I1", "I7"}), ("connections refused",)
-    ),
+    "hopeful": Plant(unanswered_commits_count_as_done, frozenset({"I6"}), ("connections refused",)),
+    "trims-unread": Plant(what_nobody_has_read_is_trimmed, frozenset({"I1"}), ("worker killed",)),
+    "no-dead-letters": Plant(dead_letters_are_dropped, frozenset({"I1"}), ("poison entries",)),
 }

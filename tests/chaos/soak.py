@@ -79,6 +79,10 @@ class Plan:
     """A known mistake in the workers' code."""
     kinds: tuple[str, ...] = ()
     """Only these kinds of faults; all if empty."""
+    handler_ms: int = 20
+    """How long a call takes, in the mean."""
+    haste: int = 1
+    """All times of the settings are divided by it."""
 
     @property
     def command(self) -> str:
@@ -88,6 +92,7 @@ class Plan:
         words += [f"--workers {self.workers} --producers {self.producers}"]
         words += ["--lossy"] * self.lossy + [f"--plant {self.plant}"] * bool(self.plant)
         words += [f"--kind {kind!r}" for kind in self.kinds]
+        words += [f"--handler-ms {self.handler_ms} --haste {self.haste}"]
         return " ".join(words)
 
 
@@ -174,6 +179,7 @@ class Soak:
                 self._dump()
             finally:
                 self._end_programs()
+                self._recorder.close()
         return self._judge()
 
     def _open(self) -> None:
@@ -198,17 +204,19 @@ class Soak:
         proxy = next(slot.proxy for slot in self._slots if slot.name == name)
         assert proxy is not None
         return {
-            **{f"STREAMWORKER_{setting}": str(value) for setting, value in SETTINGS.items()},
+            **{f"STREAMWORKER_{each}": str(ms // self.plan.haste) for each, ms in SETTINGS.items()},
             "STREAMWORKER_REDIS_URL": proxy.url,
             "CHAOS_HISTORY": str(self._history),
             "CHAOS_PARTITIONS": str(self.plan.partitions),
             "CHAOS_NAME": name,
+            "CHAOS_PLANT": self.plan.plant,
+            "CHAOS_HANDLER_S": str(self.plan.handler_ms / 1000),
             "WORKER_LOG_LEVEL": "debug",
         }
 
     def _start_worker(self, name: str) -> Running:
         self._starts[name] += 1
-        environ = {**self._environ(name), "CHAOS_PLANT": self.plan.plant}
+        environ = self._environ(name)
         # A file for each start: a worker that is killed may leave half a line.
         log_path = self._worker_log(name)
         return self._forge.fork(f"{name}.{self._starts[name]}", environ, log_path)
@@ -437,8 +445,8 @@ def main() -> None:
     """Run a soak from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
-    for name in ("events", "faults", "partitions", "workers", "producers"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(Plan, name))
+    for name in ("events", "faults", "partitions", "workers", "producers", "handler_ms", "haste"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Plan, name))
     parser.add_argument("--minutes", type=float, default=Plan.minutes)
     parser.add_argument("--lossy", action="store_true", help="also faults that lose data by right")
     parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="a known mistake, to be found")

@@ -12,6 +12,8 @@ from tests.chaos.plants import PLANTS
 from tests.chaos.soak import Plan, Verdict, run_soak
 
 SEED = int(os.environ.get("CHAOS_SEED", "20"))
+SURE = "commits-again"
+"""The mistake that the default form plants: one lost reply is enough to show it."""
 PLANT_TRIES = 3
 """What a mistake needs may happen to miss what is under way; another seed then meets it."""
 
@@ -27,18 +29,18 @@ def run(plan: Plan, folder: Path) -> Verdict:
 @pytest.mark.timeout(240)
 def test_a_storm_of_faults_breaks_no_promise(tmp_path: Path) -> None:
     """Workers, producers, the network, the server and its data are hurt, each kind once at least."""
-    plan = Plan(SEED, minutes=0.3, events=3_000, faults=24, partitions=8, workers=4, producers=1)
+    plan = Plan(SEED, minutes=0.25, events=2_500, faults=20, partitions=8, workers=4, producers=1)
     verdict = run(plan, tmp_path)
     verdict.check()
     assert len(verdict.figures["faults"]) >= 12
-    assert verdict.figures["rows"] > 2_500
+    assert verdict.figures["rows"] > 1_500
 
 
 def planted(name: str, seed: int) -> Plan:
     """Return a short soak with one mistake in the workers' code, and the faults that bring it out."""
     return Plan(
-        seed, minutes=0.15, events=1_500, faults=8, partitions=4, workers=3, producers=1, plant=name,
-        kinds=PLANTS[name].needs,
+        seed, minutes=0.08, events=800, faults=5, partitions=4, workers=3, producers=1, plant=name,
+        kinds=PLANTS[name].needs, handler_ms=150, haste=3,
     )  # fmt: skip
 
 
@@ -51,9 +53,10 @@ def is_caught(name: str, folder: Path) -> bool:
     return False
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == SURE else pytest.mark.soak) for name in PLANTS]
+)
 def test_a_mistake_in_the_code_is_caught(name: str, tmp_path: Path) -> None:
     """A checker that has not caught a planted fault is not trusted."""
     assert is_caught(name, tmp_path), PLANTS[name].do.__doc__
@@ -67,7 +70,8 @@ def test_the_soak(tmp_path: Path) -> None:
     verdict.check()
     assert sum(verdict.figures["faults"].values()) >= 150
     assert len(verdict.figures["faults"]) >= 12
-    assert verdict.figures["rows"] > 49_000
+    assert sum(verdict.figures["sends"].values()) > 49_000
+    assert verdict.figures["rows"] > 40_000  # The rest was refused while memory or the disk was full.
 
 
 @pytest.mark.soak
