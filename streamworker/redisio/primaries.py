@@ -19,8 +19,9 @@ from streamworker.urls import Sentinels, host_and_port
 
 SENTINEL_TIMEOUT_S = 0.5
 """A sentinel that has not answered after this long is not waited for."""
-SWITCHED = "+switch-master"
-"""Where sentinels publish that there is a new primary."""
+CHANNELS = ("+odown", "+promoted-slave", "+switch-master")
+"""Where sentinels publish that enough of them take a primary for down; that a replica has become one,
+which only the sentinel knows that leads the failover; and that there is a new primary."""
 ASK_ROLE = ("HELLO", 2)
 """Tells the role without a right of its own, as ``ROLE`` and ``INFO`` would need."""
 
@@ -33,6 +34,8 @@ class Answer:
 
     place: Place
     epoch: int
+    is_down: bool = False
+    """Whether enough sentinels take it for down, and none is named in its place yet."""
 
 
 def questions(service: str) -> list[tuple[str, ...]]:
@@ -52,9 +55,11 @@ def read_answer(replies: Sequence[Any], address: str) -> Answer | BackendError |
     --------
     >>> state = [b"ip", b"db1", b"port", b"6379", b"config-epoch", b"7"]
     >>> read_answer([[b"db1", b"6379"], state], "s1:26379")
-    Answer(place=('db1', 6379), epoch=7)
-    >>> read_answer([[b"db2", b"6379"], state], "s1:26379")
-    Answer(place=('db2', 6379), epoch=8)
+    Answer(place=('db1', 6379), epoch=7, is_down=False)
+    >>> read_answer([[b"db2", b"6379"], state], "s1:26379").epoch
+    8
+    >>> read_answer([[b"db1", b"6379"], [*state, b"flags", b"master,s_down,o_down"]], "s1:26379").is_down
+    True
     """
     where, state = replies
     if isinstance(where, RedisError):
@@ -67,7 +72,8 @@ def read_answer(replies: Sequence[Any], address: str) -> Answer | BackendError |
     fields = dict(zip(state[::2], state[1::2], strict=False))
     epoch = whole(fields.get(b"config-epoch", b"")) or 0
     settled = _place([fields.get(b"ip"), fields.get(b"port")]) == place
-    return Answer(place, epoch if settled else epoch + 1)
+    is_down = settled and b"o_down" in fields.get(b"flags", b"").split(b",")
+    return Answer(place, epoch if settled else epoch + 1, is_down)
 
 
 def _place(reply: object) -> Place | None:
@@ -106,7 +112,7 @@ def newest(found: Iterable[Answer | BackendError | None], sentinels: Sentinels) 
     said = list(found)
     answers = [one for one in said if isinstance(one, Answer)]
     if answers:
-        return max(answers, key=lambda answer: answer.epoch)
+        return max(answers, key=lambda answer: (answer.epoch, answer.is_down))
     away = [one for one in said if isinstance(one, BackendUnavailable)]
     refused = next((one for one in said if isinstance(one, BackendError) and one not in away), None)
     if refused is not None:
@@ -148,16 +154,34 @@ def not_primary(place: Place, service: str) -> BackendUnavailable:
     )
 
 
-def is_switch(message: object, service: str) -> bool:
-    """Whether what a sentinel published says that a service has a new primary.
+def taken_for_down(place: Place, service: str) -> BackendUnavailable:
+    """Return the error for a primary that is about to be replaced: what is written there may be lost."""
+    return BackendUnavailable(
+        f"The sentinels take Redis at {host_and_port(*place)}, the primary {service!r}, for down, and name "
+        "no other one yet.",
+        remedy="They do in a moment, if there is a replica, and most of them can reach each other.",
+    )
+
+
+def is_about(message: object, service: str) -> bool:
+    """Whether what a sentinel published is about a service.
 
     Examples
     --------
-    >>> is_switch([b"message", b"+switch-master", b"orders db1 6379 db2 6379"], "orders")
+    >>> is_about([b"message", b"+switch-master", b"orders db1 6379 db2 6379"], "orders")
     True
+    >>> is_about([b"message", b"+odown", b"master orders db1 6379 #quorum 2/2"], "orders")
+    True
+    >>> is_about([b"message", b"+promoted-slave", b"slave db2:6379 db2 6379 @ others db1 6379"], "orders")
+    False
     """
     match message:
-        case [b"message", _, bytes(text)]:
-            return text.split(b" ", 1)[0] == service.encode()
+        case [b"message", b"+switch-master", bytes(text)]:
+            words, place = text.split(b" "), 0
+        case [b"message", b"+odown", bytes(text)]:
+            words, place = text.split(b" "), 1
+        case [b"message", b"+promoted-slave", bytes(text)]:
+            words, place = text.partition(b" @ ")[2].split(b" "), 0
         case _:
             return False
+    return words[place : place + 1] == [service.encode()]

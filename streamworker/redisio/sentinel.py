@@ -4,10 +4,10 @@ Each new connection goes to the primary that the sentinels name, and is not used
 has said itself that it is one: a sentinel may know of a failover too late, and a replica takes no writes.
 
 When Sentinel makes a primary a replica, it closes all connections to it, and ours find the new one. That
-does not help with a primary that nobody could reach: it was stopped, or cut off, does not know that it
-was replaced, and goes on answering for some ten seconds. What is written there is lost. So each target
-listens to one of the sentinels, and when they name another primary, it closes all connections that
-lead anywhere else, calls under way included: their callers are told that nobody knows, and ask the new one.
+takes eight seconds, though, in which the old one answers: after a planned failover, and when a primary
+that nobody could reach comes back. What is written there is lost. So each target listens to one of the
+sentinels. When they take the primary for down, or name another one, it closes all connections that lead
+there, calls under way included: their callers are told that nobody knows, and ask the new one.
 """
 
 import asyncio
@@ -24,17 +24,18 @@ from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.link import Target, pack, pack_all
 from streamworker.redisio.primaries import (
     ASK_ROLE,
+    CHANNELS,
     SENTINEL_TIMEOUT_S,
-    SWITCHED,
     Answer,
     Place,
+    is_about,
     is_primary,
-    is_switch,
     newest,
     not_primary,
     of_sentinel,
     questions,
     read_answer,
+    taken_for_down,
 )
 from streamworker.urls import SENTINEL, host_and_port, kind_of, read_sentinels, refuse_plaintext
 
@@ -176,17 +177,25 @@ class SentinelTarget(Target):
 
     async def _settle(self, answer: Answer) -> Place:
         """Take the place of an answer for that of the primary, and close what leads elsewhere."""
-        self._fresh_until_s = asyncio.get_running_loop().time() + FRESH_S
-        if self._place is not None and (answer.place == self._place or answer.epoch < self._epoch):
-            self._epoch = max(self._epoch, answer.epoch)
+        if self._place is not None and answer.epoch < self._epoch:
             return self._place
-        place = self._place = answer.place
         self._epoch = answer.epoch
-        self.address = f"{host_and_port(*place)} (primary {self._service!r})"
+        if answer.is_down:
+            # It may come back before it is replaced, and what it is told then is lost afterwards.
+            self._fresh_until_s = 0.0
+            await self._close_what(lambda _: True)
+            raise taken_for_down(answer.place, self._service)
+        self._fresh_until_s = asyncio.get_running_loop().time() + FRESH_S
+        if answer.place != self._place:
+            self._place = answer.place
+            self.address = f"{host_and_port(*answer.place)} (primary {self._service!r})"
+            await self._close_what(lambda connection: not self.leads_here(connection))
+        return answer.place
+
+    async def _close_what(self, leads_elsewhere: Callable[[AbstractConnection], bool]) -> None:
         for connection in list(self._made):
-            if connection.is_connected and not self.leads_here(connection):
+            if connection.is_connected and leads_elsewhere(connection):
                 await connection.disconnect(nowait=True)
-        return place
 
     async def _ask(self, sentinel: Target) -> Answer | BackendError | None:
         connection = sentinel.connection()
@@ -224,8 +233,9 @@ class SentinelTarget(Target):
         try:
             async with asyncio.timeout(SENTINEL_TIMEOUT_S):
                 await sentinel.connect(connection)
-                await connection.send_packed_command(pack(("SUBSCRIBE", SWITCHED)), check_health=False)
-                await connection.read_response()
+                await connection.send_packed_command(pack(("SUBSCRIBE", *CHANNELS)), check_health=False)
+                for _ in CHANNELS:
+                    await connection.read_response()
             await self._look()  # It may have happened before we listened.
             asked = False
             while True:
@@ -240,15 +250,17 @@ class SentinelTarget(Target):
                     await self._look()
                 else:
                     asked = False
-                    if is_switch(message, self._service):
+                    if is_about(message, self._service):
                         await self._look()
         finally:
             await connection.disconnect(nowait=True)
 
     async def _look(self) -> None:
         # Most of them may not have heard yet of what one has said.
-        with contextlib.suppress(BackendError):
+        try:
             await self._find(everybody=True)
+        except BackendError:
+            return
 
 
 def _place_of(connection: AbstractConnection) -> Place:

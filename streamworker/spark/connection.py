@@ -58,6 +58,7 @@ from streamworker.redisio.primaries import (
     of_sentinel,
     questions,
     read_answer,
+    taken_for_down,
 )
 from streamworker.settings import plaintext_allowed
 from streamworker.urls import (
@@ -104,7 +105,8 @@ class _Opened:
             return False
         self.looked_s = time.monotonic()
         try:
-            return _named(self.sentinels).place != self.place
+            answer = _named(self.sentinels)
+            return answer.is_down or answer.place != self.place
         except BackendError:
             return False  # Without sentinels there is no failover either.
 
@@ -352,7 +354,10 @@ def _of_cluster(url: str) -> RedisCluster:
 
 
 def _behind_sentinels(sentinels: Sentinels) -> _Opened:
-    place = _named(sentinels).place
+    answer = _named(sentinels)
+    place = answer.place
+    if answer.is_down:
+        raise taken_for_down(place, sentinels.service)
     url = sentinels.server_url(*place)
     if not plaintext_allowed(os.environ):
         refuse_plaintext(url, f"What the sentinels name as {sentinels.service!r}")

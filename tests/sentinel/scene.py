@@ -73,11 +73,18 @@ class FailoverScene(Scene):
     def __init__(self, trio: Trio, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
         super().__init__(trio.url, spawn, folder, partitions)
         self.trio = trio
+        self.workers: list[WorkerProcess] = []
         self.keys = GroupKeys("ledger", "items", "record")
 
     def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
         """Start one worker."""
-        return super().worker(name, *arguments, STREAMWORKER_REDIS_URL=self.url, **environ)
+        process = super().worker(name, *arguments, STREAMWORKER_REDIS_URL=self.url, **environ)
+        self.workers.append(process)
+        return process
+
+    def reports(self, event: str) -> list[str]:
+        """Return the lines that workers have logged of an event."""
+        return [line for worker in self.workers for line in worker.log().splitlines() if event in line]
 
     @contextmanager
     def flow(self, per_second: int = 400) -> Iterator[Flow]:
