@@ -116,6 +116,14 @@ def finish_move(
     return moved
 
 
+def move_slot_whole(cluster: EmbeddedCluster, key: str, target: ClusterNode) -> None:
+    """Move the slot of a key as Valkey 9 does: copied meanwhile, and handed over in one step."""
+    slot, source = slot_of(key), primary_of(cluster, key)
+    with client_of(source) as here:
+        here.execute_command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.id)
+    wait_for(lambda: primary_of(cluster, key) is target, "the slot has moved")
+
+
 @dataclass
 class Told:
     """What a sender was told."""

@@ -12,6 +12,7 @@ from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.redisio import membership, snapshot, streams
 from streamworker.redisio.client import Backend, retrying
 from streamworker.redisio.info import check_server
+from streamworker.redisio.rights import acl_rules
 from streamworker.redisio.scripts import COUNT
 from streamworker.redisio.topology import slot_of
 from tests.cluster.support import (
@@ -24,6 +25,7 @@ from tests.cluster.support import (
     primary_of,
     replica_of,
 )
+from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.contract.support import GROUP, STREAM, Group, request
 from tests.helpers import wait_for, wait_for_async
 from tests.raw import RawCluster
@@ -112,6 +114,56 @@ async def test_a_cluster_url_of_one_server_is_refused_with_the_url_to_use(valkey
         async with Backend.open(server.url.replace("redis:", "redis+cluster:"), name="t") as backend:
             with pytest.raises(ConfigurationError, match=r"is no Cluster.*begin the URL with redis://"):
                 await backend.execute("GET", "a")
+
+
+async def test_redis_7_is_spoken_to_in_the_same_way() -> None:
+    """A slot moves from one of its nodes to another between two calls, and while a call waits."""
+    if REDIS_SERVER is None:
+        pytest.skip(NO_REDIS_SERVER)
+    with EmbeddedCluster(replicas=0, binary=REDIS_SERVER) as nodes:
+        async with Backend.open(nodes.url, name="t") as backend:
+            group = Group(backend, STREAM, GROUP)
+            entries = await group.send(3)
+            lock = await group.own()
+            source = primary_of(nodes, GROUP.events(0))
+            target = next(node for node in nodes.nodes if node is not source)
+            connection = backend.blocking(GROUP.events(0))
+            task = asyncio.create_task(streams.read(connection, STREAM, {0: entries[-1].id}, 10, 20_000))
+            await wait_for_async(lambda: connection._under_way, "the read was sent")
+            move_slot(nodes, GROUP.events(0), target)
+            with pytest.raises(BackendUnavailable):
+                await task
+            assert (await group.commit(request(lock, entries, rows=3))).code.value == "OK"
+            assert await streams.read(connection, STREAM, {0: ZERO}, 10, 1_000) == {0: entries}
+            await connection.aclose()
+
+
+async def test_a_worker_needs_no_more_rights_than_are_printed(
+    nodes: EmbeddedCluster, raw: RawCluster
+) -> None:
+    """Its user exists at every node, replicas too; it may ask where the slots are, and follow them."""
+    rules = acl_rules("shop", "worker")
+    raw.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", *rules)
+    try:
+        url = nodes.url.replace(f":{nodes.password}@", "worker:secret@")
+        async with Backend.open(url, name="t") as backend:
+            group = Group(backend, STREAM, GROUP)
+            entries = await group.send(3)
+            lock = await group.own()
+            assert (await group.commit(request(lock, entries, rows=3, trim=True))).code.value == "OK"
+            source = primary_of(nodes, GROUP.events(0))
+            target = next(node for node in nodes.nodes if is_primary(node) and node is not source)
+            with client_of(source) as here, client_of(target) as there:
+                slot = slot_of(GROUP.events(0))
+                there.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+                here.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+                finish_move(nodes, GROUP.events(0), source, target)
+            assert await backend.execute("XLEN", GROUP.acked(0)) == 1
+            for key in ("a", "b", "c"):
+                with pytest.raises(BackendRefused, match="NOPERM"):
+                    await backend.execute("SET", key, 1)
+    finally:
+        raw.execute_command("ACL", "DELUSER", "worker")
 
 
 # -- slots that move ----------------------------------------------------------------------------
