@@ -10,6 +10,9 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave everything running, for a look with top; Ctrl-C ends it.")
     ] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="On a Redis Cluster: three primaries, a replica each.")
+    ] = False,
 ) -> None:
     """Run the whole system on real data, and check it.
 
@@ -21,7 +24,8 @@ def demo(
     Examples:
       streamworker demo
       streamworker demo --json
+      streamworker demo --cluster
     """
     from streamworker.dev.demo import run_demo
 
-    raise typer.Exit(run_demo(json_output=json, keep=keep))
+    raise typer.Exit(run_demo(json_output=json, keep=keep, cluster=cluster))

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from streamworker.core.snapshot import GroupSnapshot, Rebalance
 from streamworker.dev.children import Child
+from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.demo_report import Reporter
 from streamworker.dev.flights import as_records, load_flights
 from streamworker.dev.server import EmbeddedServer
@@ -83,6 +84,7 @@ def run_demo(
     directory: str | os.PathLike[str] | None = None,
     flights: int | None = None,
     send_s: float = SEND_S,
+    cluster: bool = False,
 ) -> int:
     """Run the demo; takes about a minute on two cores.
 
@@ -96,6 +98,8 @@ def run_demo(
         Where tables and logs go. None: a temporary directory, removed if all went well.
     flights, send_s
         Send only so many flights, in so many seconds; for a shorter run.
+    cluster
+        Run it on a Cluster of three primaries with a replica each, instead of one server.
 
     Returns
     -------
@@ -113,7 +117,7 @@ def run_demo(
     where.mkdir(parents=True, exist_ok=True)
     code = 1
     try:
-        with EmbeddedServer() as server, reporter:
+        with EmbeddedCluster() if cluster else EmbeddedServer() as server, reporter:
             demo = _Demo(server, reporter, where, keep=keep, limit=flights, send_s=send_s)
             try:
                 code = 0 if asyncio.run(demo.run()) else 1
@@ -139,7 +143,7 @@ class _GaveUp(Exception):
 class _Demo:
     """One run: what runs, and what has been seen of it."""
 
-    server: EmbeddedServer
+    server: EmbeddedServer | EmbeddedCluster
     reporter: Reporter
     where: Path
     keep: bool

@@ -8,6 +8,7 @@ import os
 import random
 import statistics
 import time
+from functools import partial
 
 import pytest
 
@@ -52,8 +53,8 @@ def test_failovers_again_and_again(scene: ClusterScene) -> None:
                     time.sleep(0.3)
                 killed_s = time.monotonic()
                 elected_s.append(fail_over(scene.cluster, victim))
-            elected = time.monotonic()
-            wait_for(lambda since=elected: moves_on(scene, since), "every partition runs again", 60)
+            again = partial(moves_on, scene, time.monotonic())
+            wait_for(again, "every partition runs again", 60)
             resumed_s.append(time.monotonic() - killed_s)
             make_whole(scene.cluster)
     wait_for(lambda: scene.snapshot().lag == 0, "there is no lag", 60)
