@@ -44,13 +44,16 @@ class Settings:
     # -- durability --------------------------------------------------------------------------
     durability: str = "memory"
     """How safe a send or a commit must be before it counts. ``memory``: Redis has it. ``aof``: it is
-    on the server's disk, which takes up to a second with ``appendfsync everysec``. ``replicas``: it
-    is at ``durability_replicas`` replicas. docs/durability.md says what each survives."""
+    on the server's disk. ``replicas``: it is at ``durability_replicas`` replicas. docs/durability.md
+    says what each survives, and what it asks of the server."""
     durability_replicas: int = 1
     """How many replicas must have it, with ``durability="replicas"``."""
     durability_timeout_ms: int = 2_000
     """How long one wait for the disk or for replicas takes at most. What is not confirmed by then is
     sent again, and is confirmed to nobody until it is. Longer than the second of ``everysec``."""
+    appendfsync_always: bool = False
+    """Say that the server has ``appendfsync always``, where ``durability="aof"`` needs that and this
+    user may not ask for it (``CONFIG GET``)."""
 
     # -- liveness ----------------------------------------------------------------------------
     heartbeat_interval_ms: int = 1_000

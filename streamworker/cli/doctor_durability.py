@@ -1,6 +1,5 @@
 """What ``doctor`` says of the setting ``durability``: what it adds to what the server promises."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from streamworker.cli.checks import Check
@@ -22,7 +21,6 @@ async def durability_check(backend: "Backend", settings: "Settings") -> Check:
     BackendError
         If it does not answer.
     """
-    from streamworker.redisio import health
     from streamworker.runtime.durability import check_durability
 
     try:
@@ -31,28 +29,21 @@ async def durability_check(backend: "Backend", settings: "Settings") -> Check:
         return Check(NAME, "fail", error.message, error.remedy)
     except BackendError as error:
         return Check(NAME, "fail", error.message, error.remedy or "Try again.")
-    return remains(settings, await backend.info(), await health.configuration(backend))
+    return remains(settings, await backend.info())
 
 
-def remains(settings: "Settings", info: "ServerInfo", server: Mapping[str, str] | None) -> Check:
+def remains(settings: "Settings", info: "ServerInfo") -> Check:
     """Say what can be lost of what was confirmed, with a setting and a server.
 
     Parameters
     ----------
     settings
         Of the app.
-    info, server
-        What the server says of itself; its settings, None if this user may not ask.
+    info
+        What the server says of itself.
     """
     wanted = settings.durability_replicas
     match settings.durability:
-        case "aof" if (server or {}).get("appendfsync") == "no":
-            return Check(
-                NAME,
-                "fail",
-                "aof: nothing is ever confirmed, since with appendfsync no it is not told what is on disk.",
-                "Set appendfsync everysec, or always.",
-            )
         case "aof" if info.replicas:
             return Check(NAME, "ok", "aof: a crash loses nothing that was confirmed; a failover may.")
         case "aof":

@@ -157,6 +157,7 @@ SAMPLES: Mapping[str, tuple[str, ...]] = {
     "client|setname": ("doctor",),
     "client|unblock": ("1",),
     "cluster|slots": (),
+    "command": (),
     "evalsha": ("0" * 40, "1", _KEY),
     "exists": (_KEY,),
     "get": (_KEY,),

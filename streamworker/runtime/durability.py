@@ -2,10 +2,12 @@
 
 from typing import Any, cast
 
-from streamworker.errors import BackendError
+from streamworker.errors import BackendError, BackendRefused
 from streamworker.log import get_logger
+from streamworker.redisio import health
 from streamworker.redisio.client import Backend
-from streamworker.redisio.durability import Durability, Mode, refusal
+from streamworker.redisio.durability import Durability, Mode, refusal, refusal_of_policy
+from streamworker.redisio.info import ServerInfo
 from streamworker.settings import Settings
 
 PIPELINES = 2
@@ -36,7 +38,7 @@ async def check_durability(backend: Backend, settings: Settings) -> None:
     Raises
     ------
     ConfigurationError
-        If it is too old, writes no append-only file, or does not let this user.
+        If it is too old, writes no append-only file, would confirm too early, or does not let this user.
     BackendError
         Without an answer.
     """
@@ -50,5 +52,16 @@ async def check_durability(backend: Backend, settings: Settings) -> None:
         answer = error
     if (refused := refusal(wanted, answer)) is not None:
         raise refused
+    if wanted.mode == "aof" and not settings.appendfsync_always:
+        policy = (await health.configuration(backend) or {}).get("appendfsync")
+        if (refused := refusal_of_policy(policy, await _info(backend))) is not None:
+            raise refused
     if wanted.mode == "replicas" and (missing := probe.shortfall(answer)):
         _log.warning("replicas_missing", found=missing, remedy="Until they are there nothing is confirmed.")
+
+
+async def _info(backend: Backend) -> ServerInfo | None:
+    try:
+        return await backend.info()
+    except BackendRefused:
+        return None

@@ -130,7 +130,7 @@ class Witness:
         self._log = log
         self._committed: dict[int, Committed] = {}
         self._told: dict[int, Committed] = {}
-        """Of each partition, what was last reported as gone: several events lead here, and it is told once."""
+        """Of each partition, what was reported as gone last: several events lead here, to be told once."""
         self._run_id = ""
 
     def is_another(self, run_id: str) -> bool:

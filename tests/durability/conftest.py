@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamworker.dev.server import EmbeddedServer
-from tests.durability.pair import Pair
+from tests.durability.pair import AlwaysOnDisk, Pair
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,6 @@ def pair(shared_pair: Pair) -> Iterator[Pair]:
 
 @pytest.fixture
 def durable(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server with an append-only file, written to disk each second."""
-    with EmbeddedServer(data_dir=tmp_path / "data", appendonly=True) as server:
+    """A server with an append-only file, and ``appendfsync always``, at a port."""
+    with AlwaysOnDisk(data_dir=tmp_path / "data", appendonly=True, port=0) as server:
         yield server

@@ -7,7 +7,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import redis
@@ -17,6 +17,17 @@ from tests.chaos.proxy import Proxy
 from tests.helpers import wait_for
 
 FOLLOW_TIMEOUT_S = 15.0
+
+
+class AlwaysOnDisk(EmbeddedServer):
+    """A server that writes to its disk before it answers, also after it was started again."""
+
+    def start(self) -> Self:
+        """Start it."""
+        super().start()
+        with raw(self) as client:
+            client.config_set("appendfsync", "always")
+        return self
 
 
 class Switch(Proxy):

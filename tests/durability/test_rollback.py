@@ -102,7 +102,8 @@ async def test_a_restart_that_loses_nothing_is_no_loss(durable: EmbeddedServer) 
         with pytest.raises(StreamFull):
             await desk.producer.send(Order(4), on_full="raise")
         durable.restart()
-        await desk.backend.execute("DEL", desk.stream_keys.events(0))
+        with raw(durable) as client:
+            client.delete(desk.stream_keys.events(0))
         await desk.producer.send(Order(5))
         assert await desk.producer.verify() == [] and not desk.producer.lost
 

@@ -1,7 +1,8 @@
 """The setting: refused where it cannot be, what it takes of a user, and what `doctor` makes of it."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,8 +13,8 @@ from streamworker.cli.doctor import in_redis
 from streamworker.cli.doctor_durability import remains
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.durability import Durability
-from streamworker.redisio.info import read_info
+from streamworker.redisio.durability import Durability, refusal_of_policy
+from streamworker.redisio.info import ServerInfo, read_info
 from streamworker.redisio.rights import acl_rules
 from streamworker.settings import DURABILITIES, Settings
 from tests.durability.pair import Pair, raw
@@ -39,6 +40,61 @@ def test_the_last_commit_of_a_partition_has_the_time_to_be_confirmed() -> None:
     with pytest.raises(ConfigurationError, match="grace_period_ms is 500, and must be >= durability_timeout"):
         Settings(durability="aof", grace_period_ms=500)
     Settings(grace_period_ms=500)
+
+
+# -- servers that confirm too early ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "policy", "refused"),
+    [
+        ({"redis_version": "7.2.4"}, "everysec", ""),
+        (
+            {"redis_version": "7.4.2"},
+            "everysec",
+            "needs appendfsync always: with everysec, WAITAOF of Redis 7.4.2",
+        ),
+        ({"redis_version": "8.0.1"}, "everysec", ""),
+        ({"redis_version": "8.0.1"}, None, ""),
+        ({"redis_version": "8.0.1"}, "no", "would wait for ever"),
+        ({"redis_version": "7.2.4", "valkey_version": "7.2.9"}, "everysec", ""),
+        ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, "everysec", "WAITAOF of Valkey 9.1.2"),
+        ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, "always", ""),
+        ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, None, "may not ask whether it has"),
+        ({}, None, "may not ask whether it has"),
+        (None, None, "needs appendfsync always with This server"),
+    ],
+)
+def test_a_server_that_confirms_before_it_has_written_is_refused(
+    version: dict[str, str] | None, policy: str | None, refused: str
+) -> None:
+    """Also one of which that cannot be told: a confirmation that may be wrong is none."""
+    error = refusal_of_policy(policy, None if version is None else server(**version))
+    assert (refused in str(error)) if refused else (error is None)
+
+
+def test_this_server_confirms_more_often_than_it_writes(durable: EmbeddedServer) -> None:
+    """Why: with everysec it writes to its disk once a second. When this fails, it has been mended."""
+    with raw(durable) as client:
+        client.config_set("appendfsync", "everysec")
+        began = time.monotonic()
+        for n in range(12):
+            with client.pipeline(transaction=False) as pipe:
+                pipe.set("a", n)
+                pipe.execute_command("WAITAOF", 1, 0, 5_000)
+                assert pipe.execute() == [True, [1, 0]]
+        assert time.monotonic() - began < 8
+
+
+@pytest.mark.anyio
+async def test_a_user_that_may_not_ask_says_how_the_server_is_set(durable: EmbeddedServer) -> None:
+    """The rules of a producer let it see neither the version nor the settings."""
+    with user(durable, "producer", "aof") as url:
+        async with bench(url, run=False, durability="aof") as desk:
+            with pytest.raises(ConfigurationError, match="STREAMWORKER_APPENDFSYNC_ALWAYS=1"):
+                await desk.producer.send(Order(1), timeout=5)
+        async with bench(url, run=False, durability="aof", appendfsync_always=True) as desk:
+            await desk.producer.send(Order(1), timeout=5)
 
 
 # -- rights ------------------------------------------------------------------------------------
@@ -79,33 +135,29 @@ def test_the_rules_of_roles_that_never_wait_are_the_same() -> None:
 # -- doctor ------------------------------------------------------------------------------------
 
 
-def said(durability: str, server: Mapping[str, str] | None = None, **info: Any) -> tuple[str, str]:
-    """Return verdict and words for a setting and what a server says of itself."""
-    told = read_info("\r\n".join(f"{name}:{value}" for name, value in info.items()).encode())
-    check = remains(Settings(durability=durability), told, server)
-    assert check.remedy or check.verdict == "ok"
-    return check.verdict, check.found
+def server(**info: Any) -> ServerInfo:
+    """What a server says of itself."""
+    return read_info("\r\n".join(f"{name}:{value}" for name, value in info.items()).encode())
 
 
 @pytest.mark.parametrize(
-    ("durability", "server", "replicas", "verdict", "words"),
+    ("durability", "replicas", "verdict", "words"),
     [
-        ("memory", {}, 0, "ok", "see persistence for what is lost"),
-        ("aof", {"appendfsync": "everysec"}, 0, "ok", "a crash loses nothing that was confirmed."),
-        ("aof", {"appendfsync": "always"}, 1, "ok", "a failover may"),
-        ("aof", {"appendfsync": "no"}, 0, "fail", "nothing is ever confirmed"),
-        ("aof", None, 0, "ok", "nothing that was confirmed"),
-        ("replicas", {}, 1, "ok", "a failover loses nothing that was confirmed."),
-        ("replicas", {}, 2, "ok", "one to another of the 2 may"),
-        ("replicas", {}, 0, "fail", "nothing is confirmed before 1 have it, and 0 are connected"),
+        ("memory", 0, "ok", "see persistence for what is lost"),
+        ("aof", 0, "ok", "a crash loses nothing that was confirmed."),
+        ("aof", 1, "ok", "a failover may"),
+        ("replicas", 1, "ok", "a failover loses nothing that was confirmed."),
+        ("replicas", 2, "ok", "one to another of the 2 may"),
+        ("replicas", 0, "fail", "nothing is confirmed before 1 have it, and 0 are connected"),
     ],
 )
 def test_what_remains_to_lose_is_said_in_words(
-    durability: str, server: dict[str, str] | None, replicas: int, verdict: str, words: str
+    durability: str, replicas: int, verdict: str, words: str
 ) -> None:
     """Of the setting and the server together."""
-    found, text = said(durability, server, aof_enabled=1, connected_slaves=replicas)
-    assert found == verdict and words in text
+    check = remains(Settings(durability=durability), server(aof_enabled=1, connected_slaves=replicas))
+    assert check.remedy or check.verdict == "ok"
+    assert check.verdict == verdict and words in check.found
 
 
 @pytest.mark.anyio
@@ -125,4 +177,8 @@ async def test_doctor_asks_the_server_itself(pair: Pair, durable: EmbeddedServer
     )
     assert (await check(pair.primary.url, "replicas"))[0] == "ok"
     assert (await check(durable.url, "aof"))[0] == "ok"
+    with raw(durable) as client:
+        client.config_set("appendfsync", "everysec")
+    verdict, found = await check(durable.url, "aof")
+    assert verdict == "fail" and "needs appendfsync always: with everysec, WAITAOF of Valkey" in found
     assert (await check(durable.url, "replicas"))[0] == "fail"

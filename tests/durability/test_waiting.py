@@ -208,7 +208,7 @@ async def test_nothing_counts_while_the_disk_is_not_written_to(durable: Embedded
     async with bench(durable.url, durability="aof", **QUICK) as desk:
         request = await first_commit(desk)
         append = Append(0, "p", 1, 0, [b"x"])
-        await desk.backend.execute("WAITAOF", 1, 0, 5_000)
+        await desk.producer.send(Order(0))
         await desk.backend.execute("CONFIG", "SET", "appendfsync", "no")
         (committed,) = await commit_many(desk.backend, desk.keys, [request], DISK)
         assert committed.code is CommitCode.UNKNOWN
