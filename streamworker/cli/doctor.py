@@ -15,6 +15,7 @@ from streamworker.cli.checks import Check
 from streamworker.cli.doctor_cluster import redis_checks
 from streamworker.cli.doctor_durability import durability_check
 from streamworker.cli.doctor_groups import app_checks
+from streamworker.cli.doctor_sentinel import sentinel_checks
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AsJson, connected, print_json, run_async, say
 from streamworker.errors import StreamworkerError
@@ -158,6 +159,7 @@ async def in_redis(app: "App | None", path: str) -> list[Check]:
     checks: list[Check] = []
     try:
         app = app or with_override(App("doctor"))
+        checks += await sentinel_checks(app.settings.redis_url)
         async with connected(app) as backend:
             checks += await redis_checks(backend, app.name)
             checks.append(await durability_check(backend, app.settings))

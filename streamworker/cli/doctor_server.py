@@ -84,7 +84,7 @@ def _memory(info: "ServerInfo") -> Check:
 def _role(info: "ServerInfo") -> Check:
     if info.role == "slave":
         return Check("role", "fail", "a replica, which refuses writes", "Give the address of the primary.")
-    return Check("role", "ok", "primary")
+    return Check("role", "ok", f"primary, followed by {info.replicas} replicas")
 
 
 INFO_CHECKS: tuple[Callable[["ServerInfo"], Check], ...] = (_settings, _memory, _role)

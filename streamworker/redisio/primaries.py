@@ -76,6 +76,48 @@ def read_answer(replies: Sequence[Any], address: str) -> Answer | BackendError |
     return Answer(place, epoch if settled else epoch + 1, is_down)
 
 
+@dataclass(frozen=True, slots=True)
+class SentinelView:
+    """What one sentinel knows, for who looks after it; mostly 0 where this user may not ask for more."""
+
+    address: str
+    """Of the sentinel."""
+    answer: Answer | BackendError | None
+    quorum: int = 0
+    """How many must take the primary for down, before it is replaced."""
+    sentinels: int = 0
+    """That watch it, this one included."""
+    replicas: int = 0
+    down_after_ms: int = 0
+    """After how long without an answer this one takes it for down."""
+
+
+def read_view(replies: Sequence[Any], address: str) -> SentinelView:
+    """Read what a sentinel said to :func:`questions`, in full.
+
+    Examples
+    --------
+    >>> state = [b"quorum", b"2", b"num-slaves", b"1", b"num-other-sentinels", b"2"]
+    >>> view = read_view([[b"db1", b"6379"], state], "s1:26379")
+    >>> view.quorum, view.sentinels, view.replicas
+    (2, 3, 1)
+    """
+    answer = read_answer(replies, address)
+    state = replies[1]
+    if not isinstance(state, list):
+        return SentinelView(address, answer)
+    fields = dict(zip(state[::2], state[1::2], strict=False))
+    number = {name: whole(value) or 0 for name, value in fields.items() if isinstance(value, bytes)}
+    return SentinelView(
+        address,
+        answer,
+        quorum=number.get(b"quorum", 0),
+        sentinels=1 + number.get(b"num-other-sentinels", 0),
+        replicas=number.get(b"num-slaves", 0),
+        down_after_ms=number.get(b"down-after-milliseconds", 0),
+    )
+
+
 def _place(reply: object) -> Place | None:
     match reply:
         case [bytes(host), bytes(port)] if whole(port):

@@ -21,6 +21,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
+from streamworker.redisio.failures import no_answer
 from streamworker.redisio.link import Target, pack, pack_all
 from streamworker.redisio.primaries import (
     ASK_ROLE,
@@ -28,6 +29,7 @@ from streamworker.redisio.primaries import (
     SENTINEL_TIMEOUT_S,
     Answer,
     Place,
+    SentinelView,
     is_about,
     is_primary,
     newest,
@@ -35,6 +37,7 @@ from streamworker.redisio.primaries import (
     of_sentinel,
     questions,
     read_answer,
+    read_view,
     taken_for_down,
 )
 from streamworker.urls import SENTINEL, host_and_port, kind_of, read_sentinels, refuse_plaintext
@@ -197,7 +200,28 @@ class SentinelTarget(Target):
             if connection.is_connected and leads_elsewhere(connection):
                 await connection.disconnect(nowait=True)
 
+    async def views(self) -> list[SentinelView]:
+        """Return what each sentinel knows."""
+
+        async def view(sentinel: Target) -> SentinelView:
+            try:
+                async with asyncio.timeout(SENTINEL_TIMEOUT_S):
+                    replies = await self._replies(sentinel)
+            except TimeoutError:
+                replies = no_answer(sentinel.address, 1_000 * SENTINEL_TIMEOUT_S)
+            if isinstance(replies, BackendError):
+                return SentinelView(sentinel.address, of_sentinel(replies, sentinel.address))
+            return read_view(replies, sentinel.address)
+
+        return list(await asyncio.gather(*map(view, self._asked)))
+
     async def _ask(self, sentinel: Target) -> Answer | BackendError | None:
+        replies = await self._replies(sentinel)
+        if isinstance(replies, BackendError):
+            return of_sentinel(replies, sentinel.address)
+        return read_answer(replies, sentinel.address)
+
+    async def _replies(self, sentinel: Target) -> list[Any] | BackendError:
         connection = sentinel.connection()
         replies: list[Any] = []
         commands = questions(self._service)
@@ -210,10 +234,10 @@ class SentinelTarget(Target):
                 except ResponseError as error:
                     replies.append(error)
         except (RedisError, OSError) as error:
-            return of_sentinel(sentinel.refusal(error), sentinel.address)
+            return sentinel.refusal(error)
         finally:
             await connection.disconnect(nowait=True)
-        return read_answer(replies, sentinel.address)
+        return replies
 
     def _shuffled(self) -> Sequence[Target]:
         return self._rng.sample(self._asked, len(self._asked))

@@ -105,7 +105,8 @@ class AckedLogs:
             pipe = redis.pipeline(transaction=False)
             for p in partitions:
                 pipe.hmget(self._keys.lock(p), "rows", "log", "checkpoint")
-            pipe.execute_command("TIME")  # redis-py has no pipe.time() on a Cluster.
+            # redis-py has no time() in the pipeline of a Cluster.
+            pipe.execute_command("TIME")  # type: ignore[no-untyped-call]
             return list(pipe.execute())
 
         *locks, (seconds, micros) = self._connection.call(ask)
