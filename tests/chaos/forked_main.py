@@ -21,6 +21,7 @@ from streamworker.cli.exit_codes import code_for
 from streamworker.errors import StreamworkerError
 
 PR_SET_PDEATHSIG = 1
+CLONE_NEWNET = 0x40000000
 
 
 def main() -> None:
@@ -99,6 +100,8 @@ def _fork(order: dict[str, Any], libc: Any, pipe: tuple[int, int]) -> int:
         for descriptor, becomes in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(descriptor, becomes)
         os.environ.update(order["environ"])
+        if network := order["environ"].get("WORKER_NETNS"):
+            _enter(network, libc)
         code = _work(order)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
@@ -109,6 +112,14 @@ def _fork(order: dict[str, Any], libc: Any, pipe: tuple[int, int]) -> int:
         traceback.print_exc()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _enter(network: str, libc: Any) -> None:
+    """Go into a network namespace."""
+    handle = os.open(f"/run/netns/{network}", os.O_RDONLY)
+    if libc.setns(handle, CLONE_NEWNET):
+        raise OSError(f"cannot enter the network namespace {network}")
+    os.close(handle)
 
 
 def _work(order: dict[str, Any]) -> int:

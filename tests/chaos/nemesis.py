@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Protocol
 import redis
 
 from tests.chaos.proxy import Proxy
-from tests.chaos.servers import FAKETIME, ChaosServer
+from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 
 
 class Running(Protocol):
@@ -54,6 +54,8 @@ class Slot:
     """What lies between it and the server."""
     process: Running | None = None
     is_worker: bool = True
+    link: Namespace | None = None
+    """What the process has for a network, if it is one of its own."""
 
     @property
     def running(self) -> bool:
@@ -410,6 +412,30 @@ class ConnectionsRefused(_OfLine):
     def begin(self) -> None:
         self.proxy.refuse = True
         self.tell(self.proxy.reset)
+
+
+class LinkDown(Nemesis):
+    """The network link of a worker is down: its packets are lost."""
+
+    name = "link down"
+    lasts_s = (0.3, 6.0)
+
+    @classmethod
+    def missing(cls, field: Field) -> str:
+        return "" if any(slot.link for slot in field.slots) else "no network namespace can be made here"
+
+    def choose(self) -> tuple[str, frozenset[str]] | None:
+        slot = self.rng.choice([slot for slot in self.field.slots if slot.link])
+        assert slot.link is not None
+        self._link = slot.link
+        return slot.name, frozenset({f"line {slot.name}"})
+
+    def begin(self) -> None:
+        self._link.cut()
+
+    def end(self) -> bool:
+        self._link.mend()
+        return True
 
 
 class Swizzled(Nemesis):
@@ -826,6 +852,7 @@ LOSSLESS: tuple[type[Nemesis], ...] = (
     RepliesCut,
     ConnectionsReset,
     ConnectionsRefused,
+    LinkDown,
     Swizzled,
     ServerKilled,
     ServerFrozen,

@@ -26,10 +26,13 @@ class Proxy:
     ----------
     url
         The server's.
+    host
+        Where it listens.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, host: str = "127.0.0.1") -> None:
         self._parts = urlsplit(url)
+        self._host = host
         self._server: asyncio.Server | None = None
         self._pipes: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.StreamWriter] = set()
@@ -60,7 +63,7 @@ class Proxy:
         """The URL of the proxy."""
         assert self._server is not None
         port = self._server.sockets[0].getsockname()[1]
-        return f"redis://:{self._password}@127.0.0.1:{port}/0"
+        return f"redis://:{self._password}@{self._host}:{port}/0"
 
     @property
     def connections(self) -> int:
@@ -94,7 +97,7 @@ class Proxy:
 
     async def start(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, self._host, 0)
 
     async def stop(self) -> None:
         """Close everything."""
@@ -226,11 +229,11 @@ class ProxyThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._proxies: list[Proxy] = []
 
-    def open(self, url: str) -> Proxy:
+    def open(self, url: str, host: str = "127.0.0.1") -> Proxy:
         """Open a proxy in front of a server; closed with all others."""
 
         async def start() -> Proxy:
-            proxy = Proxy(url)
+            proxy = Proxy(url, host)
             await proxy.start()
             return proxy
 

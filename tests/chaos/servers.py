@@ -74,6 +74,52 @@ class FakeClock:
                     os.environ[name] = value
 
 
+class Namespace:
+    """A network of its own for a process, joined with ours by a link that can be cut. Needs root.
+
+    Parameters
+    ----------
+    number
+        Tells it from others of this process.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        own = os.getpid()
+        self.name = f"swchaos-{own}-{number}"
+        self._ours, self._theirs = f"swo{own}.{number}", f"swt{own}.{number}"
+        net = f"10.213.{own % 256}"
+        self.host, self._peer = f"{net}.{4 * number + 1}", f"{net}.{4 * number + 2}"
+
+    def __enter__(self) -> Self:
+        try:
+            _ip("netns", "add", self.name)
+            _ip("link", "add", self._ours, "type", "veth", "peer", "name", self._theirs, "netns", self.name)
+            _ip("addr", "add", f"{self.host}/30", "dev", self._ours)
+            _ip("-n", self.name, "addr", "add", f"{self._peer}/30", "dev", self._theirs)
+            for words in (("-n", self.name, "link", "set", self._theirs), ("link", "set", self._ours)):
+                _ip(*words, "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            _ip("netns", "del", self.name)
+
+    def cut(self) -> None:
+        """Take the link down: packets are lost, and nobody is told."""
+        _ip("link", "set", self._ours, "down")
+
+    def mend(self) -> None:
+        """Bring it up."""
+        _ip("link", "set", self._ours, "up")
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
 class ChaosServer:
     """A server with its data on disk, any number of proxies before it, and handles for faults.
 
@@ -113,9 +159,9 @@ class ChaosServer:
         """The server's own URL; no proxy disturbs who uses it."""
         return self.server.url
 
-    def proxy(self) -> Proxy:
+    def proxy(self, host: str = "127.0.0.1") -> Proxy:
         """Open a proxy before it."""
-        return self.proxies.open(self.server.url)
+        return self.proxies.open(self.server.url, host)
 
     @property
     def has_small_disk(self) -> bool:

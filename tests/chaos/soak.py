@@ -34,7 +34,7 @@ from tests.chaos.forked import ROOT, Forge
 from tests.chaos.history import Recorder, monotonic_ms, read_history
 from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Running, Slot
 from tests.chaos.plants import PLANTS
-from tests.chaos.servers import FAKETIME, ChaosServer
+from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 from tests.chaos.timeline import draw
 
 SETTINGS = {
@@ -56,6 +56,8 @@ OVERLAP_MAX = 5
 """Faults at a time."""
 OFTEN = {"worker killed": 3, "worker asked to leave": 2, "worker frozen": 2, "server killed": 2}
 """Kinds that come more than once in a round of all kinds."""
+NETWORKS = 2
+"""Workers with a network of their own, where namespaces can be made."""
 TICK_S = 0.02
 START_S = 90
 SETTLE_S = 180
@@ -168,7 +170,11 @@ class Soak:
         """Run it and judge it."""
         root = os.geteuid() == 0
         server = ChaosServer(self.folder / "data", small_disk=root, clock=FAKETIME is not None)
-        with server as self._server, Forge(self._history, app="tests.chaos.chaos_app") as self._forge:
+        with (
+            contextlib.ExitStack() as self._networks,
+            server as self._server,
+            Forge(self._history, app="tests.chaos.chaos_app") as self._forge,
+        ):
             try:
                 self._field = Field(server, self._slots, self._names, self._recorder.write)
                 self._open()
@@ -185,7 +191,8 @@ class Soak:
     def _open(self) -> None:
         plan = self.plan
         for number in range(plan.workers):
-            self._add(f"w{number}", self._start_worker, is_worker=True)
+            network = self._network(number) if number < NETWORKS else None
+            self._add(f"w{number}", self._start_worker, is_worker=True, network=network)
         for slot in self._slots:
             slot.begin()
         self._until(self._all_owned, "all partitions have an owner", START_S)
@@ -195,15 +202,26 @@ class Soak:
         self._until(lambda: self._rows_seen() > 0, "the first rows are committed", START_S)
         self._say(f"{plan.workers} workers and {plan.producers} producers are at work")
 
-    def _add(self, name: str, start: Callable[[str], Running], *, is_worker: bool) -> Slot:
-        slot = Slot(name, lambda: start(name), proxy=self._server.proxy(), is_worker=is_worker)
+    def _network(self, number: int) -> Namespace | None:
+        """Make a network of its own for a worker; None where that cannot be."""
+        try:
+            return self._networks.enter_context(Namespace(number))
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    def _add(
+        self, name: str, start: Callable[[str], Running], *, is_worker: bool, network: Namespace | None = None
+    ) -> Slot:
+        proxy = self._server.proxy(network.host if network else "127.0.0.1")
+        slot = Slot(name, lambda: start(name), proxy=proxy, is_worker=is_worker, link=network)
         self._slots.append(slot)
         return slot
 
     def _environ(self, name: str) -> dict[str, str]:
-        proxy = next(slot.proxy for slot in self._slots if slot.name == name)
+        proxy, link = next((slot.proxy, slot.link) for slot in self._slots if slot.name == name)
         assert proxy is not None
         return {
+            **({"WORKER_NETNS": link.name, "STREAMWORKER_ALLOW_PLAINTEXT": "1"} if link else {}),
             **{f"STREAMWORKER_{each}": str(ms // self.plan.haste) for each, ms in SETTINGS.items()},
             "STREAMWORKER_REDIS_URL": proxy.url,
             "CHAOS_HISTORY": str(self._history),
