@@ -244,7 +244,8 @@ class Trio:
     @property
     def primary(self) -> Instance:
         """The server that the sentinels that answer name; the newest answer counts."""
-        return next(server for server in self.servers if server.port == self.named)
+        port = self.named
+        return next(server for server in self.servers if server.port == port)
 
     @property
     def named(self) -> int:
@@ -274,12 +275,14 @@ class Trio:
 
     def wait_for_other_primary(self, than: Instance, timeout_s: float = 20.0) -> Instance:
         """Wait until the sentinels name another server, and it says that it is one."""
-        wait_for(
-            lambda: self.named != than.port and self.primary.role == "master",
-            "there is a new primary",
-            timeout_s,
-        )
-        return self.primary
+
+        def found() -> Instance | None:
+            primary = self.primary
+            return primary if primary is not than and primary.role == "master" else None
+
+        primary = wait_for(found, "there is a new primary", timeout_s)
+        assert primary is not None
+        return primary
 
     @contextmanager
     def replicas_cut_off(self) -> Iterator[Instance]:
