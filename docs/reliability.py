@@ -37,20 +37,20 @@ def table() -> str:
     """Return the table as Markdown, and below it why a target was missed."""
     results = json.loads(RESULTS.read_text("utf-8"))
     lines = [
-        "| row | what happens | how | times | target | p50 | p99 | verdict |",
-        "|---|---|---|---:|---|---:|---:|---|",
+        "| row | what happens | how | times | target | p50 | p99 | load | verdict |",
+        "|---|---|---|---:|---|---:|---:|---:|---|",
     ]
     reasons = []
     for name, row in ROWS.items():
         figures = results.get(name)
         if not figures:
-            lines.append(f"| {name} | {row.fault} | {row.how} | 0 | | | | **not measured** |")
+            lines.append(f"| {name} | {row.fault} | {row.how} | 0 | | | | | **not measured** |")
         for figure in figures or ():
             verdict = figure["verdict"] if figure["verdict"] != "missed" else "**missed**"
             said = f"; {figure['said']}" if figure.get("said") else ""
             lines.append(
                 f"| {name} | {row.fault} | {row.how}: {figure['what']} | {figure['times']:,} | {figure['target']} "
-                f"| {_ms(figure.get('p50_ms'))} | {_ms(figure.get('p99_ms'))} | {verdict}{said} |"
+                f"| {_ms(figure.get('p50_ms'))} | {_ms(figure.get('p99_ms'))} | {figure.get('load', '')} | {verdict}{said} |"
             )
             if figure.get("why"):
                 reasons.append(f"- {name}, {figure['what']}: {figure['why']}.")

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 VARIABLE = "STREAMWORKER_FIGURES"
+BUSY = 2
+"""A load of more than so many processes a core means that each waits for others most of the time."""
 Verdict = Literal["met", "missed", "shown", "refused"]
 """``shown``: the target has no figure. ``refused``: it is not offered, and said so loudly."""
 
@@ -70,15 +72,21 @@ def record(
     figure |= {
         key: value for key, value in (("said", said), ("why", why), ("seed", seed)) if value not in ("", None)
     }
+    if verdict == "missed" and not why and _load() > BUSY * (os.cpu_count() or 1):
+        figure["why"] = f"a load of {_load()} on {os.cpu_count()} cores, most of it other work"
     print(f"{row} {json.dumps(figure)}")
     if path := os.environ.get(VARIABLE):
         keep(Path(path), row, figure)
     return figure
 
 
+def _load() -> float:
+    return round(os.getloadavg()[0], 1)
+
+
 def keep(path: Path, row: str, figure: dict[str, Any]) -> None:
     """Write a figure into the file; others may do so at the same time."""
-    figure = {**figure, "on": time.strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 1)}
+    figure = {**figure, "on": time.strftime("%Y-%m-%d"), "load": _load()}
     with path.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
