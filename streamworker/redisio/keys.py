@@ -246,7 +246,8 @@ KEY_TABLE: tuple[KeyRow, ...] = (
     KeyRow(
         "sw:{app.stream.P}:producer:ID",
         "string, expires after an hour",
-        "Number and last entry id of the producer's last send, so that a repeated send writes nothing.",
+        "Number and last entry id of the producer's last send, so that a repeated send writes nothing; and "
+        "the number before it.",
         "sw:{shop.orders.3}:producer:4f1c2a",
     ),
     KeyRow(
