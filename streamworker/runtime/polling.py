@@ -120,11 +120,14 @@ class Polling:
         self._changed = Signal()
 
     def wake(self, partition: int) -> None:
-        """Ask a partition at once, unless it was asked in the last round of its node."""
+        """Ask a partition at once, unless it was asked in the last round of its node and had no more."""
         pace = self._paces.get(self._places.get(partition, ""))
-        if pace is None or partition not in pace.asked:
-            if pace is not None and not pace.fails:
-                pace.due_s = 0.0
+        if pace is None:
+            self._changed.fire()
+            return
+        if partition not in pace.asked and not pace.fails:
+            pace.due_s = 0.0
+        if not pace.busy and pace.due_s <= time.monotonic():
             self._changed.fire()
 
     async def run(self) -> None:
