@@ -115,7 +115,8 @@ class Producer:
         StreamFull
             If there is no room, or none within ``timeout``. Nothing was written.
         ProducerError
-            If Redis gave no answer within ``timeout``: the record may or may not be there.
+            If Redis gave no answer within ``timeout``, or refused after a try without an answer: the
+            record may or may not be there.
         BackendRefused
             If Redis said no. Nothing was written.
         ConfigurationError

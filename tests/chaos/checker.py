@@ -531,6 +531,8 @@ class Judge:
     def figures(self) -> dict[str, Any]:
         """Return what a report says of the run."""
         delays = self.delays_ms()
+        there = {p: {*part.rows_by_id(), *part.dead} for p, part in self.dump.partitions.items()}
+        confirmed = [send for send in self.sends if send.outcome == "ok"]
         executed = Counter(
             (event["partition"], entry_id)
             for event in self.history
@@ -541,6 +543,7 @@ class Judge:
             "sends": dict(Counter(send.outcome for send in self.sends)),
             "rows": sum(entry.rows for part in self.dump.partitions.values() for entry in part.log),
             "dead_letters": sum(len(part.dead) for part in self.dump.partitions.values()),
+            "confirmed_and_gone": sum(s.id not in there.get(s.partition, ()) for s in confirmed),
             "commits": dict(Counter(commit.code or "unanswered" for commit in self.commits)),
             "locks": len(self.locks),
             "executed_again": sum(times - 1 for times in executed.values()),

@@ -438,6 +438,16 @@ class LinkDown(Nemesis):
         return True
 
 
+class ConnectionsStranded(_OfLine):
+    """All connections of a process stand still, and new ones do not: what is on the way comes late."""
+
+    name = "connections stranded"
+    lasts_s = (0.5, 5.0)
+
+    def begin(self) -> None:
+        self.tell(self.proxy.strand)
+
+
 class Swizzled(Nemesis):
     """Swizzle-clog: lines stop one after the other, and come back in another order."""
 
@@ -852,6 +862,7 @@ LOSSLESS: tuple[type[Nemesis], ...] = (
     RepliesCut,
     ConnectionsReset,
     ConnectionsRefused,
+    ConnectionsStranded,
     LinkDown,
     Swizzled,
     ServerKilled,

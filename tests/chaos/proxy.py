@@ -36,6 +36,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._pipes: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.StreamWriter] = set()
+        self._lines: set[_Pipe] = set()
         self.lose = 0
         """Replies still to be lost, and their connections with them."""
         self.cut = 0
@@ -77,10 +78,18 @@ class Proxy:
         if down:
             self.down.clear()
 
+    def strand(self) -> int:
+        """Hold back what comes on the connections that are open now, both ways; new ones are not affected."""
+        for pipe in self._lines:
+            pipe.free.clear()
+        return len(self._lines)
+
     def let_pass(self) -> None:
         """Let everything pass, also what was held back."""
         self.up.set()
         self.down.set()
+        for pipe in self._lines:
+            pipe.free.set()
 
     def heal(self) -> None:
         """Disturb nothing any more."""
@@ -138,11 +147,12 @@ class Proxy:
             writer.transport.abort()
             return
         pipe = _Pipe()
+        self._lines.add(pipe)
         self._open |= {writer, up_writer}
-        self._spawn(self._requests(reader, up_writer, pipe), up_writer)
-        self._spawn(self._replies(up_reader, writer, pipe), writer)
+        self._spawn(self._requests(reader, up_writer, pipe), up_writer, pipe)
+        self._spawn(self._replies(up_reader, writer, pipe), writer, pipe)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter, pipe: "_Pipe") -> None:
         async def run() -> None:
             try:
                 with contextlib.suppress(OSError):
@@ -150,6 +160,9 @@ class Proxy:
             finally:
                 writer.close()
                 self._open.discard(writer)
+                pipe.ways -= 1
+                if not pipe.ways:
+                    self._lines.discard(pipe)
 
         task = asyncio.create_task(run())
         self._pipes.add(task)
@@ -160,12 +173,14 @@ class Proxy:
     ) -> None:
         while data := await reader.read(CHUNK_BYTES):
             pipe.armed = pipe.armed or (bool(self.only_after) and self.only_after in data)
+            await pipe.free.wait()
             await self._pass(data, writer, self.up)
 
     async def _replies(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: "_Pipe"
     ) -> None:
         while data := await reader.read(CHUNK_BYTES):
+            await pipe.free.wait()
             await self.down.wait()
             if (self.lose > 0 or self.cut > 0) and (pipe.armed or not self.only_after):
                 self.lost += 1
@@ -199,8 +214,14 @@ class Proxy:
 class _Pipe:
     """What both directions of one connection know."""
 
-    armed = False
-    """Whether the reply to come is to a request of those that ``only_after`` names."""
+    def __init__(self) -> None:
+        self.armed = False
+        """Whether the reply to come is to a request of those that ``only_after`` names."""
+        self.ways = 2
+        """Directions that are open."""
+        self.free = asyncio.Event()
+        """Cleared: nothing passes on this connection."""
+        self.free.set()
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from streamworker.core.entries import EntryId
 from streamworker.core.partitioner import partition_for
@@ -208,6 +209,21 @@ async def test_out_of_memory_is_told_to_the_sender(redis_url: str) -> None:
             await desk.backend.execute("CONFIG", "SET", "maxmemory", "1gb")
         await desk.producer.send(Order(2))
         assert await numbers(desk) == [0, 2]
+
+
+async def test_a_refusal_after_a_try_without_an_answer_is_not_taken_for_a_no(redis_url: str) -> None:
+    """The first try is still on its way, the second finds the memory full: the record may come yet."""
+    async with proxied(redis_url) as proxy, bench(proxy.url, run=False, call_timeout_ms=200) as desk:
+        await desk.producer.send(Order(0))
+        proxy.strand()
+        with redis.Redis.from_url(redis_url) as direct:
+            direct.config_set("maxmemory", "1")
+            with pytest.raises(ProducerError, match="may or may not"):
+                await desk.producer.send(Order(1))
+            direct.config_set("maxmemory", "1gb")
+            proxy.let_pass()
+            key = desk.stream_keys.events(0)
+            await wait_for_async(lambda: direct.xlen(key) == 2, "the first try has arrived")
 
 
 async def test_another_number_of_partitions_is_refused_before_the_first_send(redis_url: str) -> None:
