@@ -29,6 +29,8 @@ from tests.sentinel.trio import Trio
 KEYS = 97
 """Fewer than the records under way at a time, so that some share a key."""
 UNDER_WAY_MAX = 2_000
+REPLICAS = 2
+"""All of them must have what is to survive: sentinels may take any, and not the one that had the most."""
 
 
 @dataclass
@@ -74,11 +76,18 @@ class FailoverScene(Scene):
         super().__init__(trio.url, spawn, folder, partitions)
         self.trio = trio
         self.workers: list[WorkerProcess] = []
+        self.durability = "memory"
+        """Of workers and of the producer."""
         self.keys = GroupKeys("ledger", "items", "record")
 
     def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
         """Start one worker."""
-        process = super().worker(name, *arguments, STREAMWORKER_REDIS_URL=self.url, **environ)
+        ours = {
+            "STREAMWORKER_REDIS_URL": self.url,
+            "STREAMWORKER_DURABILITY": self.durability,
+            "STREAMWORKER_DURABILITY_REPLICAS": str(REPLICAS),
+        }
+        process = super().worker(name, *arguments, **ours, **environ)
         self.workers.append(process)
         return process
 
@@ -111,7 +120,8 @@ class FailoverScene(Scene):
         app = App("ledger", redis_url=self.url)
         items = app.stream("items", Item, key="key", partitions=self.partitions)
         async with Backend.open(self.url, name="flow") as backend:
-            producer = Producer(backend, items.spec, Settings(redis_url=self.url))
+            settings = Settings(redis_url=self.url, durability=self.durability, durability_replicas=REPLICAS)
+            producer = Producer(backend, items.spec, settings)
             under_way: set[asyncio.Task[None]] = set()
             began = time.monotonic()
             while not stop.is_set():
