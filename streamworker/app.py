@@ -17,8 +17,9 @@ from streamworker.declare import check_whole, describe
 from streamworker.errors import ConfigurationError
 from streamworker.processors import Codec, PipelineSpec, ProcessorSpec, Start, StreamSpec
 from streamworker.records import RecordType
-from streamworker.redisio.client import Backend
+from streamworker.redisio.client import CONNECTIONS, Backend
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
+from streamworker.runtime.durability import pipelines_of
 from streamworker.runtime.lanes import OnFull
 from streamworker.runtime.producer import Producer, Sent
 from streamworker.settings import Settings
@@ -452,6 +453,7 @@ class App:
                     name=f"{self.name}:producer",
                     call_timeout_ms=self.settings.call_timeout_ms,
                     allow_plaintext=self.settings.allow_plaintext,
+                    connections=max(CONNECTIONS, pipelines_of(self.settings) * len(self.streams)),
                 )
                 self._backends[loop] = backend
             producer = Producer(backend, stream.spec, self.settings)

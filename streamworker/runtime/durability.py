@@ -16,7 +16,8 @@ More would only split the groups."""
 
 WAITING_PIPELINES = 4
 """The same where each stays for as long as a disk or a replica takes: what becomes ready meanwhile
-would else wait for the end of two such waits, and now for a quarter of one."""
+would else wait for the end of two such waits, and now for a quarter of one. An app has connections for
+all of them, so that one stream does not hold up another."""
 
 _log = get_logger("streamworker.durability")
 

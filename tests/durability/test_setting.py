@@ -16,6 +16,7 @@ from streamworker.errors import ConfigurationError
 from streamworker.redisio.durability import Durability, refusal_of_policy
 from streamworker.redisio.info import ServerInfo, read_info
 from streamworker.redisio.rights import acl_rules
+from streamworker.runtime.worker import Worker
 from streamworker.settings import DURABILITIES, Settings
 from tests.durability.pair import Pair, raw
 from tests.runtime.bench import Order, bench
@@ -182,3 +183,18 @@ async def test_doctor_asks_the_server_itself(pair: Pair, durable: EmbeddedServer
     verdict, found = await check(durable.url, "aof")
     assert verdict == "fail" and "needs appendfsync always: with everysec, WAITAOF of Valkey" in found
     assert (await check(durable.url, "replicas"))[0] == "fail"
+
+
+@pytest.mark.anyio
+async def test_a_worker_does_not_start_where_its_commits_would_wait_for_ever(pair: Pair) -> None:
+    """It ends with what to change, before it joins and before anything is declared."""
+    app = App("shop", redis_url=pair.primary.url, durability="aof")
+    orders = app.stream("orders", Order, partitions=1)
+
+    @app.processor(orders)
+    async def price(order: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="this server writes none"):
+        await Worker(app).run()
+    with raw(pair.primary) as client:
+        assert client.dbsize() == 0

@@ -1,0 +1,58 @@
+"""On a Cluster each node waits for replicas of its own, and holds up what is there and no more."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from streamworker.dev.cluster import EmbeddedCluster
+from streamworker.errors import ProducerError
+from tests.cluster.support import make_whole, primary_of, replica_of
+from tests.helpers import wait_for_async
+from tests.raw import close_clusters, opened
+from tests.runtime.bench import Order, Priced, bench
+
+pytestmark = pytest.mark.anyio
+
+PARTITIONS = 12
+QUICK: dict[str, Any] = {"durability_timeout_ms": 100, "grace_period_ms": 1_000}
+
+
+async def test_a_replica_that_is_stopped_holds_up_what_its_primary_has(cluster: EmbeddedCluster) -> None:
+    """Sends and commits of other nodes go on; those of this one are confirmed when it goes on."""
+    make_whole(cluster)
+    close_clusters()
+    with opened(cluster.url) as client:
+        client.flushall()
+    stream = {"partitions": PARTITIONS}
+    async with bench(
+        cluster.url, partitions=PARTITIONS, stream=stream, durability="replicas", **QUICK
+    ) as desk:
+        sent = [await desk.producer.send(Order(n, f"c{n}")) for n in range(40)]
+        where = {at.partition: f"c{n}" for n, at in enumerate(sent)}
+        nodes = {p: primary_of(cluster, desk.stream_keys.events(p)).port for p in where}
+        stopped = primary_of(cluster, desk.stream_keys.events(0))
+        there = next(p for p, port in nodes.items() if port == stopped.port)
+        elsewhere = next(p for p, port in nodes.items() if port != stopped.port)
+
+        async def price(batch: list[Order]) -> list[Priced]:
+            return [Priced(order.number, 1.0) for order in batch]
+
+        replica = replica_of(cluster, stopped)
+        os.kill(replica.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(ProducerError, match="0 of 1 replicas had it"):
+                await desk.producer.send(Order(100, where[there]), timeout=0.5)
+            await desk.producer.send(Order(101, where[elsewhere]), timeout=5)
+            here = await desk.start(desk.spec(price, batch=500), there)
+            other = await desk.start(desk.spec(price, batch=500), elsewhere)
+            await wait_for_async(lambda: other.runner.records_done, "a commit of another node counts")
+            await wait_for_async(lambda: here.states, "one of this node says what it waits for")
+            assert not here.runner.records_done and "0 of 1 replicas" in here.states[0]
+        finally:
+            os.kill(replica.pid, signal.SIGCONT)
+        await wait_for_async(lambda: here.runner.records_done, "it counts too")
+        await desk.producer.send(Order(102, where[there]), timeout=10)
+        await asyncio.gather(here.drained(), other.drained())
