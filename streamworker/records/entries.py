@@ -61,6 +61,11 @@ class Entries(Sequence[Entry]):
             found = [flat[1] for flat in self._flats if flat[0] == field and field not in flat[2::2]]
         return found if len(found) == len(self._flats) else None
 
+    def id_at(self, place: int) -> EntryId:
+        """Return the id of one of them, without making the entry."""
+        ms, _, seq = self._ids[place].partition(b"-")
+        return _tuple_new(EntryId, (int(ms), int(seq)))
+
     def __len__(self) -> int:
         return len(self._ids)
 
@@ -110,6 +115,11 @@ def _entry(text: bytes, flat: Sequence[bytes], size: int) -> Entry:
         _set_fields(entry, dict(zip(flat[::2], flat[1::2], strict=True)))
     _set_size(entry, size)
     return entry
+
+
+def id_at(entries: Sequence[Entry], place: int) -> EntryId:
+    """Return the id of one of some entries."""
+    return entries.id_at(place) if isinstance(entries, Entries) else entries[place].id
 
 
 def size_of(entries: Sequence[Entry]) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from streamworker.core.entries import EntryId
@@ -125,6 +126,8 @@ async def commit_many(
 def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
     """Return keys and arguments of ``commit.lua`` for a request."""
     p = request.partition
+    previous, new = str(request.previous), str(request.new)
+    texts = {request.previous: previous, request.new: new}  # Most commits name no other entry.
     sets: list[Argument] = []
     dels: list[Argument] = []
     for name, value in request.state.items():
@@ -135,15 +138,15 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
     args: list[Argument] = [
         request.owner,
         request.epoch,
-        str(request.previous),
-        str(request.new),
+        previous,
+        new,
         request.entries,
         keys.group,
         request.acked_limit,
         int(request.trim),
         request.acked_trim_rows,
         len(request.reads),
-        *(str(each) for read in request.reads for each in read),
+        *[texts.get(each) or str(each) for read in request.reads for each in read],
         len(sets) // 2,
         *sets,
         len(dels),
@@ -166,7 +169,25 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
             batch.size,
             batch.data,
         )
-    return (keys.lock(p), keys.acked(p), keys.events(p), keys.state(p), keys.dead(p)), args
+    return _names(keys)[p], args
+
+
+class _Names(dict[int, tuple[str, ...]]):
+    """Keys of a group's partitions, as the script wants them: there are thousands of commits a second."""
+
+    def __init__(self, keys: GroupKeys) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def __missing__(self, p: int) -> tuple[str, ...]:
+        keys = self._keys
+        names = self[p] = (keys.lock(p), keys.acked(p), keys.events(p), keys.state(p), keys.dead(p))
+        return names
+
+
+@lru_cache(maxsize=64)
+def _names(keys: GroupKeys) -> _Names:
+    return _Names(keys)
 
 
 def _letter_fields(letter: DeadLetter) -> list[Argument]:

@@ -8,24 +8,68 @@ so that a partition which cannot move does not starve the others.
 """
 
 import asyncio
+import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from streamworker.core.batching import ENTRY_OVERHEAD_BYTES, BatchLimits, SizeEstimate, prefix_within
 from streamworker.core.entries import Entry, EntryId
-from streamworker.records.entries import joined_entries, sizes_of
+from streamworker.records.entries import id_at, joined_entries, sizes_of
 from streamworker.runtime.signals import Signal
+
+NEVER_MS = 1 << 62
+
+
+class Alarms:
+    """Wakes partitions whose first entry has waited for long enough: one timer for all of a processor.
+
+    A timer for each was a third of what it took to put an entry into a buffer.
+    """
+
+    __slots__ = ("_count", "_due", "_timer", "_timer_ms")
+
+    def __init__(self) -> None:
+        self._due: list[tuple[int, int, PartitionBuffer]] = []
+        """A heap: when, a number that tells apart what is due at the same time, and whose it is."""
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+
+    def add(self, due_ms: int, buffer: "PartitionBuffer") -> None:
+        """Call a buffer's ``ring`` at a time of the monotonic clock, or up to some milliseconds later."""
+        self._count += 1
+        heapq.heappush(self._due, (due_ms, self._count, buffer))
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            if not self._due or self._timer_ms <= self._due[0][0]:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if self._due:
+            self._timer_ms = self._due[0][0]
+            left_s = (self._timer_ms * 1_000_000 - time.monotonic_ns()) / 1e9
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        at_ms = now_ms()
+        while self._due and self._due[0][0] <= at_ms:
+            heapq.heappop(self._due)[2].ring()
+        self._arm()
 
 
 class ByteBudget:
     """Bytes that one processor of this worker may hold, over all its partitions."""
 
-    __slots__ = ("buffers", "limit", "used")
+    __slots__ = ("alarms", "buffers", "limit", "used")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self.alarms = Alarms()
         self.buffers = 0
         """Open buffers that share the budget."""
 
@@ -83,7 +127,8 @@ class PartitionBuffer:
         self._changed = Signal()
         self._limits: BatchLimits | None = None
         """What the batch that is waited for must come to."""
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ms = NEVER_MS
+        """When the next alarm rings; the batch that it is for may be gone by then."""
         self._chunks: deque[tuple[int, int, Sequence[Entry]]] = deque()
         """Arrival time (monotonic ms), bytes and entries, as the reads brought them."""
         self._reads: deque[tuple[EntryId, EntryId]] = deque()
@@ -131,13 +176,13 @@ class PartitionBuffer:
         self._charge(cost_of(count, size))
         self.estimate.observe(cost_of(count, size), count, cost_of(1, largest))
         self._chunks.append((now_ms(), size, entries))
-        self._reads.append((self.position, entries[0].id))
+        self._reads.append((self.position, id_at(entries, 0)))
         self._waiting += count
         self._waiting_bytes += size
-        self.position = entries[-1].id
+        self.position = id_at(entries, -1)
         if self._limits is None or self.is_ready(self._limits):
             self._changed.fire()
-        elif self._alarm is None:
+        else:
             self._set_alarm(self._limits)
 
     # -- the runner's side -----------------------------------------------------------------
@@ -246,14 +291,23 @@ class PartitionBuffer:
             await self._changed.wait()
         finally:
             self._limits = None
-            if self._alarm is not None:
-                self._alarm.cancel()
-                self._alarm = None
 
     def _set_alarm(self, limits: BatchLimits) -> None:
-        """Wake who waits when the first entry will have waited for long enough."""
-        left_ms = limits.within_ms - (now_ms() - self._chunks[0][0])
-        self._alarm = asyncio.get_running_loop().call_later(left_ms / 1000, self._changed.fire)
+        due_ms = self._chunks[0][0] + limits.within_ms
+        if due_ms < self._alarm_ms:
+            self._alarm_ms = due_ms
+            self._budget.alarms.add(due_ms, self)
+
+    def ring(self) -> None:
+        """Wake who waits if the first entry has waited for long enough; it may be another by now."""
+        self._alarm_ms = NEVER_MS
+        limits = self._limits
+        if limits is None or not self._chunks:
+            return
+        if self.is_ready(limits):
+            self._changed.fire()
+        else:
+            self._set_alarm(limits)
 
     def close(self) -> None:
         """Drop what waits and give all bytes back. The fetcher forgets the partition."""

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamworker.core.entries import Entry, EntryId
-from streamworker.records.entries import size_of
+from streamworker.records.entries import id_at, size_of
 from streamworker.redisio.ackedlog import AckedBatch
 from streamworker.redisio.commit import DeadLetter
 from streamworker.runtime.state import Changes
@@ -29,12 +29,12 @@ class Work:
     @property
     def first(self) -> EntryId:
         """Id of the first entry."""
-        return self.entries[0].id
+        return id_at(self.entries, 0)
 
     @property
     def last(self) -> EntryId:
         """Id of the last entry: the checkpoint once this is committed."""
-        return self.entries[-1].id
+        return id_at(self.entries, -1)
 
     @property
     def size(self) -> int:
