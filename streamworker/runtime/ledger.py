@@ -9,6 +9,7 @@ numbers go further knows which of its sends are lost.
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamworker.core.entries import EntryId
 
@@ -37,9 +38,8 @@ class LostSends:
     """Id that the last of them had. All that this producer sent in between is lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Confirmed:
-    """One append that was confirmed."""
+class _Confirmed(NamedTuple):
+    """One append that was confirmed. One is made for each, so it is nothing more than a tuple."""
 
     number: int
     entries: int
@@ -87,13 +87,13 @@ class Ledger:
         >>> lost.entries, str(lost.first), str(lost.last), lost.is_all
         (3, '6-0', '6-2', True)
         """
+        if not self._appends or self._appends[-1].number <= (known or 0):
+            return None
         if known is None and not self.may_be_asked:
             return None
         lost: list[_Confirmed] = []
         while self._appends and self._appends[-1].number > (known or 0):
             lost.append(self._appends.pop())
-        if not lost:
-            return None
         first, last = lost[-1], lost[0]
         entries = sum(append.entries for append in lost)
         is_all = bool(self._appends) or self._dropped <= (known or 0)
