@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.cluster import Cluster, key_of
@@ -20,7 +20,7 @@ from streamworker.redisio.durability import MEMORY, Durability
 from streamworker.redisio.failures import no_answer
 from streamworker.redisio.info import ServerInfo, read_info
 from streamworker.redisio.link import Argument, Link, answer_of, pack
-from streamworker.redisio.node import Node, ScriptCall
+from streamworker.redisio.node import Node, ScriptCall, Server
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.sentinel import target_for
 from streamworker.redisio.topology import slot_of
@@ -37,48 +37,6 @@ BLOCK_MARGIN_MS = 1_000
 """A blocked read that has not ended this long after its time has lost its server."""
 
 UNBLOCK_PAUSE_S = 0.005
-
-
-class Server(Protocol):
-    """What a backend needs: one server, or the nodes of a Cluster.
-
-    The errors among replies are ours. One server raises where any answer is missing; a Cluster has
-    :class:`BackendUnavailable` in the places of those that are missing, and raises where all are.
-    """
-
-    @property
-    def address(self) -> str:
-        """For messages."""
-
-    @property
-    def map_version(self) -> int:
-        """Another one whenever it is known that keys are somewhere else."""
-
-    async def commands(self, commands: Sequence[Sequence[Argument]], timeout_ms: float) -> list[Any]:
-        """Run some commands, as few round trips as it takes."""
-
-    async def scripts(
-        self, script: Script, calls: Sequence[ScriptCall], timeout_ms: float, durability: Durability
-    ) -> list[Any]:
-        """Run a script several times."""
-
-    async def node_of(self, key: str, timeout_ms: float) -> Node:
-        """Return the node that has a key."""
-
-    async def identity(self, key: str, timeout_ms: float) -> tuple[int, str]:
-        """Return client id and run id of the connection that the next call about a key will use."""
-
-    def apart(self, connections: int) -> "Server":
-        """Return the same with connections of its own."""
-
-    def failed(self, node: Node) -> None:
-        """Take in that a node gave no answer to somebody else."""
-
-    def noted(self, reply: Any, node: Node) -> Any:
-        """Return a reply that somebody else got; what it says of where keys are was taken in."""
-
-    async def aclose(self) -> None:
-        """Close all connections."""
 
 
 class Backend:
@@ -188,10 +146,15 @@ class Backend:
         """Another one whenever it is known that keys of a Cluster are somewhere else."""
         return self._server.map_version
 
+    @property
+    def pause_max_ms(self) -> int:
+        """How long to wait at most before a call is made again: on a Cluster a replica takes over soon."""
+        return 500 if self.is_cluster else 2_000
+
     def known_place_of(self, key: str) -> str:
         """Return where a key is, without asking: empty for one server, and as long as it is not known.
 
-        For what keeps what goes to one node apart from what goes to others, so that it need not wait for them.
+        For what keeps what goes to one node apart from what goes to others, so as not to wait for them.
         """
         return self._server.known_place_of(key) if isinstance(self._server, Cluster) else ""
 

@@ -22,8 +22,8 @@ SERVER_TEXT_MAX = 300
 _OPENSSL_PLACE = re.compile(r" ?\(_ssl\.c:\d+\)")
 
 CLUSTER_REMEDY = (
-    "For a Cluster the URL begins with redis+cluster:// (rediss+cluster:// for TLS), and names one or more "
-    "of its nodes: redis+cluster://user:password@host1:port1,host2:port2"
+    "For a Redis Cluster the URL begins with redis+cluster:// (rediss+cluster:// for TLS), and names one or "
+    "more of its nodes: redis+cluster://user:password@host1:port1,host2:port2"
 )
 
 _REFUSALS = {

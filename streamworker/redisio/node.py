@@ -6,6 +6,7 @@ same calls.
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from redis.exceptions import ResponseError
 
@@ -26,6 +27,48 @@ PackedScript = tuple[str, str, bytes]
 
 ASKING = pack(("ASKING",))
 """Lets the next command pass at a node of a Cluster that is about to get its key."""
+
+
+class Server(Protocol):
+    """What a backend needs: one server, or the nodes of a Cluster.
+
+    The errors among replies are ours. One server raises where any answer is missing; a Cluster has
+    :class:`BackendUnavailable` in the places of those that are missing, and raises where all are.
+    """
+
+    @property
+    def address(self) -> str:
+        """For messages."""
+
+    @property
+    def map_version(self) -> int:
+        """Another one whenever it is known that keys are somewhere else."""
+
+    async def commands(self, commands: Sequence[Sequence[Argument]], timeout_ms: float) -> list[Any]:
+        """Run some commands, as few round trips as it takes."""
+
+    async def scripts(
+        self, script: Script, calls: Sequence[ScriptCall], timeout_ms: float, durability: Durability
+    ) -> list[Any]:
+        """Run a script several times."""
+
+    async def node_of(self, key: str, timeout_ms: float) -> "Node":
+        """Return the node that has a key."""
+
+    async def identity(self, key: str, timeout_ms: float) -> tuple[int, str]:
+        """Return client id and run id of the connection that the next call about a key will use."""
+
+    def apart(self, connections: int) -> "Server":
+        """Return the same with connections of its own."""
+
+    def failed(self, node: "Node") -> None:
+        """Take in that a node gave no answer to somebody else."""
+
+    def noted(self, reply: Any, node: "Node") -> Any:
+        """Return a reply that somebody else got; what it says of where keys are was taken in."""
+
+    async def aclose(self) -> None:
+        """Close all connections."""
 
 
 class Node:

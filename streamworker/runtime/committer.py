@@ -209,7 +209,7 @@ class Committer:
         reason = str(error)
         ticket.tries += 1
         if ticket.pauses is None:
-            ticket.pauses = Pauses(self._rng)
+            ticket.pauses = Pauses(self._rng, max_ms=self._backend.pause_max_ms)
         pause_ms = ticket.pauses.next_ms()
         _log.warning(
             "commit_not_durable" if isinstance(error, NotDurable) else "commit_unanswered",

@@ -127,7 +127,7 @@ class Fetcher:
                 backend,
                 stream_keys,
                 self,
-                lambda: Pauses(self._rng),
+                lambda: Pauses(self._rng, max_ms=backend.pause_max_ms),
                 pause_max_s=settings.fetch_block_ms / 1000,
                 on_back=on_back,
             )

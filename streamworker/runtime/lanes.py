@@ -24,7 +24,6 @@ from typing import Literal
 
 from streamworker.core.entries import EntryId
 from streamworker.errors import (
-    BackendError,
     BackendUnavailable,
     InternalError,
     ProducerError,
@@ -295,8 +294,6 @@ class Lanes:
                     # The try without an answer may still reach the server. As long as it may, what
                     # has this number must stay the same, or a part of it could be written twice.
                     again.append(batch)
-                elif unanswered and reply.error is not None:
-                    self._fail(batch, self._refused_later(reply.error))
                 else:
                     self._settle(batch, reply)
             batches = again
@@ -407,14 +404,6 @@ class Lanes:
                 batch.lane.parts.remove(part)
             if not part.given_up:
                 part.done.set_exception(_copy(error))
-
-    def _refused_later(self, error: BackendError) -> ProducerError:
-        """Return what is known when Redis refuses what it had been asked before without an answer."""
-        return ProducerError(
-            f"Stream {self._spec.name!r}: Redis gave no answer, and then refused: {error.message} The record "
-            "may or may not be there: the first request may still be on its way.",
-            remedy=error.remedy,
-        )
 
     def _full(self, lane: Lane) -> StreamFull:
         return StreamFull(
