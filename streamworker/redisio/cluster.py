@@ -23,7 +23,7 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyErr
 
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.redisio.durability import MEMORY, Durability
-from streamworker.redisio.failures import no_answer, translate
+from streamworker.redisio.failures import translate
 from streamworker.redisio.link import Argument, Reply, pack
 from streamworker.redisio.node import ASKING, Node, PackedScript, ScriptCall, packed_calls
 from streamworker.redisio.scripts import Script
@@ -220,15 +220,15 @@ class Cluster:
     async def _exchange(self, calls: Sequence[_Call], timeout_ms: float, durability: Durability) -> list[Any]:
         """Send calls to their nodes, and on to others where these say so, until each has an answer."""
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + timeout_ms / 1000
+        end_s = loop.time() + (timeout_ms + durability.longest_ms) / 1000
         answers: list[Any] = [None] * len(calls)
         unanswered: list[BackendError] = []
         left: list[int] = list(range(len(calls)))
         asking: dict[int, str] = {}
         for _ in range(REDIRECTIONS_MAX):
-            left_ms = 1000 * (end_s - loop.time())
+            left_ms = 1000 * (end_s - loop.time()) - durability.longest_ms  # Each call adds that again.
             if left_ms <= 0:
-                raise no_answer(self.address, timeout_ms)
+                break
             await self._topology.loaded(left_ms)
             parts: dict[tuple[str, bool], list[int]] = {}
             for place in left:
@@ -255,7 +255,7 @@ class Cluster:
             if not left:
                 break
             left.sort()
-        for place in left:
+        for place in left:  # It was sent on again and again, or for so long.
             answers[place] = _circles(self.address)
         if unanswered and len(unanswered) == len(calls):
             raise unanswered[0]
@@ -380,6 +380,6 @@ def _uncovered(address: str) -> BackendUnavailable:
 
 def _circles(address: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f"The nodes of {address} send a call from one to the other, {REDIRECTIONS_MAX} times by now.",
+        f"The nodes of {address} sent a call from one to the other until its time was over.",
         remedy="It was not done. They agree in a moment, as a rule; see CLUSTER NODES on each.",
     )

@@ -23,8 +23,9 @@ from streamworker.urls import each_server, host_and_port, kind_of, plaintext_hos
 SLOTS = 16_384
 ASK_TIMEOUT_S = 1.0
 """A node that has not told the slots after this long is not waited for."""
-REFRESH_PAUSE_S = 0.25
-"""At least so long lies between two looks, jitter aside."""
+REFRESH_PAUSE_S, REFRESH_PAUSE_MAX_S = 0.25, 1.0
+"""At least so long lies between two looks, jitter aside: more with each that finds nothing new. A primary
+without a replica may be away for hours, and its partitions' owners ask for it all the time."""
 
 _URL_REMEDY = (
     "It is redis+cluster://user:password@host1:port1,host2:port2 with any of the Cluster's nodes; "
@@ -128,9 +129,13 @@ class Topology:
         """Nodes that gave no answer since the last look: to be asked last."""
         self._looking: asyncio.Task[None] | None = None
         self._looked_s = float("-inf")
+        self._in_vain = 0
+        """Looks since the last one that found anything new."""
         self._closed = False
         self.version = 0
         """Another one whenever anything is known that was not."""
+        self._primaries: tuple[int, list[str]] = (-1, [])
+        """As they were at a version."""
 
     @property
     def address(self) -> str:
@@ -145,7 +150,10 @@ class Topology:
     @property
     def primaries(self) -> list[str]:
         """Addresses of all nodes that have slots."""
-        return sorted({address for address in self._slots if address is not None})
+        if self._primaries[0] != self.version:
+            found = sorted({address for address in self._slots if address is not None})
+            self._primaries = (self.version, found)
+        return self._primaries[1]
 
     def address_of(self, slot: int) -> str | None:
         """Return who has a slot; None if that is not known, or nobody has."""
@@ -186,6 +194,7 @@ class Topology:
         if self._slots and self._slots[slot] != address:
             self._slots[slot] = address
             self.version += 1
+            self._in_vain = 0
         self.look_soon()
 
     def named(self, host: str, port: int, by: Target) -> str:
@@ -203,7 +212,8 @@ class Topology:
         """Ask where the slots are, in the background; does nothing while that is under way."""
         if self._closed or (self._looking is not None and not self._looking.done()):
             return
-        pause_s = REFRESH_PAUSE_S * (0.8 + 0.4 * self._rng.random())
+        pause_s = min(REFRESH_PAUSE_MAX_S, REFRESH_PAUSE_S * 2 ** min(self._in_vain, 8))
+        pause_s *= 0.8 + 0.4 * self._rng.random()
         self._begin_look(self._looked_s + pause_s - asyncio.get_running_loop().time())
 
     def _begin_look(self, pause_s: float) -> None:
@@ -235,6 +245,7 @@ class Topology:
             self._looked_s = asyncio.get_running_loop().time()
             self._take(found)
             return
+        self._in_vain += 1
         self._looked_s = asyncio.get_running_loop().time()
         raise refusal or BackendUnavailable(f"The URL of {self.address} names no node.")
 
@@ -277,9 +288,11 @@ class Topology:
         return found
 
     def _take(self, found: Map) -> None:
+        self._in_vain += 1
         if list(found.slots) != self._slots or found.nodes != self._nodes:
             self._slots, self._nodes = list(found.slots), found.nodes
             self.version += 1
+            self._in_vain = 0
 
     def _check(self, target: Target) -> None:
         """Send no password as plain text to a machine that the URL does not speak of."""
