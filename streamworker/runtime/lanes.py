@@ -24,6 +24,7 @@ from typing import Literal
 
 from streamworker.core.entries import EntryId
 from streamworker.errors import (
+    BackendError,
     BackendUnavailable,
     InternalError,
     ProducerError,
@@ -130,7 +131,11 @@ class Batch:
 
     def append(self, producer: str, limit: int) -> Append:
         """Return what Redis is to do."""
-        entries = [entry for part, count in self.parts for entry in part.entries[:count]]
+        (first, count), *others = self.parts
+        if others or count < len(first.entries):
+            entries: Sequence[Encoded] = [each for part, n in self.parts for each in part.entries[:n]]
+        else:
+            entries = first.entries
         return Append(self.lane.partition, producer, self.lane.number, limit, entries)
 
 
@@ -294,6 +299,8 @@ class Lanes:
                     # The try without an answer may still reach the server. As long as it may, what
                     # has this number must stay the same, or a part of it could be written twice.
                     again.append(batch)
+                elif unanswered and reply.error is not None:
+                    self._fail(batch, self._refused_later(reply.error))
                 else:
                     self._settle(batch, reply)
             batches = again
@@ -404,6 +411,14 @@ class Lanes:
                 batch.lane.parts.remove(part)
             if not part.given_up:
                 part.done.set_exception(_copy(error))
+
+    def _refused_later(self, error: BackendError) -> ProducerError:
+        """Return what is known when Redis refuses what it had been asked before without an answer."""
+        return ProducerError(
+            f"Stream {self._spec.name!r}: Redis gave no answer, and then refused: {error.message} The record "
+            "may or may not be there: the first request may still be on its way.",
+            remedy=error.remedy,
+        )
 
     def _full(self, lane: Lane) -> StreamFull:
         return StreamFull(

@@ -69,7 +69,10 @@ class QuickWay:
         kinds, count = set(map(type, keys)), self._partitions
         if kinds == {str}:
             try:
-                return [crc32(key.encode()) % count for key in keys]
+                if count == 1:
+                    "".join(keys).encode()  # All go to the one, if they are keys at all.
+                    return [0] * len(keys)
+                return [crc % count for crc in map(crc32, map(str.encode, keys))]
             except UnicodeEncodeError:
                 return None
         if kinds == {type(None)}:

@@ -16,7 +16,7 @@ from streamworker.redisio.client import Backend
 from streamworker.runtime.producer import Producer
 from streamworker.settings import Settings
 
-NOBODY = cast(Backend, None)
+NOBODY = Backend.open("redis://localhost:1/0", name="nobody")
 """Nothing is sent here."""
 
 
