@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from streamworker.dev.server import EmbeddedServer
+from tests.conftest import REDIS_SERVER
 from tests.durability.pair import AlwaysOnDisk, Pair
 
 
-@pytest.fixture(scope="module")
-def shared_pair() -> Iterator[Pair]:
+@pytest.fixture(scope="module", params=["valkey", pytest.param("redis7", marks=pytest.mark.soak)])
+def shared_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A primary and its replica; the replica runs and follows again after each test."""
-    pair = Pair()
+    pair = Pair(REDIS_SERVER if request.param == "redis7" else None)
     pair.start()
     yield pair
     pair.stop()

@@ -1,8 +1,8 @@
 """What durability costs: ``python -m tests.durability.cost``.
 
 For each server the setting is measured beside ``memory`` on the same server, in turn, round by round;
-what is printed are medians, and ratios within a round. Times to confirm come from one send or commit at
-a time, rates from many at once over 8 partitions.
+what is printed are medians, and the median of the ratios within a round. Times to confirm come from one
+send or commit at a time, rates from many at once over 8 partitions.
 """
 
 import asyncio
@@ -18,16 +18,15 @@ import structlog
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.commit import CommitCode, CommitRequest
 from streamworker.runtime.producer import Producer
-from tests.durability.pair import Pair, raw
+from streamworker.settings import Settings
+from tests.durability.pair import AlwaysOnDisk, Pair, raw
 from tests.runtime.bench import Bench, Order, Priced, bench
 
 ROUNDS = 5
 PARTITIONS = 8
 RECORDS = 8_000
 MANY = [Order(n, f"c{n}") for n in range(RECORDS)]
-SLOW = 3
-"""Sends and commits of one round where each waits for a second."""
-QUICK = 200
+COUNT = 200
 
 Measure = Callable[[Bench, int], Awaitable[float]]
 
@@ -68,7 +67,7 @@ async def process(desk: Bench, _count: int) -> float:
         return [Priced(order.number, 1.0) for order in batch]
 
     spec = desk.spec(price, batch=500)
-    await Producer(desk.backend, desk.stream, desk.settings.__class__()).send_many(MANY)
+    await Producer(desk.backend, desk.stream, Settings()).send_many(MANY)
     began = time.perf_counter()
     running = [await desk.start(spec, p) for p in range(PARTITIONS)]
     while sum(each.runner.records_done for each in running) < RECORDS:
@@ -97,13 +96,13 @@ async def measured(server: EmbeddedServer, durability: str, measure: Measure, co
         return await measure(desk, count)
 
 
-async def compare(title: str, server: EmbeddedServer, durability: str, *, slow: bool) -> None:
+async def compare(title: str, server: EmbeddedServer, durability: str) -> None:
     """Measure one durability beside ``memory``."""
     for name, measure in MEASURES.items():
         rows: list[tuple[float, float]] = []
         for _ in range(ROUNDS):
-            memory = await measured(server, "memory", measure, QUICK)
-            rows.append((memory, await measured(server, durability, measure, SLOW if slow else QUICK)))
+            memory = await measured(server, "memory", measure, COUNT)
+            rows.append((memory, await measured(server, durability, measure, COUNT)))
         memory, mine = (statistics.median(column) for column in zip(*rows, strict=True))
         ratio = statistics.median(mine / memory for memory, mine in rows)
         print(
@@ -115,15 +114,12 @@ async def compare(title: str, server: EmbeddedServer, durability: str, *, slow: 
 async def main() -> None:
     """Measure on a server with an append-only file, and on one with a replica."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(data_dir=folder, port=0) as server:
-        await compare("everysec", server, "aof", slow=True)
-        with raw(server) as client:
-            client.config_set("appendfsync", "always")
-        await compare("always", server, "aof", slow=False)
+    with tempfile.TemporaryDirectory() as folder, AlwaysOnDisk(data_dir=folder, port=0) as server:
+        await compare("appendfsync always", server, "aof")
     pair: Any = Pair()
     pair.start()
     try:
-        await compare("a replica beside it", pair.primary, "replicas", slow=False)
+        await compare("a replica beside it", pair.primary, "replicas")
     finally:
         pair.stop()
 

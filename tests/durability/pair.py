@@ -66,7 +66,7 @@ class Pair:
         parts = urlsplit(self.primary.url)
         with raw(self.primary) as primary, raw(self.replica) as replica:
             primary.config_set("repl-diskless-sync", "no")
-            replica.config_set("repl-diskless-load", "swapdb")  # Else it looks for the file once a second.
+            replica.config_set("repl-diskless-load", "swapdb")  # Else Valkey looks for it once a second.
             replica.config_set("masterauth", str(parts.password))
             replica.replicaof("127.0.0.1", str(parts.port))
             wait_for(

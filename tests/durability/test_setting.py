@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 
 from streamworker import App
 from streamworker.cli.doctor import in_redis
@@ -172,10 +173,8 @@ async def test_doctor_asks_the_server_itself(pair: Pair, durable: EmbeddedServer
         }
         return checks["durability"].verdict, checks["durability"].found
 
-    assert await check(pair.primary.url, "aof") == (
-        "fail",
-        'durability="aof" needs an append-only file, and this server writes none.',
-    )
+    verdict, found = await check(pair.primary.url, "aof")
+    assert verdict == "fail" and ("this server writes none" in found or "needs WAITAOF" in found)
     assert (await check(pair.primary.url, "replicas"))[0] == "ok"
     assert (await check(durable.url, "aof"))[0] == "ok"
     with raw(durable) as client:
@@ -186,9 +185,9 @@ async def test_doctor_asks_the_server_itself(pair: Pair, durable: EmbeddedServer
 
 
 @pytest.mark.anyio
-async def test_a_worker_does_not_start_where_its_commits_would_wait_for_ever(pair: Pair) -> None:
+async def test_a_worker_does_not_start_where_its_commits_would_wait_for_ever(redis_url: str) -> None:
     """It ends with what to change, before it joins and before anything is declared."""
-    app = App("shop", redis_url=pair.primary.url, durability="aof")
+    app = App("shop", redis_url=redis_url, durability="aof")
     orders = app.stream("orders", Order, partitions=1)
 
     @app.processor(orders)
@@ -196,5 +195,5 @@ async def test_a_worker_does_not_start_where_its_commits_would_wait_for_ever(pai
 
     with pytest.raises(ConfigurationError, match="this server writes none"):
         await Worker(app).run()
-    with raw(pair.primary) as client:
+    with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
