@@ -93,6 +93,9 @@ def _fork(order: dict[str, Any], libc: Any, pipe: tuple[int, int]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for descriptor in pipe:
             os.close(descriptor)
+        if "ROWS_ONE_SESSION" not in order["environ"]:
+            # As if each was started by itself: Linux shares its cores out by sessions first.
+            os.setsid()
         if sys.platform == "linux":
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

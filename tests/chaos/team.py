@@ -48,6 +48,15 @@ FAST = {
 }
 """Times short enough for tests that wait for them; the relations are those of the defaults."""
 
+STEADY = {name: str(3 * int(value)) for name, value in FAST.items()}
+"""Three times as long, for what is done hundreds of times on a machine that may be busy with other work:
+where a process stands still for half a second, nobody answers in half a second."""
+
+
+def setting(environ: Mapping[str, str], name: str) -> int:
+    """Return a setting of some such variables, in ms."""
+    return int(environ[f"STREAMWORKER_{name.upper()}"])
+
 
 @dataclass(frozen=True, slots=True)
 class Lock:

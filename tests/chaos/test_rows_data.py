@@ -7,7 +7,7 @@ docs/reliability.md says what it came to.
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,13 @@ import pytest
 from streamworker.core.membership import Membership
 from streamworker.errors import CoordinationError
 from tests.chaos.figures import percentile, record
-from tests.chaos.team import FAST, Team, now_ms
+from tests.chaos.team import FAST, STEADY, Team, now_ms, setting
 from tests.chaos.yard import Yard, scene
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
-SESSION_MS = int(FAST["STREAMWORKER_SESSION_TIMEOUT_MS"])
-DEAD_MS = int(FAST["STREAMWORKER_DEAD_AFTER_MS"])
+SESSION_MS = setting(FAST, "session_timeout_ms")
+DEAD_MS = setting(FAST, "dead_after_ms")
 
 
 # -- F23: the membership document --------------------------------------------------------------------
@@ -396,20 +396,23 @@ async def without_control(team: Team, count: int, samples: list[float]) -> None:
     team.check_nobody_was_hurt()
 
 
-async def many_without_control(yard: Yard, teams: int, count: int) -> list[float]:
-    """Do so with several teams."""
+async def many_without_control(
+    yard: Yard, teams: int, count: int, environ: Mapping[str, str] = FAST
+) -> tuple[list[float], int]:
+    """Do so with several teams; return how long it took and how long it may take."""
     samples: list[float] = []
-    await yard.many(teams, lambda team: without_control(team, count, samples), "unheard")
+    most_ms = setting(environ, "session_timeout_ms") + 1_000
+    await yard.many(teams, lambda team: without_control(team, count, samples), "unheard", environ=environ)
     record(
         "F33",
         "deleted or emptied every 5 ms; joins and leaves" + ("" if teams > 1 else ", in small"),
         times=len(samples),
-        target=f"even shares <= {SESSION_MS + 1_000} ms without any message",
-        verdict="met" if percentile(samples, 99) <= SESSION_MS + 1_000 else "missed",
+        target=f"even shares <= {most_ms} ms without any message",
+        verdict="met" if percentile(samples, 99) <= most_ms else "missed",
         samples_ms=samples,
         seed=yard.seed,
     )
-    return samples
+    return samples, most_ms
 
 
 @scene
@@ -422,7 +425,8 @@ async def test_members_agree_without_any_message(yard: Yard) -> None:
 @pytest.mark.timeout(900)
 async def test_members_agree_in_time_without_any_message_a_hundred_times(yard: Yard) -> None:
     """Fifty joins and fifty leaves."""
-    assert percentile(await many_without_control(yard, 5, 10), 99) <= SESSION_MS + 1_000
+    samples, most_ms = await many_without_control(yard, 5, 10, STEADY)
+    assert percentile(samples, 99) <= most_ms
 
 
 # -- F34: the source is gone ---------------------------------------------------------------------------

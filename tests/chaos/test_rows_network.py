@@ -6,6 +6,7 @@ docs/reliability.md says what it came to.
 
 import asyncio
 import random
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 import pytest
@@ -14,12 +15,12 @@ from streamworker.errors import BackendUnavailable
 from streamworker.redisio.client import Backend
 from tests.chaos.figures import percentile, record
 from tests.chaos.proxy import Proxy, proxied
-from tests.chaos.team import FAST, Team, now_ms
+from tests.chaos.team import FAST, STEADY, Team, now_ms, setting
 from tests.chaos.yard import Yard, gathered, scene
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
-SLOW_MS = int(FAST["STREAMWORKER_SLOW_AFTER_MS"])
+SLOW_MS = setting(FAST, "slow_after_ms")
 
 
 # -- F6: heartbeats alone ----------------------------------------------------------------------------
@@ -110,21 +111,24 @@ async def cuts(team: Team, count: int, samples: list[float]) -> None:
         team.check_nobody_was_hurt()
 
 
-async def many_cuts(yard: Yard, teams: int, count: int) -> list[float]:
-    """Cut off workers of several teams."""
+async def many_cuts(
+    yard: Yard, teams: int, count: int, environ: Mapping[str, str] = FAST
+) -> tuple[list[float], int]:
+    """Cut off workers of several teams; return how long takeovers took and how long they may take."""
     samples: list[float] = []
-    await yard.many(teams, lambda team: cuts(team, count, samples), "cut")
+    most_ms = setting(environ, "slow_after_ms") + 1_000
+    await yard.many(teams, lambda team: cuts(team, count, samples), "cut", environ=environ)
     record(
         "F13",
         "a worker cut off, its connections held for alive" + ("" if teams > 2 else ", in small"),
         times=len(samples),
-        target=f"peers take over <= slow_after_ms + 1 s ({SLOW_MS + 1_000} ms here)",
-        verdict="met" if percentile(samples, 99) <= SLOW_MS + 1_000 else "missed",
+        target=f"peers take over <= slow_after_ms + 1 s ({most_ms} ms here)",
+        verdict="met" if percentile(samples, 99) <= most_ms else "missed",
         samples_ms=samples,
         said="0 violations, though what was held back came late",
         seed=yard.seed,
     )
-    return samples
+    return samples, most_ms
 
 
 @scene
@@ -139,7 +143,8 @@ async def test_a_worker_that_is_cut_off_is_taken_over_from_and_what_it_sends_lat
 @pytest.mark.timeout(3_600)
 async def test_two_hundred_workers_that_are_cut_off_are_taken_over_from_in_time(yard: Yard) -> None:
     """One of three, over and over."""
-    assert percentile(await many_cuts(yard, 8, 25), 99) <= SLOW_MS + 1_000
+    samples, most_ms = await many_cuts(yard, 8, 25, STEADY)
+    assert percentile(samples, 99) <= most_ms
 
 
 @scene
@@ -167,7 +172,8 @@ async def slow(yard: Yard, rtt_ms: int, *, seconds: float) -> int:
         await team.settled()
         before = len(await team.rebalances())
         proxy.delay_ms = rtt_ms / 2
-        async with team.load(per_second=60):
+        # A partition has a batch of 20 a round trip at most.
+        async with team.load(per_second=60 if rtt_ms < 500 else 10):
             await asyncio.sleep(seconds)
         await team.drained()
         moved = len(await team.rebalances()) - before
@@ -209,7 +215,7 @@ async def swizzles(team: Team, count: int, samples: list[float]) -> None:
 async def many_swizzles(yard: Yard, teams: int, count: int) -> list[float]:
     """Do so with several teams."""
     samples: list[float] = []
-    await yard.many(teams, lambda team: swizzles(team, count, samples), "swizzled")
+    await yard.many(teams, lambda team: swizzles(team, count, samples), "swizzled", environ=STEADY)
     record(
         "F40",
         "4 workers cut off one by one, let in in another order" + ("" if teams > 1 else ", in small"),
