@@ -79,7 +79,7 @@ class Conversation:
         self._pause_until_ms, self.must_read, self._is_calling = None, False, True
         return [ReadDocument()]
 
-    def propose(self, cause: str, member: str, after: Membership) -> list[Effect]:
+    def propose(self, cause: str, member: str, after: Membership, at_least: int = 0) -> list[Effect]:
         """Ask for a change of the newest version that we know.
 
         Parameters
@@ -88,13 +88,15 @@ class Conversation:
             Why, and whom it is about, for people.
         after
             What the document should say.
+        at_least
+            The generation that it gets at least.
         """
         now = self.membership
         self._pause_until_ms, self._proposed, self._is_calling = None, after, True
         message = GroupChanged(0, cause, member, now.moved(after))
         added = tuple(each for each in after.present_ids if each not in now.present_ids)
         removed = tuple(each for each in now.present_ids if each not in after.present_ids)
-        return [ChangeDocument(now.generation, after, message, added, removed)]
+        return [ChangeDocument(now.generation, after, message, added, removed, at_least)]
 
     def rest(self) -> list[Effect]:
         """Ask for nothing: the document is as we want it."""

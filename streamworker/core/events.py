@@ -203,6 +203,8 @@ class ChangeDocument(Effect):
     """Its generation is filled in by the script."""
     added: tuple[str, ...]
     removed: tuple[str, ...]
+    at_least: int = 0
+    """A generation that some lock knows: the new one is not below it, whatever the server's clock says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,7 +243,7 @@ class WorkerCore:
             self._phase = Phase.GONE
             return [StopHeartbeat(), Finished()]
         wanted = self._wanted(now_ms)
-        return self._talk.rest() if wanted is None else self._talk.propose(*wanted)
+        return self._talk.rest() if wanted is None else self._talk.propose(*wanted, self._ownership.newest)
 
     def _wanted(self, now_ms: int) -> tuple[str, str, Membership] | None:
         """Return the change that the newest document lacks: why, about whom, and what it then says."""

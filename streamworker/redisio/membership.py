@@ -83,6 +83,7 @@ async def change_members(
     message: Mapping[str, str],
     added: Sequence[str] = (),
     removed: Sequence[str] = (),
+    at_least: int = 0,
 ) -> Changed | Conflict:
     """Write a document if the generation is still the expected one, and post a message with it.
 
@@ -99,6 +100,8 @@ async def change_members(
         For the control stream; the script sets its ``generation``.
     added, removed
         Member ids whose heartbeats begin and end with this change.
+    at_least
+        The generation that it gets at least.
 
     Raises
     ------
@@ -112,6 +115,7 @@ async def change_members(
     args: list[Argument] = [expected or "", body, len(flat), *flat, len(removed), *removed, len(added)]
     for member in added:
         args += (member, _beat_text(0, "", 0))
+    args.append(at_least)
     touched = (keys.members, keys.control, keys.beats, keys.loads)
     reply = checked(await backend.run(CHANGE_MEMBERS, touched, args))
     if reply[0] == b"OK":

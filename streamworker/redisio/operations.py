@@ -47,6 +47,7 @@ async def change_document(access: Access, effect: ChangeDocument) -> Event:
         message=to_fields(effect.message),
         added=effect.added,
         removed=effect.removed,
+        at_least=effect.at_least,
     )
     if isinstance(reply, membership.Conflict):
         return ChangeRefused(reply.document, reply.server_ms)

@@ -196,7 +196,7 @@ class RedisModel:
         current = self._generation()
         if current != effect.expected:
             return ev.ChangeRefused(self.stored.document, self._clock())
-        generation = max(current + 1, self._clock())
+        generation = max(current + 1, self._clock(), effect.at_least)
         document = b'{"generation":%d,%s' % (generation, effect.membership.body()[1:].encode())
         self.stored.document = document
         self.history.append(Membership.parse(document))

@@ -25,6 +25,19 @@ async def change(group: Group, expected: int, body: str = '{"v":1}', **more: lis
     )
 
 
+async def test_a_generation_is_not_below_what_a_lock_knows(group: Group) -> None:
+    """The server's clock was ahead when the lock was taken, and is right again."""
+    first = await change(group, 0)
+    assert isinstance(first, Changed)
+    ahead = first.generation + 600_000
+    second = await membership.change_members(
+        group.backend, GROUP, expected=first.generation, body='{"v":1}', message=MESSAGE, at_least=ahead
+    )
+    assert isinstance(second, Changed) and second.generation == ahead
+    third = await change(group, ahead)
+    assert isinstance(third, Changed) and third.generation == ahead + 1
+
+
 async def beat(group: Group, *beats: tuple[GroupKeys, str, int, str, int]) -> list[HeartbeatReply]:
     """Send heartbeats that are all answered."""
     replies = await membership.heartbeat(group.backend, [Renewal(*each) for each in beats])

@@ -58,7 +58,7 @@ CALLS = {
         Call(
             scripts.CHANGE_MEMBERS,
             (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads),
-            ("", '{"v":1}', 2, "kind", "changed", 1, "gone", 1, "a", "0||0"),
+            ("", '{"v":1}', 2, "kind", "changed", 1, "gone", 1, "a", "0||0", 0),
         ),
         Call(scripts.HEARTBEAT, (GROUP.members, GROUP.beats, GROUP.loads), ("a", "1|run|0", "3:120")),
         Call(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS), ("price", "1-0", 1, "")),

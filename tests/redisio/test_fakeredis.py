@@ -175,11 +175,11 @@ def members(t: Transcript) -> None:
     t.run(scripts.HEARTBEAT, beat_keys, ("a", "1|run|0", "3:120"))
     message = (4, "kind", "changed", "moved", "0,1")
     _, generation, _ = t.run(
-        scripts.CHANGE_MEMBERS, keys, ("", '{"v":1}', *message, 0, 2, "a", "0||0", "b", "0||0")
+        scripts.CHANGE_MEMBERS, keys, ("", '{"v":1}', *message, 0, 2, "a", "0||0", "b", "0||0", 0)
     )
-    t.run(scripts.CHANGE_MEMBERS, keys, ("", '{"v":2}', *message, 0, 0))
-    t.run(scripts.CHANGE_MEMBERS, keys, (generation, '{"v":3}', *message, 1, "b", 1, "c", "0||0"))
-    t.run(scripts.CHANGE_MEMBERS, keys, (generation, '{"v":4}', *message, 0, 0))
+    t.run(scripts.CHANGE_MEMBERS, keys, ("", '{"v":2}', *message, 0, 0, 0))
+    t.run(scripts.CHANGE_MEMBERS, keys, (generation, '{"v":3}', *message, 1, "b", 1, "c", "0||0", 0))
+    t.run(scripts.CHANGE_MEMBERS, keys, (generation, '{"v":4}', *message, 0, 0, 0))
     t.client.hdel(GROUP.beats, "c")
     for member in ("a", "b"):
         t.run(scripts.HEARTBEAT, beat_keys, (member, "1|run|0", "3:120"))

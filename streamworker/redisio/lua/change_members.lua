@@ -3,7 +3,8 @@
 -- changed to the control stream in the same step. A generation is the server's time, and above the
 -- last one: a group that was deleted never repeats one, and neither does one whose latest changes
 -- were lost in a failover. Else a member that knows a lost document would compare its number with
--- another document of the same number, and write over what it has not seen.
+-- another document of the same number, and write over what it has not seen. Nor is it below one that
+-- a lock knows, or nobody could take that lock until the server's clock has got there.
 --
 -- KEYS  1 members (string)  2 control (stream)  3 beats (hash)  4 loads (hash)
 -- ARGV  1 generation that was read; '' if there was no document
@@ -11,6 +12,7 @@
 --       3 number of fields and values of the message, without its generation, then these
 --       then  n, n x member id: members that were removed
 --             n, n x (member id, 'client id|run id|load'): members that were added
+--             the least generation that it may get
 -- reply [OK, generation, server ms] | [CONFLICT, document or nil, server ms] | [BADTYPE, key]
 local MESSAGES = 10000
 
@@ -26,7 +28,8 @@ end
 -- HDEL is allowed when memory is full, and so is all that follows it: the dead must be removed
 -- even then, and little is written here.
 redis.call('HDEL', KEYS[3], '')
-local next_generation = text(math.max(now, (tonumber(generation) or 0) + 1))
+local least = tonumber(ARGV[#ARGV]) or 0
+local next_generation = text(math.max(now, (tonumber(generation) or 0) + 1, least))
 redis.call('SET', KEYS[1], '{"generation":' .. next_generation .. ',' .. string.sub(ARGV[2], 2))
 local n = tonumber(ARGV[3])
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
