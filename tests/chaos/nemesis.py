@@ -633,11 +633,13 @@ class ClockStepped(_OfServer):
             return ""
         return "libfaketime is not installed" if FAKETIME is None else "the server's clock cannot be set"
 
+    def choose(self) -> tuple[str, frozenset[str]] | None:
+        self._seconds = self.rng.choice((-600, -30, -2, -0.2, 0.2, 2, 30, 600))
+        return f"server {self._seconds:+} s", frozenset({"server"})
+
     def begin(self) -> None:
         assert self.server.clock is not None
-        seconds = self.rng.choice((-600, -30, -2, -0.2, 0.2, 2, 30, 600))
-        self.target = f"server {seconds:+} s"
-        self.server.clock.step(seconds)
+        self.server.clock.step(self._seconds)
 
     def end(self) -> bool:
         assert self.server.clock is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 import redis
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.anyio
 MESSAGE = {"kind": "changed", "generation": "0", "cause": "join", "member": "a", "moved": "0,1"}
 
 
-async def change(group: Group, expected: int, body: str = '{"v":1}', **more: list[str]) -> Changed | Conflict:
+async def change(group: Group, expected: int, body: str = '{"v":1}', **more: Any) -> Changed | Conflict:
     """Change the document with a message."""
     return await membership.change_members(
         group.backend, GROUP, expected=expected, body=body, message=MESSAGE, **more
