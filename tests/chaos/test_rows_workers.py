@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ import pytest
 
 from streamworker.dev.herd import run_herd
 from tests.chaos.figures import percentile, record
+from tests.chaos.forked import Forked
 from tests.chaos.team import FAST, PATIENCE_S, STEADY, Team, now_ms, setting
 from tests.chaos.yard import Yard, scene
 
@@ -420,8 +422,7 @@ async def flaps(yard: Yard, *, rounds: int, window_s: float) -> float:
         before, since = committed(team), time.monotonic()
         for number in range(rounds):
             team.hire(f"flap{number}")
-            flap = team.workers[f"flap{number}"]
-            await team.until("it has come", lambda flap=flap: '"joined"' in flap.log())
+            await team.until("it has come", partial(has_joined, team.workers[f"flap{number}"]))
             await asyncio.sleep(DEAD_MS / 2000)
             leaving = team.ask_to_leave(f"flap{number}")
             await asyncio.sleep(DEAD_MS / 2000)
@@ -441,6 +442,11 @@ async def flaps(yard: Yard, *, rounds: int, window_s: float) -> float:
         said=f"{part:.0%}",
     )
     return part
+
+
+def has_joined(worker: Forked) -> bool:
+    """Whether a worker is a member; before that a signal may end it before it can drain."""
+    return '"joined"' in worker.log()
 
 
 def committed(team: Team) -> int:
