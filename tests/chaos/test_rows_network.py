@@ -342,11 +342,10 @@ async def echoes(yard: Yard, count: int) -> None:
                 wrong.append((n, answer))
             return True
 
-        numbers = iter(range(count))
-        for first in numbers:
+        for first in range(0, count, 8):
             proxy.heal()
             disturb(proxy, rng)
-            some = [first, *(n for n, _ in zip(numbers, range(7), strict=False))]
+            some = range(first, min(first + 8, count))
             healing = asyncio.get_running_loop().call_later(rng.choice((0.005, 0.02)), proxy.heal)
             done = await asyncio.gather(*map(call, some))
             healing.cancel()
