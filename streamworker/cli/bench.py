@@ -116,6 +116,8 @@ def bench(
         _write_ratios(ratios, report)
     if known is not None:
         _compare(report, known)
+    if report.failed:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _check_tools(profile: Path | None) -> None:
@@ -186,6 +188,8 @@ def _show(report: "Report", *, as_json: bool, as_markdown: bool) -> None:
     say(f"Medians of {report.runs} runs in turn on {pages.machine_line(report.machine)}.")
     for reason in report.left_out:
         say(f"Left out: {reason}")
+    for reason in report.failed:
+        say(f"Failed: {reason}", error=True)
 
 
 def _read_ratios(path: Path) -> dict[str, float]:

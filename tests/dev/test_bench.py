@@ -200,6 +200,30 @@ async def test_a_process_that_fails_ends_the_bench_with_its_log(redis_url: str) 
     assert "no such thing" in (raised.value.remedy or "")
 
 
+@pytest.mark.anyio
+async def test_a_scene_that_fails_leaves_the_others_their_figures(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All take half an hour. A scene alone has nothing to leave, and raises."""
+
+    async def breaks(_: Contest) -> list[Row]:
+        raise BenchFailed("It broke.", remedy="The end of its log.")
+
+    async def works(_: Contest) -> list[Row]:
+        return [row((2.0,), (1.0,))]
+
+    monkeypatch.setattr(scenes, "SCENES", {"breaks": breaks, "works": works})
+    monkeypatch.setattr(scenes, "_end_on_sigterm_as_on_ctrl_c", lambda: None)
+    run = partial(scenes.run_bench, redis_url, runs=1, records=1000, partitions=1, command="bench")
+    warned: list[str] = []
+    report = await run(["breaks", "works"], warn=warned.append)
+    assert [each.scene for each in report.rows] == ["batch"]
+    assert report.failed == ["breaks: It broke."] and "Failed: breaks" in markdown(report)
+    assert warned == ["It broke. The end of its log."]
+    with pytest.raises(BenchFailed):
+        await run(["breaks"])
+
+
 SLEEPS = Contestant("sleeper", ("-c", "import time; time.sleep(60)"))
 
 

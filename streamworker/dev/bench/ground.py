@@ -116,10 +116,15 @@ class Ground:
         """Return how many entries some streams have."""
         return sum(await self.backend.pipeline([("XLEN", key) for key in keys]))
 
-    async def is_done(self, key: str, group: str) -> bool:
-        """Whether a group has taken and acknowledged all entries of a stream."""
-        groups, info = await self.backend.pipeline([("XINFO", "GROUPS", key), ("XINFO", "STREAM", key)])
-        return _place_of(group, groups) == (_pairs(info)[b"last-generated-id"], 0)
+    async def undone(self, keys: Sequence[str], group: str) -> list[str]:
+        """Return the streams of which a group has not taken and acknowledged all entries."""
+        looks = [(("XINFO", "GROUPS", key), ("XINFO", "STREAM", key)) for key in keys]
+        answers = await self.backend.pipeline([look for both in looks for look in both])
+        return [
+            key
+            for key, groups, info in zip(keys, answers[::2], answers[1::2], strict=True)
+            if _place_of(group, groups) != (_pairs(info)[b"last-generated-id"], 0)
+        ]
 
     async def progress(self, keys: Sequence[str], group: str) -> list[object]:
         """Return something that changes while entries are added to some streams, or taken from them."""

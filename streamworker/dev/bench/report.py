@@ -19,6 +19,8 @@ class Report(msgspec.Struct, kw_only=True):
     left_out: list[str]
     runs: int
     command: str
+    failed: list[str] = msgspec.field(default_factory=list)
+    """Scenes without figures, and why."""
 
     def as_json(self) -> dict[str, object]:
         """Return it for programs."""
@@ -28,6 +30,7 @@ class Report(msgspec.Struct, kw_only=True):
             "machine": self.machine,
             "rows": [row.as_json() for row in self.rows],
             "left_out": self.left_out,
+            "failed": self.failed,
         }
 
     @property
@@ -50,6 +53,7 @@ def markdown(report: Report) -> str:
         f"Medians of {report.runs} runs in turn: `{report.command}`, on {machine_line(report.machine)}.",
     ]
     lines += ["", *(f"- Left out: {reason}" for reason in report.left_out)]
+    lines += [f"- Failed: {reason}" for reason in report.failed]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from streamworker.dev.bench.columns import columns
-from streamworker.dev.bench.contest import WORKER, Contest, Contestant
+from streamworker.dev.bench.contest import WORKER, BenchFailed, Contest, Contestant
 from streamworker.dev.bench.figures import Row
 from streamworker.dev.bench.ground import open_ground
 from streamworker.dev.bench.limits import limits
@@ -81,17 +81,28 @@ async def run_bench(
             others = f"{ground.others_per_s:.0f} commands/s"
             warn(f"Other clients send {others} to this server: figures will differ.")
         rows: list[Row] = []
-        left_out = [RUNNEL]
+        left_out, failed = [RUNNEL], list[str]()
         for each in names:
             contest = Contest(ground, runs, records, partitions, functools.partial(_say, say, each))
-            rows += await SCENES[each](contest)
+            try:
+                rows += await SCENES[each](contest)
+            except BenchFailed as error:
+                if len(names) == 1:
+                    raise
+                warn(str(error))  # With its log. What the others have taken half an hour for is kept.
+                failed.append(f"{each}: {error.message}")
             left_out += contest.left_out
             await ground.remove_keys()
         if profile is not None:
             say("profile")
             await _profile(Contest(ground, 1, records, partitions), profile)
         return Report(
-            machine=describe(ground.server), rows=rows, left_out=left_out, runs=runs, command=command
+            machine=describe(ground.server),
+            rows=rows,
+            left_out=left_out,
+            failed=failed,
+            runs=runs,
+            command=command,
         )
 
 
