@@ -8,11 +8,15 @@ import contextlib
 import json
 import random
 import resource
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -329,6 +333,24 @@ def test_decoders_answer_for_ten_minutes() -> None:
     print(f"{calls:,} calls, the longest {longest_s:.3f} s, {grown_kib / 1024:.0f} MiB more")
     assert longest_s < LATE_S
     assert grown_kib < MEMORY_MAX_KIB
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SOAK_S + 120)
+@pytest.mark.skipif(find_spec("atheris") is None, reason="pip install 'streamworker[fuzz]'")
+def test_inputs_that_are_looked_for_find_nothing_in_ten_minutes(tmp_path: Path) -> None:
+    """With a new seed in each run."""
+    minutes, seed = SOAK_S / 60, int(time.time())
+    command = [
+        "-m",
+        "tests.security.guided",
+        f"--minutes={minutes}",
+        f"--seed={seed}",
+        f"--folder={tmp_path}",
+    ]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    print(done.stderr[-500:])
+    assert done.returncode == 0, done.stderr[-3_000:]
 
 
 # -- what random bytes do not find soon --------------------------------------------------------
