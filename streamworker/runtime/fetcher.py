@@ -149,7 +149,7 @@ class Fetcher:
         self._buffers[partition] = buffer
         self._changes.add(buffer)
         if self._polling is not None:
-            self._polling.wake(partition)
+            self._polling.wake(partition, is_new=True)
         self._wake()
         return buffer
 

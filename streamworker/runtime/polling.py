@@ -61,10 +61,12 @@ class Reads(Protocol):
 class _Pace:
     """How often one node is asked."""
 
-    __slots__ = ("all_at_s", "asked", "busy", "due_s", "fails", "pause_s", "tries")
+    __slots__ = ("all_at_s", "asked", "busy", "due_s", "fails", "hurry", "pause_s", "tries")
 
     def __init__(self, tries: Pauses) -> None:
         self.busy = False
+        self.hurry = False
+        """Whether a partition came up that the round under way does not ask."""
         self.due_s = 0.0
         self.pause_s = PAUSE_FIRST_S
         self.all_at_s = 0.0
@@ -119,14 +121,14 @@ class Polling:
         """Partitions whose last read had no answer."""
         self._changed = Signal()
 
-    def wake(self, partition: int) -> None:
+    def wake(self, partition: int, *, is_new: bool = False) -> None:
         """Ask a partition at once, unless it was asked in the last round of its node and had no more."""
         pace = self._paces.get(self._places.get(partition, ""))
         if pace is None:
             self._changed.fire()
             return
-        if partition not in pace.asked and not pace.fails:
-            pace.due_s = 0.0
+        if (is_new or partition not in pace.asked) and not pace.fails:
+            pace.due_s, pace.hurry = 0.0, pace.busy
         if not pace.busy and pace.due_s <= time.monotonic():
             self._changed.fire()
 
@@ -223,7 +225,8 @@ class Polling:
         pace.pause_s = PAUSE_FIRST_S if brought else min(2 * pace.pause_s, self._pause_max_s)
         if plan.is_partial:
             pace.pause_s = PAUSE_FIRST_S
-        pace.due_s = time.monotonic() + max(pace.pause_s, spacing_s)
+        pace.due_s = 0.0 if pace.hurry else time.monotonic() + max(pace.pause_s, spacing_s)
+        pace.hurry = False
 
     async def _ask(self, backend: Backend, plan: ReadPlan) -> int:
         """Make one round; return how many entries it brought.

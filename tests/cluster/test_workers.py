@@ -78,7 +78,7 @@ def test_slots_move_while_events_flow(scene: ClusterScene) -> None:
     print(f"the slowest send while three slots moved took {told.slowest_s:.2f} s")
 
 
-@pytest.mark.parametrize("what", ["membership", "partitions"])
+@pytest.mark.parametrize("what", ["membership", pytest.param("partitions", marks=pytest.mark.soak)])
 def test_a_primary_dies_while_events_flow(scene: ClusterScene, what: str) -> None:
     """Its replica takes over: no two owners commit, and what it had not received is reported by its ids."""
     scene.worker("w1", **FAST)
