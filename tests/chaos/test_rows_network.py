@@ -310,7 +310,7 @@ async def test_a_thousand_answers_that_are_lost_duplicate_nothing(yard: Yard) ->
 @scene
 async def test_no_answer_is_taken_for_another_calls_however_connections_break(yard: Yard) -> None:
     """Each call gets its own answer or none."""
-    await echoes(yard, 1_000)
+    await echoes(yard, 480)
 
 
 @pytest.mark.soak
