@@ -18,8 +18,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["streamworker"]):
-    from streamworker.errors import StreamworkerError
-    from tests.security.test_fuzz import DECODERS, MEMORY_MAX_KIB
+    from tests.security.test_fuzz import DECODERS, MEMORY_MAX_KIB, read
 
 LATE_S = 10
 INPUT_BYTES_MAX = 2_048
@@ -47,14 +46,7 @@ def try_one(data: bytes) -> None:
     if not data:
         return
     decoder = DECODERS[data[0] % len(DECODERS)]
-    made = decoder.make(Drawn(data[1:]))
-    try:
-        decoder.call(made)
-    except StreamworkerError:
-        pass
-    except BaseException as error:
-        error.add_note(f"Decoder {decoder.name!r} was given {made!r}")
-        raise
+    read(decoder, decoder.make(Drawn(data[1:])))
 
 
 def main() -> None:

@@ -291,6 +291,17 @@ DECODERS = (
 )
 
 
+def read(decoder: Decoder, data: Any) -> None:
+    """Have a decoder read one input; raises what is not an error of ours."""
+    try:
+        decoder.call(data)
+    except StreamworkerError:
+        pass
+    except BaseException as error:
+        error.add_note(f"Decoder {decoder.name!r} was given {data!r}")
+        raise
+
+
 def fuzz(decoder: Decoder, number: int, *, examples: int) -> float:
     """Call a decoder with examples drawn from a seed; return the longest time of one, in seconds.
 
@@ -300,13 +311,7 @@ def fuzz(decoder: Decoder, number: int, *, examples: int) -> float:
     for _ in range(examples):
         data = decoder.make(rng)
         started = time.thread_time()
-        try:
-            decoder.call(data)
-        except StreamworkerError:
-            pass
-        except BaseException as error:
-            error.add_note(f"Decoder {decoder.name!r}, seed {number}, was given {data!r}")
-            raise
+        read(decoder, data)
         longest_s = max(longest_s, time.thread_time() - started)
     return longest_s
 
