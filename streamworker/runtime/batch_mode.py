@@ -118,7 +118,20 @@ class BatchMode(Mode):
             rows = self.invoker.to_rows(effects.outputs)
             return effects
 
-        outcome = await self.attempts(call, entries, limit, quiet=quiet)
+        outcome: Effects | Failed | GivenUp
+        self.runner.begins()
+        try:
+            # Mostly this is all, and a batch may be one record.
+            outcome = await call(1)
+        except Exception as error:  # noqa: BLE001 - whatever a user function raises
+            self.runner.ends()
+            outcome = Failed(error, 1)
+            if not quiet:
+                self.note_failure(entries, outcome, limit)
+            if limit > 1:
+                outcome = await self.attempts(call, entries, limit, first=2, quiet=quiet)
+        else:
+            self.runner.ends()
         if isinstance(outcome, Effects):
             if outcome.changes:
                 self.state.keep(outcome.changes)

@@ -101,7 +101,14 @@ class Invoker:
     async def call_batch(self, entries: Sequence[Entry], records: list[Any], attempt: int) -> Effects:
         """Call the function with a list of records."""
         # The function gets a list of its own: it may sort or clear it.
-        return await self._call(list(records), entries, records, attempt)
+        if self.plain is None:
+            return await self._call(list(records), entries, records, attempt)
+        try:
+            return self._effects(await self.plain(list(records)), (), None, records)
+        except asyncio.CancelledError:
+            if error := foreign_cancel():
+                raise error from None
+            raise
 
     async def call_record(self, entry: Entry, record: Any, attempt: int) -> Effects:
         """Call the function with one record."""

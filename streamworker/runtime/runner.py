@@ -351,7 +351,8 @@ class PartitionRunner:
         batch = work.packed
         if batch is None and work.rows is not None:
             batch = await self._encoded(work.rows, work.first)
-        await self.flush()
+        if self._in_flight:
+            await self.flush()
         last = work.last
         request = CommitRequest(
             partition=self.partition,
