@@ -33,7 +33,10 @@ class Settings:
 
     # -- connection --------------------------------------------------------------------------
     redis_url: str = field(default="redis://localhost:6379/0", repr=False)
-    """Where Redis is. ``redis://``, ``rediss://`` (TLS) or ``unix://``. Never logged."""
+    """Where Redis is. ``redis://``, ``rediss://`` (TLS) or ``unix://`` for one server;
+    ``redis+sentinel://`` or ``rediss+sentinel://`` for the primary that sentinels name
+    (docs/sentinel.md); ``redis+cluster://`` or ``rediss+cluster://`` for a Cluster
+    (docs/clusters.md). Never logged."""
     allow_plaintext: bool = False
     """Whether ``redis://`` may leave this machine. Without TLS whoever is on the way reads and changes
     passwords and records, so another host is refused unless you say that the network is trusted."""

@@ -148,8 +148,9 @@ class Backend:
 
     @property
     def pause_max_ms(self) -> int:
-        """How long to wait at most before a call is made again: on a Cluster a replica takes over soon."""
-        return 500 if self.is_cluster else 2_000
+        """How long to wait at most before a call is made again: a replica that may take over does soon."""
+        follows = isinstance(self._server, Node) and self._server.target.moves
+        return 500 if self.is_cluster or follows else 2_000
 
     def known_place_of(self, key: str) -> str:
         """Return where a key is, without asking: empty for one server, and as long as it is not known.

@@ -10,9 +10,16 @@ import pytest
 from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
 from streamworker.redisio.client import Backend
 from tests.helpers import wait_for_async
-from tests.sentinel.trio import SERVICE, Trio
+from tests.sentinel.trio import SERVICE, Instance, Trio
 
 pytestmark = pytest.mark.anyio
+
+LEAST_RIGHTS = ("+client|setname", "+sentinel|get-master-addr-by-name")
+MORE_RIGHTS = (
+    *("+ping", "+subscribe", "+sentinel|master"),
+    *("&+odown", "&+promoted-slave", "&+switch-master"),
+)
+"""Of a user of a sentinel, as docs/sentinel.md has them."""
 
 CALL_TIMEOUT_MS = 2_500
 """The default; what is told by sentinels must not take as long."""
@@ -94,16 +101,22 @@ async def test_what_a_user_gets_wrong_is_named(calm: Trio) -> None:
         assert calm.sentinel_password not in str(caught.value)
 
 
-async def test_a_user_of_the_sentinels_that_may_only_ask_for_the_address_is_enough(calm: Trio) -> None:
-    """What is needed beside it is needed to be quick."""
+async def test_a_user_of_the_sentinels_needs_few_rights(calm: Trio) -> None:
+    """The address is enough; what is needed beside it is needed to be quick."""
     for sentinel in calm.sentinels:
-        rights = ("+client|setname", "+sentinel|get-master-addr-by-name")
-        sentinel.ask("ACL", "SETUSER", "asker", "reset", "on", ">pw", *rights)
-    url = calm.url.replace(
-        f"sentinel_password={calm.sentinel_password}", "sentinel_username=asker&sentinel_password=pw"
-    )
-    async with Backend.open(url, name="t") as backend:
-        assert await port_of(backend) == calm.primary.port
+        sentinel.ask("ACL", "SETUSER", "asker", "reset", "on", ">pw", *LEAST_RIGHTS)
+        sentinel.ask("ACL", "SETUSER", "listener", "reset", "on", ">pw", *LEAST_RIGHTS, *MORE_RIGHTS)
+    for user in ("asker", "listener"):
+        url = calm.url.replace("sentinel_password=", f"sentinel_username={user}&sentinel_password=")
+        async with Backend.open(url.replace(calm.sentinel_password, "pw"), name="t") as backend:
+            assert await port_of(backend) == calm.primary.port
+            if user == "listener":
+                await wait_for_async(lambda: any(map(is_listened_to, calm.sentinels)), "it listens", 10)
+
+
+def is_listened_to(sentinel: Instance) -> bool:
+    """Whether somebody listens to all that a sentinel says of failovers."""
+    return any(client["user"] == "listener" and client["sub"] == "3" for client in sentinel.clients())
 
 
 async def test_one_sentinel_that_answers_is_enough(trio: Trio) -> None:

@@ -79,6 +79,11 @@ class Instance:
         with self.client() as client:
             return client.execute_command(*words)
 
+    def clients(self) -> list[dict[str, str]]:
+        """Return who is connected."""
+        lines = str(self.ask("CLIENT", "LIST")).splitlines()
+        return [dict(word.split("=", 1) for word in line.split()) for line in lines]
+
     def answers(self) -> bool:
         """Whether it is there."""
         try:
@@ -239,6 +244,11 @@ class Trio:
         for sentinel in self.sentinels:
             sentinel.ask("SENTINEL", "DEBUG", "PUBLISH-PERIOD", every_ms)
 
+    def let_primary_be_silent(self, for_ms: int) -> None:
+        """Set how long it may be before it is taken for down."""
+        for sentinel in self.sentinels:
+            sentinel.ask("SENTINEL", "SET", SERVICE, "down-after-milliseconds", for_ms)
+
     # -- failovers -----------------------------------------------------------------------------
 
     @property
@@ -262,16 +272,26 @@ class Trio:
         flat = sentinel.ask("SENTINEL", "MASTER", SERVICE)
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
-    def ask_for_failover(self) -> None:
+    def ask_for_failover(self, *how: str) -> None:
         """Let a sentinel replace the primary, as before a planned stop of it."""
 
         def accepted() -> bool:
             try:
-                return bool(self.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE))
+                return bool(self.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE, *how))
             except redis.ResponseError:
                 return False  # One is under way, or it knows no good replica yet.
 
         wait_for(accepted, "a sentinel begins a failover", 20)
+
+    def ask_for_coordinated_failover(self) -> None:
+        """Let a sentinel replace the primary once a replica has all that it has; Valkey 9 knows this."""
+        old = self.primary
+        for _ in range(10):
+            self.ask_for_failover("COORDINATED")
+            with suppress(AssertionError):  # The sentinels may not elect one that leads it.
+                self.wait_for_other_primary(old, 5)
+                return
+        raise AssertionError("no sentinel was let lead a failover")
 
     def wait_for_other_primary(self, than: Instance, timeout_s: float = 20.0) -> Instance:
         """Wait until the sentinels name another server, and it says that it is one."""
