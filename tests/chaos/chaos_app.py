@@ -106,9 +106,9 @@ class Producer:
         app = App(APP, redis_url=self._url)
         things = app.stream(STREAM, Thing, key="key", partitions=self._partitions)
         begun = int(self._progress.read_text() or 0) if self._progress.exists() else 0
-        seq, next_s = 0, time.monotonic()
+        seq, next_s, parent = 0, time.monotonic(), os.getppid()
         async with app:
-            while begun < self._count and not self.stopped:
+            while begun < self._count and not self.stopped and os.getppid() == parent:
                 count = min(CHUNK, self._count - begun)
                 records = [
                     Thing(self.name, f"{self.name}.{n % KEYS}", n, n % DOOMED_EVERY == DOOMED_EVERY - 1)

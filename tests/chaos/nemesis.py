@@ -276,8 +276,12 @@ class Starved(_OfWorker):
         return "" if os.geteuid() == 0 else "only root may give a priority back"
 
     def begin(self) -> None:
+        # They end by themselves if nobody is left to end them.
+        burn = (
+            f"import time\nend = time.monotonic() + {3 * self.lasts_s[1]}\nwhile time.monotonic() < end: pass"
+        )
         self._burners = [
-            subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+            subprocess.Popen([sys.executable, "-c", burn], start_new_session=True)
             for _ in range(os.cpu_count() or 1)
         ]
         for burner in self._burners:
@@ -295,7 +299,7 @@ class Starved(_OfWorker):
 
     @staticmethod
     def _renice(pid: int, nice: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.setpriority(os.PRIO_PROCESS, pid, nice)
 
 

@@ -116,6 +116,15 @@ class Namespace:
         _ip("link", "set", self._ours, "up")
 
 
+def _did(*words: str) -> bool:
+    """Whether a command could be run, and did what it was to do."""
+    try:
+        subprocess.run(words, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
@@ -130,7 +139,8 @@ class ChaosServer:
     binary
         As for :class:`EmbeddedServer`.
     small_disk
-        Whether its data lies on a file system of its own, for :meth:`fill_disk`. Needs root.
+        Whether its data lies on a file system of its own, for :meth:`fill_disk`; where that cannot be
+        mounted, it has none.
     clock
         Whether its wall clock can be set, by ``clock.step``. Needs libfaketime.
 
@@ -166,7 +176,7 @@ class ChaosServer:
     @property
     def has_small_disk(self) -> bool:
         """Whether its disk can be filled."""
-        return self._small_disk
+        return self._mounted
 
     @contextlib.contextmanager
     def client(self, timeout_s: float = 5.0) -> Iterator[Any]:
@@ -184,11 +194,8 @@ class ChaosServer:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._small_disk:
-            subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES},mode=700", "tmpfs", self.folder],
-                check=True,
-            )
-            self._mounted = True
+            options = f"size={TMPFS_BYTES},mode=700"
+            self._mounted = _did("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder))
         self.start()
         self.proxies.__enter__()
         return self

@@ -410,6 +410,9 @@ class Soak:
         return [f"{row['name'] or '?'} {row['cmd']}" for row in client.client_list() if row["id"] != mine]
 
     def _end_programs(self) -> None:
+        for _, _, fault in self._active:
+            with contextlib.suppress(Exception):
+                fault.end()
         for slot in self._slots:
             if slot.running:
                 slot.send(signal.SIGKILL)
