@@ -118,7 +118,7 @@ class Verdict:
         assert not self.violations, self.report
 
 
-class _Program:
+class Program:
     """A process of this machine, as a slot holds it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -133,6 +133,11 @@ class _Program:
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it has not ended."""
         self._process.send_signal(number)
+
+    def end(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
 
 
 class Soak:
@@ -247,7 +252,7 @@ class Soak:
         count = plan.events // plan.producers
         pace = plan.events / plan.producers / (60 * plan.minutes)
         with (self._history / f"{name}.txt").open("ab") as log:
-            return _Program(
+            return Program(
                 subprocess.Popen(
                     [sys.executable, "-m", "tests.chaos.chaos_app", name, str(count), f"{pace:.2f}"],
                     cwd=ROOT,
@@ -414,7 +419,9 @@ class Soak:
             with contextlib.suppress(Exception):
                 fault.end()
         for slot in self._slots:
-            if slot.running:
+            if isinstance(slot.process, Program):
+                slot.process.end()
+            elif slot.running:
                 slot.send(signal.SIGKILL)
 
     def _judge(self) -> Verdict:
