@@ -371,14 +371,19 @@ class Lanes:
 
     async def verify(self) -> list[LostSends]:
         """Ask Redis for the last number of each lane, and compare."""
-        known = {lane.partition: lane for lane in self._lanes.values() if lane.ledger.may_be_asked}
+        known = {
+            lane.partition: (lane, lane.number)
+            for lane in self._lanes.values()
+            if lane.ledger.may_be_asked and not lane.under_way
+        }
         numbers = await retrying(
             lambda: streams.last_numbers(self._backend, self._keys, self._id, list(known)), rng=self._rng
         )
+        # The answer says nothing of an append that was made since; its own answer does.
         found = [
             lane.ledger.behind(self._spec.name, partition, numbers[partition])
-            for partition, lane in known.items()
-            if not lane.under_way
+            for partition, (lane, number) in known.items()
+            if lane.number == number and not lane.under_way
         ]
         for lost in found:
             self._report(lost)

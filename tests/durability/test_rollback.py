@@ -15,7 +15,7 @@ from streamworker.core.entries import EntryId
 from streamworker.core.locks import Acquired
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import DataLoss, StreamFull
-from streamworker.redisio import locks
+from streamworker.redisio import locks, streams
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.ledger import APPENDS_REMEMBERED, Ledger
@@ -106,6 +106,24 @@ async def test_a_restart_that_loses_nothing_is_no_loss(durable: EmbeddedServer) 
             client.delete(desk.stream_keys.events(0))
         await desk.producer.send(Order(5))
         assert await desk.producer.verify() == [] and not desk.producer.lost
+
+
+async def test_a_send_that_overtakes_the_question_is_not_taken_for_lost(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer was true when Redis gave it; what was confirmed since is not in it."""
+    true_numbers = streams.last_numbers
+    async with bench(redis_url) as desk:
+
+        async def late(*arguments: Any) -> Mapping[int, int | None]:
+            numbers = await true_numbers(*arguments)
+            await desk.producer.send(Order(2))
+            return numbers
+
+        await desk.producer.send(Order(1))
+        monkeypatch.setattr(streams, "last_numbers", late)
+        assert await desk.producer.verify() == []
+        assert not desk.producer.lost
 
 
 def test_a_ledger_that_is_full_says_that_there_may_be_more() -> None:
