@@ -21,6 +21,7 @@ from tests.chaos.yard import Yard, gathered, scene
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 SLOW_MS = setting(FAST, "slow_after_ms")
+ONE_SECOND = "at 1,000 ms nothing moves either, but reads are given up that are a second late"
 
 
 # -- F6: heartbeats alone ----------------------------------------------------------------------------
@@ -186,9 +187,7 @@ async def slow(yard: Yard, rtt_ms: int, *, seconds: float) -> int:
         target="0 rebalances",
         verdict="met" if moved == 0 else "missed",
         said=f"{moved} rebalances; {len(team.sends.confirmed)} records committed once, in order",
-        why="at 1,000 ms nothing moves either, but reads are given up that wait for a second beyond their time"
-        if rtt_ms == 500
-        else "",
+        why=ONE_SECOND if rtt_ms == 500 else "",
     )
     return moved
 
