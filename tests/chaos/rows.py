@@ -173,7 +173,17 @@ ROWS: dict[str, Row] = {
         "a proxy",
         _rows("network", "a_slow_network_moves_nothing", "a_network_that_stays_slow_moves_nothing"),
     ),
-    "F17": Row("failover to a replica", "Sentinel, Cluster, and two plain servers", ()),
+    "F17": Row(
+        "failover to a replica",
+        "Sentinel, Cluster, and two plain servers",
+        (
+            "tests/sentinel/test_failovers.py::test_no_failover_makes_two_owners_or_loses_anything_in_silence",
+            "tests/sentinel/test_failovers.py::test_many_failovers",
+            "tests/cluster/test_failovers.py::test_failovers_again_and_again",
+            "tests/durability/test_failover.py::test_failovers_to_a_replica_lose_nothing_that_was_acknowledged",
+            "tests/durability/test_failover.py::test_what_a_failover_without_durability_loses_is_reported_to_the_id",
+        ),
+    ),
     "F18": Row(
         "scripts are forgotten",
         "two workers",
@@ -341,16 +351,39 @@ ROWS: dict[str, Row] = {
     "F35": Row(
         "Spark's driver is killed",
         "SIGKILL in the middle of a batch",
-        ("tests/spark/test_driver_killed.py::test_a_driver_killed_three_times_in_mid_batch_leaves_no_trace",),
+        (
+            "tests/spark/test_driver_killed.py::test_a_driver_killed_three_times_in_mid_batch_leaves_no_trace",
+            "tests/spark/test_driver_killed.py::test_a_driver_killed_many_times_in_mid_batch_leaves_no_trace",
+        ),
     ),
-    "F36": Row("Spark's Python worker is killed", "SIGKILL of the process of a task", ()),
-    "F37": Row("Spark's checkpoint is lost", "removed between two runs", ()),
+    "F36": Row(
+        "Spark's Python worker is killed",
+        "SIGKILL of the process of a task",
+        (
+            "tests/spark/test_python_killed.py::test_a_killed_python_process_costs_a_restart_and_no_row",
+            "tests/spark/test_python_killed.py::test_a_hundred_killed_python_processes_cost_restarts_and_no_row",
+        ),
+    ),
+    "F37": Row(
+        "Spark's checkpoint is lost",
+        "removed between two runs",
+        (
+            "tests/spark/test_checkpoint_lost.py::test_a_table_of_files_is_not_written_on_from_another_checkpoint",
+        ),
+    ),
     "F38": Row(
         "the log is trimmed under Spark",
         "XTRIM and XDEL beyond its offset",
-        ("tests/spark/test_source.py::test_trimmed_rows_that_were_not_read_end_the_query",),
+        (
+            "tests/spark/test_source.py::test_trimmed_rows_that_were_not_read_end_the_query",
+            "tests/spark/test_trimmed.py::test_rows_that_were_trimmed_are_never_left_out_in_silence",
+        ),
     ),
-    "F39": Row("two queries on one log", "one stands still for long", ()),
+    "F39": Row(
+        "two queries on one log",
+        "one stands still for long",
+        ("tests/spark/test_trimmed.py::test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so",),
+    ),
     "F40": Row(
         "cut off one by one",
         "proxies",
