@@ -26,8 +26,8 @@ def together(
 
 
 @pytest.fixture
-def yard(forge: Forge, tmp_path: Path) -> Yard:
+def yard(request: pytest.FixtureRequest, forge: Forge, tmp_path: Path) -> Yard:
     """Play by itself: for what takes minutes."""
     drawn = seed()
-    print(f"repeat with {SEED_VARIABLE}={drawn}")
+    print(f"repeat with: {SEED_VARIABLE}={drawn} pytest -m 'soak or not soak' '{request.node.nodeid}'")
     return Yard(forge, tmp_path, drawn)
