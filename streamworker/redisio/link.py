@@ -243,7 +243,7 @@ class Link:
     def _arrived(self, count: int) -> list[Reply]:
         """Return replies that came along with the one before, as redis-py's parser makes them.
 
-        A pipeline of commits has hundreds, and to wait for each took ten times as long as to take it.
+        A pipeline of commits has hundreds, and to wait for each took four times as long as to take it.
         """
         reader = getattr(getattr(self._connection, "_parser", None), "_reader", None)
         if NOT_ENOUGH_DATA is None or not isinstance(reader, Reader):

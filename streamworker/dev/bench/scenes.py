@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from streamworker.dev.bench.columns import columns
-from streamworker.dev.bench.contest import WORKER, BenchFailed, Contest, Contestant
+from streamworker.dev.bench.contest import WORKER, Contest, Contestant
 from streamworker.dev.bench.figures import Row
 from streamworker.dev.bench.ground import open_ground
 from streamworker.dev.bench.limits import limits
@@ -19,6 +19,7 @@ from streamworker.dev.bench.sending import latency, produce
 from streamworker.dev.bench.spark import spark
 from streamworker.dev.bench.upkeep import idle, memory, partitions
 from streamworker.dev.bench.waiting import waiting
+from streamworker.errors import StreamworkerError
 
 Scene = Callable[[Contest], Awaitable[list[Row]]]
 
@@ -86,7 +87,7 @@ async def run_bench(
             contest = Contest(ground, runs, records, partitions, functools.partial(_say, say, each))
             try:
                 rows += await SCENES[each](contest)
-            except BenchFailed as error:
+            except StreamworkerError as error:
                 if len(names) == 1:
                     raise
                 warn(str(error))  # With its log. What the others have taken half an hour for is kept.
