@@ -338,7 +338,9 @@ class BlockingConnection:
             are at another node by now: the next call finds it.
         """
         deadline_ms = block_ms + BLOCK_MARGIN_MS
-        node, link = await self._find(deadline_ms)
+        node, link = self._node, self._link
+        if node is None or link is None or node is not self._server:  # On a Cluster it may be another by now.
+            node, link = await self._find(deadline_ms)
         self._calls += 1
         try:
             async with asyncio.timeout(deadline_ms / 1000):

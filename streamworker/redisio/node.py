@@ -108,7 +108,8 @@ class Node:
         BackendError
             If any answer is missing.
         """
-        return answers_of(await self.call(pack_all(commands), len(commands), timeout_ms), self.address)
+        use = _Roundtrip(pack_all(commands), len(commands))
+        return answers_of(await self._with_link(use, timeout_ms), self.target.address)
 
     async def scripts(
         self,
@@ -126,8 +127,9 @@ class Node:
         BackendError
             If any answer is missing.
         """
-        packed = packed_calls(script, calls)
-        return answers_of(await self.call_scripts(packed, timeout_ms, durability), self.address)
+        use = _ScriptCalls(packed_calls(script, calls), durability, asking=False)
+        replies = await self._with_link(use, timeout_ms + durability.longest_ms)
+        return answers_of(replies, self.target.address)
 
     async def node_of(self, key: str, timeout_ms: float) -> "Node":
         """Return the node that has a key: this one has all of them."""
