@@ -68,7 +68,7 @@ class Instance:
         return redis.Redis(
             port=self.port,
             password=self.password,
-            socket_timeout=1,
+            socket_timeout=5,
             retry=Retry(NoBackoff(), 0),
             decode_responses=True,
             protocol=2,
@@ -224,8 +224,11 @@ class Trio:
         primaries = [server for server in self.servers if server.role == "master"]
         if len(primaries) != 1:
             return False
-        _, _, replicas = primaries[0].ask("ROLE")
-        links = [server.ask("INFO", "replication") for server in self.servers if server is not primaries[0]]
+        try:
+            _, _, replicas = primaries[0].ask("ROLE")
+            links = [one.ask("INFO", "replication") for one in self.servers if one is not primaries[0]]
+        except redis.RedisError:
+            return False
         return len(replicas) == 2 and all(link.get("master_link_status") == "up" for link in links)
 
     # -- what a user has -----------------------------------------------------------------------
