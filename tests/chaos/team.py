@@ -421,12 +421,17 @@ class Team:
         """Return the numbers of all records in the acked logs."""
         await self._read_all()
         schemas = await self._schemas()
-        return {
-            row["n"]
-            for entries in self.entries.values()
-            for entry in entries
-            for row in decode_entry(EntryId.parse(entry.id), dict(entry.fields), schemas).to_pylist()
-        }
+        logs = list(self.entries.values())
+
+        def found() -> set[int]:
+            return {
+                row["n"]
+                for entries in logs
+                for entry in entries
+                for row in decode_entry(EntryId.parse(entry.id), dict(entry.fields), schemas).to_pylist()
+            }
+
+        return await asyncio.to_thread(found)
 
     async def _read_all(self) -> None:
         before = -1
@@ -439,8 +444,13 @@ class Team:
         await self.check_entries()
 
     async def check_entries(self) -> None:
-        """Judge what was read of the logs so far."""
-        schemas = await self._schemas()
+        """Judge what was read of the logs so far.
+
+        In a thread: on a busy machine it takes long, and this event loop passes on what other teams say.
+        """
+        await asyncio.to_thread(self._judge, await self._schemas())
+
+    def _judge(self, schemas: Mapping[str, pa.Schema]) -> None:
         numbers: list[int] = []
         for p, entries in self.entries.items():
             numbers += self._check_partition(p, entries, schemas)
