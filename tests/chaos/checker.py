@@ -36,6 +36,8 @@ class Limits:
 
     silent_ms: float = 15_000
     """How long a partition may stand still before somebody must have said why."""
+    stalled_s: float = 120
+    """How long it may stand still at most, whatever is said of it and however many faults there are."""
     settled_s: float = 120
     """How long it may take, once all faults are over, until everything is committed."""
 
@@ -406,7 +408,11 @@ class Judge:
     # -- how it went (I7, I8, I9, I10) -----------------------------------------------------------
 
     def settled(self) -> None:
-        """I7: once the faults are over everything is committed, in bounded time."""
+        """I7: no partition stands still for long, and once the faults are over everything is committed."""
+        for partition, start, end in self.stalls(1000 * self.limits.stalled_s):
+            at = [e for e in self.history if start <= e.at <= end and e.get("partition") == partition]
+            text = f"it stood still for {(end - start) / 1000:.0f} s with entries"
+            self.found("I7", text, partition, [*at[:1], *at[-1:]])
         healed = [event for event in self.history if event.kind == "run" and event["what"] == "healed"]
         settled = [event for event in self.history if event.kind == "run" and event["what"] == "settled"]
         if not healed:
@@ -532,6 +538,7 @@ class Judge:
         """Return what a report says of the run."""
         delays = self.delays_ms()
         there = {p: {*part.rows_by_id(), *part.dead} for p, part in self.dump.partitions.items()}
+        stalls = self.stalls(0)
         confirmed = [send for send in self.sends if send.outcome == "ok"]
         executed = Counter(
             (event["partition"], entry_id)
@@ -551,7 +558,7 @@ class Judge:
                 name: round(delays[min(len(delays) - 1, int(len(delays) * part))]) if delays else 0
                 for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
             },
-            "stalls": len(self.stalls(self.limits.silent_ms)),
+            "longest_stall_s": round(max((end - start for _, start, end in stalls), default=0) / 1000, 1),
             "faults": dict(sorted(Counter(e["name"] for e in self.faults if e["what"] == "begin").items())),
         }
 

@@ -208,6 +208,13 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "entries wait in the end": ("I7", lambda s: s.part.update(waiting=3)),
     "it never settles": ("I7", lambda s: s.forget(s.find("run", what="settled"))),
     "it settles late": ("I7", lambda s: s.find("run", what="settled").update(at=500_000)),
+    "a partition stands still for minutes, and it is said": (
+        "I7",
+        lambda s: (
+            [e.update(at=e["at"] + 200_000) for e in s.events if e["at"] > 320],
+            s.write(9_000, "said", event="partition_stalled", partition=0),
+        ),
+    ),
     "a lock is left": ("I8", lambda s: s.part.update(owner="b")),
     "a member is left": ("I8", lambda s: s.dump.update(members=["b"])),
     "a heartbeat is left": ("I8", lambda s: s.dump.update(beats=["b"])),

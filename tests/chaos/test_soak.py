@@ -39,7 +39,7 @@ def test_a_storm_of_faults_breaks_no_promise(tmp_path: Path) -> None:
 def planted(name: str, seed: int) -> Plan:
     """Return a short soak with one mistake in the workers' code, and the faults that bring it out."""
     return Plan(
-        seed, minutes=0.08, events=800, faults=5, partitions=4, workers=3, producers=1, plant=name,
+        seed, minutes=0.08, events=800, faults=8, partitions=4, workers=3, producers=1, plant=name,
         kinds=PLANTS[name].needs, handler_ms=150, haste=3,
     )  # fmt: skip
 
