@@ -190,6 +190,15 @@ def test_who_is_not_installed_is_left_out_with_what_to_install() -> None:
 
 
 @pytest.mark.anyio
+async def test_records_that_are_all_in_the_first_call_give_no_figure(redis_url: str) -> None:
+    """Its records are not counted, so nothing would be left to be timed."""
+    async with open_ground(redis_url) as ground:
+        keys = await ground.fill_records("events", 1000)
+        with pytest.raises(BenchFailed, match="all records in its first call"):
+            await Contest(ground, records=1000).one(HANDWRITTEN, keys)
+
+
+@pytest.mark.anyio
 async def test_a_process_that_fails_ends_the_bench_with_its_log(redis_url: str) -> None:
     """A figure is never made up."""
     broken = Contestant("broken", ("-c", "raise SystemExit('no such thing')"))
