@@ -172,11 +172,14 @@ async def test_failovers_to_a_replica_lose_nothing_that_was_acknowledged(own_pai
         print(f"{count} failovers: {len(flow.sent)} confirmed sends, {flow.rows} confirmed rows, 0 lost")
 
 
-async def test_what_a_failover_without_durability_loses_is_reported_to_the_id(own_pair: Pair) -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
+async def test_what_a_failover_without_durability_loses_is_reported_to_the_id(
+    own_pair: Pair, count: int
+) -> None:
     """All that was lost and nothing else, by the producer that had been told that it was there."""
     rng = random.Random(12)
     async with switched(own_pair.primary.url) as switch, traffic(switch.url) as flow:
-        for _ in range(2):
+        for _ in range(count):
             await more(flow, 20)
             await fail_over(own_pair, rng, lag=True)
             switch.point_at(own_pair.primary.url)
@@ -186,7 +189,7 @@ async def test_what_a_failover_without_durability_loses_is_reported_to_the_id(ow
         assert lost and reported(flow) == lost
         assert sum(each.entries for each in flow.desk.producer.lost) >= len(lost)
         assert log_is_right(own_pair.primary, flow)
-        print(f"{len(lost)} of {len(flow.sent)} confirmed sends were lost, and reported")
+        print(f"{count} times: {len(lost)} of {len(flow.sent)} confirmed sends were lost, and reported")
 
 
 # -- power failures ----------------------------------------------------------------------------
@@ -229,17 +232,18 @@ async def test_power_failures_lose_nothing_that_was_on_the_disk(durable: Embedde
         print(f"{count} power failures: {len(flow.sent)} confirmed sends, {flow.rows} rows, 0 lost")
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
 async def test_what_a_power_failure_without_durability_loses_is_reported_to_the_id(
-    durable: EmbeddedServer,
+    durable: EmbeddedServer, count: int
 ) -> None:
     """All that was lost and nothing else, by the producer that had been told that it was there."""
     rng = random.Random(14)
     async with traffic(durable.url) as flow:
-        for _ in range(2):
+        for _ in range(count):
             await more(flow, 20)
             await power_failure(durable, rng)
         await more(flow, 20)
         lost = lost_sends(durable, flow)
         assert lost and reported(flow) == lost
         assert log_is_right(durable, flow)
-        print(f"{len(lost)} of {len(flow.sent)} confirmed sends were lost, and reported")
+        print(f"{count} times: {len(lost)} of {len(flow.sent)} confirmed sends were lost, and reported")
