@@ -2,7 +2,8 @@
 #
 #   make demo     the whole system on real data, about a minute
 #   make test     all tests but the soak tests
-#   make soak     faults of all kinds at random for four minutes, and mistakes that must be caught by it
+#   make soak     faults of all kinds at random for four minutes, mistakes that must be caught by that,
+#                 and 10,000 schedules of the simulator: what CI runs beside the tests
 #   make lint     ruff: rules and format
 #   make types    mypy --strict
 #   make docs     write the generated pages of docs/ anew
@@ -40,6 +41,7 @@ test: $(READY)
 
 soak: $(READY)
 	$(PY) -m pytest -m soak -s tests/chaos/test_soak.py
+	$(PY) -m pytest -m soak tests/simulation/test_simulation.py -k ten_thousand
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
