@@ -45,6 +45,8 @@ from streamworker.urls import SENTINEL, host_and_port, kind_of, read_sentinels, 
 FRESH_S = 0.5
 """How long an answer serves the connections that are made one after another: a worker makes some at its
 start and at a failover. After a connection that failed, the sentinels are asked again at once."""
+LAST_S = 2.0
+"""How long at most the first of them is waited for: the others may be gone, or the machine is busy."""
 QUIET_S = 10.0
 """After so long without a word from the sentinel that we listen to, it is asked whether it is there, and
 all of them whether we have missed anything: it may be cut off from the others, and know nothing."""
@@ -162,16 +164,24 @@ class SentinelTarget(Target):
     async def _find(self, *, everybody: bool) -> Place:
         """Ask the sentinels, until more than half or all of them have answered."""
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         asks = [loop.create_task(self._ask(sentinel)) for sentinel in self._shuffled()]
+        waiting = set(asks)
         said: list[Answer | BackendError | None] = []
         try:
-            async with asyncio.timeout(SENTINEL_TIMEOUT_S):
-                for ask in asyncio.as_completed(asks):
-                    said.append(await ask)
-                    if not everybody and 2 * sum(isinstance(one, Answer) for one in said) > len(asks):
-                        break
-        except TimeoutError:
-            pass  # What there is has to do.
+            while waiting:
+                answers = sum(isinstance(one, Answer) for one in said)
+                if not everybody and 2 * answers > len(asks):
+                    break
+                limit_s = SENTINEL_TIMEOUT_S if answers else LAST_S
+                done, waiting = await asyncio.wait(
+                    waiting,
+                    timeout=max(0.0, began_s + limit_s - loop.time()),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    break
+                said += [ask.result() for ask in done]
         finally:
             for task in asks:
                 task.cancel()
@@ -205,10 +215,10 @@ class SentinelTarget(Target):
 
         async def view(sentinel: Target) -> SentinelView:
             try:
-                async with asyncio.timeout(SENTINEL_TIMEOUT_S):
+                async with asyncio.timeout(LAST_S):
                     replies = await self._replies(sentinel)
             except TimeoutError:
-                replies = no_answer(sentinel.address, 1_000 * SENTINEL_TIMEOUT_S)
+                replies = no_answer(sentinel.address, 1_000 * LAST_S)
             if isinstance(replies, BackendError):
                 return SentinelView(sentinel.address, of_sentinel(replies, sentinel.address))
             return read_view(replies, sentinel.address)
@@ -255,7 +265,7 @@ class SentinelTarget(Target):
     async def _listen_to(self, sentinel: Target) -> None:
         connection = sentinel.connection()
         try:
-            async with asyncio.timeout(SENTINEL_TIMEOUT_S):
+            async with asyncio.timeout(LAST_S):
                 await sentinel.connect(connection)
                 await connection.send_packed_command(pack(("SUBSCRIBE", *CHANNELS)), check_health=False)
                 for _ in CHANNELS:
@@ -264,7 +274,7 @@ class SentinelTarget(Target):
             asked = False
             while True:
                 try:
-                    async with asyncio.timeout(SENTINEL_TIMEOUT_S if asked else QUIET_S):
+                    async with asyncio.timeout(LAST_S if asked else QUIET_S):
                         message = await connection.read_response(disconnect_on_error=False)
                 except TimeoutError:
                     if asked:

@@ -101,10 +101,55 @@ def _listens(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.fixture
+def sentinel(tls: Tls, tmp_path: Path) -> Iterator[Tls]:
+    """A sentinel that speaks TLS only, and names the server by its host."""
+    assert REDIS_SERVER is not None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free: int = probe.getsockname()[1]
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"""
+        port 0
+        tls-port {free}
+        bind 127.0.0.1
+        tls-replication yes
+        tls-cert-file {tls.folder}/server.pem
+        tls-key-file {tls.folder}/server.key
+        tls-ca-cert-file {tls.folder}/ca.pem
+        tls-auth-clients yes
+        dir {tmp_path}
+        sentinel resolve-hostnames yes
+        sentinel announce-hostnames yes
+        sentinel monitor orders localhost {tls.port} 1
+        sentinel auth-pass orders {PASSWORD}
+        """
+    )
+    with subprocess.Popen([REDIS_SERVER, str(config), "--sentinel"], stdout=subprocess.DEVNULL) as process:
+        wait_for(lambda: _listens(free), "the TLS sentinel listens")
+        yield Tls(tls.folder, free)
+        process.terminate()
+
+
 async def ping(url: str) -> None:
     """Make one call."""
     async with Backend.open(url, name="tls", call_timeout_ms=5_000) as backend:
         assert await backend.execute("PING") == b"PONG"
+
+
+def test_sentinels_are_asked_through_tls_and_so_is_the_server_that_they_name(
+    sentinel: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one authority and one certificate for both."""
+    url = sentinel.url().replace("rediss:", "rediss+sentinel:") + "&service=orders"
+    anyio.run(ping, url)
+    monkeypatch.setenv(URL_VARIABLE, url)
+    assert Connection("default", 1_000).call(lambda client: client.ping())
+    with pytest.raises(BackendUnavailable, match="certificate") as caught:
+        anyio.run(ping, url.replace("ca.pem", "other.pem"))
+    assert "sentinel" in str(caught.value)
+    assert PASSWORD not in str(caught.value)
 
 
 def test_producers_workers_commands_and_spark_go_through_tls(
