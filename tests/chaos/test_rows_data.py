@@ -354,7 +354,7 @@ async def test_workers_whose_clocks_are_wrong_do_what_the_others_do(yard: Yard) 
         verdict="met" if max(samples) <= DEAD_MS + 1_000 else "missed",
         samples_ms=samples,
         said="0 violations; the times are those of a takeover, as in F1",
-        why="as Python reads the clock; the server's clock is stepped in the simulator alone",
+        why="as Python reads the clock; that of the server is stepped in the soak and in the simulator",
     )
 
 
