@@ -21,7 +21,10 @@ from tests.chaos.yard import Yard, gathered, scene
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 SLOW_MS = setting(FAST, "slow_after_ms")
-ONE_SECOND = "at 1,000 ms nothing moves either, but reads are given up that are a second late"
+NOTHING_READ = (
+    "a read has a second beyond the time that it waits at the server; that must do for opening its "
+    "connection too, which takes several round trips"
+)
 
 
 # -- F6: heartbeats alone ----------------------------------------------------------------------------
@@ -158,7 +161,7 @@ async def test_a_slow_network_moves_nothing(yard: Yard) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rtt_ms", [20, 200, 500, 1_000])
 async def test_a_network_that_stays_slow_moves_nothing(yard: Yard, rtt_ms: int) -> None:
-    """For a minute, at default settings."""
+    """For a minute, at default settings; and when it is over all is done."""
     assert await slow(yard, rtt_ms, seconds=60.0) == 0
 
 
@@ -173,9 +176,10 @@ async def slow(yard: Yard, rtt_ms: int, *, seconds: float) -> int:
         await team.settled()
         before = len(await team.rebalances())
         proxy.delay_ms = rtt_ms / 2
-        # A commit takes a round trip, and so does each of several steps before the first.
         async with team.load(per_second=60 if rtt_ms < 500 else 4):
             await asyncio.sleep(seconds)
+        done = len(await team.numbers())
+        proxy.heal()
         await team.drained()
         moved = len(await team.rebalances()) - before
         await team.check()
@@ -184,10 +188,10 @@ async def slow(yard: Yard, rtt_ms: int, *, seconds: float) -> int:
         "F16",
         f"each round trip takes {rtt_ms} ms, for {seconds:.0f} s",
         times=1,
-        target="0 rebalances",
-        verdict="met" if moved == 0 else "missed",
-        said=f"{moved} rebalances; {len(team.sends.confirmed)} records committed once, in order",
-        why=ONE_SECOND if rtt_ms == 500 else "",
+        target="0 rebalances; work goes on",
+        verdict="met" if moved == 0 and done else "missed",
+        said=f"{moved} rebalances; {done} of {len(team.sends.confirmed)} records done meanwhile, all later",
+        why="" if done else NOTHING_READ,
     )
     return moved
 
