@@ -94,7 +94,7 @@ def start_workers(scene: FailoverScene) -> None:
     """Let two workers share the partitions."""
     scene.worker("w1")
     scene.worker("w2")
-    scene.wait_for_owners({"w1": PARTITIONS // 2, "w2": PARTITIONS // 2})
+    scene.wait_for_owners({"w1": PARTITIONS // 2, "w2": PARTITIONS // 2}, 60)
 
 
 def run(

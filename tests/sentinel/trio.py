@@ -41,6 +41,10 @@ def free_ports(count: int) -> list[int]:
             probe.close()
 
 
+INFO_PERIOD_MS = 500
+"""How often they ask servers what they are, for which Redis has 10 s."""
+
+
 class Instance:
     """One server or sentinel."""
 
@@ -75,9 +79,12 @@ class Instance:
         )
 
     def ask(self, *words: Any) -> Any:
-        """Run one command."""
+        """Run one command; once more if a failover closed the connection."""
         with self.client() as client:
-            return client.execute_command(*words)
+            try:
+                return client.execute_command(*words)
+            except redis.ConnectionError:
+                return client.execute_command(*words)
 
     def clients(self) -> list[dict[str, str]]:
         """Return who is connected."""
@@ -246,6 +253,7 @@ class Trio:
         """Set how often they tell each other what they know."""
         for sentinel in self.sentinels:
             sentinel.ask("SENTINEL", "DEBUG", "PUBLISH-PERIOD", every_ms)
+            sentinel.ask("SENTINEL", "DEBUG", "INFO-PERIOD", INFO_PERIOD_MS)
 
     def let_primary_be_silent(self, for_ms: int) -> None:
         """Set how long it may be before it is taken for down."""
