@@ -397,10 +397,12 @@ def travelling_modules() -> list[ModuleType]:
 
 TRAVELLING = (
     "streamworker.errors",
+    "streamworker.urls",
     "streamworker.settings",
     "streamworker.core.entries",
     "streamworker.redisio.keys",
     "streamworker.redisio.failures",
+    "streamworker.redisio.primaries",
     "streamworker.redisio.ackedlog",
     "streamworker.spark.offsets",
     "streamworker.spark.options",
