@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from redis import Redis
 
 from streamworker.core.entries import EntryId
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.redisio import ackedlog
 from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in, whole
-from streamworker.spark.connection import Connection
+from streamworker.spark.connection import Client, Connection
 from streamworker.spark.offsets import START, Offset, Position, Slice
 from streamworker.spark.options import SourceOptions
 
@@ -33,6 +32,9 @@ CHUNK_BYTES = 2 * 1024 * 1024
 neither the server's output buffer nor an executor notices."""
 FIRST_COUNT, MOST_COUNT = 4, 1_000
 """Entries of the first range, before their size is known, and of any."""
+
+_schemas: dict[str, pa.Schema] = {}
+"""By fingerprint, which is a digest of what they are. Spark uses a Python process for many tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class AckedLogs:
         self._connection = Connection(options.connection, options.retry_timeout_ms)
         self._stream_keys = StreamKeys(options.app, options.stream)
         self._keys = GroupKeys(options.app, options.stream, options.processor)
-        self._schemas: dict[str, pa.Schema] = {}
+        self._partitions = 0
+        """As many as there were at the last look."""
 
     @property
     def _title(self) -> str:
@@ -77,7 +80,7 @@ class AckedLogs:
     # -- planning ----------------------------------------------------------------------------
 
     def tails(self) -> dict[int, Position]:
-        """Return the end of each partition's log, in two round trips.
+        """Return the end of each partition's log, in one round trip; in two at the first look.
 
         A partition in which the group has never acked anything is at row 0 of no log.
 
@@ -90,28 +93,29 @@ class AckedLogs:
 
     def tails_and_time(self) -> tuple[dict[int, Position], int]:
         """Return :meth:`tails` and the server's clock in ms."""
-        count: bytes | None = self._connection.call(
-            lambda redis: redis.hget(self._stream_keys.meta, "partitions")
-        )
-        if count is None:
-            raise ConfigurationError(
-                f"{NO_STREAM} {self._options.stream!r} of app {self._options.app!r} in Redis.",
-                remedy="A worker or a producer declares it when it starts; check the names, and that "
-                f"connection {self._options.connection!r} is the right server and database.",
-            )
-        partitions = range(partitions_in(count))
-
-        def ask(redis: Redis) -> list[Any]:
-            pipe = redis.pipeline(transaction=False)
-            for p in partitions:
-                pipe.hmget(self._keys.lock(p), "rows", "log", "checkpoint")
-            # redis-py has no time() in the pipeline of a Cluster.
-            pipe.execute_command("TIME")  # type: ignore[no-untyped-call]
-            return list(pipe.execute())
-
-        *locks, (seconds, micros) = self._connection.call(ask)
-        tails = {p: _tail(*fields) for p, fields in zip(partitions, locks, strict=True)}
+        while True:
+            looked_at = range(self._partitions)
+            count, *locks, (seconds, micros) = self._connection.call(self._look)
+            if count is None:
+                raise ConfigurationError(
+                    f"{NO_STREAM} {self._options.stream!r} of app {self._options.app!r} in Redis.",
+                    remedy="A worker or a producer declares it when it starts; check the names, and that "
+                    f"connection {self._options.connection!r} is the right server and database.",
+                )
+            self._partitions = partitions_in(count)
+            if self._partitions == len(looked_at):
+                break
+        tails = {p: _tail(*fields) for p, fields in zip(looked_at, locks, strict=True)}
         return tails, int(seconds) * 1000 + int(micros) // 1000
+
+    def _look(self, redis: Client) -> list[Any]:
+        pipe = redis.pipeline(transaction=False)
+        pipe.hget(self._stream_keys.meta, "partitions")
+        for p in range(self._partitions):
+            pipe.hmget(self._keys.lock(p), "rows", "log", "checkpoint")
+        # redis-py has no time() in the pipeline of a Cluster.
+        pipe.execute_command("TIME")
+        return list(pipe.execute())
 
     def first_positions(self, tails: Offset) -> dict[int, Position]:
         """Return the position before the oldest row that each log still holds.
@@ -122,7 +126,7 @@ class AckedLogs:
         found: dict[int, Position] = {}
         for p, tail in tails.items():
             # One at a time: an entry may be megabytes, and a stream may have many partitions.
-            entries = self._range(p, 0, 1)
+            entries, _ = self._range(p, 0, 1)
             if entries:
                 entry_id, fields = entries[0]
                 before = entry_id.ms - ackedlog.entry_rows(entry_id, fields)
@@ -157,7 +161,7 @@ class AckedLogs:
 
     def _schema(self, fingerprint: str) -> pa.Schema:
         """Return a schema by fingerprint; asks Redis for those not met before."""
-        if fingerprint not in self._schemas:
+        if fingerprint not in _schemas:
             data: bytes | None = self._connection.call(
                 lambda redis: redis.hget(self._keys.schemas, fingerprint)
             )
@@ -166,8 +170,8 @@ class AckedLogs:
                     f"The schema {fingerprint} of the {self._title} is not in Redis.",
                     remedy=f"Restore the key {self._keys.schemas}, or let a worker of that version run once.",
                 )
-            self._schemas[fingerprint] = ackedlog.deserialize_schema(data, fingerprint)
-        return self._schemas[fingerprint]
+            _schemas[fingerprint] = ackedlog.deserialize_schema(data, fingerprint)
+        return _schemas[fingerprint]
 
     # -- registering -------------------------------------------------------------------------
 
@@ -226,9 +230,9 @@ class AckedLogs:
         # The entry that ends where the slice begins tells whether this is still the log that
         # was read up to here; it costs one entry more.
         next_id = part.start if part.last else part.start + 1
-        count = FIRST_COUNT
+        count, identity = FIRST_COUNT, part.log
         while position < part.end:
-            entries = self._range(part.partition, next_id, count)
+            entries, identity = self._range(part.partition, next_id, count)
             if not entries:
                 break
             count = _next_count(entries, count)
@@ -245,12 +249,23 @@ class AckedLogs:
                     break
         if position < part.end:
             self._lost(f"Rows {position + 1} to {part.end} are missing from {self._where(part)}.")
-        self._check_identity(part)
+        if identity != part.log:
+            self._lost(f"{self._where(part).capitalize()} was deleted or replaced while it was read.")
 
-    def _range(self, p: int, first: int, count: int) -> list[tuple[EntryId, Mapping[bytes, bytes]]]:
-        key = self._keys.acked(p)
-        found = self._connection.call(lambda redis: redis.xrange(key, min=f"{first}-0", count=count))
-        return [(EntryId.parse(entry_id), fields) for entry_id, fields in found]
+    def _range(
+        self, p: int, first: int, count: int
+    ) -> tuple[list[tuple[EntryId, Mapping[bytes, bytes]]], str]:
+        """Return entries of a log, and which log it was after they were read."""
+
+        def ask(redis: Client) -> list[Any]:
+            pipe = redis.pipeline(transaction=False)
+            pipe.xrange(self._keys.acked(p), min=f"{first}-0", count=count)
+            pipe.hget(self._keys.lock(p), "log")
+            return list(pipe.execute())
+
+        found, identity = self._connection.call(ask)
+        entries = [(EntryId.parse(entry_id), fields) for entry_id, fields in found]
+        return entries, (identity or b"").decode("utf-8", "replace")
 
     def _take(
         self, part: Slice, id: EntryId, fields: Mapping[bytes, bytes], position: int
@@ -291,13 +306,6 @@ class AckedLogs:
                 f"{self._where(part).capitalize()} was rolled back and has grown again: row {part.start} "
                 f"came from source entries up to {part.last} when it was read, and now up to {last}."
             )
-
-    def _check_identity(self, part: Slice) -> None:
-        key = self._keys.lock(part.partition)
-        now: bytes | None = self._connection.call(lambda redis: redis.hget(key, "log"))
-        identity = "" if now is None else now.decode("utf-8", "replace")
-        if identity != part.log:
-            self._lost(f"{self._where(part).capitalize()} was deleted or replaced while it was read.")
 
     def _lost(self, message: str) -> None:
         lose(message, fail=self._options.fail_on_data_loss)

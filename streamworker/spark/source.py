@@ -183,6 +183,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._logs = AckedLogs(options)
         self._tails: dict[int, Position] = {}
         self._target_offset: dict[int, Position] | None = None
+        self._planned: dict[str, Any] | None = None
+        """The end of the batch that was planned last, by a look at the logs."""
         self._registered: dict[str, Any] | None = None
         self._registered_at_s = 0.0
         self._goes_on = options.reader is None
@@ -229,7 +231,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._register(position, now_ms, must=self._registered is None)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
-        return start if end == position else offsets.to_json(end)
+        self._planned = start if end == position else offsets.to_json(end)
+        return self._planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the ends of the logs, so that progress events show the lag in rows."""
@@ -239,15 +242,16 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a micro-batch.
 
         Also called after a restart for the batch that was under way, without
-        ``latestOffset``: so the logs are looked at here again.
+        ``latestOffset``: then the logs are looked at here.
         """
         since, until = offsets.from_json(start), offsets.from_json(end)
         parts = offsets.slices(since, until)
         if not parts:
             return []
-        tails = self._logs.tails()
-        self._report(until, tails)
-        self._check_goes_on(since, tails)
+        if end != self._planned:
+            tails = self._logs.tails()
+            self._report(until, tails)
+            self._check_goes_on(since, tails)
         return plan_tasks(self._options, parts)
 
     def _report(self, position: offsets.Offset, tails: offsets.Offset) -> None:

@@ -1,10 +1,12 @@
 """Reading the logs, without Spark: in bounded chunks, with few rights, on after an outage."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from redis import Redis
 
 from streamworker.dev.server import EmbeddedServer
@@ -13,8 +15,9 @@ from streamworker.spark import connection, logs
 from streamworker.spark.logs import AckedLogs, LogEntry
 from streamworker.spark.offsets import Position, Slice
 from streamworker.spark.options import SourceOptions
-from streamworker.spark.schema import BATCH_ROWS, Coalescer
-from tests.spark.acked import AckedLog, orders
+from streamworker.spark.schema import BATCH_ROWS, Coalescer, spark_schema
+from streamworker.spark.source import LogStreamReader
+from tests.spark.acked import ORDER, AckedLog, orders
 
 OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="r", retry_timeout_ms=200)
 
@@ -46,6 +49,35 @@ def test_planning_fetches_no_payload(acked: AckedLog) -> None:
     before = int(acked.redis.info("stats")["total_net_output_bytes"])
     assert reader.tails()[0].rows == 150_000
     assert int(acked.redis.info("stats")["total_net_output_bytes"]) - before < 10_000
+
+
+def test_a_micro_batch_takes_few_round_trips(acked: AckedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One to plan it, one to say where it begins, and one for each part of a task that is read."""
+    calls: list[object] = []
+    real = connection.Connection.call
+
+    def counted(self: connection.Connection, function: Callable[[Any], Any], **given: Any) -> Any:
+        calls.append(function)
+        return real(self, function, **given)
+
+    monkeypatch.setattr(connection.Connection, "call", counted)
+    acked.fill(0, [3])
+    acked.fill(1, [3])
+    reader = LogStreamReader(OPTIONS, spark_schema(ORDER))
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    found: list[int] = []
+    for task in reader.partitions(reader.initialOffset(), end):
+        found += [n for batch in reader.read(task) for n in batch["n"].to_pylist()]
+    assert sorted(found) == acked.numbers()
+    acked.fill(0, [3])
+    acked.fill(1, [3])
+    calls.clear()
+    until = reader.latestOffset(end, ReadAllAvailable())
+    tasks = reader.partitions(end, until)
+    assert len(calls) == 2
+    calls.clear()
+    assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 6
+    assert len(calls) == len(tasks) == 2
 
 
 def test_a_tail_names_its_log_and_the_group_s_checkpoint(acked: AckedLog) -> None:
