@@ -64,10 +64,8 @@ class Verdict:
     """Calls of the handler for records that had been handled: at least once."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.confirmed} sends confirmed, {self.lost} of them lost by Redis and all of these "
-            f"reported by their ids, {self.executed_again} records handled again"
-        )
+        lost = f"{self.lost} of them lost by Redis, all reported by their ids" if self.lost else "none lost"
+        return f"{self.confirmed} sends confirmed, {lost}; {self.executed_again} records handled again"
 
 
 class FailoverScene(Scene):
