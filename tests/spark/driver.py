@@ -1,4 +1,4 @@
-"""A Spark driver of its own, to be killed: ``python -m tests.spark.driver FOLDER``.
+"""A Spark driver of its own, to be killed: ``python -m tests.spark.driver FOLDER [MASTER]``.
 
 Runs two pipelines over the acked logs of ``tests.spark.acked`` until SIGTERM: ``legs`` appends
 every row, ``totals`` keeps one row a user.
@@ -13,10 +13,11 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
+from streamworker.processors import PipelineSpec
 from streamworker.spark.pipelines import run_pipelines
 from tests.spark.specs import pipeline
 
-ROWS_A_BATCH = "2000"
+ROWS_A_BATCH = "400"
 
 
 def legs(frame: DataFrame) -> DataFrame:
@@ -29,19 +30,23 @@ def totals(frame: DataFrame) -> DataFrame:
     return frame.groupBy("user").agg(F.count("*").alias("orders"), F.sum("n").alias("n"))
 
 
-def main(folder: Path) -> int:
+def pipelines_in(folder: Path) -> list[PipelineSpec]:
+    """Return the two pipelines, with their tables in a folder."""
+    limit = {"maxRowsPerTrigger": ROWS_A_BATCH}
+    return [
+        pipeline(legs, name="legs", path=str(folder / "legs"), options={**limit, "includeMetadata": "true"}),
+        pipeline(totals, name="totals", path=str(folder / "totals"), mode="complete", options=limit),
+    ]
+
+
+def main(folder: Path, master: str = "local[2]") -> int:
     """Run until told to stop."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    limit = {"maxRowsPerTrigger": ROWS_A_BATCH}
-    specs = [
-        pipeline(legs, name="legs", path=str(folder / "legs"), options={**limit, "includeMetadata": "true"}),
-        pipeline(totals, name="totals", path=str(folder / "totals"), mode="complete", options=limit),
-    ]
-    return run_pipelines(specs, master="local[2]", stop=stop)
+    return run_pipelines(pipelines_in(folder), master=master, stop=stop)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

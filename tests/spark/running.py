@@ -30,6 +30,10 @@ class Running:
         """Return how many micro-batches it has finished."""
         return sum(each.state == "running" for each in self.told)
 
+    def restarts(self) -> int:
+        """Return how often a query of it has failed and was started again."""
+        return sum(each.state == "restarting" for each in self.told)
+
     def position(self) -> int:
         """Return how many rows of the logs are behind it."""
         return sum(self.told[-1].positions.values()) if self.told else 0

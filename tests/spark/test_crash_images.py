@@ -1,0 +1,229 @@
+"""The tables equal the log from whatever a killed driver leaves on the disk (F35).
+
+A start of Spark takes most of a life, so here many lives share one: driver and JVM are stopped at some
+moment, what is on the disk then is copied, with the readers' positions in Redis, and all that comes
+later is thrown away. That is what SIGKILL leaves. What only a real kill has, a JVM that lives on and a driver
+that waits for it, is in ``test_driver_killed.py``.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.chaos.figures import record
+from tests.helpers import wait_for
+from tests.spark.acked import AckedLog
+from tests.spark.driver import ROWS_A_BATCH
+from tests.spark.test_driver_killed import assert_tables_equal_the_log
+
+BATCHES_A_LIFE = 4
+POLL_S = 0.001
+"""Between the file of a batch in the table and its commit lie some 20 ms."""
+START_S = 300.0
+"""A start of a query takes a second or two here, and a multiple of that on a busy machine."""
+MINUTES = "STREAMWORKER_SOAK_MINUTES"
+"""After so many it is content with fewer crashes, and says so."""
+
+
+class Lives:
+    """A driver that can be stopped, copied, and put back to where it was."""
+
+    def __init__(self, folder: Path, acked: AckedLog, redis_url: str) -> None:
+        self.folder, self._acked = folder, acked
+        self._log = folder.with_suffix(".log").open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.lives", str(folder)],
+            env={**os.environ, "STREAMWORKER_REDIS_URL": redis_url, "STREAMWORKER_CONNECTIONS": ""},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+        )
+        self._hears("ready")
+
+    def _hears(self, word: str) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip() == word, self.said()
+
+    def said(self) -> str:
+        """Return the end of what it has logged."""
+        return self.folder.with_suffix(".log").read_text()[-3000:]
+
+    def tell(self, word: str) -> None:
+        """Tell it to live or to die."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def alive(self) -> bool:
+        """Whether it runs; fails the test if it has ended by itself."""
+        assert self._process.poll() is None, self.said()
+        return True
+
+    def crash(self) -> dict[str, str]:
+        """Put everything where it is at this moment; returns how far each pipeline was."""
+        image, readers = self.folder.with_suffix(".image"), self._acked.keys.readers
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            shutil.copytree(self.folder, image, symlinks=True)
+            told = self._acked.redis.hgetall(readers)
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
+        self.tell("die")
+        self._hears("dead")
+        shutil.rmtree(self.folder)
+        image.rename(self.folder)
+        self._acked.redis.delete(readers)
+        if told:
+            self._acked.redis.hset(readers, mapping=told)
+        return {name: stage(self.folder, name) for name in PIPELINES}
+
+    def end(self) -> int:
+        """Let it end in order; returns its exit code."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        code = self._process.wait(60)
+        self._process.stdout.close()
+        self._log.close()
+        return code
+
+    def kill(self) -> None:
+        """End it whatever it does."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+PIPELINES = ("legs", "totals")
+STAGES = ("planned", "in the task", "written")
+"""Of a batch that is not committed: as soon as it is in ``offsets``; somewhat later; and as soon as it is
+in the table."""
+
+
+def highest(folder: Path) -> int:
+    """Return the highest number of a batch in a folder; -1 if there is none."""
+    try:
+        numbers = [each.name.removesuffix(".compact") for each in folder.iterdir()]
+    except FileNotFoundError:
+        return -1
+    return max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+def numbered(folder: Path, name: str, kind: str) -> int:
+    """Return the highest number in one of the logs of a pipeline's checkpoint directory."""
+    return highest(folder / ".streamworker" / name / name / "checkpoint" / kind)
+
+
+def in_table(folder: Path, name: str) -> int:
+    """Return the number of the last batch that is in a pipeline's table."""
+    table = folder / name
+    if table.is_symlink():
+        return int(table.readlink().name.rpartition("-")[2])
+    return highest(table / "_spark_metadata")
+
+
+def stage(folder: Path, name: str) -> str:
+    """Return how far the last batch of a pipeline is, judging by the disk."""
+    batch = numbered(folder, name, "offsets")
+    if batch <= numbered(folder, name, "commits"):
+        return "committed"
+    return "written" if in_table(folder, name) == batch else "planned"
+
+
+def live_a_little(driver: Lives, folder: Path, rng: random.Random) -> None:
+    """Wait until a driver is in the middle of a batch, at a moment of its own."""
+    name, moment = rng.choice(PIPELINES), rng.choice(STAGES)
+    done = numbered(folder, name, "commits") + rng.randrange(BATCHES_A_LIFE - 1)
+    wait_for(
+        lambda: driver.alive() and numbered(folder, name, "commits") >= done,
+        f"the driver has done batch {done}",
+        timeout_s=START_S,
+    )
+    deadline = time.monotonic() + START_S
+    wanted = "written" if moment == "written" else "planned"
+    while stage(folder, name) != wanted:
+        assert driver.alive() and time.monotonic() < deadline, f"{name} is not {wanted}"
+        time.sleep(POLL_S)
+    if moment == "in the task":
+        # Not synchronisation: any moment will do, and each is another one.
+        time.sleep(rng.random() / 4)
+
+
+def total(folder: Path) -> int:
+    """Return how many rows both pipelines have seen, judging by what they left on disk."""
+    import pyarrow.parquet as pq
+
+    if stage(folder, "totals") != "committed" or not (folder / "totals").exists():
+        return -1
+    version = (folder / "totals").resolve()
+    files = list(version.glob("*.parquet"))
+    return sum(sum(pq.read_table(file)["orders"].to_pylist()) for file in files)
+
+
+def survive(crashes: int, acked: AckedLog, redis_url: str, folder: Path, spark: SparkSession) -> None:
+    """Crash so often while the log grows, let the last life come to the end, and compare."""
+    rng = random.Random(crashes)
+    give_up_at = time.monotonic() + float(os.environ.get(MINUTES, "1e9")) * 60
+    found: Counter[str] = Counter()
+    done = 0
+    lives = Lives(folder, acked, redis_url)
+    try:
+        while done < crashes and time.monotonic() < give_up_at:
+            # Enough for every life to be in the middle of something.
+            for p in range(acked.partitions):
+                acked.fill(p, [int(ROWS_A_BATCH) // 4] * 2 * BATCHES_A_LIFE)
+            lives.tell("live")
+            live_a_little(lives, folder, rng)
+            stages = lives.crash()
+            found.update(stages.values())
+            found["mid-batch"] += set(stages.values()) != {"committed"}
+            done += 1
+            print(f"life {done}: {stages}", flush=True)
+        acked.fill(0, [7])
+        lives.tell("live")
+        expected = sum(len(rows) for rows in acked.written.values())
+        wait_for(
+            lambda: lives.alive() and total(folder) == expected and stage(folder, "legs") == "committed",
+            f"all {expected} rows are in the totals",
+            timeout_s=START_S,
+        )
+        lives.tell("die")
+        code = lives.end()
+    except BaseException:
+        lives.kill()
+        raise
+    assert code == 0, lives.said()
+    assert found["mid-batch"] > done // 2
+    assert_tables_equal_the_log(acked, folder, spark)
+    record(
+        "F35",
+        f"crash images{', in small' if crashes < 100 else ''}: what SIGKILL leaves, many lives in one JVM",
+        times=done,
+        target=f"each table equals the log{' after 100 kills' if crashes >= 100 else ''}",
+        verdict="met" if done >= crashes else "missed",
+        why=""
+        if done >= crashes
+        else f"no time for more in {os.environ[MINUTES]} minutes, on a busy machine",
+        said=f"of two queries: {found['planned']} times planned or in the task, {found['written']} times "
+        f"written and not committed, {found['committed']} times between batches; started again from each",
+        seed=crashes,
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("crashes", [5, 100])
+def test_whatever_a_killed_driver_leaves_the_next_one_goes_on_from_it(
+    spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path, crashes: int
+) -> None:
+    """Appended rows are there once, and the replaced result is whole."""
+    survive(crashes, acked, redis_url, tmp_path / "tables", spark)

@@ -1,0 +1,142 @@
+"""Python processes of Spark's tasks that are killed: the table equals the log (F36).
+
+In ``local[N]`` Spark tries no task again: the query ends, and starts again from its checkpoint.
+"""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+
+from streamworker.spark import pipelines
+from streamworker.spark.session import Session
+from tests.chaos.figures import record
+from tests.helpers import wait_for
+from tests.spark.acked import AckedLog
+from tests.spark.driver import ROWS_A_BATCH
+from tests.spark.running import Running
+from tests.spark.specs import pipeline
+
+MAY_TAKE_S = 180.0
+"""On a machine so busy that Spark gives up its Python processes before they have begun."""
+
+
+def slowly(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Hand rows on after a moment, so that a task lasts."""
+    for batch in batches:
+        time.sleep(0.1)
+        yield batch
+
+
+def same(frame: DataFrame) -> DataFrame:
+    """Return the rows as they are, from a second Python process for each task."""
+    return frame.select("n", "_partition", "_offset").mapInArrow(
+        slowly, "n long, _partition int, _offset long"
+    )
+
+
+def kill_one(jvm: psutil.Process, rng: random.Random) -> bool:
+    """Kill one of the processes that run tasks with SIGKILL; returns whether there was one.
+
+    They are forked by daemons, which the JVM has started.
+    """
+    found = []
+    for daemon in jvm.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if daemon.cmdline()[-2:] == ["pyspark.daemon", "pyspark.worker"]:
+                found += daemon.children()
+    if found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rng.choice(found).kill()
+            return True
+    return False
+
+
+def kill_often(
+    kills: int, jvm: psutil.Process, acked: AckedLog, done: Callable[[], int], hits: Callable[[], int]
+) -> int:
+    """Kill a process so often, and on until a task was hit; returns how often.
+
+    Parameters
+    ----------
+    done
+        How many batches are behind the query.
+    hits
+        How many kills it has noticed. A process that was waiting for work is not missed.
+    """
+    rng = random.Random(kills)
+    count = 0
+
+    def is_done(before: int) -> bool:
+        return done() > before
+
+    while count < kills or (hits() == 0 and count < 10 * kills):
+        count += 1
+        before = done()
+        for p in range(acked.partitions):
+            acked.fill(p, [int(ROWS_A_BATCH) // 4] * 2)
+        # Not synchronisation: any moment will do, and each is another one.
+        time.sleep(rng.random() / 2)
+        wait_for(partial(kill_one, jvm, rng), "there is a process to kill", timeout_s=MAY_TAKE_S)
+        wait_for(partial(is_done, before), "a batch is done", timeout_s=MAY_TAKE_S)
+    return count
+
+
+def survive_in_one_session(kills: int, session: Session, acked: AckedLog, folder: Path) -> None:
+    """Let a pipeline run in a session that tries no task again, while its tasks' processes are killed."""
+    options = {"maxRowsPerTrigger": ROWS_A_BATCH, "includeMetadata": "true"}
+    running = Running(session, pipeline(same, name="legs", path=str(folder / "legs"), options=options))
+    assert session._jvm is not None
+    try:
+        acked.fill(0, [10])
+        wait_for(lambda: running.position() == 10, "it runs", timeout_s=MAY_TAKE_S)
+        count = kill_often(kills, psutil.Process(session._jvm.pid), acked, running.batches, running.restarts)
+        total = len(acked.numbers())
+        wait_for(lambda: running.position() == total, "all rows are behind it", timeout_s=MAY_TAKE_S)
+    finally:
+        assert running.end() == 0
+    assert running.restarts(), "no task was hit"
+    found = session.spark.read.parquet(str(folder / "legs")).collect()
+    assert sorted((row._partition, row._offset, row.n) for row in found) == acked.placed()
+    record(
+        "F36",
+        f"Python process of a task killed, no task tried again{', in small' if kills < 10 else ''}",
+        times=count,
+        target="the table equals the log" + (" after 100 kills" if kills >= 100 else ""),
+        verdict="met",
+        said=f"the query ended {running.restarts()} times and went on from its checkpoint",
+        seed=kills,
+    )
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait long before a query is started again."""
+    monkeypatch.setattr(pipelines, "FIRST_PAUSE_S", 0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("impatient")
+def test_a_killed_python_process_costs_a_restart_and_no_row(
+    spark_session: Session, acked: AckedLog, tmp_path: Path
+) -> None:
+    """As when it takes more memory than there is."""
+    survive_in_one_session(2, spark_session, acked, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("impatient")
+def test_a_hundred_killed_python_processes_cost_restarts_and_no_row(
+    spark_session: Session, acked: AckedLog, tmp_path: Path
+) -> None:
+    """The same, longer."""
+    survive_in_one_session(100, spark_session, acked, tmp_path)
