@@ -63,9 +63,10 @@ class Slot:
         return self.process is not None and self.process.code is None
 
     def send(self, number: signal.Signals) -> None:
-        """Send the process a signal."""
+        """Send the process a signal; one that has just ended gets none."""
         if self.process is not None:
-            self.process.signal(number)
+            with contextlib.suppress(ProcessLookupError):
+                self.process.signal(number)
 
     def begin(self) -> None:
         """Start a process here."""
