@@ -52,6 +52,7 @@ types: $(READY)
 
 docs: $(READY)
 	$(PY) docs/generate.py
+	$(PY) docs/reliability.py
 	$(PY) -m streamworker.tui.picture tests/tui/recorded/top.json docs/images/top.svg
 
 # The reference and the check have one size: ratios of short runs are not those of long ones.

@@ -1,0 +1,70 @@
+"""The table of the rows F1-F40 in docs/reliability.md: none is missing, and each names tests that exist."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.chaos.figures import keep, percentile
+from tests.chaos.rows import ROWS
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+VERDICTS = {"met", "missed", "shown", "refused"}
+
+
+@pytest.fixture(scope="module")
+def writer() -> ModuleType:
+    """Return docs/reliability.py, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location("docs_reliability", DOCS / "reliability.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_there_are_forty_rows_and_each_has_figures() -> None:
+    """A figure that missed its target says why."""
+    results = json.loads((DOCS / "reliability.json").read_text("utf-8"))
+    assert list(ROWS) == [f"F{number}" for number in range(1, 41)]
+    assert set(results) == set(ROWS), "a row was not measured"
+    for row, figures in results.items():
+        for figure in figures:
+            assert figure["verdict"] in VERDICTS, row
+            assert figure["times"] > 0 and figure["target"], row
+            assert figure["verdict"] != "missed" or figure.get("why"), f"{row} does not say why it was missed"
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_each_test_that_a_row_names_exists(row: str) -> None:
+    """A test that was renamed is renamed there too."""
+    for name in ROWS[row].tests:
+        path, _, function = name.partition("::")
+        assert re.search(rf"^(async )?def {function}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), name
+
+
+def test_the_table_is_current(writer: ModuleType) -> None:
+    """Else: python docs/reliability.py."""
+    assert writer.page() == writer.PAGE.read_text("utf-8")
+
+
+def test_a_percentile_is_one_of_the_values_and_no_less_than_so_many() -> None:
+    """With few values p99 is the largest."""
+    assert percentile([3], 99) == 3
+    assert percentile(range(1, 1_001), 99) == 990
+    assert percentile([1, 2, 3, 1000], 99) == 1000
+
+
+def test_a_figure_replaces_the_one_of_the_same_measurement_and_no_other(tmp_path: Path) -> None:
+    """Rows are kept in their order."""
+    path = tmp_path / "figures.json"
+    keep(path, "F10", {"what": "a", "times": 1})
+    keep(path, "F2", {"what": "a", "times": 2})
+    keep(path, "F10", {"what": "b", "times": 3})
+    keep(path, "F10", {"what": "a", "times": 4})
+    kept = json.loads(path.read_text("utf-8"))
+    assert list(kept) == ["F2", "F10"]
+    assert {each["what"]: each["times"] for each in kept["F10"]} == {"a": 4, "b": 3}
