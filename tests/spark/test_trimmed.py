@@ -1,24 +1,38 @@
-"""A log that is trimmed under Spark: what is missing is said, to the row (F38)."""
+"""Trimming under Spark: what is missing is said to the row (F38), and a named reader is waited for (F39)."""
 
+import asyncio
+import json
 import logging
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from redis import Redis
+from structlog.testing import capture_logs
 
+from streamworker import App
 from streamworker.core.entries import EntryId
 from streamworker.errors import DataLoss
 from streamworker.redisio.ackedlog import entry_rows
+from streamworker.redisio.keys import GroupKeys
 from streamworker.spark import offsets
 from streamworker.spark.offsets import Position
 from streamworker.spark.options import SourceOptions, parse_options
 from streamworker.spark.schema import spark_schema
+from streamworker.spark.session import Session
 from streamworker.spark.source import LogStreamReader
+from streamworker.testing import local_worker
 from tests.chaos.figures import record
+from tests.helpers import wait_for_async
 from tests.spark.acked import ORDER, AckedLog
+from tests.spark.conftest import Connect
+from tests.spark.running import Running
+from tests.spark.specs import Order, pipeline
 
 MISSING = re.compile(r"Rows (\d+) to (\d+) are missing")
 SEED = 38
@@ -148,3 +162,112 @@ def test_rows_that_were_trimmed_are_never_left_out_in_silence(
 def test_five_thousand_trims_are_all_noticed(here: AckedLog, caplog: pytest.LogCaptureFixture) -> None:
     """The same, longer."""
     trials(here, 5_000, caplog)
+
+
+# -- F39 -------------------------------------------------------------------------------------
+
+MAY_TAKE_S = 180.0
+LIMIT = 25
+"""Entries of an acked log at most."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.anyio
+async def test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so(
+    spark_session: Session, redis_url: str, connect: Connect, tmp_path: Path
+) -> None:
+    """Of two queries, one stops. Its rows stay; at the limit work waits and says for whom."""
+    connect("default", redis_url)
+    app = App("shop", redis_url=redis_url, trim_interval_ms=50, acked_entries_max=LIMIT)
+    stream = app.stream("orders", Order, key="user", partitions=1)
+
+    @app.processor(stream, name="price", batch=10, within=0.01)
+    async def price(batch: list[Order]) -> list[Order]:
+        return batch
+
+    def begin(name: str) -> Running:
+        return Running(spark_session, pipeline(lambda frame: frame, name=name, path=str(tmp_path / name)))
+
+    async def send(first: int, count: int) -> None:
+        await stream.send_many(Order(n, "u", 1.0) for n in range(first, first + count))
+
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            await send(0, 50)
+            await worker.until_drained()
+            watch = Watch(redis_url)
+            fast, slow = begin("fast"), begin("slow")
+            try:
+                await wait_for_async(lambda: watch.told("slow") == 50, "the slow query is at 50", MAY_TAKE_S)
+                await asyncio.to_thread(slow.end)
+                await send(50, 500)
+                await wait_for_async(lambda: watch.length() >= LIMIT, "the log is full", MAY_TAKE_S)
+                snapshot = await worker.until(
+                    lambda s: "acked log full" in s.partitions[0].reason, "it says so", processor=price
+                )
+                assert snapshot.partitions[0].lag > 0
+                await wait_for_async(lambda: watch.told("fast") > 100, "the fast query is ahead", MAY_TAKE_S)
+                assert watch.first() <= 50
+                slow = begin("slow")
+                done = lambda: watch.told("slow") == watch.told("fast") == 550  # noqa: E731
+                await wait_for_async(done, "both queries are at the end", MAY_TAKE_S)
+                await worker.until_drained()
+                await wait_for_async(lambda: watch.length() <= 1, "the log is trimmed", MAY_TAKE_S)
+            finally:
+                await asyncio.to_thread(fast.end)
+                await asyncio.to_thread(slow.end)
+    warnings = [line for line in logs if line["event"] == "acked_log_full"]
+    assert warnings
+    assert "start its pipeline or forget the reader" in warnings[0]["reason"]
+    assert watch.trimmed_too_far == 0
+    for name in ("fast", "slow"):
+        frame = spark_session.spark.read.parquet(str(tmp_path / name))
+        found = await asyncio.to_thread(frame.collect)
+        assert sorted(row.n for row in found) == list(range(550))
+    record(
+        "F39",
+        "one of two queries stopped while the log grows to its limit",
+        times=1,
+        target="no trim below a live reader; a warning at the limit",
+        verdict="met",
+        said=f"{watch.looks} looks at the log: its first row was never behind the slower reader's; the "
+        "warning, and what to do, in the worker's log and in status; both tables equal the log",
+    )
+
+
+class Watch:
+    """Looks at the acked log and at what the readers have told."""
+
+    def __init__(self, url: str) -> None:
+        # Untyped: redis-py types every reply as all that any command may reply.
+        self._redis: Any = Redis.from_url(url)
+        self._keys = GroupKeys("shop", "orders", "price")
+        self.looks = self.trimmed_too_far = 0
+
+    def told(self, name: str) -> int:
+        """Return how far a reader has told that it is."""
+        value = self._redis.hget(self._keys.readers, name)
+        self._look()
+        return int(json.loads(value)["p"].get("0", 0)) if value else -1
+
+    def length(self) -> int:
+        """Return how many entries the log has."""
+        self._look()
+        return int(self._redis.xlen(self._keys.acked(0)))
+
+    def first(self) -> int:
+        """Return how many rows have been trimmed."""
+        entries = self._redis.xrange(self._keys.acked(0), count=1)
+        rows_before = int(self._redis.hget(self._keys.lock(0), "rows") or 0)
+        if not entries:
+            return rows_before
+        end = EntryId.parse(entries[0][0])
+        return end.ms - entry_rows(end, entries[0][1])
+
+    def _look(self) -> None:
+        # In this order: a reader only moves on, so what was trimmed before is behind where it is now.
+        trimmed = self.first()
+        told = [json.loads(value)["p"].get("0", 0) for value in self._redis.hvals(self._keys.readers)]
+        self.looks += 1
+        self.trimmed_too_far += bool(told) and trimmed > min(told)
