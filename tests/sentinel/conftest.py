@@ -11,7 +11,7 @@ from tests.sentinel.trio import Trio
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
     """Servers and sentinels that no test disturbs."""
-    with Trio(tmp_path_factory.mktemp("calm")) as trio:
+    with Trio(tmp_path_factory.mktemp("calm"), down_after_ms=30_000) as trio:
         yield trio
 
 
