@@ -51,7 +51,6 @@ USERS_OF_THE_FACE = {"__main__": {"cli"}, "cli": {"tui"}}
 
 REDIS_IMPORTERS = {
     "spark/connection.py",
-    "spark/logs.py",
     "dev/bench/peers/bare.py",
     "dev/bench/peers/handwritten.py",
 }
