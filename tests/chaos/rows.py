@@ -384,6 +384,7 @@ ROWS: dict[str, Row] = {
         "two queries on one log",
         "one stands still for long",
         (
+            "tests/spark/test_two_queries.py::test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so",
             "tests/contract/test_trim.py::test_the_slowest_reader_decides_about_the_acked_log",
             "tests/spark/test_source.py::test_a_reader_holds_its_place_before_it_has_read_anything",
         ),
