@@ -353,7 +353,7 @@ ROWS: dict[str, Row] = {
         "SIGKILL in the middle of a batch",
         (
             "tests/spark/test_driver_killed.py::test_a_driver_killed_three_times_in_mid_batch_leaves_no_trace",
-            "tests/spark/test_driver_killed.py::test_a_driver_killed_ten_times_in_mid_batch_leaves_no_trace",
+            "tests/spark/test_driver_killed.py::test_a_driver_killed_many_times_in_mid_batch_leaves_no_trace",
             "tests/spark/test_crash_images.py::test_whatever_a_killed_driver_leaves_the_next_one_goes_on_from_it",
         ),
     ),
@@ -384,7 +384,7 @@ ROWS: dict[str, Row] = {
         "two queries on one log",
         "one stands still for long",
         (
-            "tests/spark/test_two_queries.py::test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so",
+            "tests/spark/test_trimmed.py::test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so",
             "tests/contract/test_trim.py::test_the_slowest_reader_decides_about_the_acked_log",
             "tests/spark/test_source.py::test_a_reader_holds_its_place_before_it_has_read_anything",
         ),

@@ -23,13 +23,16 @@ from tests.chaos.figures import record
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.driver import ROWS_A_BATCH
-from tests.spark.test_driver_killed import assert_tables_equal_the_log
+from tests.spark.test_driver_killed import (
+    BATCHES_A_LIFE,
+    PIPELINES,
+    START_S,
+    assert_tables_equal_the_log,
+    live_a_little,
+    stage,
+    total,
+)
 
-BATCHES_A_LIFE = 4
-POLL_S = 0.001
-"""Between the file of a batch in the table and its commit lie some 20 ms."""
-START_S = 300.0
-"""A start of a query takes a second or two here, and a multiple of that on a busy machine."""
 MINUTES = "STREAMWORKER_SOAK_MINUTES"
 """After so many it is content with fewer crashes, and says so."""
 
@@ -101,72 +104,6 @@ class Lives:
         """End it whatever it does."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-
-PIPELINES = ("legs", "totals")
-STAGES = ("planned", "in the task", "written")
-"""Of a batch that is not committed: as soon as it is in ``offsets``; somewhat later; and as soon as it is
-in the table."""
-
-
-def highest(folder: Path) -> int:
-    """Return the highest number of a batch in a folder; -1 if there is none."""
-    try:
-        numbers = [each.name.removesuffix(".compact") for each in folder.iterdir()]
-    except FileNotFoundError:
-        return -1
-    return max((int(number) for number in numbers if number.isdigit()), default=-1)
-
-
-def numbered(folder: Path, name: str, kind: str) -> int:
-    """Return the highest number in one of the logs of a pipeline's checkpoint directory."""
-    return highest(folder / ".streamworker" / name / name / "checkpoint" / kind)
-
-
-def in_table(folder: Path, name: str) -> int:
-    """Return the number of the last batch that is in a pipeline's table."""
-    table = folder / name
-    if table.is_symlink():
-        return int(table.readlink().name.rpartition("-")[2])
-    return highest(table / "_spark_metadata")
-
-
-def stage(folder: Path, name: str) -> str:
-    """Return how far the last batch of a pipeline is, judging by the disk."""
-    batch = numbered(folder, name, "offsets")
-    if batch <= numbered(folder, name, "commits"):
-        return "committed"
-    return "written" if in_table(folder, name) == batch else "planned"
-
-
-def live_a_little(driver: Lives, folder: Path, rng: random.Random) -> None:
-    """Wait until a driver is in the middle of a batch, at a moment of its own."""
-    name, moment = rng.choice(PIPELINES), rng.choice(STAGES)
-    done = numbered(folder, name, "commits") + rng.randrange(BATCHES_A_LIFE - 1)
-    wait_for(
-        lambda: driver.alive() and numbered(folder, name, "commits") >= done,
-        f"the driver has done batch {done}",
-        timeout_s=START_S,
-    )
-    deadline = time.monotonic() + START_S
-    wanted = "written" if moment == "written" else "planned"
-    while stage(folder, name) != wanted:
-        assert driver.alive() and time.monotonic() < deadline, f"{name} is not {wanted}"
-        time.sleep(POLL_S)
-    if moment == "in the task":
-        # Not synchronisation: any moment will do, and each is another one.
-        time.sleep(rng.random() / 4)
-
-
-def total(folder: Path) -> int:
-    """Return how many rows both pipelines have seen, judging by what they left on disk."""
-    import pyarrow.parquet as pq
-
-    if stage(folder, "totals") != "committed" or not (folder / "totals").exists():
-        return -1
-    version = (folder / "totals").resolve()
-    files = list(version.glob("*.parquet"))
-    return sum(sum(pq.read_table(file)["orders"].to_pylist()) for file in files)
 
 
 def survive(crashes: int, acked: AckedLog, redis_url: str, folder: Path, spark: SparkSession) -> None:
