@@ -22,7 +22,8 @@ def test_bench_prints_json_and_leaves_the_server_as_it_was(streamworker: Invoke,
                         "--ratios", "ratios.json", "--svg", "bars.svg")  # fmt: skip
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
-    assert set(report) == {"command", "left_out", "machine", "rows", "runs"}
+    assert set(report) == {"command", "failed", "left_out", "machine", "rows", "runs"}
+    assert not report["failed"]
     assert [row["scene"] for row in report["rows"]][:3] == ["batch", "forwarding", "record"]
     first = report["rows"][0]
     assert set(first) == {"against", "is_met", "ours", "pairs", "ratio", "scene", "target", "what"}

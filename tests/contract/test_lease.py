@@ -55,7 +55,7 @@ async def challenge(group: Group, owner: str, **how: Challenge) -> frozenset[int
 
 async def messages(group: Group) -> list[ControlMessage | None]:
     """Return all control messages."""
-    connection = group.backend.blocking()
+    connection = group.backend.blocking(GROUP.control)
     entries = await control.read_control(connection, {GROUP: ZERO}, 5)
     await connection.aclose()
     return [from_fields(fields) for _, _, fields in entries]

@@ -77,7 +77,7 @@ async def test_a_change_and_its_message_are_one_step(group: Group) -> None:
     """There is never a generation without its message, nor a message without its generation."""
     first = await change(group, 0, added=["a.1", "b.1"])
     assert isinstance(first, Changed)
-    connection = group.backend.blocking()
+    connection = group.backend.blocking(GROUP.control)
     ((key, _, fields),) = await control.read_control(connection, {GROUP: ZERO}, 100)
     await connection.aclose()
     assert key == GROUP.control

@@ -117,7 +117,7 @@ class Scene:
         """Look at the group."""
 
         async def look() -> GroupSnapshot:
-            async with Backend.open(self.url, name="observer", call_timeout_ms=2_500) as backend:
+            async with Backend.open(self.url, name="observer", call_timeout_ms=10_000) as backend:
                 return await take_snapshot(backend, "ledger", "items", "record")
 
         return asyncio.run(look())

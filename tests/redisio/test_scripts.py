@@ -39,7 +39,7 @@ def test_the_head_names_keys_arguments_and_replies(script: Script) -> None:
 @pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.name)
 def test_types_are_checked_before_anything_else(script: Script) -> None:
     """A script is not rolled back, so it must not fail at a key of another type half-way."""
-    body = (LUA / f"{script.name}.lua").read_text("utf-8")
+    body = (LUA / f"{script.name}.lua").read_text("utf-8").replace("redis.call('EXISTS'", "")  # of any type
     first_call, first_check = body.find("redis."), body.index("wrong_type({")
     assert first_check < first_call or first_call == -1
 
