@@ -112,7 +112,8 @@ def bench(
         from streamworker.dev.bench import report as pages
 
         svg.write_text(pages.svg(report.rows), "utf-8")
-    if ratios is not None:
+    # A reference that lacks a scene would have it compared with nothing from then on.
+    if ratios is not None and not report.failed:
         _write_ratios(ratios, report)
     if known is not None:
         _compare(report, known)

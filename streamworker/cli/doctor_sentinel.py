@@ -45,14 +45,15 @@ def of_sentinels(views: Sequence["SentinelView"]) -> Check:
     if best.quorum > best.sentinels:
         text += f"; {best.quorum} must find it down, and they are {best.sentinels}"
         return Check("sentinels", "fail", text, "Start the others, or lower the quorum.")
-    if not best.sentinels or best.quorum == 0:
-        return Check("sentinels", "ok", f"{text}; this user may not ask for more")
-    text += (
-        f"; if {best.quorum} of {best.sentinels} find it silent for {best.down_after_ms / 1000:g} s, they "
-        f"take one of {best.replicas} replicas"
-    )
-    if not best.replicas:
-        return Check("sentinels", "warn", text, "There is nothing to fail over to: add a replica.")
+    if best.sentinels and best.quorum:
+        text += (
+            f"; if {best.quorum} of {best.sentinels} find it silent for {best.down_after_ms / 1000:g} s, "
+            f"they take one of {best.replicas} replicas"
+        )
+        if not best.replicas:
+            return Check("sentinels", "warn", text, "There is nothing to fail over to: add a replica.")
+    else:
+        text += "; this user may not ask for more"
     if silent:
         return Check("sentinels", "warn", f"{text}; {_why(silent[0])}", "Start it, or correct redis_url.")
     return Check("sentinels", "ok", text)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from streamworker.core.entries import EntryId
-from streamworker.errors import BackendError, BackendUnavailable, RecordError
+from streamworker.errors import BackendError, RecordError
 from streamworker.redisio.ackedlog import AckedBatch
 from streamworker.redisio.client import Backend, ScriptCall
 from streamworker.redisio.durability import MEMORY, Durability, Undurable
@@ -118,7 +118,8 @@ async def commit_many(
     try:
         calls = [commit_call(keys, request) for request in requests]
         replies = await backend.run_many(COMMIT, calls, durability=durability)
-    except BackendUnavailable as error:
+    except BackendError as error:
+        # One that is refused as well: a server that took over may not know this user yet.
         return [_unknown(error) for _ in requests]
     return [_reply(request, reply) for request, reply in zip(requests, replies, strict=True)]
 

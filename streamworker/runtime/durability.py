@@ -34,7 +34,7 @@ def pipelines_of(settings: Settings) -> int:
 
 
 async def check_durability(backend: Backend, settings: Settings) -> None:
-    """Ask the server whether it can wait as the settings say.
+    """Ask the server, or each primary of a Cluster, whether it can wait as the settings say.
 
     Raises
     ------
@@ -47,6 +47,11 @@ async def check_durability(backend: Backend, settings: Settings) -> None:
     probe = Durability(wanted.mode, wanted.replicas, 1)
     if not probe.command:
         return
+    for primary in await backend.primaries():
+        await _check_one(primary, settings, wanted, probe)
+
+
+async def _check_one(backend: Backend, settings: Settings, wanted: Durability, probe: Durability) -> None:
     try:
         answer: Any = await backend.execute(*probe.command)
     except BackendError as error:

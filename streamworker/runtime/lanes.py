@@ -123,6 +123,8 @@ class Batch:
     lane: Lane
     parts: list[tuple[Part, int]] = field(default_factory=list)
     size: int = 0
+    unanswered: bool = False
+    """Whether a try had no answer: it may be there, or still be on its way."""
 
     @property
     def count(self) -> int:
@@ -277,29 +279,34 @@ class Lanes:
     async def _append(self, batches: list[Batch]) -> None:
         """Append until there is an answer, or until nobody waits for one."""
         pauses = Pauses(self._rng, max_ms=self._backend.pause_max_ms)
-        unanswered = False
         while batches and not all(part.given_up for batch in batches for part, _ in batch.parts):
             try:
                 replies = await self._append_once(batches)
             except BackendUnavailable as error:
-                unanswered = True
+                for batch in batches:
+                    batch.unanswered = True
                 pause_ms = pauses.next_ms()
                 _log.warning(
                     "send_unanswered", stream=self._spec.name, error=str(error), retry_in_ms=pause_ms
                 )
                 await asyncio.sleep(pause_ms / 1000)
                 continue
+            except BackendError as error:
+                # Of all: a new connection was not let in, for instance.
+                for batch in batches:
+                    self._fail(batch, self._refused_later(error) if batch.unanswered else error)
+                return
             again: list[Batch] = []
             for batch, reply in zip(batches, replies, strict=True):
                 if reply.code is AppendCode.UNKNOWN:
-                    unanswered = True
+                    batch.unanswered = True
                     self._not_confirmed(batch, reply)
                     again.append(batch)
-                elif unanswered and reply.code is AppendCode.FULL:
+                elif batch.unanswered and reply.code is AppendCode.FULL:
                     # The try without an answer may still reach the server. As long as it may, what
                     # has this number must stay the same, or a part of it could be written twice.
                     again.append(batch)
-                elif unanswered and reply.error is not None:
+                elif batch.unanswered and reply.error is not None:
                     self._fail(batch, self._refused_later(reply.error))
                 else:
                     self._settle(batch, reply)

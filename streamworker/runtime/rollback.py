@@ -20,7 +20,7 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.core.entries import EntryId
 from streamworker.core.locks import Acquired
-from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.errors import BackendError
 from streamworker.redisio import locks, streams
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
@@ -165,7 +165,7 @@ class Witness:
             known = {p: runner.committed for p, runner in runners.items()}
             try:
                 found = await locks.read_locks(self._backend, self._keys, list(known))
-            except BackendUnavailable:
+            except BackendError:
                 await anyio.sleep(pauses.next_ms() / 1000)
             else:
                 break

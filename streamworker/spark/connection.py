@@ -66,7 +66,9 @@ from streamworker.urls import (
     SENTINEL,
     Sentinels,
     each_server,
+    host_and_port,
     kind_of,
+    plaintext_host,
     read_sentinels,
     refuse_plaintext,
 )
@@ -350,7 +352,15 @@ def _of_cluster(url: str) -> RedisCluster:
         ClusterNode(each.hostname or "localhost", each.port or 6379)  # type: ignore[no-untyped-call]
         for each in places
     ]
-    return RedisCluster(url=first, startup_nodes=nodes, **_POLICY)
+    # Where the URL names other machines itself, it was looked at before.
+    guarded = first.startswith("redis://") and not plaintext_host(url) and not plaintext_allowed(os.environ)
+
+    def looked_at(place: tuple[str, int]) -> tuple[str, int]:
+        if guarded:
+            refuse_plaintext(f"redis://{host_and_port(*place)}", "A node of the Cluster")
+        return place
+
+    return RedisCluster(url=first, startup_nodes=nodes, address_remap=looked_at, **_POLICY)
 
 
 def _behind_sentinels(sentinels: Sentinels) -> _Opened:

@@ -203,7 +203,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._register(start, now_ms, must=True)
         # What was trimmed in between is not there any more; from here on nothing is.
         again = locate(self._options, self._logs, self._options.starting_offsets)
-        return offsets.to_json({p: again[p] if again[p].rows > at.rows else at for p, at in start.items()})
+        self._first = {p: again[p] if again[p].rows > at.rows else at for p, at in start.items()}
+        return offsets.to_json(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return ``maxRowsPerTrigger``."""

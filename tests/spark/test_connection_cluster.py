@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
-from streamworker.errors import AuthenticationFailed, BackendUnavailable
+from streamworker.errors import AuthenticationFailed, BackendUnavailable, ConfigurationError
 from streamworker.redisio.rights import acl_rules
 from streamworker.spark import connection
 from streamworker.spark.connection import Connection
@@ -46,6 +46,21 @@ def calls_of(node: Any, command: str) -> int:
     """Return how often a node was asked something."""
     with client_of(node) as client:
         return int(client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
+
+
+def test_a_node_on_another_machine_is_sent_no_password_as_plain_text(
+    acked: AckedLog, cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The URL speaks of this machine alone: whoever wrote it has not said that it may leave it."""
+    node = next(filter(is_primary, cluster.nodes))
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", node.url.replace("redis://", "redis+cluster://"))
+    with client_of(node) as client:
+        client.config_set("cluster-announce-ip", "192.0.2.7")
+        try:
+            with pytest.raises(ConfigurationError, match=r"node of the Cluster.*plain text to 192\.0\.2\.7"):
+                AckedLogs(OPTIONS).tails()
+        finally:
+            client.config_set("cluster-announce-ip", "")
 
 
 def test_logs_of_all_slots_are_read_from_their_primaries(acked: AckedLog, cluster: EmbeddedCluster) -> None:
