@@ -99,7 +99,7 @@ def unanswered_commits_count_as_done() -> None:
 
 
 PLANTS: dict[str, Plant] = {
-    "no-fence": Plant(without_a_fence, frozenset({"I2", "I3", "I4"}), ("worker frozen",)),
+    "no-fence": Plant(without_a_fence, frozenset({"I2", "I3", "I4", "I6"}), ("worker frozen",)),
     "commits-again": Plant(retried_commits_are_done_again, frozenset({"I2", "I5"}), ("replies lost",)),
     "sends-again": Plant(retried_sends_are_written_again, frozenset({"I2"}), ("replies lost",)),
     "same-epoch": Plant(epochs_are_not_raised, frozenset({"I4"}), ("worker killed",)),

@@ -242,6 +242,7 @@ class Soak:
         environ = self._environ(name)
         # A file for each start: a worker that is killed may leave half a line.
         log_path = self._worker_log(name)
+        log_path.touch()  # One that is killed at once leaves no line, and no file either.
         return self._forge.fork(f"{name}.{self._starts[name]}", environ, log_path)
 
     def _worker_log(self, name: str) -> Path:
@@ -462,6 +463,7 @@ class Soak:
 
 def run_soak(plan: Plan, folder: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Verdict:
     """Run a soak; its folder is kept where it failed."""
+    folder.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f"soak-{plan.seed}-", dir=folder))
     verdict = Soak(plan, place, say).run()
     if not verdict.violations:
