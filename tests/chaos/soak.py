@@ -463,7 +463,8 @@ class Soak:
 
 def run_soak(plan: Plan, folder: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Verdict:
     """Run a soak; its folder is kept where it failed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f"soak-{plan.seed}-", dir=folder))
     verdict = Soak(plan, place, say).run()
     if not verdict.violations:
