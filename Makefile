@@ -32,11 +32,11 @@ demo: $(READY)
 	$(VENV)/bin/streamworker demo
 
 test: $(READY)
-	@# What measures time runs by itself; the rest, which mostly waits, four files at a time. Both parts
+	@# What measures time runs by itself; the rest, which mostly waits, three files at a time. Both parts
 	@# run whatever becomes of the first, so that one look at the output tells all that is wrong.
 	@status=0; \
 	$(PY) -m pytest -m "not soak and alone" || status=$$?; \
-	$(PY) -m pytest -m "not soak and not alone" -n 4 --dist loadfile || status=$$?; \
+	$(PY) -m pytest -m "not soak and not alone" -n 3 --dist loadfile || status=$$?; \
 	exit $$status
 
 soak: $(READY)
