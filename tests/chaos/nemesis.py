@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -110,7 +111,7 @@ class Field:
         return [slot for slot in self.slots if slot.is_worker and slot.running]
 
 
-class Nemesis:
+class Nemesis(ABC):
     """One kind of fault; an instance is one fault."""
 
     name: ClassVar[str]
@@ -142,13 +143,13 @@ class Nemesis:
         self.target, self.takes = found
         return not self.takes & taken
 
+    @abstractmethod
     def choose(self) -> tuple[str, frozenset[str]] | None:
         """Return a target and what it takes hold of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self) -> None:
         """Do it."""
-        raise NotImplementedError
 
     def end(self) -> bool:
         """Undo it; False if that has to be tried again in a moment."""

@@ -148,7 +148,7 @@ class ChaosServer:
 
     Examples
     --------
-    >>> with ChaosServer(Path("/tmp/data")) as server:
+    >>> with ChaosServer(Path("data")) as server:
     ...     proxy = server.proxy()
     ...     server.restart()
     """

@@ -118,7 +118,7 @@ def log_is_right(server: EmbeddedServer, traffic: Traffic) -> bool:
 def reported(traffic: Traffic) -> set[EntryId]:
     """Return the ids of confirmed sends that the producer has reported as lost."""
     lost = traffic.desk.producer.lost
-    assert sum(each.entries for each in lost) >= 0 and all(each.is_all for each in lost)
+    assert all(each.entries > 0 and each.is_all for each in lost)
     return {i for i in traffic.sent.values() if any(each.first <= i <= each.last for each in lost)}
 
 
