@@ -266,6 +266,7 @@ def happenings() -> str:
     for pattern in HAPPENINGS:
         form = pattern.replace(r"(w\w+)", "w1").replace(r"(\w+)", "ID").replace(r"(\d+)", "N")
         form = form.replace("(.+)", "w1 w2").replace("(?:each partition|partition N)", "partition N")
+        form = form.replace("((?:is|has|gives) .+)", "is cut off")
         forms.append(form.replace("( and cannot be stopped)?", " and cannot be stopped"))
     return "\n".join(["```text", *forms, "```"])
 

@@ -52,8 +52,10 @@ def table() -> str:
                 f"| {name} | {row.fault} | {row.how}: {figure['what']} | {figure['times']:,} | {figure['target']} "
                 f"| {_ms(figure.get('p50_ms'))} | {_ms(figure.get('p99_ms'))} | {figure.get('load', '')} | {verdict}{said} |"
             )
-            if figure.get("why"):
-                reasons.append(f"- {name}, {figure['what']}: {figure['why']}.")
+            behind = [figure["why"]] if figure.get("why") else []
+            behind += [f"not from the run of a test: {figure['from']}"] if figure.get("from") else []
+            if behind:
+                reasons.append(f"- {name}, {figure['what']}: {'; '.join(behind)}.")
     lines += ["", "What stands behind single figures:", "", *reasons] if reasons else []
     lines += ["", "| row | shown by |", "|---|---|"]
     for name, row in ROWS.items():

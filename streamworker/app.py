@@ -20,7 +20,7 @@ from streamworker.records import RecordType
 from streamworker.redisio.client import CONNECTIONS, Backend
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
 from streamworker.runtime.durability import pipelines_of
-from streamworker.runtime.lanes import OnFull
+from streamworker.runtime.lane import OnFull
 from streamworker.runtime.producer import Producer, Sent
 from streamworker.settings import Settings
 from streamworker.spark.checks import check_pipeline

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,16 +15,17 @@ from tests.raw import close_clusters, opened
 
 REDIS_SERVER = shutil.which("redis-server")
 NO_REDIS_SERVER = (
-    "There is no redis-server on the PATH, so the contract tests run on Valkey only. "
+    "There is no redis-server on the PATH, so tests run on Valkey only. "
     "To run them on Redis too: apt-get install redis-server"
 )
 TESTS = Path(__file__).parent
 CONTRACT = TESTS / "contract"
 
 ALONE = {
-    "rebalance": "how long partitions stand still, with session timeouts of little more than a second",
+    "rebalance/test_many_workers.py": "counts commands, and how long partitions stand still",
+    "rebalance/test_rebalances.py": "how long partitions stand still, with sessions of about a second",
+    "rebalance/test_weighted.py": "shares by the load that is measured",
     "simulation/test_simulation.py": "uses both cores itself",
-    "dev/test_demo.py": "its verdict has times in it",
 }
 """What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""
 
@@ -32,8 +33,8 @@ ON_A_CLUSTER = {"test_commit", "test_membership", "test_snapshot", "test_trim"}
 """Modules of tests/contract that are tried on a Cluster in the default suite; the others with the marker
 ``soak``, since a test takes three times as long there."""
 
-COMPUTES_FOR_A_MINUTE = "test_a_handler_that_blocks_or_computes_for_a_minute_causes_no_rebalance"
-"""Stays beside others: it has default timeouts, and is about workers that hardly get to run."""
+OURS = "STREAMWORKER_"
+"""How the names of our environment variables begin."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,17 +70,40 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         for place in [item.path, *item.path.parents]
         if TESTS in place.parents
     }
-    if places & ALONE.keys() and item.name != COMPUTES_FOR_A_MINUTE:
+    if places & ALONE.keys():
         item.add_marker(pytest.mark.alone)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a server that is not there."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a server that is not there: it is counted, and its reason stands at the end.
+
+    And begin with the files that take long: at the end one process would work on them alone.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     if REDIS_SERVER is not None:
         return
-    left_out = [item for item in items if "[redis7" in item.name or "-redis7" in item.name]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        if "[redis7" in item.name or "-redis7" in item.name:
+            item.add_marker(pytest.mark.skip(reason=NO_REDIS_SERVER))
+
+
+def _our_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(OURS)}
+
+
+_variables = _our_variables()
+"""As the last test has left them."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """Insist that a test takes back what it has set: a later one would use the server of an earlier one."""
+    global _variables
+    yield
+    before, _variables = _variables, _our_variables()
+    changed = sorted({name for name, _ in before.items() ^ _variables.items()})
+    assert not changed, f"the test, or a fixture that stays, has changed {', '.join(changed)}"
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,15 @@
 """What many tests need: waiting on a condition, and real worker processes."""
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -16,9 +18,12 @@ import psutil
 T = TypeVar("T")
 
 POLL_S = 0.02
+PATIENCE_S = 60.0
+"""How long what has to happen is waited for. Nothing is tested by it: it ends a test that would wait for
+ever, and on a busy machine a process needs ten seconds to start."""
 
 
-def wait_for(predicate: Callable[[], T], description: str, timeout_s: float = 10.0) -> T:
+def wait_for(predicate: Callable[[], T], description: str, timeout_s: float = PATIENCE_S) -> T:
     """Wait until ``predicate()`` is true and return what it returned.
 
     Raises
@@ -40,7 +45,9 @@ async def wait_for_async(
 ) -> T: ...
 @overload
 async def wait_for_async(predicate: Callable[[], T], description: str, timeout_s: float = ...) -> T: ...
-async def wait_for_async(predicate: Callable[[], Any], description: str, timeout_s: float = 10.0) -> Any:
+async def wait_for_async(
+    predicate: Callable[[], Any], description: str, timeout_s: float = PATIENCE_S
+) -> Any:
     """Do as :func:`wait_for` does, on the event loop; ``predicate`` may be async."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -53,12 +60,65 @@ async def wait_for_async(predicate: Callable[[], Any], description: str, timeout
         await asyncio.sleep(POLL_S)
 
 
+@contextlib.contextmanager
+def beside(
+    work: Callable[[threading.Event], Coroutine[Any, Any, None]], timeout_s: float = 120
+) -> Iterator[None]:
+    """Let something async run in a thread and a loop of its own meanwhile.
+
+    Parameters
+    ----------
+    work
+        Given an event that is set when it is to end.
+    timeout_s
+        How long it may take to end then.
+
+    Raises
+    ------
+    AssertionError
+        If it failed, or does not end.
+    """
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(work(stop))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout_s)
+    assert not thread.is_alive(), "what ran beside waits for something"
+    assert not failed, failed
+
+
 def process_is_gone(pid: int) -> bool:
     """Whether a process has ended; one that nobody reaps yet (a zombie) has."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+@contextlib.contextmanager
+def inherited(actions: Mapping[signal.Signals, signal.Handlers]) -> Iterator[None]:
+    """Have the processes that are started in here begin with these actions for signals.
+
+    A program inherits what is ignored. So whoever starts the tests with a signal ignored, as a shell's
+    script does with SIGINT for what runs in its background, would have no plain program end on it.
+    """
+    before = {number: signal.signal(number, action) for number, action in actions.items()}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 class WorkerProcess:

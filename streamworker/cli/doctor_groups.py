@@ -114,16 +114,50 @@ async def _group(backend: "Backend", app: "App", path: str, spec: "ProcessorSpec
     from streamworker.redisio.snapshot import take_snapshot
 
     settings = app.settings
+    damaged = await _damaged(backend, app, path, spec)
     try:
         snapshot = await take_snapshot(
             backend, app.name, spec.stream.name, spec.name, silent_after_ms=settings.session_timeout_ms
         )
     except StreamworkerError as error:
-        return [Check(f"group {spec.name}", "fail", error.message, error.remedy or "Look at its keys.")]
-    checks = [_members(snapshot, spec, path), _locks(snapshot, spec, path), _partitions(snapshot, spec)]
+        return [
+            Check(f"group {spec.name}", "fail", error.message, error.remedy or "Look at its keys."),
+            *damaged,
+        ]
+    checks = [
+        *damaged,
+        _members(snapshot, spec, path),
+        _locks(snapshot, spec, path),
+        _partitions(snapshot, spec),
+    ]
     if spec.forward:
         checks += [_log(snapshot, spec, path, settings.acked_entries_max), *_readers(snapshot, spec, path)]
     return checks
+
+
+async def _damaged(backend: "Backend", app: "App", path: str, spec: "ProcessorSpec") -> list[Check]:
+    """Name what was put aside in place of membership or heartbeats; nothing is said where there is none."""
+    from streamworker.cli.repair_plan import kind_of
+    from streamworker.redisio.keys import GroupKeys
+    from streamworker.redisio.membership import put_aside
+
+    keys, name = GroupKeys(app.name, spec.stream.name, spec.name), f"membership {spec.name}"
+    try:
+        kept = await put_aside(backend, keys)
+    except StreamworkerError as error:
+        return [Check(name, "warn", error.message, error.remedy or f"Look at the key {keys.damaged}.")]
+    if not kept:
+        return []
+    return [
+        Check(
+            name,
+            "warn",
+            f"was damaged, and mended by its workers; {keys.damaged} has what stood there: {kind_of(kept)}",
+            f"Another program wrote to {keys.members} (`history` says when) or to {keys.beats}: find out "
+            "which. Then: "
+            f"streamworker repair {path} --drop-damaged {spec.name}",
+        )
+    ]
 
 
 def _members(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Check:

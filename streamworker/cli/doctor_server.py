@@ -98,6 +98,14 @@ def persistence(info: "ServerInfo", settings: Mapping[str, str] | None) -> Check
     settings
         Of the server; None if this user may not ask, and it is left open how often it writes.
     """
+    if info.aof_enabled and not info.aof_written:
+        return Check(
+            "persistence",
+            "fail",
+            "The append-only file cannot be written, so all writes are refused: its disk is full, or broken.",
+            "Make room. Then run BGREWRITEAOF before the server ends: Redis 7.0 and Valkey 9.1 may leave a "
+            "file that they do not load again (docs/durability.md).",
+        )
     lost, remedy = _lost_in_a_crash(info, settings)
     writes = (settings or {}).get("min-replicas-to-write", "0")
     if info.replicas and writes == "0":

@@ -35,6 +35,14 @@ def repair(
             help="Drop the rows of an acked log that has no reader: nobody has read them.",
         ),
     ] = None,
+    drop_damaged: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop-damaged",
+            metavar="PROCESSOR",
+            help="Remove what was put aside in place of its membership document.",
+        ),
+    ] = None,
     forget_group: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,12 +70,13 @@ def repair(
       streamworker repair shop:app --yes --json
       streamworker repair shop:app --forget-reader revenue
       streamworker repair shop:app --trim-log price
+      streamworker repair shop:app --drop-damaged price
       streamworker repair shop:app --forget-group price-v1
     """
     from streamworker.importing import resolve_app
 
     found = resolve_app(app)
-    wanted = _Wanted(forget_reader or [], trim_log or [], forget_group or [])
+    wanted = _Wanted(forget_reader or [], trim_log or [], forget_group or [], drop_damaged or [])
     wanted.check(found)
     if json and not (yes or dry_run):
         raise typer.BadParameter("A program cannot be asked: give --yes or --dry-run.", param_hint="--json")
@@ -79,14 +88,15 @@ def repair(
 class _Wanted:
     """What the options name."""
 
-    def __init__(self, readers: list[str], logs: list[str], groups: list[str]) -> None:
+    def __init__(self, readers: list[str], logs: list[str], groups: list[str], damaged: list[str]) -> None:
         self.readers = readers
         self.logs = logs
         self.groups = groups
+        self.damaged = damaged
 
     def check(self, app: "App") -> None:
         """Refuse what the app says of its own processors."""
-        for name in self.logs:
+        for name in (*self.logs, *self.damaged):
             if name not in app.processors:
                 raise ConfigurationError(
                     f"App {app.name!r} has no processor {name!r}.",
@@ -149,7 +159,7 @@ def _as_json(step: "Step", outcome: str) -> dict[str, object]:
 
 
 async def _plan(backend: "Backend", app: "App", wanted: _Wanted) -> "list[Step]":
-    from streamworker.cli.repair_plan import Patience, plan_group, plan_log, plan_reader
+    from streamworker.cli.repair_plan import Patience, plan_damaged, plan_group, plan_log, plan_reader
     from streamworker.redisio.keys import GroupKeys
     from streamworker.redisio.repair import look
 
@@ -166,6 +176,8 @@ async def _plan(backend: "Backend", app: "App", wanted: _Wanted) -> "list[Step]"
                 steps.append(plan_reader(facts, name))
         if spec.name in wanted.logs:
             steps += plan_log(facts)
+        if spec.name in wanted.damaged:
+            steps += plan_damaged(facts)
     unknown = sorted(set(wanted.readers) - met)
     if unknown:
         raise ConfigurationError(
@@ -239,6 +251,8 @@ async def _do(backend: "Backend", step: "Step") -> str:
             if total:
                 await deeds.note(backend, facts.keys, f"{step.deed}: {total} entries", trimmed, by=by)
             return f"{_counted(len(trimmed), len(step.partitions))}; {total:,} entries dropped"
+        case "drop damaged":
+            return "done" if await deeds.drop_damaged(backend, facts) else _CHANGED
         case "forget group":
             gone = [p for p in step.partitions if await deeds.forget_place(backend, facts, p)]
             if len(gone) == len(step.partitions) and await deeds.forget_group(backend, facts):

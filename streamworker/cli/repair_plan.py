@@ -16,7 +16,7 @@ from streamworker.redisio.repair import Facts
 READER_RESTS_MS = 60_000
 """A reader that has moved within this time is not forgotten, whoever asks."""
 
-Deed = Literal["remove members", "release locks", "forget reader", "trim log", "forget group"]
+Deed = Literal["remove members", "release locks", "forget reader", "trim log", "drop damaged", "forget group"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,29 @@ def plan_log(facts: Facts) -> list[Step]:
     if not full:
         return []
     return [_step("trim log", facts, f"{entries:,} entries", "no reader has registered", partitions=full)]
+
+
+def plan_damaged(facts: Facts) -> list[Step]:
+    """Plan to remove what was put aside in place of the membership document."""
+    if not facts.damaged:
+        return []
+    return [
+        _step(
+            "drop damaged", facts, kind_of(facts.damaged), "put aside by the workers, for somebody to look at"
+        )
+    ]
+
+
+def kind_of(fingerprint: str) -> str:
+    """Say of what kind a value is, for people.
+
+    Examples
+    --------
+    >>> kind_of("17:da39a3ee5e6b4b0d3255bfef95601890afd80709"), kind_of("hash")
+    ('a string of 17 bytes', 'a hash')
+    """
+    length, colon, _ = fingerprint.partition(":")
+    return f"a string of {int(length):,} bytes" if colon else f"a {fingerprint}"
 
 
 def plan_leftover(facts: Facts, patience: Patience) -> Step:

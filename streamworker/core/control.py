@@ -18,7 +18,7 @@ class GroupChanged:
     generation: int
     cause: str
     """``join``, ``return``, ``leave``, ``left``, ``death``, ``hold-expired``, ``rollback``,
-    ``balance`` or ``weights``; in the protocol claim, ``claim`` or ``steal``."""
+    ``mended``, ``balance`` or ``weights``; in the protocol claim, ``claim`` or ``steal``."""
     member: str
     """Name of the member that it is about; several are separated by a space."""
     moved: tuple[int, ...]

@@ -15,10 +15,13 @@ from streamworker.core.events import (
     DocumentChanged,
     DocumentRead,
     Effect,
+    HeartbeatDone,
+    MendDocument,
     Note,
     ReadDocument,
 )
 from streamworker.core.membership import Membership
+from streamworker.core.mending import Damage, fingerprint, is_of_later_release
 from streamworker.errors import ConfigurationError, CoordinationError, InternalError
 
 CONFLICT_PAUSE_MS = 20
@@ -37,14 +40,14 @@ class Conversation:
         The group as it is known at first.
     retry_ms
         Pause after a call without an answer.
-    unreadable_ms
-        Pause before a document that could not be read is looked at again.
+    interval_ms
+        Pace of the heartbeats, and of looking again at a document of a later release.
     jitter
         Returns a number from 0 up to its argument.
     """
 
     def __init__(
-        self, membership: Membership, *, retry_ms: int, unreadable_ms: int, jitter: Callable[[int], int]
+        self, membership: Membership, *, retry_ms: int, interval_ms: int, jitter: Callable[[int], int]
     ) -> None:
         self.membership = membership
         """The newest version that we know."""
@@ -53,7 +56,10 @@ class Conversation:
         self.must_read = False
         """Whether there is something to learn by reading."""
         self._retry_ms = retry_ms
-        self._unreadable_ms = unreadable_ms
+        self._interval_ms = interval_ms
+        self._damage = Damage(interval_ms, jitter)
+        self._stored: bytes | None = None
+        """The newest version as it was read; None for one that we wrote, which can be made again."""
         self._jitter = jitter
         self._is_calling = False
         self._proposed: Membership | None = None
@@ -74,10 +80,16 @@ class Conversation:
 
     # -- our side ------------------------------------------------------------------------------
 
-    def read(self) -> list[Effect]:
-        """Ask for the document."""
+    def read(self, me: str, now_ms: int, at_least: int) -> list[Effect]:
+        """Ask for the document; or for it to be put right, once that is due."""
         self._pause_until_ms, self.must_read, self._is_calling = None, False, True
-        return [ReadDocument()]
+        if not self._damage.is_due(now_ms):
+            return [ReadDocument()]
+        known, seen = self.membership, self._damage.seen
+        self._damage.failed()  # as long as there is no answer
+        self._proposed = known if known.generation else None
+        message = GroupChanged(0, "mended", me.rpartition(".")[0], ())
+        return [MendDocument(seen, known, message, max(at_least, known.generation + 1))]
 
     def propose(self, cause: str, member: str, after: Membership, at_least: int = 0) -> list[Effect]:
         """Ask for a change of the newest version that we know.
@@ -105,8 +117,17 @@ class Conversation:
 
     # -- the server's side ---------------------------------------------------------------------
 
-    def answered(self, event: DocumentRead | ChangeRefused, now_ms: int) -> Membership | Note:
+    def answered(self, event: DocumentRead | ChangeRefused, me: str, now_ms: int) -> Membership | Note:
         """Take a document; return the version to act on, or what is wrong with it.
+
+        Parameters
+        ----------
+        event
+            With the document.
+        me
+            Our id: members put right what is damaged before others do.
+        now_ms
+            Our clock.
 
         Raises
         ------
@@ -116,16 +137,22 @@ class Conversation:
         self._is_calling, self.server_ms = False, event.server_ms
         if isinstance(event, ChangeRefused):
             self._pause_after_conflict(now_ms)
-        ours = self.membership
-        if event.document is None:
-            self.membership = Membership.empty(ours.partitions, ours.strategy)
+        ours, document = self.membership, event.document
+        if document is None and not event.foreign:
+            self._damage.forget()
+            self.membership, self._stored = Membership.empty(ours.partitions, ours.strategy), None
             return self.membership
         try:
-            read = Membership.parse(event.document)
+            read = self._parse(document, event.foreign)
         except CoordinationError as error:
             # We go on with what we own: the locks say whether it is ours, not the document.
             self.must_read = True
-            self._pause_until_ms = now_ms + self._unreadable_ms
+            if document is not None and is_of_later_release(document):
+                self._damage.forget()
+                self._pause_until_ms = now_ms + self._interval_ms
+            else:
+                seen = event.foreign if document is None else fingerprint(document)
+                self._pause_until_ms = self._damage.look(seen, ours, me, now_ms)
             return Note("membership_unreadable", {"reason": str(error)})
         if read.partitions != ours.partitions:
             raise ConfigurationError(
@@ -133,15 +160,45 @@ class Conversation:
                 f"{ours.partitions}.",
                 remedy="Use the same number of partitions in all workers.",
             )
-        self.membership = read
+        self._damage.forget()
+        self.membership, self._stored = read, document
         return read
+
+    def _parse(self, document: bytes | None, foreign: str) -> Membership:
+        if document is None:
+            raise CoordinationError(f"There is a {foreign} in place of the membership document.")
+        read, ours = Membership.parse(document), self.membership
+        if read.generation == ours.generation and read != ours:
+            # Each change has a generation of its own: this was written over one that we know.
+            raise CoordinationError(
+                f"The membership document is not the one that was written with generation {read.generation}."
+            )
+        return read
+
+    def differs(self, event: HeartbeatDone) -> bool:
+        """Whether a heartbeat found another document than the one that we know."""
+        if event.generation != self.membership.generation:
+            return True
+        if not event.fingerprint or not event.generation:
+            return False
+        if self._stored is None:
+            self._stored = self.membership.document()
+        return event.fingerprint != fingerprint(self._stored)
+
+    def heard(self, generation: int) -> None:
+        """Take the news that there is a version of this generation."""
+        self.must_read |= generation > self.membership.generation
+        if self._damage.heard(generation):
+            self._damage.forget()
+            self._pause_until_ms = None
 
     def changed(self, event: DocumentChanged) -> Membership:
         """Take the news that our change was done; return the version to act on."""
         if self._proposed is None:
             raise InternalError("A membership change was answered that was not asked for.")
         self.membership = replace(self._proposed, generation=event.generation)
-        self._is_calling, self._proposed, self._conflicts = False, None, 0
+        self._is_calling, self._proposed, self._conflicts, self._stored = False, None, 0, None
+        self._damage.forget()
         return self.membership
 
     def failed(self, now_ms: int) -> None:

@@ -50,25 +50,29 @@ class DeadlinePassed(Event):
 
 @dataclass(frozen=True, slots=True)
 class DocumentRead(Event):
-    """Answer to ``ReadDocument``."""
+    """Answer to ``ReadDocument``; and to ``MendDocument`` where nothing was written in its place."""
 
     document: bytes | None
     server_ms: int
+    foreign: str = ""
+    """The type of what stands there, where that can be no document."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentChanged(Event):
-    """Answer to ``ChangeDocument``: done."""
+    """Answer to ``ChangeDocument`` and ``MendDocument``: done."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRefused(Event):
-    """Answer to ``ChangeDocument``: somebody else was first, and this is what they wrote."""
+    """Answer to ``ChangeDocument`` and ``MendDocument``: somebody else was first, and wrote this."""
 
     document: bytes | None
     server_ms: int
+    foreign: str = ""
+    """As in ``DocumentRead``."""
 
 
 class Call(Enum):
@@ -81,7 +85,7 @@ class Call(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallFailed(Event):
-    """No answer to ``ReadDocument``, ``ChangeDocument``, ``ProbePeers`` or ``ReadLoads``."""
+    """No answer to what is about the document, to ``ProbePeers`` or to ``ReadLoads``."""
 
     call: Call
 
@@ -119,6 +123,8 @@ class HeartbeatDone(Event):
     """By our clock, before it was sent."""
     run_id: str
     beats: Mapping[str, Beat]
+    fingerprint: str = ""
+    """Of the document, where this heartbeat looked at all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +211,24 @@ class ChangeDocument(Effect):
     removed: tuple[str, ...]
     at_least: int = 0
     """A generation that some lock knows: the new one is not below it, whatever the server's clock says."""
+
+
+@dataclass(frozen=True, slots=True)
+class MendDocument(Effect):
+    """Put aside what is no document, if it is still what was seen, and write one in its place.
+
+    Answer: ``DocumentChanged``, ``ChangeRefused`` or ``CallFailed``; ``DocumentRead`` where nothing is
+    written in its place.
+    """
+
+    seen: str
+    """Its fingerprint; see ``mending``."""
+    membership: Membership
+    """What is written. With generation 0 nothing is: the group begins anew."""
+    message: GroupChanged
+    """Its generation is filled in by the script."""
+    at_least: int
+    """As in ``ChangeDocument``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,18 @@ RANKS_MAX = 8
 """Beyond this rank members no longer wait longer for each other."""
 MINUTE_MS = 60_000
 FORMAT = 1
-"""Version of the document. A worker refuses one that it does not know."""
+"""Version of the document. A release that writes what this one would not read must raise it, be it only
+another assignment: of a greater one workers keep their hands off, and anything else that they cannot read is
+damage to them, which they put right. What all versions share is the beginning, ``{"generation":N,``, and
+``v``."""
+
+WHOLE_MAX = 2**53
+"""Beyond this Lua does not count by ones."""
+BEGINNING = b'{"generation":'
+_STATES: tuple[Literal["active", "leaving", "held"], ...] = ("active", "leaving", "held")
+_MENDED_BY_WORKERS = (
+    "Something else wrote to it. Its workers put it right within seconds, and so does the next one to start."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +255,10 @@ class Membership:
             owners[partition] = owner
         return replace(after, owners=tuple(owners))
 
+    def document(self) -> bytes:
+        """Return the whole document, as the script stores it."""
+        return b"%s%d,%s" % (BEGINNING, self.generation, self.body()[1:].encode())
+
     def body(self) -> str:
         """Return the document as JSON without its generation, which the script puts in front."""
         position = {member.id: index for index, member in enumerate(self.members)}
@@ -280,28 +295,45 @@ class Membership:
                 )
             members = tuple(read_member(each) for each in fields["members"])
             owners = tuple(_read_owner(members, index) for index in fields["owners"])
+            generation = read_whole(fields["generation"])
+            if not generation or not document.startswith(b"%s%d," % (BEGINNING, generation)):
+                raise ValueError("it does not begin with its generation")
             membership = cls(
-                int(fields["generation"]),
-                int(fields["partitions"]),
+                generation,
+                read_whole(fields["partitions"]),
                 str(fields["strategy"]),
                 members,
                 owners,
-                tuple(_read_whole(each) for each in fields.get("weights", ())),
-                tuple((_read_whole(at), _read_whole(moved)) for at, moved in fields.get("balanced", ())),
+                tuple(read_whole(each) for each in fields.get("weights", ())),
+                tuple((read_whole(at), read_whole(moved)) for at, moved in fields.get("balanced", ())),
             )
         except (ValueError, OverflowError, RecursionError, LookupError, TypeError) as error:
             raise CoordinationError(
-                f"The membership document cannot be read: {error!r}.",
-                remedy="Something else wrote to it. Stop the workers, delete the key and start them again.",
+                f"The membership document cannot be read: {error!r}.", remedy=_MENDED_BY_WORKERS
             ) from error
         has_all = len(membership.weighed) in (0, len(owners)) and len(owners) == membership.partitions
         if not has_all or membership.strategy not in STRATEGIES:
             raise CoordinationError(
                 f"The membership document names {len(owners)} owners and {len(membership.weighed)} weights "
                 f"for {membership.partitions} partitions under the assignment {membership.strategy!r}.",
-                remedy="Run the same release of streamworker on all workers of the group.",
+                remedy=_MENDED_BY_WORKERS,
             )
+        membership._check_members()
         return membership
+
+    def _check_members(self) -> None:
+        """See whether the members can be those of one group, and the owners its assignment."""
+        ids = set(self.ids)
+        places = [each.static_id for each in self.members if each.static_id]
+        can_own = {each.id for each in self.members if each.state == "active" or each.static_id}
+        is_idle = None in self.owners and bool(self.active_ids)
+        if len(ids) < len(self.members) or len(set(places)) < len(places):
+            wrong = "has a member twice"
+        elif is_idle or not can_own.issuperset(filter(None, self.owners)):
+            wrong = "leaves partitions to nobody, or to somebody who leaves"
+        else:
+            return
+        raise CoordinationError(f"The membership document {wrong}.", remedy=_MENDED_BY_WORKERS)
 
 
 def member_fields(member: Member) -> dict[str, Any]:
@@ -325,30 +357,32 @@ def member_fields(member: Member) -> dict[str, Any]:
 
 def read_member(fields: dict[str, Any]) -> Member:
     """Read a member from what JSON has."""
-    states: dict[str, Literal["leaving", "held"]] = {"leaving": "leaving", "held": "held"}
+    states: dict[str, Literal["active", "leaving", "held"]] = {each: each for each in _STATES}
     return Member(
-        str(fields["id"]),
-        str(fields["name"]),
-        str(fields["host"]),
-        int(fields["pid"]),
-        int(fields["joined_ms"]),
-        states.get(fields["state"], "active"),
-        str(fields.get("static_id", "")),
-        int(fields.get("held_until_ms", 0)),
-        max(1, int(fields.get("capacity", 1))),
+        _read_text(fields["id"]),
+        _read_text(fields["name"]),
+        _read_text(fields["host"]),
+        read_whole(fields["pid"]),
+        read_whole(fields["joined_ms"]),
+        states[fields["state"]],
+        _read_text(fields.get("static_id", "")),
+        read_whole(fields.get("held_until_ms", 0)),
+        max(1, read_whole(fields.get("capacity", 1))),
     )
 
 
-def _read_whole(value: Any) -> int:
-    number = int(value)
-    if number < 0:
-        raise ValueError("a negative weight, time or number")
-    return number
+def read_whole(value: Any) -> int:
+    """Read a number that counts something: JSON has others too."""
+    if type(value) is not int or not 0 <= value <= WHOLE_MAX:
+        raise ValueError("a weight, time or number that is not whole")
+    return value
+
+
+def _read_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a name that is no text")
+    return value
 
 
 def _read_owner(members: tuple[Member, ...], index: int | None) -> str | None:
-    if index is None:
-        return None
-    if index < 0:
-        raise ValueError("an owner before the first member")
-    return members[index].id
+    return None if index is None else members[read_whole(index)].id

@@ -83,8 +83,9 @@ class Rebalance:
     cause: str
     """``join``, ``leave``, ``death``, ``left`` (after a leave, moves nothing), ``return`` (of a
     static member), ``hold-expired``, ``rollback`` (a failover took the document back, moves
-    nothing), ``balance`` (by load), ``weights`` (moves nothing). In the protocol claim ``claim`` or
-    ``steal``, one partition each; in lease ``race``."""
+    nothing), ``mended`` (the document was damaged, moves nothing), ``balance`` (by load),
+    ``weights`` (moves nothing). In the protocol claim ``claim`` or ``steal``, one partition each; in
+    lease ``race``."""
     member: str
     at_ms: int
     moved: tuple[int, ...]

@@ -79,10 +79,8 @@ def name_of(owner: str) -> str:
 def event_in_words(event: ev.Event) -> str:
     """Write one event."""
     match event:
-        case ev.DocumentRead(document, _):
-            return f"DocumentRead: {_document(document)}"
-        case ev.ChangeRefused(document, _):
-            return f"ChangeRefused: {_document(document)}"
+        case ev.DocumentRead(document, _, foreign) | ev.ChangeRefused(document, _, foreign):
+            return f"{type(event).__name__}: {_document(document, foreign)}"
         case ev.DocumentChanged(generation):
             return f"DocumentChanged: generation {generation}"
         case ev.ControlReceived(messages):
@@ -170,6 +168,9 @@ def effect_in_words(effect: ev.Effect) -> str:
         case ev.ChangeDocument(expected, membership, message, _, _):
             before = f"if the generation is {expected}" if expected else "if there is none"
             return f"ChangeDocument {before}: {message.cause} of {message.member}; {_owners(membership)}"
+        case ev.MendDocument(_, membership, message, _):
+            what = _owners(membership) if membership.generation else "there is none"
+            return f"MendDocument if it is still the same: by {message.member}; {what}"
         case ev.StartHeartbeat(member):
             return f"StartHeartbeat {member}"
         case ev.ProbePeers(connections):
@@ -226,7 +227,9 @@ def _owners(membership: Membership) -> str:
     )
 
 
-def _document(document: bytes | None) -> str:
+def _document(document: bytes | None, foreign: str) -> str:
+    if foreign:
+        return f"it is a {foreign}"
     if document is None:
         return "there is none"
     try:

@@ -126,7 +126,7 @@ class WorkerCore:
         self._talk = Conversation(
             Membership.empty(partitions, strategy),
             retry_ms=timing.acquire_retry_ms,
-            unreadable_ms=timing.heartbeat_interval_ms,
+            interval_ms=timing.heartbeat_interval_ms,
             jitter=jitter,
         )
         self._door = Door(timing.heartbeat_interval_ms // 2, jitter)
@@ -203,7 +203,7 @@ class WorkerCore:
             case StopRequested():
                 return self._stop(now_ms)
             case DocumentRead() | ChangeRefused():
-                read = self._talk.answered(event, now_ms)
+                read = self._talk.answered(event, self.member, now_ms)
                 if isinstance(read, Note):
                     return [read]
                 knock = self._knock(now_ms) if isinstance(event, ChangeRefused) else []
@@ -236,7 +236,7 @@ class WorkerCore:
         if not self._talk.may_call(now_ms):
             return []
         if self._talk.must_read:
-            return self._talk.read()
+            return self._talk.read(self.member, now_ms, self._ownership.newest)
         if self._phase is Phase.LEAVING and self.membership.present(self.member) is None:
             if self._door.is_patient(now_ms):
                 return self._talk.rest()  # we may be let in at any moment, and then must leave
@@ -366,7 +366,7 @@ class WorkerCore:
     def _control(self, event: ControlReceived, now_ms: int) -> None:
         for message in event.messages:
             if isinstance(message, GroupChanged):
-                self._talk.must_read |= message.generation > self.membership.generation
+                self._talk.heard(message.generation)
             elif isinstance(message, JoinWanted):
                 self._door.heard(message, now_ms)
             elif isinstance(message, PartitionsReleased):
@@ -377,8 +377,7 @@ class WorkerCore:
             return []
         if event.lost:
             return self._removed()
-        if event.generation != self.membership.generation:
-            self._talk.must_read = True
+        self._talk.must_read |= self._talk.differs(event)
         if (mine := event.beats.get(self.member)) is not None:
             self._talk.server_ms = mine.server_ms
         effects = self._pulse.renewed(event.sent_ms, now_ms)

@@ -13,11 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _END_WITH_US = """
-(trap '' TERM; read -r _ <&1; kill -TERM 0; [ -z "$0" ] || rm -rf -- "$0") & exec "$@" >&2
+seconds=$1; shift
+(trap '' TERM; read -r _ <&1; kill -TERM 0; [ -z "$0" ] || rm -rf -- "$0"
+while kill -0 $$ 2>&-; do [ "$seconds" -gt 0 ] || kill -KILL 0; seconds=$((seconds - 1)); sleep 1; done
+) & exec "$@" >&2
 """
 """Shell words that run a command beside a watcher that reads from a pipe whose other end only
 we hold. The kernel closes it when we end, however we end, and the watcher then ends the command
-and removes the directory that we can no longer remove.
+and removes the directory that we can no longer remove. A command that does not end on that is
+killed: it may ignore SIGTERM without a word of its own, since a program inherits that from
+whoever started us, and no shell can undo it.
 
 Chosen over PR_SET_PDEATHSIG, which is Linux only, fires already when the *thread* that started
 the child ends, and needs code between fork and exec. ``kill 0`` signals the process group that
@@ -26,6 +31,8 @@ comes in as descriptor 1, since dash cannot name descriptors above 9.
 """
 
 KILL_TIMEOUT_S = 10.0
+KILL_ORPHAN_AFTER_S = 15
+"""Whole seconds that a command may take to end after we have: more than a worker's grace period."""
 
 
 class Child:
@@ -63,7 +70,7 @@ class Child:
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _END_WITH_US, str(temporary or ""), *command],
+                ["/bin/sh", "-c", _END_WITH_US, str(temporary or ""), str(KILL_ORPHAN_AFTER_S), *command],
                 stdin=subprocess.PIPE,
                 stdout=watched,
                 stderr=log,

@@ -124,6 +124,11 @@ class Backend:
         nodes = await self._server.primaries(self._call_timeout_ms)
         return [Backend(node, self._call_timeout_ms) for node in nodes]
 
+    def look_again(self) -> None:
+        """Ask in the background which servers hold keys: one that was thought to be a primary is none."""
+        if isinstance(self._server, Cluster):
+            self._server.look_again()
+
     async def uncovered(self) -> int:
         """Return how many slots of a Cluster nobody has; 0 for one server, which has everything.
 
@@ -148,9 +153,12 @@ class Backend:
 
     @property
     def pause_max_ms(self) -> int:
-        """How long to wait at most before a call is made again: a replica that may take over does soon."""
+        """How long to wait at most before a call is made again: a replica that may take over does soon.
+
+        One server that cannot be reached is not knocked at more often for it; see ``attempts``.
+        """
         follows = isinstance(self._server, Node) and self._server.target.moves
-        return 500 if self.is_cluster or follows else 2_000
+        return 500 if self.is_cluster or follows else 1_000
 
     def known_place_of(self, key: str) -> str:
         """Return where a key is, without asking: empty for one server, and as long as it is not known.
@@ -184,10 +192,17 @@ class Backend:
         BackendError
             ``BackendUnavailable`` if there was no answer: it may or may not have been done.
         """
-        server: Server = self._server
+        server, timeout_ms = self._server, timeout_ms or self._call_timeout_ms
         if near and self.is_cluster:
-            server = await server.node_of(near, timeout_ms or self._call_timeout_ms)
-        (answer,) = _named([args], await server.commands([args], timeout_ms or self._call_timeout_ms))
+            node = await server.node_of(near, timeout_ms)
+            try:
+                answers = await node.commands([args], timeout_ms)
+            except BackendUnavailable:
+                server.failed(node)
+                raise
+        else:
+            answers = await server.commands([args], timeout_ms)
+        (answer,) = _named([args], answers)
         if isinstance(answer, BackendError):
             raise answer
         return answer
@@ -264,7 +279,7 @@ class Backend:
 
     def blocking(self, key: str = "") -> "BlockingConnection":
         """Return a connection of its own for a read that waits at the server that has a key."""
-        return BlockingConnection(self._server, key)
+        return BlockingConnection(self._server, key, self._call_timeout_ms)
 
     async def identity(self, near: str = "") -> tuple[int, str]:
         """Return this connection's client id and the server's run id, by which peers find it.
@@ -312,9 +327,12 @@ class BlockingConnection:
     It comes back by itself: after an error the next call connects anew.
     """
 
-    def __init__(self, server: Server, key: str) -> None:
+    def __init__(self, server: Server, key: str, call_timeout_ms: float) -> None:
         self._server = server
         self._key = key
+        self._call_timeout_ms = call_timeout_ms
+        self._roundtrip_ms = 0.0
+        """How long one took when it was connected: a read on a slow network may take so much longer."""
         self._node: Node | None = None
         self._link: Link | None = None
         self._under_way = 0
@@ -334,20 +352,25 @@ class BlockingConnection:
         Raises
         ------
         BackendUnavailable
-            If there was no answer a second after the server should have given one, and if the keys
-            are at another node by now: the next call finds it.
+            If there was no answer a second after the server should have given one, a round trip more
+            where that takes long, and if the keys are at another node by now: the next call finds it.
+            Connecting has its own time.
         """
-        deadline_ms = block_ms + BLOCK_MARGIN_MS
         node, link = self._node, self._link
         if node is None or link is None or node is not self._server:  # On a Cluster it may be another by now.
-            node, link = await self._find(deadline_ms)
+            node, link = await self._find(self._call_timeout_ms)
         self._calls += 1
+        deadline_ms = self._call_timeout_ms
         try:
-            async with asyncio.timeout(deadline_ms / 1000):
-                await link.ready()
-                if link.client_id is None:
+            await link.ready(waits=node.waits)
+            if link.client_id is None:
+                async with asyncio.timeout(deadline_ms / 1000):
+                    began_s = asyncio.get_running_loop().time()
                     (number,) = await link.roundtrip(pack(("CLIENT", "ID")), 1)
-                    link.client_id = number if isinstance(number, int) else 0
+                    self._roundtrip_ms = 1_000 * (asyncio.get_running_loop().time() - began_s)
+                link.client_id = number if isinstance(number, int) else 0
+            deadline_ms = block_ms + BLOCK_MARGIN_MS + self._roundtrip_ms
+            async with asyncio.timeout(deadline_ms / 1000):
                 self._under_way = self._calls
                 (reply,) = await link.roundtrip(pack(args), 1)
         except TimeoutError:
@@ -405,7 +428,7 @@ class BlockingConnection:
         if not self._link.client_id:
             raise BackendRefused("This user may not ask for CLIENT ID.")
         words = ("CLIENT", "UNBLOCK", self._link.client_id)
-        (reply,) = await self._node.commands([words], BLOCK_MARGIN_MS)
+        (reply,) = await self._node.commands([words], self._call_timeout_ms)
         if isinstance(reply, BackendError):
             raise reply
         return bool(reply)

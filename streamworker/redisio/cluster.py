@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, Self
 
 from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, TryAgainError
 
-from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.durability import MEMORY, Durability
 from streamworker.redisio.failures import translate
 from streamworker.redisio.link import Argument, Reply, pack
-from streamworker.redisio.node import ASKING, Node, PackedScript, ScriptCall, packed_calls
+from streamworker.redisio.node import ASKING, Node, PackedScript, ScriptCall, packed_calls, was_closed
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.topology import SLOTS, Topology, seeds_of, slot_of
 
@@ -86,6 +86,7 @@ class Cluster:
         self._nodes: dict[str, Node] = {}
         self._version = 0
         self._is_owner = True
+        self._closed = False
         self._leaving: set[asyncio.Task[None]] = set()
         """What closes connections to nodes that are gone."""
 
@@ -197,10 +198,16 @@ class Cluster:
         """Take in that a node gave no answer."""
         self._topology.failed(node.address)
 
+    def look_again(self) -> None:
+        """Ask in the background where the slots are."""
+        self._topology.look_soon()
+
     def noted(self, reply: Reply, node: Node) -> Reply:
         """Return a reply; of one that says that we are at the wrong node, what that means for the caller."""
         if isinstance(reply, MovedError):
-            self._topology.moved(reply.slot_id, reply.host, reply.port, node.target)
+            found = self._sent_on(reply, node.address)
+            if isinstance(found, BackendError):
+                return found
         elif isinstance(reply, ClusterDownError | ReadOnlyError | AskError | TryAgainError):
             self._topology.look_soon()
         else:
@@ -208,10 +215,11 @@ class Cluster:
         return translate(reply, node.address) if isinstance(reply, ClusterDownError) else _elsewhere(node)
 
     async def aclose(self) -> None:
-        """Close all connections; those in use are closed when their calls end."""
+        """Close all connections; those in use are closed when their calls end. Later calls raise."""
+        self._closed = True
         if self._is_owner:
             await self._topology.aclose()
-        for node in self._nodes.values():
+        for node in list(self._nodes.values()):  # Closing waits, and a call that ends may drop one.
             await node.aclose()
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
@@ -246,8 +254,8 @@ class Cluster:
                     replies = [replies] * len(places)
                 for place, reply in zip(places, replies, strict=True):
                     sent_on = self._sent_on(reply, address)
-                    if sent_on is None:
-                        answers[place] = self._answer(reply, address)
+                    if sent_on is None or isinstance(sent_on, BackendError):
+                        answers[place] = sent_on or self._answer(reply, address)
                         continue
                     left.append(place)
                     if isinstance(reply, AskError) and not isinstance(reply, MovedError):
@@ -257,7 +265,9 @@ class Cluster:
             left.sort()
         for place in left:  # It was sent on again and again, or for so long.
             answers[place] = _circles(self.address)
-        if unanswered and len(unanswered) == len(calls):
+        # One error for all, unless some may have been done and others were not.
+        is_known = {not isinstance(error, BackendUnavailable) for error in unanswered}
+        if len(unanswered) == len(calls) and len(is_known) == 1:
             raise unanswered[0]
         return answers
 
@@ -280,15 +290,18 @@ class Cluster:
             self._topology.failed(address)
             return error
 
-    def _sent_on(self, reply: Reply, address: str) -> str | None:
-        """Return where a node sends a call to, if it does."""
-        if isinstance(reply, MovedError):
-            target = self._topology.target(address)
-            self._topology.moved(reply.slot_id, reply.host, reply.port, target)
+    def _sent_on(self, reply: Reply, address: str) -> str | BackendRefused | None:
+        """Return where a node sends a call to, if it does; the error if we must not go there."""
+        if not isinstance(reply, AskError):  # A MovedError is one, too.
+            return None
+        target = self._topology.target(address)
+        try:
+            if isinstance(reply, MovedError):
+                self._topology.moved(reply.slot_id, reply.host, reply.port, target)
             return self._topology.named(reply.host, reply.port, target)
-        if isinstance(reply, AskError):
-            return self._topology.named(reply.host, reply.port, self._topology.target(address))
-        return None
+        except ConfigurationError as error:
+            # No setting has changed since we began, but what the nodes say.
+            return BackendRefused(error.message, remedy=error.remedy)
 
     def _answer(self, reply: Reply, address: str) -> Any:
         if not isinstance(reply, Exception) or isinstance(reply, BackendError):
@@ -316,12 +329,15 @@ class Cluster:
 
     def _node(self, address: str) -> Node:
         """Return the connections to a node; drops those to nodes that are not there any more."""
+        if self._closed:
+            raise was_closed()
         if self._version != self._topology.version:
             self._version = self._topology.version
             self._drop_gone()
         node = self._nodes.get(address)
         if node is None:
-            node = self._nodes[address] = Node(self._topology.target(address), self._connections)
+            target = self._topology.target(address)
+            node = self._nodes[address] = Node(target, self._connections, is_one_of_many=True)
         return node
 
     def _drop_gone(self) -> None:

@@ -1,5 +1,6 @@
 """Commits: many partitions in one round trip, each all or nothing; see ``lua/commit.lua``."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,11 +8,11 @@ from functools import lru_cache
 from typing import Any
 
 from streamworker.core.entries import EntryId
-from streamworker.errors import BackendError, RecordError
+from streamworker.errors import BackendError, ConfigurationError, RecordError
 from streamworker.redisio.ackedlog import AckedBatch
 from streamworker.redisio.client import Backend, ScriptCall
 from streamworker.redisio.durability import MEMORY, Durability, Undurable
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.link import Argument
 from streamworker.redisio.scripts import ARGS_MAX, COMMIT, wrong_type
 
@@ -226,10 +227,12 @@ def _reply(request: CommitRequest, reply: Any) -> CommitReply:
         return CommitReply(code, 0, None, 0, wrong_type(reply[1]))
     _, epoch, checkpoint, rows = reply
     if code in _WRITTEN:
-        at: EntryId | None = request.new  # It is what they say; to read it is a third of all this.
-    else:
-        at = EntryId.parse(checkpoint) if checkpoint else None
-    return CommitReply(code, int(epoch or 0), at, int(rows))
+        # It is what they say; to read it is a third of all this.
+        return CommitReply(code, int(epoch), request.new, int(rows))
+    at: EntryId | None = None
+    with contextlib.suppress(ConfigurationError):  # Somebody wrote to the lock, and nothing was done.
+        at = EntryId.parse(checkpoint)
+    return CommitReply(code, whole(epoch) or 0, at, whole(rows) or 0)
 
 
 def _unknown(error: BackendError) -> CommitReply:

@@ -53,6 +53,22 @@ async def post(backend: Backend, keys: GroupKeys, messages: Sequence[Mapping[str
             raise reply
 
 
+async def foreign_types(backend: Backend, groups: Sequence[GroupKeys]) -> dict[GroupKeys, str]:
+    """Return what stands in place of some groups' control streams, where that is something else.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without an answer.
+    """
+    kinds = await backend.pipeline([("TYPE", keys.control) for keys in groups])
+    return {
+        keys: kind.decode()
+        for keys, kind in zip(groups, kinds, strict=True)
+        if isinstance(kind, bytes) and kind not in (b"stream", b"none")
+    }
+
+
 async def last_control_id(backend: Backend, keys: GroupKeys) -> EntryId:
     """Return the id of the newest message, to listen from there; zero if there is none.
 

@@ -160,12 +160,22 @@ def refusal(durability: Durability, answer: Any) -> ConfigurationError | None:
     """Return why a server cannot wait as it is asked to, by its answer to a first wait.
 
     Too few replicas are no reason: they may come back, and until they do nothing is confirmed.
+
+    Raises
+    ------
+    BackendError
+        If there was no answer, or the server is no primary any more: a failover is no reason either.
     """
     if not isinstance(answer, BackendRefused):
         if isinstance(answer, BackendError):
             raise answer
         return None
     said = answer.message
+    if "replica instances" in said:
+        raise BackendUnavailable(
+            f"{said.partition(': ')[0]}: it is a replica by now, and confirms nothing.",
+            remedy="The next try goes to the primary that took over.",
+        )
     if "unknown command" in said.lower():
         return ConfigurationError(
             f'durability="{durability.mode}" needs {durability.command[0]}, which this server does not know.',

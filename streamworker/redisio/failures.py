@@ -5,14 +5,15 @@ redis-py's exceptions end here. The distinction that callers need is whether the
 do it again if it may be done twice). Texts name the address, never a user or password.
 """
 
+import asyncio
 import re
+from typing import Any
 
 from redis.exceptions import (
     AuthenticationError,
     AuthenticationWrongNumberOfArgsError,
     AuthorizationError,
     BusyLoadingError,
-    RedisError,
     ResponseError,
 )
 
@@ -71,6 +72,7 @@ _TLS_ALERTS = (
 
 _UNKNOWN_OUTCOME = "Is it running, and can this machine reach it?"
 _MAX_CLIENTS = "max number of clients reached"
+_NO_ROOM = "has no room for another connection"
 
 
 def no_answer(address: str, timeout_ms: float) -> BackendUnavailable:
@@ -79,6 +81,11 @@ def no_answer(address: str, timeout_ms: float) -> BackendUnavailable:
         f"Redis at {address} gave no answer within {timeout_ms:.0f} ms.",
         remedy="It may or may not have done what it was asked. " + _UNKNOWN_OUTCOME,
     )
+
+
+def has_no_room(error: BackendError) -> bool:
+    """Whether a server that is well did not let us in, since it has as many connections as it may."""
+    return _NO_ROOM in error.message
 
 
 def tls_remedy(said: str, *, tls: bool, certified: bool) -> str:
@@ -118,7 +125,6 @@ def _cut_off(said: str) -> bool:
 
 def translate(error: BaseException, address: str) -> BackendError:
     """Return the error of ours for one of redis-py's, or for one of the socket's."""
-    error = _innermost(error)
     code = getattr(error, "status_code", None) or ""
     text = str(error).strip()[:SERVER_TEXT_MAX]
     if not code and isinstance(error, ResponseError):
@@ -141,7 +147,7 @@ def translate(error: BaseException, address: str) -> BackendError:
         return BackendRefused(f"Redis at {address} refused: {said}.", remedy=_REFUSALS.get(code, ""))
     if _MAX_CLIENTS in text:
         return BackendUnavailable(
-            f"Redis at {address} has no room for another connection.",
+            f"Redis at {address} {_NO_ROOM}.",
             remedy="Raise its maxclients, or run fewer workers.",
         )
     # redis-py's text repeats the address; the operating system's reason is all that is new in it.
@@ -152,8 +158,7 @@ def translate(error: BaseException, address: str) -> BackendError:
     )
 
 
-def _innermost(error: BaseException) -> BaseException:
-    """Return the error that redis-py put into another one while it connected to a unix socket."""
-    while error.args and isinstance(error.args[0], RedisError):
-        error = error.args[0]
-    return error
+def look_at_error(done: "asyncio.Future[Any]") -> None:
+    """Keep asyncio from complaining of an error that nobody waits for, or that others told."""
+    if not done.cancelled():
+        done.exception()

@@ -60,11 +60,11 @@ def group_types(app: str, stream: str, group: str, partitions: int) -> dict[str,
 
 
 def _types(app: str, stream: str, group: str, partitions: int) -> dict[str, str]:
-    """Return the keys of KEY_TABLE; without a group those that no group is named in."""
+    """Return the keys of KEY_TABLE that have one type; without a group those that no group is named in."""
     types: dict[str, str] = {}
     for row in KEY_TABLE:
         tag, colon, kind = row.key.partition("}:")
-        if ("GROUP" in row.key) != bool(group) or "ID" in kind:
+        if ("GROUP" in row.key) != bool(group) or "ID" in kind or row.type == "any":
             continue
         for partition in range(partitions if ".P" in tag else 1):
             names = {"app": app, "stream": stream, "GROUP": group, "P": str(partition)}
@@ -172,13 +172,16 @@ SAMPLES: Mapping[str, tuple[str, ...]] = {
     "hset": (_KEY, "f", "v"),
     "hsetnx": (_KEY, "f", "v"),
     "info": (),
+    "memory|usage": (_KEY,),
     "ping": (),
+    "rename": (_KEY, _KEY),
     "scan": ("0",),
     "script|load": ("return 1",),
     "select": ("0",),
     "set": (_KEY, "v"),
     "time": (),
     "type": (_KEY,),
+    "unlink": (_KEY,),
     "xadd": (_KEY, "*", "f", "v"),
     "xdel": (_KEY, "1-0"),
     "xgroup|create": (_KEY, "g", "$"),

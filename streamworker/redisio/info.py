@@ -23,6 +23,8 @@ class ServerInfo:
     maxmemory: int
     """Bytes; 0 for no limit."""
     aof_enabled: bool
+    aof_written: bool
+    """Whether the last write to the append-only file was done; while not, Redis refuses all writes."""
     rdb_last_save_ms: int
     role: str
     """``master`` or ``slave``."""
@@ -53,6 +55,7 @@ def read_info(text: bytes) -> ServerInfo:
         used_memory=int(values.get("used_memory", 0)),
         maxmemory=int(values.get("maxmemory", 0)),
         aof_enabled=values.get("aof_enabled") == "1",
+        aof_written=values.get("aof_last_write_status", "ok") == "ok",
         rdb_last_save_ms=1000 * int(values.get("rdb_last_save_time", 0)),
         role=values.get("role", ""),
         replicas=int(values.get("connected_slaves", 0)),

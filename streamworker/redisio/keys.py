@@ -174,6 +174,11 @@ class GroupKeys:
         return f"{self._group_tag}:members"
 
     @property
+    def damaged(self) -> str:
+        """What stood in place of the membership document."""
+        return f"{self._group_tag}:damaged"
+
+    @property
     def control(self) -> str:
         """Control messages."""
         return f"{self._group_tag}:control"
@@ -280,6 +285,14 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         "string",
         "The membership document, JSON: generation, members, owners of the partitions.",
         "sw:{shop.orders:price}:members",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:damaged",
+        "any",
+        "What somebody wrote in place of the membership document, put aside by the workers: the last such "
+        "value, of a string the first 64 KiB; or in place of the heartbeats, while there is none yet. "
+        "`streamworker repair APP --drop-damaged GROUP` removes it.",
+        "sw:{shop.orders:price}:damaged",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:control",

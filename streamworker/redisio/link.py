@@ -9,6 +9,7 @@ can never be taken for the reply to something else.
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Sequence
 from copy import copy
@@ -16,14 +17,22 @@ from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from hiredis import Reader, pack_command
-from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, parse_url
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
+from streamworker.redisio.attempts import Gate, gate_of
 from streamworker.redisio.failures import tls_remedy, translate
 
 try:
@@ -32,6 +41,7 @@ except ImportError:  # It is redis-py's own; without it each reply is waited for
     NOT_ENOUGH_DATA = None
 
 CONNECT_TIMEOUT_S = 2.0
+"""For a socket, and as long again for being let in. Whoever needs a connection may have less time."""
 
 IDLE_S = 0.1
 """A connection that was not used for this long may have been closed without our having noticed: the
@@ -42,6 +52,7 @@ _URL_REMEDY = (
     "characters such as / # @ in a password are percent-encoded."
 )
 _URL_OPTIONS = frozenset({"db", "username", "password", "socket_keepalive"})
+_LOGIN = ("username", "password")
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 Argument = str | bytes | int
@@ -84,12 +95,15 @@ class Target:
                     f"The file of {option} in the URL of Redis cannot be read: {given[option]}.",
                     remedy="Correct the path, or let this user read the file.",
                 )
-        self._make = cast(type[AbstractConnection], given.pop("connection_class", Connection))
+        made = given.pop("connection_class", Connection)
+        made = _UnixConnection if made is UnixDomainSocketConnection else made
+        self._make = cast(type[AbstractConnection], made)
         self._options: dict[str, Any] = {
             **given,
             "client_name": _safe_client_name(name),
             "socket_timeout": None,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "redis_connect_func": _greet,
             "retry": Retry(NoBackoff(), 0),
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),
             "protocol": 2,
@@ -102,6 +116,7 @@ class Target:
             raise ConfigurationError(
                 "An ssl_ option in the URL of Redis is unknown or has a wrong value.", remedy=_URL_REMEDY
             ) from None
+        self._gate = self._gate_at(self.address)
 
     def at(self, host: str, port: int) -> "Target":
         """Return another server that is got into in the same way.
@@ -114,6 +129,7 @@ class Target:
         other = copy(self)
         other._options = {**self._options, "host": host, "port": port}  # noqa: SLF001 - of our own kind
         other.address = f"{host}:{port}"
+        other._gate = other._gate_at(other.address)  # noqa: SLF001
         return other
 
     @property
@@ -135,9 +151,45 @@ class Target:
         """Return a new connection that is not connected yet."""
         return self._make(**self._options)
 
-    async def connect(self, connection: AbstractConnection) -> None:
-        """Connect a connection of this target."""
-        await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
+    async def connect(self, connection: AbstractConnection, *, waits: bool = True) -> None:
+        """Connect a connection of this target, when there may be an attempt.
+
+        Parameters
+        ----------
+        waits
+            As for :meth:`Gate.through`.
+
+        Raises
+        ------
+        BackendError
+            If it could not connect, or was not let in.
+        """
+        await self._through(self._gate, connection, waits=waits)
+
+    async def _through(self, gate: Gate, connection: AbstractConnection, *, waits: bool) -> None:
+        async def attempt() -> None:
+            try:
+                await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
+            except (RedisError, OSError) as error:
+                raise self.refusal(error) from None
+
+        await gate.through(attempt, waits=waits)
+
+    def gate(self, connection: AbstractConnection) -> Gate:
+        """Return the gate through which a connection was made."""
+        del connection
+        return self._gate
+
+    @property
+    def unreachable(self) -> BackendUnavailable | None:
+        """Why no connection can be made, if the last attempt failed."""
+        return self._gate.error
+
+    def _gate_at(self, address: str) -> Gate:
+        # Hashed, so that it keeps no password.
+        names = [name for name in sorted(self._options) if name in _LOGIN or name.startswith("ssl_")]
+        way = hash(repr([(name, self._options[name]) for name in names]))
+        return gate_of((address, self.is_encrypted, way))
 
     def leads_here(self, connection: AbstractConnection) -> bool:
         """Whether a connection still leads to where a new one would."""
@@ -160,6 +212,59 @@ class Target:
             tls = self.is_encrypted
             ours.remedy = tls_remedy(ours.message, tls=tls, certified=certified) or ours.remedy
         return ours
+
+
+class _UnixConnection(UnixDomainSocketConnection):
+    """redis-py greets twice by a unix socket, the first time here."""
+
+    async def on_connect(self) -> None:
+        pass
+
+
+async def _greet(connection: AbstractConnection) -> None:
+    """Log in and say who we are, in one round trip: redis-py takes one for each of three steps.
+
+    Raises
+    ------
+    RedisError
+        If the server does not let us in, or takes too long to do so.
+    """
+    connection._parser.on_connect(connection)  # type: ignore[no-untyped-call]  # noqa: SLF001 - as redis-py does
+    password = connection.password or ""
+    needed: list[Sequence[Argument]] = []
+    if connection.username:
+        needed.append(("AUTH", connection.username, password))
+    elif password:
+        needed.append(("AUTH", password))
+    needed.append(("CLIENT", "SETNAME", str(connection.client_name)))
+    if connection.db:
+        needed.append(("SELECT", connection.db))
+    library = ("CLIENT", "SETINFO", "LIB-NAME", "redis-py")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await asyncio.sleep(0)
+            if await connection.can_read():
+                # A server without room says so and hangs up; to write to it would lose what it said.
+                await connection.read_response()
+            await connection.send_packed_command(pack_all([*needed, library]), check_health=False)
+            for _ in needed:
+                await connection.read_response()
+            with contextlib.suppress(ResponseError):  # An older server, or a user without that right.
+                await connection.read_response()
+            return
+    await hang_up(connection)
+    raise RedisTimeoutError(f"it did not let us in within {CONNECT_TIMEOUT_S:.0f} s")
+
+
+async def hang_up(connection: AbstractConnection) -> None:
+    """Close a connection's socket without waiting for the other end.
+
+    To close TLS is to say farewell, and to wait up to 30 s for the answer: that of a server that hangs.
+    """
+    writer = connection._writer  # noqa: SLF001 - redis-py's disconnect knows no other way
+    if writer is not None:
+        writer.transport.abort()
+    await connection.disconnect(nowait=True)
 
 
 def _safe_client_name(name: str) -> str:
@@ -187,8 +292,13 @@ class Link:
         """Whether there is a socket; the server may have closed its end."""
         return bool(self._connection.is_connected)
 
-    async def ready(self) -> None:
+    async def ready(self, *, waits: bool = True) -> None:
         """Connect, unless it is connected to a server that is still there.
+
+        Parameters
+        ----------
+        waits
+            As for :meth:`Gate.through`.
 
         Raises
         ------
@@ -200,15 +310,17 @@ class Link:
                 if asyncio.get_running_loop().time() - self.used_s > IDLE_S:
                     for _ in range(2):  # One turn of the loop to look, one to take in what is seen.
                         await asyncio.sleep(0)
-                # Anything there to read means that the server closed it, or said something that
-                # nobody asked for: either way it is not to be used.
-                if self._target.leads_here(self._connection) and not await self._connection.can_read():
-                    return
-                await self._connection.disconnect(nowait=True)
-            self.client_id = self.run_id = None
-            await self._target.connect(self._connection)
+                if self._target.leads_here(self._connection):
+                    # Anything there to read means that the server closed it, or said something that
+                    # nobody asked for: either way it is not to be used.
+                    if not await self._connection.can_read():
+                        return
+                    self._target.gate(self._connection).doubt()
+                await self.close()
         except (RedisError, OSError) as error:
             raise self._target.refusal(error) from None
+        self.client_id = self.run_id = None
+        await self._target.connect(self._connection, waits=waits)
 
     async def roundtrip(self, packed: bytes, replies: int) -> list[Reply]:
         """Send packed commands and return as many replies; error replies are among them."""
@@ -224,6 +336,7 @@ class Link:
                 answers += self._arrived(replies - len(answers))
             demoted = next((each for each in answers if isinstance(each, ReadOnlyError)), None)
         except (RedisError, OSError) as error:
+            self._target.gate(connection).doubt()
             await self.close()
             raise translate(error, self._target.address) from None
         except BaseException:
@@ -259,7 +372,7 @@ class Link:
 
     async def close(self) -> None:
         """Close the socket without waiting for the other end."""
-        await self._connection.disconnect(nowait=True)
+        await hang_up(self._connection)
 
 
 def pack(arguments: Sequence[Argument]) -> bytes:
@@ -276,7 +389,7 @@ def pack_all(commands: Sequence[Sequence[Argument]]) -> bytes:
 def answer_of(reply: Reply, address: str) -> Reply:
     """Return a reply, or raise it if it is an error reply."""
     if isinstance(reply, Exception):
-        raise translate(reply, address)
+        raise reply if isinstance(reply, BackendError) else translate(reply, address)
     return reply
 
 

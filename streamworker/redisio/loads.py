@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from streamworker.errors import BackendError
+from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 
@@ -26,14 +26,20 @@ def loads_text(loads: Mapping[int, int] | None) -> str:
 async def read_loads(backend: Backend, keys: GroupKeys) -> tuple[dict[str, dict[int, int]], int]:
     """Return what all members measured last of their partitions, and the server's clock.
 
-    A value that is not ours to read counts as never measured.
+    A value that is not ours to read counts as never measured, and so does all where the key is no hash:
+    heartbeats say that.
 
     Raises
     ------
     BackendError
-        Without an answer, or if the key is no hash.
+        Without an answer, or the right to read it.
     """
-    flat: Sequence[bytes] = await backend.execute("HGETALL", keys.loads)
+    flat: Sequence[bytes] = ()
+    try:
+        flat = await backend.execute("HGETALL", keys.loads)
+    except BackendRefused as error:
+        if "WRONGTYPE" not in error.message:
+            raise
     loads: dict[str, dict[int, int]] = {}
     for member, value in zip(flat[::2], flat[1::2], strict=True):
         if _LOADS.fullmatch(value):

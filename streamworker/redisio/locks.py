@@ -8,7 +8,7 @@ from typing import Any
 
 from streamworker.core.entries import EntryId
 from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
-from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
+from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.client import Backend, ScriptCall
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, checked
@@ -145,35 +145,50 @@ async def read_lock(backend: Backend, keys: GroupKeys, partition: int) -> LockVi
     BackendError
         Without an answer, or if the key is no hash.
     """
-    return lock_view(await backend.execute("HGETALL", keys.lock(partition)))
+    return lock_view(await backend.execute("HGETALL", keys.lock(partition)), partition)
 
 
 async def read_locks(
     backend: Backend, keys: GroupKeys, partitions: Sequence[int]
-) -> dict[int, LockView | None]:
-    """Look at some locks in one round trip. One that Redis refused, or that is damaged, is missing.
+) -> dict[int, LockView | BackendError | None]:
+    """Look at some locks in one round trip. One that is damaged is missing.
+
+    Returns
+    -------
+    dict
+        The error for one that Redis refused, and on a Cluster for one whose node gave no answer.
 
     Raises
     ------
-    BackendUnavailable
-        Without an answer.
+    BackendError
+        Without any answer.
     """
-    found: dict[int, LockView | None] = {}
+    found: dict[int, LockView | BackendError | None] = {}
     replies = await backend.pipeline([("HGETALL", keys.lock(p)) for p in partitions])
     for partition, flat in zip(partitions, replies, strict=True):
-        if isinstance(flat, BackendUnavailable):
-            raise flat
-        if not isinstance(flat, BackendError):
-            with contextlib.suppress(ConfigurationError, ValueError):  # A checkpoint that is no id.
-                found[partition] = lock_view(flat)
+        if isinstance(flat, BackendError):
+            found[partition] = flat
+            continue
+        with contextlib.suppress(BackendRefused):
+            found[partition] = lock_view(flat, partition)
     return found
 
 
-def lock_view(flat: Sequence[bytes]) -> LockView | None:
-    """Read the reply to ``HGETALL`` of a lock."""
+def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
+    """Read the reply to ``HGETALL`` of a partition's lock.
+
+    Raises
+    ------
+    BackendRefused
+        If its checkpoint is no entry id: another program wrote to it.
+    """
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     if b"checkpoint" not in fields:
         return None
+    try:
+        checkpoint = EntryId.parse(fields[b"checkpoint"])
+    except ConfigurationError as error:
+        raise foreign_lock(partition, error) from None
 
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode("utf-8", "replace")
@@ -185,7 +200,7 @@ def lock_view(flat: Sequence[bytes]) -> LockView | None:
         owner=text(b"owner"),
         epoch=number(b"epoch"),
         generation=number(b"generation"),
-        checkpoint=EntryId.parse(fields[b"checkpoint"]),
+        checkpoint=checkpoint,
         entries=number(b"entries"),
         rows=number(b"rows"),
         log=text(b"log"),
@@ -258,10 +273,16 @@ def _answered(
         except BackendError as error:
             refusal = refusal or error
         except (ConfigurationError, ValueError, TypeError, AttributeError) as error:
-            refusal = refusal or BackendRefused(
-                f"The lock of partition {partition} holds what streamworker does not write: {error}.",
-                remedy="Another program wrote to it. Stop the group's workers, correct or delete the key.",
-            )
+            refusal = refusal or foreign_lock(partition, error)
     if refusal is not None and not answers:
         raise refusal
     return answers
+
+
+def foreign_lock(partition: int, error: Exception) -> BackendRefused:
+    """Return the error for a lock with fields that another program wrote."""
+    why = error.message if isinstance(error, ConfigurationError) else f"{error}."
+    return BackendRefused(
+        f"The lock of partition {partition} holds what streamworker does not write: {why}",
+        remedy="Another program wrote to it. Stop the group's workers, correct or delete the key.",
+    )

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamworker.core.events import Beat
+from streamworker.core.mending import LOOKED_AT_BYTES, fingerprint
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.link import Argument
 from streamworker.redisio.loads import loads_text
-from streamworker.redisio.scripts import CHANGE_MEMBERS, HEARTBEAT, checked
+from streamworker.redisio.scripts import CHANGE_MEMBERS, HEARTBEAT, MEND_MEMBERS, checked
 
 _CLIENT = re.compile(rb"(?:^|\n)id=(\d+) ")
 
@@ -31,6 +32,8 @@ class Conflict:
     document: bytes | None
     """What they wrote; None if they deleted it."""
     server_ms: int
+    foreign: str = ""
+    """The type of what stands there, where that can be no document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,11 @@ class HeartbeatReply:
     server_ms: int
     beats: Mapping[str, Beat]
     """Of all members, ours too."""
+    fingerprint: str = ""
+    """Of the document, where this heartbeat looked at all of it; see ``core.mending``."""
+    foreign: str = ""
+    """A key that held something else: that of the loads, which is left alone, or that of the heartbeats,
+    which were begun anew, or are none until somebody has mended the document, too."""
 
 
 async def read_members(backend: Backend, keys: GroupKeys) -> bytes | None:
@@ -58,20 +66,42 @@ async def read_members(backend: Backend, keys: GroupKeys) -> bytes | None:
     return document
 
 
-async def read_members_and_clock(backend: Backend, keys: GroupKeys) -> tuple[bytes | None, int]:
-    """Return the membership document and the server's clock in ms, in one round trip.
+async def look_at_members(backend: Backend, keys: GroupKeys) -> tuple[bytes | None, int, str]:
+    """Return the membership document, the server's clock in ms, and the type of what stands in its place.
+
+    One round trip; the type is empty where there is a string, or nothing.
 
     Raises
     ------
     BackendError
-        As :func:`read_members`.
+        Without an answer, or if the key may not be read.
     """
-    replies = await backend.pipeline([("GET", keys.members), ("TIME",)])
-    for reply in replies:
-        if isinstance(reply, BackendError):
-            raise reply
-    document, (seconds, micros) = replies
-    return document, int(seconds) * 1000 + int(micros) // 1000
+    document, time = await backend.pipeline([("GET", keys.members), ("TIME",)])
+    if isinstance(time, BackendError):
+        raise time
+    server_ms, foreign = int(time[0]) * 1000 + int(time[1]) // 1000, ""
+    if isinstance(document, BackendRefused):
+        kind = (await backend.execute("TYPE", keys.members)).decode()
+        foreign = "" if kind in ("none", "string") else kind
+    if isinstance(document, BackendError):
+        if not foreign:
+            raise document
+        document = None
+    return document, server_ms, foreign
+
+
+async def put_aside(backend: Backend, keys: GroupKeys) -> str:
+    """Return the fingerprint of what was put aside in place of a document; empty if there is nothing.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or the rights for it.
+    """
+    kind = (await backend.execute("TYPE", keys.damaged)).decode()
+    if kind != "string":
+        return "" if kind == "none" else kind
+    return fingerprint(await backend.execute("GETRANGE", keys.damaged, 0, LOOKED_AT_BYTES - 1))
 
 
 async def change_members(
@@ -108,19 +138,62 @@ async def change_members(
     BackendError
         ``BackendUnavailable``: it may or may not have been done.
     """
-    flat: list[Argument] = []
-    for name, value in message.items():
-        if name != "generation":
-            flat += (name, value)
+    flat = _flat(message)
     args: list[Argument] = [expected or "", body, len(flat), *flat, len(removed), *removed, len(added)]
     for member in added:
         args += (member, _beat_text(0, "", 0))
     args.append(at_least)
-    touched = (keys.members, keys.control, keys.beats, keys.loads)
+    touched = (keys.members, keys.control, keys.beats, keys.loads, keys.damaged)
     reply = checked(await backend.run(CHANGE_MEMBERS, touched, args))
     if reply[0] == b"OK":
         return Changed(int(reply[1]), int(reply[2]))
     return Conflict(reply[1], int(reply[2]))
+
+
+async def mend_members(
+    backend: Backend,
+    keys: GroupKeys,
+    *,
+    seen: str,
+    body: str,
+    message: Mapping[str, str],
+    present: Sequence[str] = (),
+    at_least: int = 0,
+) -> Changed | Conflict:
+    """Put aside what is no document, if it is still what was seen, and write one in its place.
+
+    May be repeated: what was put aside is not there any more.
+
+    Parameters
+    ----------
+    seen
+        Its fingerprint; see ``core.mending``.
+    body
+        The new document without its generation; empty to leave none, and then the generation is 0.
+    message
+        For the control stream; the script sets its ``generation``.
+    present
+        Ids of the members that send heartbeats; those of others end with this.
+    at_least
+        The generation that the document gets at least.
+
+    Raises
+    ------
+    BackendError
+        ``BackendUnavailable``: it may or may not have been done.
+    """
+    flat = _flat(message)
+    args: list[Argument] = [seen, body, at_least, len(flat), *flat, *present]
+    touched = (keys.members, keys.control, keys.beats, keys.loads, keys.damaged)
+    reply = checked(await backend.run(MEND_MEMBERS, touched, args))
+    if reply[0] == b"OK":
+        return Changed(int(reply[1] or 0), int(reply[2]))
+    return Conflict(reply[1], int(reply[2]), reply[3].decode())
+
+
+def _flat(message: Mapping[str, str]) -> list[Argument]:
+    """Return the fields of a message but for its generation, as the scripts take them."""
+    return [part for name, value in message.items() if name != "generation" for part in (name, value)]
 
 
 class Renewal(NamedTuple):
@@ -159,7 +232,7 @@ async def heartbeat(backend: Backend, renewals: Sequence[Renewal]) -> list[Heart
     """
     calls = [
         (
-            (each.keys.members, each.keys.beats, each.keys.loads),
+            (each.keys.members, each.keys.beats, each.keys.loads, each.keys.damaged),
             (each.member, _beat_text(each.client_id, each.run_id, each.load), loads_text(each.loads)),
         )
         for each in renewals
@@ -174,12 +247,14 @@ def _heartbeat_reply(reply: Any) -> HeartbeatReply | BackendError:
         checked(reply)
     except BackendRefused as error:
         return error
-    code, generation, server_ms, *beats = reply
+    code, generation, server_ms, *rest = reply
     return HeartbeatReply(
         code == b"LOST",
         int(generation) if generation else None,
         int(server_ms),
-        read_beats(beats[0] if beats else ()),
+        read_beats(rest[0] if rest else ()),
+        rest[1].decode() if rest else "",
+        rest[2].decode() if rest else "",
     )
 
 

@@ -80,13 +80,22 @@ class Node:
         The server.
     connections
         The most connections at a time; further calls wait for one, within their deadline.
+    is_one_of_many
+        Whether there are others beside it, one of which may take its place.
     """
 
-    def __init__(self, target: Target, connections: int) -> None:
+    def __init__(self, target: Target, connections: int, *, is_one_of_many: bool = False) -> None:
         self.target = target
+        self.waits = not is_one_of_many and not target.moves
+        """Whether calls wait while it cannot be reached. Where another may take its place they are made
+        again, to find out which."""
+        self._in_use = 0
+        """Connections by which calls are under way."""
         self._idle: list[Link] = []
         self._free = asyncio.Semaphore(connections)
         self._closed = False
+        self._is_owner = True
+        """Whether what runs beside the connections of its target ends with it."""
         self._keeps = True
         """Whether connections are kept for the next call."""
 
@@ -138,7 +147,9 @@ class Node:
 
     def apart(self, connections: int) -> "Node":
         """Return the same server with connections of its own."""
-        return Node(self.target, connections)
+        other = Node(self.target, connections)
+        other._is_owner = False
+        return other
 
     def failed(self, node: "Node") -> None:
         """Take in that a node gave no answer: there is no other."""
@@ -187,17 +198,24 @@ class Node:
 
     async def _with_link(self, use: "_Use", timeout_ms: float) -> list[Reply]:
         if self._closed:
-            raise ConfigurationError("This connection to Redis was closed.", remedy="Open another one.")
+            raise was_closed()
         link: Link | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000), self._free:
                 link = self._idle.pop() if self._idle else Link(self.target)
-                await link.ready()
-                answers = await use.on(link)
+                # Another call's connection is free sooner than one can be made where there is no room.
+                await link.ready(waits=self.waits and not self._in_use)
+                self._in_use += 1
+                try:
+                    answers = await use.on(link)
+                finally:
+                    self._in_use -= 1
                 self._idle.append(link)
                 link = self._surplus()
         except TimeoutError:
-            raise no_answer(self.address, timeout_ms) from None
+            # One that had no connection yet has asked for nothing, and knows why it had none.
+            why = None if link is not None and link.connected else self.target.unreachable
+            raise why or no_answer(self.address, timeout_ms) from None
         finally:
             if link is not None:
                 await link.close()
@@ -220,7 +238,8 @@ class Node:
         """Close all connections; one in use is closed when its call ends."""
         self._closed = True
         await self.close_idle()
-        await self.target.aclose()
+        if self._is_owner:
+            await self.target.aclose()
 
 
 class _Roundtrip:
@@ -287,6 +306,11 @@ class _Identity:
 
 
 _Use = _Roundtrip | _ScriptCalls | _Identity
+
+
+def was_closed() -> ConfigurationError:
+    """Return the error for a call after the end."""
+    return ConfigurationError("This connection to Redis was closed.", remedy="Open another one.")
 
 
 def packed_calls(script: Script, calls: Sequence[ScriptCall]) -> list[PackedScript]:

@@ -21,6 +21,7 @@ from streamworker.core.events import (
     LocksAnswered,
     LocksReleased,
     MarkLock,
+    MendDocument,
     PeersProbed,
     ProbePeers,
     ReadDocument,
@@ -34,7 +35,7 @@ from streamworker.redisio.operation import Access, Operation
 async def read_document(access: Access, effect: ReadDocument) -> Event:
     """Read the membership document and the server's clock."""
     del effect
-    return DocumentRead(*await membership.read_members_and_clock(access.backend, access.keys))
+    return DocumentRead(*await membership.look_at_members(access.backend, access.keys))
 
 
 async def change_document(access: Access, effect: ChangeDocument) -> Event:
@@ -52,6 +53,23 @@ async def change_document(access: Access, effect: ChangeDocument) -> Event:
     if isinstance(reply, membership.Conflict):
         return ChangeRefused(reply.document, reply.server_ms)
     return DocumentChanged(reply.generation)
+
+
+async def mend_document(access: Access, effect: MendDocument) -> Event:
+    """Put aside what is no membership document."""
+    known = effect.membership
+    reply = await membership.mend_members(
+        access.backend,
+        access.keys,
+        seen=effect.seen,
+        body=known.body() if known.generation else "",
+        message=to_fields(effect.message),
+        present=known.present_ids,
+        at_least=effect.at_least,
+    )
+    if isinstance(reply, membership.Conflict):
+        return ChangeRefused(reply.document, reply.server_ms, reply.foreign)
+    return DocumentChanged(reply.generation) if known.generation else DocumentRead(None, reply.server_ms)
 
 
 async def probe_peers(access: Access, effect: ProbePeers) -> Event:
@@ -89,6 +107,7 @@ async def release_locks(access: Access, effect: ReleaseLocks) -> Event:
 OPERATIONS: dict[type[Effect], Operation] = {
     ReadDocument: Operation(read_document, lambda _: CallFailed(Call.DOCUMENT)),
     ChangeDocument: Operation(change_document, lambda _: CallFailed(Call.DOCUMENT)),
+    MendDocument: Operation(mend_document, lambda _: CallFailed(Call.DOCUMENT)),
     ProbePeers: Operation(probe_peers, lambda _: CallFailed(Call.PROBE)),
     ReadLoads: Operation(read_loads, lambda _: CallFailed(Call.LOADS)),
     AcquireLocks: Operation(acquire_locks, lambda effect: LocksAnswered(effect.owner, effect.partitions, {})),

@@ -19,6 +19,9 @@ from streamworker.urls import Sentinels, host_and_port
 
 SENTINEL_TIMEOUT_S = 0.5
 """A sentinel that has not answered after this long is not waited for."""
+REMEMBERED_S = 10.0
+"""What sentinels have said is not given up for what is older, for so long after the primary was lost. They
+tell each other every two seconds; after ten, who names another one has not just missed the news."""
 CHANNELS = ("+odown", "+promoted-slave", "+switch-master")
 """Where sentinels publish that enough of them take a primary for down; that a replica has become one,
 which only the sentinel knows that leads the failover; and that there is a new primary."""

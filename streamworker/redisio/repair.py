@@ -18,9 +18,10 @@ from streamworker.redisio.client import Backend
 from streamworker.redisio.health import connection_names, in_pieces
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.locks import LockView, lock_view
-from streamworker.redisio.membership import connected, read_beats
+from streamworker.redisio.membership import connected, put_aside, read_beats
 from streamworker.redisio.readers import ReaderPosition, read_readers
 from streamworker.redisio.scripts import (
+    REPAIR_DAMAGED,
     REPAIR_GROUP,
     REPAIR_LOCK,
     REPAIR_LOG,
@@ -55,6 +56,8 @@ class Facts:
     log_lengths: Mapping[int, int]
     readers: Mapping[str, str]
     """Positions as they are stored."""
+    damaged: str = ""
+    """Fingerprint of what was put aside in place of the membership document; empty if there is nothing."""
 
     def beat(self, member: str) -> Beat | None:
         """Return a member's last heartbeat."""
@@ -86,7 +89,7 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
     for reply in replies:
         if isinstance(reply, BackendError):
             raise reply
-    views = {p: view for p in range(partitions) if (view := lock_view(replies[2 * p])) is not None}
+    views = {p: view for p in range(partitions) if (view := lock_view(replies[2 * p], p)) is not None}
     beats = _texts(flat_beats)
     run_id = (await backend.info(near=keys.members)).run_id
     client_ids = {beat.connection for beat in read_beats(flat_beats).values() if beat.run_id == run_id}
@@ -102,6 +105,7 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
         locks=views,
         log_lengths={p: replies[2 * p + 1] for p in range(partitions)},
         readers=_texts(flat_readers),
+        damaged=await put_aside(backend, keys),
     )
 
 
@@ -166,6 +170,11 @@ async def trim_log(backend: Backend, keys: GroupKeys, partition: int, lock: Lock
             return total
 
 
+async def drop_damaged(backend: Backend, facts: Facts) -> bool:
+    """Remove what was put aside in place of the membership document."""
+    return await _done(backend, REPAIR_DAMAGED, (facts.keys.damaged,), (facts.damaged,))
+
+
 async def forget_place(backend: Backend, facts: Facts, partition: int) -> bool:
     """Remove all that a group has in one partition."""
     keys, lock = facts.keys, facts.locks.get(partition)
@@ -194,7 +203,8 @@ async def forget_group(backend: Backend, facts: Facts) -> bool:
 def group_keys(keys: GroupKeys) -> tuple[str, ...]:
     """Return the keys of a group that belong to no partition, as the script takes them."""
     protocols = (keys.claims, keys.lease_grab, keys.lease_allocation)
-    return keys.members, keys.beats, keys.control, keys.loads, *protocols, keys.readers, keys.schemas
+    others = (keys.readers, keys.schemas, keys.damaged)
+    return keys.members, keys.beats, keys.control, keys.loads, *protocols, *others
 
 
 async def note(

@@ -15,8 +15,10 @@ Redis 7.2, and is left out, since redis-py does not mind being refused it.
 
 import hashlib
 from dataclasses import dataclass
+from typing import cast
 
 from streamworker.errors import ConfigurationError
+from streamworker.redisio.durability import Durability, Mode
 from streamworker.redisio.keys import KEY_TABLE, check_name
 
 KINDS = tuple(row.key.partition("}:")[2].partition(":")[0] for row in KEY_TABLE)
@@ -76,14 +78,19 @@ _WORKER = Grant(
     )
 )
 _DOCUMENTS = Grant(("get", "getrange", "set"), ("members", "producer"))
+_DAMAGED = Grant(("getrange", "memory|usage", "rename", "set", "unlink"), ("members", "damaged"))
+"""To put a membership document aside that somebody else wrote over, and to look at that."""
+_DAMAGED_BEATS = Grant(("getrange", "memory|usage", "rename", "unlink"), ("beats", "damaged"))
+"""The same for heartbeats."""
 
 ROLES = (
     Role(
         "worker",
         "Runs processors: reads, commits, shares partitions, forwards, sends, trims what all are past.",
-        "Delete a key, a group or a dead letter; overwrite a stream; touch another app.",
+        "Delete a group, a dead letter, or a key but the membership document and the heartbeats; overwrite a "
+        "stream; touch another app.",
         _WORKER,
-        (_DOCUMENTS,),
+        (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS),
     ),
     Role(
         "producer",
@@ -118,10 +125,11 @@ ROLES = (
     Role(
         "operator",
         "Runs commands: what a worker may, and `dead replay`, `dead drop`, `reset`, `doctor`.",
-        "Delete a key or a source entry; overwrite a stream; touch another app or the server.",
+        "Delete a source entry, or a key but the membership document and the heartbeats; overwrite a stream; "
+        "touch another app or the server.",
         _WORKER,
         # SCAN sees the names of all keys of the server: it asks for no key.
-        (_DOCUMENTS, Grant(("xdel",), ("dead",)), Grant(("scan",), ("members",))),
+        (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, Grant(("xdel",), ("dead",)), Grant(("scan",), ("members",))),
     ),
 )
 """Users of one app. ``client|list`` and ``client|unblock`` of a worker may be left out: a dead worker
@@ -130,9 +138,9 @@ is then noticed later, and a read is woken by closing its connection."""
 ROLE_NAMES = tuple(role.name for role in ROLES)
 
 
-WAITS = {"memory": "", "aof": "waitaof", "replicas": "wait"}
-"""The command that waits for a durability. It asks for no key, and holds up its own connection alone."""
 _WAITING = ("worker", "producer", "operator")
+"""Who may use the command that waits for a durability: it asks for no key, and holds up its own connection
+alone."""
 
 
 def acl_rules(app: str, role: str, durability: str = "memory") -> list[str]:
@@ -166,8 +174,9 @@ def acl_rules(app: str, role: str, durability: str = "memory") -> list[str]:
             f"There is no role {role!r}.", remedy=f"Use one of: {', '.join(ROLE_NAMES)}."
         )
     rules = ["resetkeys", "resetchannels", "clearselectors", "-@all", *found.root.rules(app)]
-    if role in _WAITING and WAITS[durability]:
-        rules.append(f"+{WAITS[durability]}")
+    waits = Durability(cast(Mode, durability)).command
+    if role in _WAITING and waits:
+        rules.append(f"+{str(waits[0]).lower()}")
     return [*rules, *(f"({' '.join(grant.rules(app))})" for grant in found.selectors)]
 
 

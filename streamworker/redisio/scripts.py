@@ -44,6 +44,7 @@ COMMIT = _load("commit")
 APPEND = _load("append")
 TRIM = _load("trim")
 CHANGE_MEMBERS = _load("change_members")
+MEND_MEMBERS = _load("mend_members")
 HEARTBEAT = _load("heartbeat")
 MOVE_CHECKPOINT = _load("move_checkpoint")
 COUNT = _load("count")
@@ -56,6 +57,7 @@ LEASE_CHALLENGE = _load("lease_challenge")
 LEASE_RACE = _load("lease_race")
 LEASE_UPDATE = _load("lease_update")
 REPAIR_MEMBERS = _load("repair_members")
+REPAIR_DAMAGED = _load("repair_damaged")
 REPAIR_LOCK = _load("repair_lock")
 REPAIR_READER = _load("repair_reader")
 REPAIR_LOG = _load("repair_log")
@@ -71,6 +73,7 @@ ALL: tuple[Script, ...] = (
     APPEND,
     TRIM,
     CHANGE_MEMBERS,
+    MEND_MEMBERS,
     HEARTBEAT,
     MOVE_CHECKPOINT,
     COUNT,
@@ -83,6 +86,7 @@ ALL: tuple[Script, ...] = (
     LEASE_RACE,
     LEASE_UPDATE,
     REPAIR_MEMBERS,
+    REPAIR_DAMAGED,
     REPAIR_LOCK,
     REPAIR_READER,
     REPAIR_LOG,
@@ -98,8 +102,9 @@ def wrong_type(key: bytes | str) -> BackendRefused:
     """Return the error for a key that holds something else than ours."""
     name = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
     return BackendRefused(
-        f"The key {name} holds another type of value than streamworker keeps there.",
-        remedy="Another program wrote to it. Look at it with TYPE, and delete it if it is not needed.",
+        f"The key {name} holds another type of value than streamworker keeps there, or other fields.",
+        remedy="Another program wrote to it. Look at it with TYPE; correct it, or delete it if it is not "
+        "needed.",
     )
 
 

@@ -20,12 +20,14 @@ from typing import Any
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
-from streamworker.errors import BackendError, BackendRefused, ConfigurationError
-from streamworker.redisio.failures import no_answer
-from streamworker.redisio.link import Target, pack, pack_all
+from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
+from streamworker.redisio.attempts import Gate
+from streamworker.redisio.failures import look_at_error, no_answer
+from streamworker.redisio.link import Target, hang_up, pack, pack_all
 from streamworker.redisio.primaries import (
     ASK_ROLE,
     CHANNELS,
+    REMEMBERED_S,
     SENTINEL_TIMEOUT_S,
     Answer,
     Place,
@@ -90,7 +92,10 @@ class SentinelTarget(Target):
         self._rng = rng or random.Random()
         self._place: Place | None = None
         self._epoch = 0
-        """Of the answer that named it: an older one is that of a sentinel that has not heard yet."""
+        """Of the answer that named it: an older one is that of a sentinel that has not heard yet. Unless
+        that server says that it is no primary, or all sentinels say so, or nobody got in there for long."""
+        self._failing_since_s: float | None = None
+        """Since when attempts to get in there have failed, if they do."""
         self._fresh_until_s = 0.0
         self._finding: asyncio.Task[Place] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -103,8 +108,13 @@ class SentinelTarget(Target):
         self._made.add(made)
         return made
 
-    async def connect(self, connection: AbstractConnection) -> None:
+    async def connect(self, connection: AbstractConnection, *, waits: bool = True) -> None:
         """Connect to the primary.
+
+        Parameters
+        ----------
+        waits
+            As for :meth:`Gate.through`.
 
         Raises
         ------
@@ -118,18 +128,34 @@ class SentinelTarget(Target):
             # It is no setting that changed, but what the sentinels say.
             raise BackendRefused(error.message, remedy=error.remedy) from None
         connection.host, connection.port = place  # type: ignore[attr-defined]
+        self._gate = self.gate(connection)
         try:
-            await super().connect(connection)
-            await connection.send_packed_command(pack(ASK_ROLE), check_health=False)
-            if not is_primary(await connection.read_response()) or place != self._place:
+            await self._through(self._gate, connection, waits=waits)
+            is_one = await self._is_primary(connection)
+            if not is_one or place != self._place:
+                self._epoch = self._epoch if is_one else 0
                 raise not_primary(place, self._service)
         except BaseException:
-            # Whoever comes next asks again, and takes what they say then.
-            self._fresh_until_s, self._epoch = 0.0, 0
-            await connection.disconnect(nowait=True)
+            # Whoever comes next asks again.
+            self._fresh_until_s = 0.0
+            self._failing_since_s = self._failing_since_s or asyncio.get_running_loop().time()
+            await hang_up(connection)
             raise
+        self._failing_since_s = None
         if self._listener is None and not self._closed:
             self._listener = asyncio.get_running_loop().create_task(self._listen())
+
+    async def _is_primary(self, connection: AbstractConnection) -> bool:
+        try:
+            await connection.send_packed_command(pack(ASK_ROLE), check_health=False)
+            return is_primary(await connection.read_response())
+        except (RedisError, OSError) as error:
+            raise self.refusal(error) from None
+
+    def gate(self, connection: AbstractConnection) -> Gate:
+        """Return the gate to the server that a connection leads to."""
+        host, port = _place_of(connection)
+        return self._gate_at(f"{host}:{port}")
 
     def leads_here(self, connection: AbstractConnection) -> bool:
         """Whether a connection leads to what is the primary as far as we know."""
@@ -157,9 +183,16 @@ class SentinelTarget(Target):
             return self._place
         if self._finding is None or self._finding.done():
             self._finding = loop.create_task(self._find(everybody=False))
-            self._finding.add_done_callback(_look_at_error)
+            self._finding.add_done_callback(look_at_error)
         # A caller whose deadline passes leaves the answer to the next one.
-        return await asyncio.shield(self._finding)
+        finding = self._finding
+        await asyncio.wait((finding,))
+        if finding.cancelled():
+            raise BackendUnavailable(
+                f"The connection to the primary {self._service!r} was closed while the sentinels were asked.",
+                remedy="Open another one.",
+            )
+        return finding.result()
 
     async def _find(self, *, everybody: bool) -> Place:
         """Ask the sentinels, until more than half or all of them have answered."""
@@ -186,11 +219,18 @@ class SentinelTarget(Target):
             for task in asks:
                 task.cancel()
             await asyncio.gather(*asks, return_exceptions=True)
-        return await self._settle(newest(said, self._sentinels))
+        answer = newest(said, self._sentinels)
+        if self._failing_since_s is None or answer.epoch >= self._epoch:
+            return await self._settle(answer)
+        if loop.time() - self._failing_since_s > REMEMBERED_S:
+            return await self._settle(answer, is_sure=True)
+        if not everybody:
+            return await self._find(everybody=True)
+        return await self._settle(answer, is_sure=sum(isinstance(one, Answer) for one in said) == len(asks))
 
-    async def _settle(self, answer: Answer) -> Place:
+    async def _settle(self, answer: Answer, *, is_sure: bool = False) -> Place:
         """Take the place of an answer for that of the primary, and close what leads elsewhere."""
-        if self._place is not None and answer.epoch < self._epoch:
+        if self._place is not None and answer.epoch < self._epoch and not is_sure:
             return self._place
         self._epoch = answer.epoch
         if answer.is_down:
@@ -200,7 +240,7 @@ class SentinelTarget(Target):
             raise taken_for_down(answer.place, self._service)
         self._fresh_until_s = asyncio.get_running_loop().time() + FRESH_S
         if answer.place != self._place:
-            self._place = answer.place
+            self._place, self._failing_since_s = answer.place, None
             self.address = f"{host_and_port(*answer.place)} (primary {self._service!r})"
             await self._close_what(lambda connection: not self.leads_here(connection))
         return answer.place
@@ -208,7 +248,7 @@ class SentinelTarget(Target):
     async def _close_what(self, leads_elsewhere: Callable[[AbstractConnection], bool]) -> None:
         for connection in list(self._made):
             if connection.is_connected and leads_elsewhere(connection):
-                await connection.disconnect(nowait=True)
+                await hang_up(connection)
 
     async def views(self) -> list[SentinelView]:
         """Return what each sentinel knows."""
@@ -236,17 +276,19 @@ class SentinelTarget(Target):
         replies: list[Any] = []
         commands = questions(self._service)
         try:
-            await sentinel.connect(connection)
+            await sentinel.connect(connection, waits=False)
             await connection.send_packed_command(pack_all(commands), check_health=False)
             for _ in commands:
                 try:
                     replies.append(await connection.read_response())
                 except ResponseError as error:
                     replies.append(error)
+        except BackendError as error:
+            return error
         except (RedisError, OSError) as error:
             return sentinel.refusal(error)
         finally:
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
         return replies
 
     def _shuffled(self) -> Sequence[Target]:
@@ -266,7 +308,7 @@ class SentinelTarget(Target):
         connection = sentinel.connection()
         try:
             async with asyncio.timeout(LAST_S):
-                await sentinel.connect(connection)
+                await sentinel.connect(connection, waits=False)
                 await connection.send_packed_command(pack(("SUBSCRIBE", *CHANNELS)), check_health=False)
                 for _ in CHANNELS:
                     await connection.read_response()
@@ -287,7 +329,7 @@ class SentinelTarget(Target):
                     if is_about(message, self._service):
                         await self._look()
         finally:
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
 
     async def _look(self) -> None:
         # Most of them may not have heard yet of what one has said.
@@ -299,12 +341,6 @@ class SentinelTarget(Target):
 
 def _place_of(connection: AbstractConnection) -> Place:
     return connection.host, connection.port  # type: ignore[attr-defined]
-
-
-def _look_at_error(task: "asyncio.Task[Place]") -> None:
-    """Keep asyncio from complaining of an error that nobody waits for any more."""
-    if not task.cancelled():
-        task.exception()
 
 
 def target_for(url: str, name: str, *, allow_plaintext: bool) -> Target:

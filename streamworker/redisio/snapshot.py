@@ -27,7 +27,7 @@ from streamworker.core.snapshot import (
     ReaderView,
     Rebalance,
 )
-from streamworker.errors import BackendError
+from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.client import Backend, ScriptCall
 from streamworker.redisio.control import fields_of
 from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in
@@ -170,7 +170,11 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
     for p in range(count):
         lock, length, groups, acked_length, dead = replies[5 * p : 5 * p + 5]
         broken = [r for r in (lock, length, acked_length, dead) if isinstance(r, BackendError)]
-        view = None if isinstance(lock, BackendError) else lock_view(lock)
+        view = None
+        try:
+            view = None if isinstance(lock, BackendError) else lock_view(lock, p)
+        except BackendRefused as error:
+            broken.append(error)
         lag = _lag(groups, keys.group, _number(length), view)
         if lag is None and view is not None:
             uncounted.append((p, view.checkpoint))

@@ -20,7 +20,7 @@ from streamworker.redisio.client import Backend, BlockingConnection, ScriptCall
 from streamworker.redisio.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.link import Argument
-from streamworker.redisio.locks import new_nonce
+from streamworker.redisio.locks import foreign_lock, new_nonce
 from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, TRIM, checked, wrong_type
 
 PAYLOAD = b"v"
@@ -43,6 +43,8 @@ class AppendCode(Enum):
     """It was done by an earlier try."""
     FULL = "FULL"
     """Nothing was written: the partition is at its limit, and a group still needs all of it."""
+    EARLY = "EARLY"
+    """Nothing was written: the append that it follows is not the last one that was done."""
     REFUSED = "REFUSED"
     """Nothing was written: Redis refused, and ``error`` says why."""
     UNKNOWN = "UNKNOWN"
@@ -63,6 +65,9 @@ class Append:
     """Entries that the partition may hold; 0 for no limit."""
     entries: Sequence[bytes | tuple[Payload, Headers]]
     """A payload alone, or one with headers."""
+    follows: int = 0
+    """Number of the append that must be the last one done of this producer and partition, which may
+    still be under way; 0 if it does not matter. Redis answers the repeats of two appends at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,10 @@ async def register(backend: Backend, keys: GroupKeys, partitions: int, start: st
     for partition, reply in enumerate(await backend.run_many(REGISTER, calls)):
         if isinstance(reply, BackendError):
             raise reply
-        checkpoints[partition] = EntryId.parse(checked(reply)[1])
+        try:
+            checkpoints[partition] = EntryId.parse(checked(reply)[1])
+        except ConfigurationError as error:
+            raise foreign_lock(partition, error) from None
     return checkpoints
 
 
@@ -213,7 +221,7 @@ async def append_many(
 def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
     """Return keys and arguments of ``append.lua`` for an append."""
     p, entries = append.partition, append.entries
-    args: list[Argument] = [append.seq, append.limit, len(entries)]
+    args: list[Argument] = [append.seq, append.follows or "", append.limit, len(entries)]
     payloads = _payloads(entries)
     if payloads is not None:
         args.append("v")
@@ -314,7 +322,9 @@ async def read(
     count: int,
     block_ms: int,
 ) -> dict[int, Entries]:
-    """Read what follows some positions, waiting until there is something.
+    """Read what follows some positions, waiting at the server until there is something.
+
+    Of one server: on a Cluster no command may ask several partitions; see :func:`read_each`.
 
     Parameters
     ----------

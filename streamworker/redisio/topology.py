@@ -16,7 +16,7 @@ from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
-from streamworker.redisio.failures import translate
+from streamworker.redisio.failures import look_at_error, translate
 from streamworker.redisio.link import Link, Target, pack
 from streamworker.urls import each_server, host_and_port, kind_of, plaintext_host
 
@@ -143,11 +143,6 @@ class Topology:
         return "the Cluster at " + ", ".join(seed.address for seed in self.seeds)
 
     @property
-    def is_known(self) -> bool:
-        """Whether a node has told where the slots are."""
-        return bool(self._slots)
-
-    @property
     def primaries(self) -> list[str]:
         """Addresses of all nodes that have slots."""
         if self._primaries[0] != self.version:
@@ -174,17 +169,17 @@ class Topology:
         """
         if self._slots:
             return
-        if self._looking is None or self._looking.done():
-            self._begin_look(0.0)
-        assert self._looking is not None
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await asyncio.shield(self._looking)
-        except TimeoutError:
+        looking = self._looking
+        if looking is None or looking.done():
+            looking = self._begin_look(0.0)
+        # A caller whose deadline passes leaves the answer to the next one.
+        await asyncio.wait((looking,), timeout=timeout_ms / 1000)
+        if not looking.done() or looking.cancelled():
             raise BackendUnavailable(
                 f"None of the nodes of {self.address} told within {timeout_ms:.0f} ms where its slots are.",
                 remedy="Are they running, and can this machine reach them?",
-            ) from None
+            )
+        looking.result()
 
     # -- what calls have found out -----------------------------------------------------------
 
@@ -199,7 +194,8 @@ class Topology:
 
     def named(self, host: str, port: int, by: Target) -> str:
         """Return the address of a node that another one names."""
-        target = by.at(host or by.host, port)
+        # It leaves its own host out, or says `?`, where it has not been told how others reach it.
+        target = by.at(by.host if host in ("", "?") else host, port)
         self._check(target)
         return target.address
 
@@ -216,9 +212,10 @@ class Topology:
         pause_s *= 0.8 + 0.4 * self._rng.random()
         self._begin_look(self._looked_s + pause_s - asyncio.get_running_loop().time())
 
-    def _begin_look(self, pause_s: float) -> None:
+    def _begin_look(self, pause_s: float) -> "asyncio.Task[None]":
         self._looking = asyncio.get_running_loop().create_task(self._look(pause_s))
-        self._looking.add_done_callback(_look_at_error)
+        self._looking.add_done_callback(look_at_error)
+        return self._looking
 
     async def aclose(self) -> None:
         """End what runs in the background."""
@@ -260,7 +257,7 @@ class Topology:
         link = Link(target)
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                await link.ready()
+                await link.ready(waits=False)  # Others know it, too.
                 (reply,) = await link.roundtrip(pack(("CLUSTER", "SLOTS")), 1)
         except TimeoutError:
             raise BackendUnavailable(
@@ -309,9 +306,3 @@ class Topology:
 
 def _is_this_machine(target: Target) -> bool:
     return plaintext_host(f"redis://{host_and_port(target.host, 1)}") is None
-
-
-def _look_at_error(task: "asyncio.Task[None]") -> None:
-    """Keep asyncio from complaining of an error that the calls which need the answer have told."""
-    if not task.cancelled():
-        task.exception()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from streamworker.core.batching import ENTRY_OVERHEAD_BYTES, BatchLimits, SizeEstimate, prefix_within
 from streamworker.core.entries import Entry, EntryId
 from streamworker.records.entries import id_at, joined_entries, sizes_of
+from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.signals import Signal
 
 NEVER_MS = 1 << 62
@@ -55,7 +56,7 @@ class Alarms:
 
     def _ring(self) -> None:
         self._timer = None
-        at_ms = now_ms()
+        at_ms = monotonic_ms()
         while self._due and self._due[0][0] <= at_ms:
             heapq.heappop(self._due)[2].ring()
         self._arm()
@@ -168,15 +169,22 @@ class PartitionBuffer:
         return self.has_room and (self._waiting == 0 or 2 * self._held <= self._budget.share)
 
     def put(self, entries: Sequence[Entry]) -> None:
-        """Add what a read brought; moves ``position``. Ignored once the buffer is closed."""
+        """Add what a read brought; moves ``position``. Ignored once the buffer is closed.
+
+        So is what another read has brought meanwhile: on a Cluster two nodes may be asked for one partition
+        while it goes from one to the other. What is behind that is read again.
+        """
         if self.closed or not entries:
+            return
+        first = id_at(entries, 0)
+        if first <= self.position:
             return
         sizes = sizes_of(entries)
         count, size, largest = len(sizes), sum(sizes), max(sizes)
         self._charge(cost_of(count, size))
         self.estimate.observe(cost_of(count, size), count, cost_of(1, largest))
-        self._chunks.append((now_ms(), size, entries))
-        self._reads.append((self.position, id_at(entries, 0)))
+        self._chunks.append((monotonic_ms(), size, entries))
+        self._reads.append((self.position, first))
         self._waiting += count
         self._waiting_bytes += size
         self.position = id_at(entries, -1)
@@ -261,7 +269,7 @@ class PartitionBuffer:
         """Whether what waits is big enough or old enough to be handled."""
         if not self._chunks:
             return False
-        age_ms = now_ms() - self._chunks[0][0]
+        age_ms = monotonic_ms() - self._chunks[0][0]
         return limits.is_ready(self._waiting, self._waiting_bytes, age_ms, no_more=not self.has_room)
 
     @property
@@ -324,8 +332,3 @@ class PartitionBuffer:
     def _charge(self, cost: int) -> None:
         self._held += cost
         self._budget.used += cost
-
-
-def now_ms() -> int:
-    """Return the monotonic clock in milliseconds: for local decisions only."""
-    return time.monotonic_ns() // 1_000_000

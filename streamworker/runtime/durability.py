@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from streamworker.errors import BackendError, BackendRefused
+from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.log import get_logger
 from streamworker.redisio import health
 from streamworker.redisio.client import Backend
@@ -48,7 +48,11 @@ async def check_durability(backend: Backend, settings: Settings) -> None:
     if not probe.command:
         return
     for primary in await backend.primaries():
-        await _check_one(primary, settings, wanted, probe)
+        try:
+            await _check_one(primary, settings, wanted, probe)
+        except BackendUnavailable:
+            backend.look_again()  # It may have a successor, which only a call about a key would tell.
+            raise
 
 
 async def _check_one(backend: Backend, settings: Settings, wanted: Durability, probe: Durability) -> None:

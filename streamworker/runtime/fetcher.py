@@ -1,28 +1,27 @@
-"""Reads the partitions of one processor, all on one connection, into their buffers.
+"""Reads the partitions of one processor into their buffers: of one server all on one connection.
 
-One ``XREAD`` asks for every partition that has room, and blocks at the server until one of them
+There, one ``XREAD`` asks for every partition that has room, and blocks at the server until one of them
 has something: no polling, and one connection however many partitions there are. When a
 partition is added, or gets room again while a read that does not include it blocks, the read is
-woken with ``CLIENT UNBLOCK``.
+woken with ``CLIENT UNBLOCK``. On a Cluster no read may ask for all: :class:`Polling` asks node by node.
 
 A fetcher never dies of Redis: without an answer it tries again after a pause that grows with
 jitter. Nor does it lose its place: a partition's position only moves with the entries that
 were put into its buffer.
 
-What XREAD does not tell: a stream that was deleted, or recreated with lower ids, looks to it like
-one without news, for ever. So every few seconds idle partitions are asked for: all of them whether
-they are there, and some of them, in turn, for their last id, which is compared with the position.
+A key that holds another type makes Redis refuse a read of many: its partition is left out of the
+reads until it is right. What no read tells is in ``streamwatch``.
 """
 
 import contextlib
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import anyio
 
 from streamworker.core.batching import Candidate, ReadPlan, plan_read
-from streamworker.core.entries import ZERO, EntryId
+from streamworker.core.entries import EntryId
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
 from streamworker.records.entries import Entries
@@ -33,13 +32,8 @@ from streamworker.runtime.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.pauses import Pauses
 from streamworker.runtime.polling import Polling
 from streamworker.runtime.signals import Signal
+from streamworker.runtime.streamwatch import StreamWatch, Tell
 from streamworker.settings import Settings
-
-REGRESSION_CHECK_MS = 5_000
-"""How often idle partitions are compared with what Redis has. Rare, since it is for accidents."""
-REGRESSION_CHECKS = 8
-"""Streams that are looked at each time, in turn, so that many idle partitions cost no more than a few.
-One command for all tells whether any is gone; then all are looked at."""
 
 PARTIAL_BLOCK_MS = 20
 """How long a read waits that the budget made leave out partitions without work; then it is their
@@ -56,8 +50,6 @@ SPACING_MIN_S = 0.001
 UNBLOCK_RETRY_MS = 5
 """A wake-up that reaches the server before the read does wakes nobody, so it is repeated."""
 
-OnBroken = Callable[[int, str], None]
-
 _log = get_logger("streamworker.fetcher")
 
 
@@ -67,7 +59,7 @@ class Fetcher:
     Parameters
     ----------
     backend
-        Where the stream is; the fetcher opens one connection of its own.
+        Where the stream is; the fetcher opens one connection of its own, on a Cluster one to each node.
     stream_keys
         Keys of the stream.
     settings
@@ -75,8 +67,11 @@ class Fetcher:
     budget
         The bytes that the processor may hold.
     on_regressed
-        Called once with a partition and a reason when its stream was deleted, recreated below
-        our position, or is no stream. The partition is not read any more until it is added anew.
+        Called once with a partition and a reason when its stream was deleted or recreated below
+        our position. The partition is not read any more until it is added anew.
+    on_unreadable
+        Called with a partition and a reason when its key holds no stream, and with an empty reason when
+        it does again and is read on.
     on_back
         Called when a read has an answer after one that had none.
     rng
@@ -90,7 +85,8 @@ class Fetcher:
         settings: Settings,
         budget: ByteBudget,
         *,
-        on_regressed: OnBroken = lambda *_: None,
+        on_regressed: Tell = lambda *_: None,
+        on_unreadable: Tell = lambda *_: None,
         on_back: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
@@ -98,12 +94,18 @@ class Fetcher:
         self._keys = stream_keys
         self._settings = settings
         self._budget = budget
-        self._on_regressed = on_regressed
         self._on_back = on_back
         self._was_away = False
         self._rng = rng or random.Random()
         self._buffers: dict[int, PartitionBuffer] = {}
-        self._broken: set[int] = set()
+        self._watch = StreamWatch(
+            backend,
+            stream_keys,
+            self._buffers,
+            on_change=self._left_out,
+            on_regressed=on_regressed,
+            on_unreadable=on_unreadable,
+        )
         self._roomy = Signal()
         self._woken = Signal()
         self._waits_for: frozenset[int] | None = None
@@ -165,7 +167,7 @@ class Fetcher:
 
     def _drop(self, partition: int) -> None:
         buffer = self._buffers.pop(partition, None)
-        self._broken.discard(partition)
+        self._watch.forget(partition)
         self._candidates.pop(partition, None)
         if buffer is not None:
             buffer.close()
@@ -174,13 +176,13 @@ class Fetcher:
         """Read until cancelled."""
         if self._polling is not None:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch)
+                tasks.start_soon(self._watch.run)
                 await self._polling.run()
         connection = self._backend.blocking()
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._wakes, connection)
-                tasks.start_soon(self._watch)
+                tasks.start_soon(self._watch.run)
                 await self._reads_for_ever(connection)
         finally:
             with anyio.CancelScope(shield=True):
@@ -189,7 +191,7 @@ class Fetcher:
     # -- reading ---------------------------------------------------------------------------
 
     async def _reads_for_ever(self, connection: BlockingConnection) -> None:
-        pauses = Pauses(self._rng)
+        pauses = Pauses(self._rng, max_ms=self._backend.pause_max_ms)
         all_at_s = 0.0  # Before then not all partitions are asked again.
         while True:
             began_s = time.monotonic()
@@ -229,7 +231,7 @@ class Fetcher:
         """Partitions of which a read brought as much as it asked for."""
         return self._behind
 
-    def plan(self, only: Collection[int] | None = None, *, share: int = 1) -> ReadPlan | None:
+    def plan(self, only: Collection[int] | None = None, *, shares: int = 1) -> ReadPlan | None:
         """Choose what the next read asks; with one of so many shares of the room, if others go beside it."""
         self._wake_wanted = False
         if self._sharing != self._budget.buffers:
@@ -243,7 +245,7 @@ class Fetcher:
         known = self._candidates
         return plan_read(
             list(known.values()) if only is None else [known[p] for p in only if p in known],
-            free_bytes=self._budget.free // share,
+            free_bytes=self._budget.free // shares,
             count_max=self._settings.fetch_count,
             turn=self._turn,
         )
@@ -253,7 +255,7 @@ class Fetcher:
         partition = buffer.partition
         if self._buffers.get(partition) is not buffer:
             return
-        if not buffer.has_room or partition in self._broken:
+        if not buffer.has_room or self._watch.leaves_out(partition):
             self._candidates.pop(partition, None)
             return
         # A guess is no reason to leave a partition out: all the shares together fit the budget.
@@ -307,11 +309,15 @@ class Fetcher:
             kinds = []
         for partition, kind in zip(plan.partitions, kinds, strict=False):
             if isinstance(kind, bytes) and kind not in (b"stream", b"none"):
-                key = self._keys.events(partition)
-                self._break(partition, f"key {key} holds a {kind.decode()} and not a stream")
+                self._watch.leave_out(partition, kind.decode())
         await anyio.sleep(pause_ms / 1000)
 
     # -- waking a read that blocks -----------------------------------------------------------
+
+    def _left_out(self, buffer: PartitionBuffer) -> None:
+        """Have a partition be read, or not be read any more, from the next read on."""
+        self._candidates.pop(buffer.partition, None)
+        self._room(buffer)
 
     def _room(self, buffer: PartitionBuffer) -> None:
         self._changes.add(buffer)
@@ -337,78 +343,3 @@ class Fetcher:
                 await anyio.sleep(UNBLOCK_RETRY_MS / 1000)
             else:
                 await self._woken.wait()
-
-    # -- streams that went backwards -----------------------------------------------------------
-
-    async def _watch(self) -> None:
-        seen: dict[int, EntryId] = {}
-        while True:
-            await anyio.sleep(REGRESSION_CHECK_MS / 1000)
-            idle = [
-                buffer
-                for partition, buffer in self._buffers.items()
-                if seen.get(partition) == buffer.position and partition not in self._broken
-            ]
-            seen = {partition: buffer.position for partition, buffer in self._buffers.items()}
-            if idle:
-                await self._compare(idle)
-
-    async def _compare(self, idle: Sequence[PartitionBuffer]) -> None:
-        names = [self._keys.events(buffer.partition) for buffer in idle if buffer.position > ZERO]
-        try:
-            asked = [("EXISTS", *part) for part in self._backend.by_slot(names)]
-            found = await self._backend.pipeline(asked)
-            all_there = sum(each for each in found if isinstance(each, int)) == len(names)
-        except BackendError:
-            return
-        if all_there:
-            first = self._compared % len(idle)
-            idle = [*idle[first:], *idle[:first]][:REGRESSION_CHECKS]
-            self._compared += len(idle)
-        positions = [buffer.position for buffer in idle]
-        commands = [("XINFO", "STREAM", self._keys.events(buffer.partition)) for buffer in idle]
-        try:
-            answers = await self._backend.pipeline(commands)
-        except BackendError:
-            return
-        for buffer, position, answer in zip(idle, positions, answers, strict=True):
-            reason = regression(position, answer)
-            if reason and not buffer.closed and buffer.position == position:
-                self._break(buffer.partition, f"stream {self._keys.events(buffer.partition)} {reason}")
-
-    def _break(self, partition: int, reason: str) -> None:
-        if partition in self._buffers and partition not in self._broken:
-            self._broken.add(partition)
-            self._candidates.pop(partition, None)
-            _log.error("partition_unreadable", partition=partition, reason=reason)
-            self._on_regressed(partition, reason)
-
-
-def regression(position: EntryId, answer: object) -> str:
-    """Return what is wrong with a stream that was read up to ``position``, or nothing.
-
-    Parameters
-    ----------
-    position
-        Id of the last entry that was read.
-    answer
-        What ``XINFO STREAM`` said, or the error.
-    """
-    if isinstance(answer, Exception):
-        missing = "no such key" in str(answer).lower()
-        return f"was deleted; we had read up to {position}" if missing and position > ZERO else ""
-    last = _last_generated_id(answer)
-    if last is not None and last < position:
-        return f"was recreated: its last id is {last}, and we had read up to {position}"
-    return ""
-
-
-def _last_generated_id(answer: object) -> EntryId | None:
-    if isinstance(answer, dict):
-        value = answer.get(b"last-generated-id")
-    elif isinstance(answer, list):
-        pairs = dict(zip(answer[::2], answer[1::2], strict=False))
-        value = pairs.get(b"last-generated-id")
-    else:
-        return None
-    return EntryId.parse(value) if isinstance(value, bytes | str) else None

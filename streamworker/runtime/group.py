@@ -7,8 +7,6 @@ Redis become tasks whose answers are events again. Nothing is decided here.
 
 import logging
 import random
-import socket
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,10 +55,11 @@ from streamworker.redisio.operation import Access, Operation
 from streamworker.redisio.operations import OPERATIONS, mark, post
 from streamworker.runtime import trail
 from streamworker.runtime.buffer import ByteBudget
+from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.committer import Committer
 from streamworker.runtime.declaring import declare
 from streamworker.runtime.fetcher import Fetcher
-from streamworker.runtime.keeper import Keeper, monotonic_ms
+from streamworker.runtime.keeper import Keeper
 from streamworker.runtime.measuring import measure
 from streamworker.runtime.pauses import Pauses
 from streamworker.runtime.rollback import Witness
@@ -141,6 +140,7 @@ class Group:
             ByteBudget(settings.prefetch_bytes),
             rng=rng,
             on_regressed=self._regressed,
+            on_unreadable=self._unreadable,
             on_back=lambda: self._spawn(self._witness.compare),
         )
         self._finished = False
@@ -382,8 +382,10 @@ class Group:
             self._witness.note(partition, running.runner.committed)
 
     def _show(self, effect: StartRunner, reason: str) -> None:
-        """Show in the lock what holds a running partition up, or that it goes on."""
-        view = MarkLock(effect.partition, effect.owner, effect.lock.epoch, "running", reason)
+        """Show in the lock what holds a partition up, or that it goes on."""
+        running = self._running.get(effect.partition)
+        state = "draining" if running is not None and running.drained.is_set() else "running"
+        view = MarkLock(effect.partition, effect.owner, effect.lock.epoch, state, reason)
         self._spawn(self._tell, mark, [view])
 
     async def _stored_state(self, effect: StartRunner, log: BoundLogger) -> dict[str, bytes]:
@@ -423,6 +425,11 @@ class Group:
         if dropped:
             del self._running[partition]
 
+    def _unreadable(self, partition: int, reason: str) -> None:
+        running = self._running.get(partition)
+        if running is not None and running.runner is not None:
+            running.runner.hinder(reason)
+
     def _regressed(self, partition: int, detail: str) -> None:
         self._log.error("stream_went_back", partition=partition, detail=detail)
         self._spawn(self._settle_regression, partition, detail)
@@ -433,7 +440,7 @@ class Group:
         Where the stream alone was deleted or made again, to go on would skip what it holds now.
         """
         running = self._running.get(partition)
-        gone = await self._witness.compare()
+        gone = await self._witness.compare(partition)
         if running is None or partition in gone or running is not self._running.get(partition):
             return
         if not running.drained.is_set():
@@ -466,7 +473,7 @@ class Group:
                     if running.runner is None:
                         continue
                     rows = running.runner.acked_trim_rows = passed.get(partition, 0)
-                    if running.runner.trims.apart(rows):
+                    if running.runner.trims.without_commit(rows):
                         moved[partition] = rows
                 if moved:
                     await streams.trim_many(self._backend, self.keys, moved)
@@ -490,9 +497,3 @@ class Group:
                 limit_ms=limit_ms,
                 **({"entry": oldest} if (oldest := runner.oldest) else {}),
             )
-
-
-def worker_name() -> str:
-    """Return a name for a worker that was given none: its host, process and start."""
-    host = "".join(c if c.isalnum() or c in "_-" else "-" for c in socket.gethostname())[:32] or "host"
-    return f"{host}-{time.time_ns() // 1_000_000 % 100_000_000:x}"

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from streamworker.core.events import HeartbeatDone
 from streamworker.core.pulse import BEAT_RETRIES
@@ -24,6 +24,7 @@ from streamworker.log import get_logger
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.membership import HeartbeatReply, Renewal, heartbeat
+from streamworker.runtime.clock import monotonic_ms
 from streamworker.settings import Settings
 
 log = get_logger("streamworker.keeper")
@@ -52,6 +53,8 @@ class Keeper:
         self._kept: dict[GroupKeys, tuple[str, Deliver]] = {}
         self._loads: dict[GroupKeys, tuple[int, Mapping[int, int] | None]] = {}
         """The last load of each group, and by partition until a heartbeat has carried that."""
+        self._foreign: dict[GroupKeys, str] = {}
+        """Which key of a group was said to hold something else."""
         self._pending: dict[GroupKeys, tuple[Deliver, HeartbeatDone]] = {}
         self._late: dict[str, asyncio.Task[bool]] = {}
         """Heartbeats under way, by node; only where there are several."""
@@ -89,6 +92,7 @@ class Keeper:
         with self._lock:
             self._kept.pop(keys, None)
             self._loads.pop(keys, None)
+            self._foreign.pop(keys, None)
 
     def report(self, keys: GroupKeys, loads: Mapping[int, int]) -> None:
         """Let heartbeats carry what the partitions of a membership ask of us."""
@@ -150,9 +154,21 @@ class Keeper:
         for place, here in places.items():
             if place not in self._late:
                 self._late[place] = asyncio.create_task(self._beat(backend, here))
-        done, _ = await asyncio.wait(self._late.values(), timeout=self._settings.heartbeat_interval_ms / 1000)
-        answered = [place for place, task in self._late.items() if task in done]
+        await self._wait(self._late.values(), self._settings.heartbeat_interval_ms / 1000)
+        answered = [place for place, task in self._late.items() if task.done()]
         return all([await self._late.pop(place) for place in answered]) and not self._late
+
+    async def _wait(self, tasks: Iterable["asyncio.Task[bool]"], seconds: float) -> None:
+        """Wait until all tasks are done, the time is over, or there is something new to do."""
+        assert self._wake is not None
+        poked = asyncio.create_task(self._wake.wait())
+        waiting, until_s = set(tasks), time.monotonic() + seconds
+        while waiting and not poked.done() and (left_s := until_s - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(
+                {poked, *waiting}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            waiting.difference_update(done)
+        poked.cancel()
 
     async def _beat(self, backend: Backend, kept: Sequence[Kept]) -> bool:
         """Renew the memberships that are at one node; whether each had an answer."""
@@ -175,11 +191,24 @@ class Keeper:
                 if isinstance(reply, BackendError):
                     log.warning("heartbeat_refused", processor=keys.group, error=str(reply))
                 else:
+                    self._name_foreign(keys, reply)
                     self._pending[keys] = (deliver, _event(member, reply, sent_ms, run_id))
             if self._pending and self._scheduled_ms is None:
                 self._scheduled_ms = sent_ms
                 self._loop.call_soon_threadsafe(self._deliver)
         return not any(isinstance(reply, BackendUnavailable) for reply in replies)
+
+    def _name_foreign(self, keys: GroupKeys, reply: HeartbeatReply) -> None:
+        """Say once which key another program wrote over, and when it is right again."""
+        before, now = self._foreign.get(keys, ""), reply.foreign
+        if now == keys.beats and reply.beats:
+            log.warning("heartbeats_mended", processor=keys.group, key=now)
+        elif now != before and not reply.lost:
+            self._foreign[keys] = now
+            if now:
+                log.warning("key_of_another_type", processor=keys.group, key=now)
+            else:
+                log.info("key_right_again", processor=keys.group, key=before)
 
     def _watch_loop(self) -> None:
         """Say so, with the stack, when the worker's event loop has not run for very long."""
@@ -213,10 +242,6 @@ class Keeper:
             deliver(event)
 
 
-def monotonic_ms() -> int:
-    """Return this machine's monotonic clock in milliseconds, the clock of all local decisions."""
-    return time.monotonic_ns() // 1_000_000
-
-
 def _event(member: str, reply: HeartbeatReply, sent_ms: int, run_id: str) -> HeartbeatDone:
-    return HeartbeatDone(member, reply.lost, reply.generation or 0, sent_ms, run_id, reply.beats)
+    known = (reply.generation or 0, sent_ms, run_id, reply.beats, reply.fingerprint)
+    return HeartbeatDone(member, reply.lost, *known)

@@ -22,7 +22,7 @@ from streamworker.core.partitioner import canonical_key
 from streamworker.core.window import Window
 from streamworker.errors import RecordError
 from streamworker.redisio.commit import DeadLetter
-from streamworker.runtime.buffer import now_ms
+from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.grouping import GroupingMode
 from streamworker.runtime.modes import SLICE_MS, Failed
 from streamworker.runtime.pauses import Pauses
@@ -173,7 +173,7 @@ class KeyedMode(GroupingMode):
         """Handle a record, and others after it for as long as there are any."""
         while place is not None:
             await self._handle(place)
-            if now_ms() >= self._slice_ends_ms:
+            if monotonic_ms() >= self._slice_ends_ms:
                 await self._turn()
             place = self._next()
         self._tasks -= 1
@@ -193,7 +193,7 @@ class KeyedMode(GroupingMode):
 
     def _new_slice(self) -> None:
         self._slice_asked = False
-        self._slice_ends_ms = now_ms() + SLICE_MS
+        self._slice_ends_ms = monotonic_ms() + SLICE_MS
 
     async def _handle(self, place: int) -> None:
         """Make one attempt at a record."""
@@ -220,7 +220,7 @@ class KeyedMode(GroupingMode):
         self._finish(place)
 
     def _begins(self, place: int) -> None:
-        self._begun[place] = clock_ms = now_ms()
+        self._begun[place] = clock_ms = monotonic_ms()
         if self.runner.busy_since_ms is None:
             self.runner.busy_since_ms = clock_ms
             self.runner.works()

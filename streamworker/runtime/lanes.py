@@ -1,11 +1,11 @@
-"""What a producer has to send, one lane a partition, and the appends that bring it to Redis.
+"""All lanes of a producer, one a partition, and the round trips that bring what waits in them to Redis.
 
-One append of a lane is under way at a time; what is sent meanwhile gathers and goes with the next
+Two appends of a lane are under way at most; what is sent meanwhile gathers and goes with the next
 one, so that order holds and a busy program needs few round trips without having asked for any
-batching.
+batching. How the second is kept behind the first is in ``lane``.
 
 An append without an answer may have been done. It is sent again, unchanged and with the same
-number; Redis remembers the last number of each producer and partition and writes nothing twice.
+number; Redis remembers the last two numbers of each producer and partition and writes nothing twice.
 A partition that is at its limit refuses an append as a whole; then senders wait or are told,
 as they chose. Nothing unread is dropped.
 
@@ -18,9 +18,7 @@ import asyncio
 import random
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Coroutine, Iterable, Sequence
 
 from streamworker.core.entries import EntryId
 from streamworker.errors import (
@@ -36,109 +34,24 @@ from streamworker.processors import StreamSpec
 from streamworker.redisio import streams
 from streamworker.redisio.client import Backend, retrying
 from streamworker.redisio.durability import NotDurable
+from streamworker.redisio.failures import look_at_error
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.streams import Append, AppendCode, AppendReply
+from streamworker.redisio.streams import AppendCode, AppendReply
 from streamworker.runtime.durability import check_durability, durability_of, pipelines_of
-from streamworker.runtime.ledger import Ledger, LostSends
+from streamworker.runtime.lane import APPEND_ENTRIES_MAX, Batch, Encoded, Lane, OnFull, Outcome, Part
+from streamworker.runtime.ledger import LostSends
 from streamworker.runtime.pauses import Pauses
 from streamworker.settings import Settings
 
-OnFull = Literal["wait", "raise"]
-"""What a send does at a full partition."""
-
-Encoded = bytes | tuple[bytes | Mapping[bytes, bytes], Mapping[bytes, bytes] | None]
-"""The payload of an entry; or payload or fields, and headers."""
-
 LOSSES_KEPT = 1_000
-APPEND_ENTRIES_MAX = 1_000
-"""Entries of one append: one run of a script, 1.4 ms in which Redis serves nobody else (measured)."""
-APPEND_BYTES_MAX = 1024 * 1024
 PIPELINE_BYTES_MAX = 4 * 1024 * 1024
+FULL_PAUSE_MS = (20, 500)
+"""The first and the longest pause before a full partition is tried again."""
+REPEATING = " "
+"""In place of a node: of flushes that repeat what is not confirmed, or found no room after a try without an
+answer. As long as that takes, others go on."""
 
 _log = get_logger("streamworker.producer")
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """Entries of one send for one partition."""
-
-    entries: Sequence[Encoded]
-    size: int
-    on_full: OnFull
-    done: "asyncio.Future[EntryId]"
-
-    @property
-    def given_up(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self.done.done()
-
-
-@dataclass(slots=True)
-class Lane:
-    """What waits for one partition."""
-
-    partition: int
-    place: str = ""
-    """Which node of a Cluster has the partition; empty for one server, and while it is not known."""
-    parts: deque[Part] = field(default_factory=deque)
-    under_way: bool = False
-    number: int = 0
-    """Of the last append."""
-    room: int = APPEND_ENTRIES_MAX
-    """Entries that the next append may have."""
-    pauses: Pauses | None = None
-    """Between tries while the partition is full; None while it is not."""
-    resting: bool = False
-    """Full, and to be tried again after a pause."""
-    undurable: str = ""
-    """Why what is under way is not confirmed, though it is there."""
-    ledger: Ledger = field(default_factory=Ledger)
-
-    def take(self) -> "Batch":
-        """Take what goes into the next append."""
-        batch = Batch(self)
-        count = size = 0
-        while self.parts:
-            part = self.parts[0]
-            if part.given_up:
-                self.parts.popleft()
-                continue
-            fits = min(len(part.entries), self.room - count)
-            if fits <= 0 or (count and size + part.size > APPEND_BYTES_MAX):
-                break
-            batch.parts.append((part, fits))
-            count += fits
-            size += part.size
-            if fits < len(part.entries):
-                break
-            self.parts.popleft()
-        batch.size = size
-        return batch
-
-
-@dataclass(slots=True)
-class Batch:
-    """One append: entries of some parts, the last of which may go on in the next append."""
-
-    lane: Lane
-    parts: list[tuple[Part, int]] = field(default_factory=list)
-    size: int = 0
-    unanswered: bool = False
-    """Whether a try had no answer: it may be there, or still be on its way."""
-
-    @property
-    def count(self) -> int:
-        """How many entries it has."""
-        return sum(count for _, count in self.parts)
-
-    def append(self, producer: str, limit: int) -> Append:
-        """Return what Redis is to do."""
-        (first, count), *others = self.parts
-        if others or count < len(first.entries):
-            entries: Sequence[Encoded] = [each for part, n in self.parts for each in part.entries[:n]]
-        else:
-            entries = first.entries
-        return Append(self.lane.partition, producer, self.lane.number, limit, entries)
 
 
 class Lanes:
@@ -190,9 +103,8 @@ class Lanes:
         if lane is None:
             place = self._backend.known_place_of(self._keys.events(partition))
             lane = self._lanes[partition] = Lane(partition, place)
-        part = Part(entries, size, on_full, asyncio.get_running_loop().create_future())
-        part.done.add_done_callback(_look_at_error)
-        lane.parts.append(part)
+        part = lane.add(entries, size, on_full)
+        part.done.add_done_callback(look_at_error)
         self._kick(lane)
         return part
 
@@ -203,13 +115,15 @@ class Lanes:
                 return await part.done
         except TimeoutError:
             lane = self._lanes[partition]
-            if part in lane.parts and not lane.under_way and lane.pauses is not None:
+            if part.waits and not lane.under_way and lane.pauses is not None:
                 raise self._full(lane) from None
-            if part in lane.parts and not lane.under_way:
+            if part.waits and not part.taken and not lane.under_way:
                 raise ProducerError(
                     f"Stream {self._spec.name!r}: a send was not begun within {timeout} s.",
                     remedy="Is Redis running, and can this machine reach it?",
                 ) from None
+            if any(batch.found_no_room and batch.has(part) for batch in lane.under_way):
+                raise self._refused_later(self._full(lane)) from None
             if lane.undurable:
                 raise ProducerError(
                     f"Stream {self._spec.name!r}: within {timeout} s a record was not as safe as durability="
@@ -231,18 +145,25 @@ class Lanes:
         if not self._ready(lane) or list(self._flushes.values()).count(lane.place) >= self._pipelines_max:
             return
         # Everything that is sent in this turn of the event loop comes along.
-        task = asyncio.get_running_loop().create_task(self._flush(lane.place))
-        self._flushes[task] = lane.place
+        self._begin(self._flush(lane.place), lane.place)
+
+    def _begin(self, flush: Coroutine[None, None, None], place: str) -> None:
+        task = asyncio.get_running_loop().create_task(flush)
+        self._flushes[task] = place
         task.add_done_callback(self._flushed)
 
-    @staticmethod
-    def _ready(lane: Lane) -> bool:
-        return bool(lane.parts) and not lane.under_way and not lane.resting
+    def _ready(self, lane: Lane) -> bool:
+        # Where sends wait for a disk or a replica, what is confirmed and what is done are two things,
+        # and a round trip takes so long that the encoding beside it is nothing.
+        return lane.is_ready(ahead=self._declared and self._durability.mode == "memory")
 
     def _flushed(self, task: "asyncio.Task[None]") -> None:
         del self._flushes[task]
         if not task.cancelled() and task.exception() is not None:
             _log.error("flush_failed", exc_info=task.exception())
+        self._kick_all()
+
+    def _kick_all(self) -> None:
         kicked: set[str] = set()
         for lane in self._lanes.values():
             if lane.place not in kicked and self._ready(lane):
@@ -257,34 +178,37 @@ class Lanes:
                 # To the end of the row, so that with much to send all get their turn.
                 self._lanes[lane.partition] = self._lanes.pop(lane.partition)
                 batch = lane.take()
-                if batch.parts:
-                    lane.under_way = True
-                    lane.number += 1
+                if batch is not None:
                     batches.append(batch)
                     size += batch.size
+        await self._send(batches)
+
+    async def _send(self, batches: Sequence[Batch]) -> None:
+        """Send appends until they have ended, or have an answer that has to wait for another."""
         try:
-            await self._append(batches)
+            await self._append(list(batches))
         except StreamworkerError as error:
-            for batch in batches:
-                self._fail(batch, error)
+            self._fail_all(batches, error)
         except Exception as error:
-            # Whatever it is: nobody may wait for ever.
+            # Whatever it is: nobody may wait for ever, and it may have come behind the sending.
             for batch in batches:
-                self._fail(batch, InternalError(f"An append failed: {error!r}."))
+                batch.unanswered = True
+            self._fail_all(batches, InternalError(f"An append failed: {error!r}."))
             raise
         finally:
             for batch in batches:
-                batch.lane.under_way = False
+                if batch.outcome is None and batch.answer is None:
+                    self._end(batch, Outcome.UNKNOWN)
 
     async def _append(self, batches: list[Batch]) -> None:
         """Append until there is an answer, or until nobody waits for one."""
         pauses = Pauses(self._rng, max_ms=self._backend.pause_max_ms)
-        while batches and not all(part.given_up for batch in batches for part, _ in batch.parts):
+        while any(batch.is_wanted for batch in batches):
             try:
                 replies = await self._append_once(batches)
             except BackendUnavailable as error:
                 for batch in batches:
-                    batch.unanswered = True
+                    batch.unanswered |= self._declared
                 pause_ms = pauses.next_ms()
                 _log.warning(
                     "send_unanswered", stream=self._spec.name, error=str(error), retry_in_ms=pause_ms
@@ -293,25 +217,12 @@ class Lanes:
                 continue
             except BackendError as error:
                 # Of all: a new connection was not let in, for instance.
-                for batch in batches:
-                    self._fail(batch, self._refused_later(error) if batch.unanswered else error)
+                self._fail_all(batches, error)
                 return
-            again: list[Batch] = []
-            for batch, reply in zip(batches, replies, strict=True):
-                if reply.code is AppendCode.UNKNOWN:
-                    batch.unanswered = True
-                    self._not_confirmed(batch, reply)
-                    again.append(batch)
-                elif batch.unanswered and reply.code is AppendCode.FULL:
-                    # The try without an answer may still reach the server. As long as it may, what
-                    # has this number must stay the same, or a part of it could be written twice.
-                    again.append(batch)
-                elif batch.unanswered and reply.error is not None:
-                    self._fail(batch, self._refused_later(reply.error))
-                else:
-                    self._settle(batch, reply)
-            batches = again
+            pairs = zip(batches, replies, strict=True)
+            batches = [batch for batch, reply in pairs if not self._is_through(batch, reply)]
             if batches:
+                self._others_go_on()
                 pause_ms = pauses.next_ms()
                 troubles = {batch.lane.undurable for batch in batches if batch.lane.undurable}
                 for trouble in troubles:
@@ -319,6 +230,63 @@ class Lanes:
                         "send_not_confirmed", stream=self._spec.name, error=trouble, retry_in_ms=pause_ms
                     )
                 await asyncio.sleep(pause_ms / 1000)
+
+    def _others_go_on(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._flushes[task] = REPEATING
+        self._kick_all()
+
+    def _is_through(self, batch: Batch, reply: AppendReply) -> bool:
+        """Take in an answer; False if the append is to be sent again."""
+        if reply.code is AppendCode.UNKNOWN:
+            batch.unanswered = True
+            self._not_confirmed(batch, reply)
+            return False
+        if batch.unanswered and reply.code is AppendCode.FULL:
+            # The try without an answer may still reach the server. As long as it may, what
+            # has this number must stay the same, or a part of it could be written twice.
+            return self._found_no_room(batch, reply.length)
+        if reply.code is AppendCode.EARLY and not batch.unanswered:
+            # By a connection of its own it was faster than the one that it follows. It never will be
+            # there: each try was answered, and its number is not used again.
+            self._put_back(batch)
+            return True
+        if batch.is_behind:
+            batch.answer = reply  # Senders are told in their order.
+            return True
+        if reply.code is AppendCode.EARLY:
+            if batch.before is not None and batch.before.outcome is Outcome.NOT_WRITTEN:
+                # Nor will it be, however late a try of it arrives: what it follows never is there.
+                self._put_back(batch)
+                return True
+            # What it follows was lost again, or may come yet: it is waited for no longer. Should
+            # it still come, it finds that its turn is past.
+            batch.before = None
+            return False
+        if reply.error is not None:
+            self._fail(batch, reply.error)
+        elif reply.last_id is None:
+            self._refused_as_full(batch, reply.length)
+        else:
+            self._settle(batch, reply, reply.last_id)
+        return True
+
+    def _put_back(self, batch: Batch) -> None:
+        batch.lane.put_back(batch)
+        self._end(batch, Outcome.NOT_WRITTEN)
+
+    def _end(self, batch: Batch, outcome: Outcome) -> None:
+        """Note what became of an append, and go on with the one behind it if that has its answer."""
+        batch.end(outcome)
+        for behind in tuple(batch.lane.under_way):
+            reply, behind.answer = behind.answer, None
+            if reply is None:
+                continue
+            # An answer from before a repeat of the first may be from before a failover, too.
+            behind.unanswered |= batch.unanswered and reply.last_id is not None
+            if behind.unanswered or not self._is_through(behind, reply):
+                self._begin(self._send([behind]), REPEATING)
 
     def _not_confirmed(self, batch: Batch, reply: AppendReply) -> None:
         if isinstance(reply.error, NotDurable):
@@ -334,27 +302,20 @@ class Lanes:
         appends = [batch.append(self._id, limit) for batch in batches]
         return await streams.append_many(self._backend, self._keys, appends, self._durability)
 
-    def _settle(self, batch: Batch, reply: AppendReply) -> None:
-        """Tell the senders, or put back what found no room."""
+    def _settle(self, batch: Batch, reply: AppendReply, last_id: EntryId) -> None:
+        """Tell the senders."""
         lane = batch.lane
-        if reply.error is not None:
-            self._fail(batch, reply.error)
-            return
-        if reply.last_id is None:
-            self._refused_as_full(batch, reply.length)
-            return
         self._compare(lane, reply)
-        lane.ledger.confirm(lane.number, batch.count, reply.last_id)
+        lane.ledger.confirm(batch.number, batch.count, last_id)
         lane.room, lane.pauses, lane.undurable = APPEND_ENTRIES_MAX, None, ""
         # All entries of one append have the same time and consecutive numbers: Redis stops its
         # clock while a script runs.
         behind = batch.count
-        for part, count in batch.parts:
-            behind -= count
-            if count < len(part.entries):
-                part.entries = part.entries[count:]
-            elif not part.given_up:
-                part.done.set_result(EntryId(reply.last_id.ms, reply.last_id.seq - behind))
+        for each in batch.slices:
+            behind -= each.size
+            if each.is_last and not each.part.given_up:
+                each.part.done.set_result(EntryId(last_id.ms, last_id.seq - behind))
+        self._end(batch, Outcome.WRITTEN)
 
     def _compare(self, lane: Lane, reply: AppendReply) -> None:
         """Look whether Redis still knows of the append before the one that it answers."""
@@ -397,34 +358,56 @@ class Lanes:
         return [lost for lost in found if lost is not None]
 
     def _refused_as_full(self, batch: Batch, length: int) -> None:
+        """Put back what found no room; those who do not want to wait are told."""
         lane = batch.lane
-        lane.number -= 1  # Nothing was written under it.
-        lane.parts.extendleft(part for part, _ in reversed(batch.parts) if part not in lane.parts)
+        self._put_back(batch)
         lane.room = min(self._spec.entries_max - length, APPEND_ENTRIES_MAX)
         if lane.room > 0:
             return
         lane.room = APPEND_ENTRIES_MAX
-        for part in [part for part in lane.parts if part.on_full == "raise"]:
-            lane.parts.remove(part)
-            if not part.given_up:
-                part.done.set_exception(self._full(lane))
-        if lane.parts:
+        self._tell(lane.parts, self._full(lane))
+        if not all(part.given_up for part in lane.parts):
             lane.resting = True
-            lane.pauses = lane.pauses or Pauses(self._rng, first_ms=20, max_ms=500)
+            first_ms, max_ms = FULL_PAUSE_MS
+            lane.pauses = lane.pauses or Pauses(self._rng, first_ms=first_ms, max_ms=max_ms)
             asyncio.get_running_loop().call_later(lane.pauses.next_ms() / 1000, self._rested, lane)
+
+    def _found_no_room(self, batch: Batch, length: int) -> bool:
+        """Tell those who do not want to wait; return whether that were all."""
+        batch.found_no_room = True
+        full = self._full(batch.lane)
+        self._tell([each.part for each in batch.slices], self._refused_later(full))
+        if length >= self._spec.entries_max:
+            self._tell(batch.lane.parts, full)
+        if batch.is_wanted:
+            return False
+        self._end(batch, Outcome.UNKNOWN)
+        return True
+
+    def _tell(self, parts: Iterable[Part], error: ProducerError) -> None:
+        for part in parts:
+            if part.on_full == "raise" and not part.given_up:
+                part.done.set_exception(_copy(error))
 
     def _rested(self, lane: Lane) -> None:
         lane.resting = False
         self._kick(lane)
 
+    def _fail_all(self, batches: Sequence[Batch], error: StreamworkerError) -> None:
+        for batch in batches:
+            if batch.outcome is None and batch.answer is None:
+                self._fail(batch, error)
+
     def _fail(self, batch: Batch, error: StreamworkerError) -> None:
-        for part, _ in batch.parts:
-            if part in batch.lane.parts:
-                batch.lane.parts.remove(part)
+        """Tell the senders that Redis refused, or that nothing could be asked."""
+        if batch.unanswered and not isinstance(error, InternalError):
+            error = self._refused_later(error)
+        for part, _, _ in batch.slices:
             if not part.given_up:
                 part.done.set_exception(_copy(error))
+        self._end(batch, Outcome.UNKNOWN if batch.unanswered else Outcome.NOT_WRITTEN)
 
-    def _refused_later(self, error: BackendError) -> ProducerError:
+    def _refused_later(self, error: StreamworkerError) -> ProducerError:
         """Return what is known when Redis refuses what it had been asked before without an answer."""
         return ProducerError(
             f"Stream {self._spec.name!r}: Redis gave no answer, and then refused: {error.message} The record "
@@ -446,9 +429,3 @@ def _copy(error: StreamworkerError) -> StreamworkerError:
     if isinstance(error, InternalError):
         return InternalError(error.message)
     return type(error)(error.message, remedy=error.remedy)
-
-
-def _look_at_error(done: "asyncio.Future[EntryId]") -> None:
-    """Keep asyncio from complaining of an error that nobody waits for any more."""
-    if not done.cancelled():
-        done.exception()

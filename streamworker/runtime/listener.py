@@ -2,7 +2,8 @@
 
 One connection and one blocking read serve all groups; on a Cluster there is one for each. The stream is
 a hint: whatever is missed while Redis is away is made up for by the next heartbeat, so the listener only
-has to come back.
+has to come back. Where another program wrote over one of them, it says which, goes on without it, and looks
+from time to time whether it is a stream again.
 """
 
 import random
@@ -15,16 +16,18 @@ import anyio
 from streamworker.core.control import ControlMessage, from_fields
 from streamworker.core.entries import EntryId
 from streamworker.core.events import ControlReceived
-from streamworker.errors import BackendError
+from streamworker.errors import BackendError, BackendRefused
 from streamworker.log import get_logger
-from streamworker.redisio.client import Backend
-from streamworker.redisio.control import last_control_id, read_control
+from streamworker.redisio.client import Backend, BlockingConnection
+from streamworker.redisio.control import ControlEntry, foreign_types, last_control_id, read_control
 from streamworker.redisio.keys import GroupKeys
 
 log = get_logger("streamworker.listener")
 
 BLOCK_MS = 5_000
 """Long, since a message ends the wait at once; short enough that a dead server is noticed."""
+BLOCK_SHORT_MS = 1_000
+"""The same while one of them is no stream."""
 PAUSE_MAX_S = 1.0
 CALM = 4
 """So many messages a second are read as they come: more than a change of the group has, as a rule."""
@@ -42,13 +45,22 @@ class Listener:
     def __init__(self, backend: Backend, rng: random.Random) -> None:
         self._backend = backend
         self._rng = rng
-        self._positions: dict[GroupKeys, EntryId] = {}
+        self._positions: dict[GroupKeys, EntryId | None] = {}
+        """After which message to listen; None where there was no stream yet that could tell."""
+        self._foreign: set[GroupKeys] = set()
+        """Whose control stream is something else."""
         self._deliver: dict[str, Deliver] = {}
 
     async def add(self, keys: GroupKeys, deliver: Deliver) -> None:
         """Listen to one more group, from now on. Call it before ``run``, and before joining."""
-        self._positions[keys] = await last_control_id(self._backend, keys)
         self._deliver[keys.control] = deliver
+        self._positions[keys] = None
+        try:
+            self._positions[keys] = await last_control_id(self._backend, keys)
+        except BackendRefused:
+            await self._look([keys])
+            if keys not in self._foreign:
+                raise
 
     async def run(self) -> None:
         """Read until cancelled; never ends by itself, whatever Redis does."""
@@ -66,11 +78,10 @@ class Listener:
         try:
             while True:
                 try:
-                    positions = {keys: self._positions[keys] for keys in groups}
-                    entries = await read_control(connection, positions, BLOCK_MS)
+                    entries = await self._read(connection, groups)
                 except BackendError as error:
-                    log.warning("control_stream_unreadable", error=str(error))
-                    await anyio.sleep(self._rng.uniform(PAUSE_MAX_S / 4, PAUSE_MAX_S))
+                    log.warning("control_stream_unreadable", key=" ".join(by_name), error=str(error))
+                    await self._pause()
                     continue
                 messages: dict[str, list[ControlMessage]] = {}
                 for name, entry_id, fields in entries:
@@ -85,6 +96,48 @@ class Listener:
         finally:
             with anyio.CancelScope(shield=True):
                 await connection.aclose()
+
+    async def _read(self, connection: BlockingConnection, groups: Sequence[GroupKeys]) -> list[ControlEntry]:
+        """Wait for messages of those groups that have a control stream."""
+        aside = [keys for keys in groups if keys in self._foreign]
+        if aside:
+            await self._look(aside)
+        positions = {
+            keys: position
+            for keys in groups
+            if keys not in self._foreign and (position := self._positions[keys]) is not None
+        }
+        if not positions:
+            await self._pause()
+            return []
+        try:
+            return await read_control(connection, positions, BLOCK_SHORT_MS if aside else BLOCK_MS)
+        except BackendRefused:
+            await self._look(list(positions))
+            if self._foreign.isdisjoint(positions):
+                raise
+            return []
+
+    async def _look(self, groups: Sequence[GroupKeys]) -> None:
+        """See which of some control streams are something else, and say so once."""
+        found = await foreign_types(self._backend, groups)
+        for keys in groups:
+            if keys in found and keys not in self._foreign:
+                self._foreign.add(keys)
+                log.warning(
+                    "control_stream_unreadable",
+                    processor=keys.group,
+                    key=keys.control,
+                    error=f"It holds a {found[keys]}.",
+                )
+            elif keys not in found and keys in self._foreign:
+                if self._positions[keys] is None:
+                    self._positions[keys] = await last_control_id(self._backend, keys)
+                self._foreign.discard(keys)
+                log.info("control_stream_readable", processor=keys.group, key=keys.control)
+
+    async def _pause(self) -> None:
+        await anyio.sleep(self._rng.uniform(PAUSE_MAX_S / 4, PAUSE_MAX_S))
 
 
 def _pause_s(woken: deque[float]) -> float:

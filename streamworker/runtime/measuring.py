@@ -10,7 +10,7 @@ from streamworker.errors import BackendError
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.loads import read_lags
-from streamworker.runtime.buffer import now_ms
+from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.runner import PartitionRunner
 
 
@@ -46,7 +46,7 @@ async def measure(
             except BackendError as error:
                 log.warning("lags_unread", error=str(error))
                 continue
-            at_ms = now_ms()
+            at_ms = monotonic_ms()
             counters = {
                 partition: Counters(
                     runner.epoch, at_ms, runner.worked_ms(at_ms), runner.records_done, lags.get(partition)

@@ -45,7 +45,7 @@ class Reads(Protocol):
     def behind(self) -> Collection[int]:
         """Partitions that are known to have more."""
 
-    def plan(self, only: Collection[int] | None = None, *, share: int = 1) -> ReadPlan | None:
+    def plan(self, only: Collection[int] | None = None, *, shares: int = 1) -> ReadPlan | None:
         """Choose which partitions to ask, and for how much; with one of so many shares of the room."""
 
     def asked(self, plan: ReadPlan) -> dict[int, PartitionBuffer]:
@@ -173,7 +173,8 @@ class Polling:
         """Return the partitions that have room, by the address of their node."""
         if self._version != backend.map_version:
             self._places.clear()
-            self._paces = {place: pace for place, pace in self._paces.items() if pace.busy}
+            # A node that gives no answer is not asked sooner because others have changed places.
+            self._paces = {place: pace for place, pace in self._paces.items() if pace.busy or pace.fails}
             self._version = backend.map_version
         places = self._places
         parts: dict[str, list[int]] = {}
@@ -192,7 +193,7 @@ class Polling:
         began_s = time.monotonic()
         is_brief = began_s < pace.all_at_s
         behind = [p for p in partitions if p in self._reads.behind] if is_brief else []
-        plan = self._reads.plan(behind or partitions, share=nodes)
+        plan = self._reads.plan(behind or partitions, shares=nodes)
         if plan is None:
             pace.asked, pace.busy = frozenset(), False
             pace.due_s = began_s + self._pause_max_s

@@ -15,7 +15,8 @@ from streamworker.core.partitioner import RoundRobin, canonical_key, partition_f
 from streamworker.errors import RecordError
 from streamworker.processors import StreamSpec
 from streamworker.redisio.client import Backend
-from streamworker.runtime.lanes import Encoded, Lanes, OnFull, Part
+from streamworker.runtime.lane import Encoded, OnFull, Part
+from streamworker.runtime.lanes import Lanes
 from streamworker.runtime.ledger import LostSends
 from streamworker.runtime.quick import QuickWay
 from streamworker.settings import Settings
@@ -28,6 +29,9 @@ HEADERS_MAX = 500
 CHUNK_ENTRIES = 2_000
 """Records that ``send_many`` encodes before it gives way to others: 2 ms (measured)."""
 CHUNK_BYTES = 1024 * 1024
+LEADS = (200, 400)
+"""Records at the head of a list that are sent by themselves, so that Redis has something to do while
+the others are encoded. It takes longer for a record than that does, so each part may be larger."""
 ROWS_CHUNK = 10_000
 """The same for a stream of columns, where they become one entry a partition: 10 to 20 ms."""
 CHUNKS_AHEAD = 2
@@ -374,6 +378,14 @@ class _ManySender(_Sender):
 
     async def send_list(self, records: Sequence[Any]) -> None:
         """Send a list no longer than a chunk; the rest of it may be gathered for the next chunk."""
+        for lead in () if self._under_way or self._gathered else LEADS:
+            if len(records) >= 2 * lead:
+                await self._send_part(records[:lead])
+                records = records[lead:]
+                await asyncio.sleep(0)  # In this turn of the event loop it is written to the socket.
+        await self._send_part(records)
+
+    async def _send_part(self, records: Sequence[Any]) -> None:
         routed = None if self._gathered else self._producer.quick.routed(records)
         if routed is not None:
             await self.send(

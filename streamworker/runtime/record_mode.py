@@ -6,7 +6,7 @@ from typing import Any
 
 from streamworker.core.batching import BatchLimits
 from streamworker.core.entries import Entry
-from streamworker.runtime.buffer import now_ms
+from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.grouping import GroupingMode
 from streamworker.runtime.invoke import Effects, foreign_cancel
 from streamworker.runtime.modes import SLICE_MS, Failed, GivenUp
@@ -105,7 +105,7 @@ class RecordMode(GroupingMode):
             loop = asyncio.get_running_loop()
             place, error = await self.invoker.in_thread(self._slice_here, loop, entries, records, start, end)
             return place, error
-        invoker, runner, clock_ms = self.invoker, self.runner, now_ms()
+        invoker, runner, clock_ms = self.invoker, self.runner, monotonic_ms()
         until_ms = clock_ms + SLICE_MS
         self.begin_row(entries, start)
         plain = invoker.plain
@@ -127,7 +127,7 @@ class RecordMode(GroupingMode):
             except Exception as error:  # noqa: BLE001 - whatever a user function raises
                 runner.busy_since_ms = None
                 return place, error
-            clock_ms = now_ms()
+            clock_ms = monotonic_ms()
             runner.busy_since_ms = None
             self.add_next(effects)
             if clock_ms >= until_ms or not runner.may_start:
@@ -144,7 +144,7 @@ class RecordMode(GroupingMode):
         end: int,
     ) -> tuple[int, Exception | None]:
         """As :meth:`_slice`, in a worker thread; the event loop waits for it meanwhile."""
-        runner, clock_ms = self.runner, now_ms()
+        runner, clock_ms = self.runner, monotonic_ms()
         until_ms = clock_ms + THREAD_SLICE_MS
         self.begin_row(entries, start)
         takes_context = self.spec.takes_context
@@ -156,7 +156,7 @@ class RecordMode(GroupingMode):
             except Exception as error:  # noqa: BLE001 - whatever a user function raises
                 runner.busy_since_ms = None
                 return place, error
-            clock_ms = now_ms()
+            clock_ms = monotonic_ms()
             runner.busy_since_ms = None
             self.add_next(effects)
             if clock_ms >= until_ms or not runner.may_start:

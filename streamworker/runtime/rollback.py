@@ -11,7 +11,7 @@ there is: to go on from our own would leave out what comes in between.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -132,6 +132,13 @@ class Witness:
         self._told: dict[int, Committed] = {}
         """Of each partition, what was reported as gone last: several events lead here, to be told once."""
         self._run_id = ""
+        self._unanswered: set[int] = set()
+        """Partitions whose lock could not be read when it was to be compared."""
+        self._asking_again = anyio.Lock()
+        self._askers: dict[object, set[int]] = {}
+        """Of each comparison under way, whose runners have been ended."""
+        self._reasons: frozenset[str] = frozenset()
+        """Why locks could not be read, as far as it was said."""
 
     def is_another(self, run_id: str) -> bool:
         """Note the server's run id; say whether it is another one than before."""
@@ -149,32 +156,71 @@ class Witness:
         if known is not None and (rollback := rollback_of(known, lock)):
             await self._report(partition, known, rollback)
 
-    async def compare(self) -> list[int]:
+    async def compare(self, about: int | None = None) -> list[int]:
         """Compare all partitions that run with their locks; end the runners of those that have gone back.
+
+        What is answered is judged at once. Who has no answer, or is refused it, is asked again until there
+        is one; by one caller, whatever many there are, while the others wait for that.
+
+        Parameters
+        ----------
+        about
+            The partition that somebody has to know of: others are not waited for then. They are asked
+            again with the next comparison, and there is one when their node is back.
 
         Returns
         -------
         list[int]
             These partitions. They are taken anew.
         """
-        found: dict[int, LockView | None] = {}
-        pauses = Pauses(self._rng)
-        while True:
-            runners = {p: runner for p, runner in self._runners().items() if runner}
-            # What is known is older than the answer: a commit in between only makes the lock later.
-            known = {p: runner.committed for p, runner in runners.items()}
-            try:
-                found = await locks.read_locks(self._backend, self._keys, list(known))
-            except BackendError:
-                await anyio.sleep(pauses.next_ms() / 1000)
-            else:
-                break
-        gone = {p: rollback for p, lock in found.items() if (rollback := rollback_of(known[p], lock))}
+        asker, ended = object(), set[int]()
+        self._askers[asker] = ended
+        try:
+            await self._look([p for p, runner in self._runners().items() if runner])
+            if about is not None and about not in self._unanswered:
+                return sorted(ended)
+            async with self._asking_again:
+                pauses = Pauses(self._rng)
+                while self._unanswered:
+                    await anyio.sleep(pauses.next_ms() / 1000)
+                    await self._look(sorted(self._unanswered))
+        finally:
+            del self._askers[asker]
+        return sorted(ended)
+
+    async def _look(self, partitions: Collection[int]) -> None:
+        """Compare some partitions, those of them that still run, and note which had no answer."""
+        runners = {p: runner for p, runner in self._runners().items() if runner and p in partitions}
+        # What is known is older than the answer: a commit in between only makes the lock later.
+        known = {p: runner.committed for p, runner in runners.items()}
+        found: Mapping[int, LockView | BackendError | None] = {}
+        try:
+            found = await locks.read_locks(self._backend, self._keys, list(known))
+        except BackendError as error:
+            found = dict.fromkeys(known, error)
+        errors = {p: lock for p, lock in found.items() if isinstance(lock, BackendError)}
+        self._unanswered = self._unanswered.difference(partitions).union(errors)
+        self._say_unknown(errors)
+        gone = {
+            p: rollback
+            for p, lock in found.items()
+            if not isinstance(lock, BackendError) and (rollback := rollback_of(known[p], lock))
+        }
         for partition in gone:
             runners[partition].abandon("Redis has gone back behind what was committed")
+        for ended in self._askers.values():
+            ended.update(gone)
         for partition, rollback in gone.items():
             await self._report(partition, known[partition], rollback)
-        return list(gone)
+
+    def _say_unknown(self, errors: Mapping[int, BackendError]) -> None:
+        """Say once of each reason that it keeps us from knowing."""
+        reasons = {
+            str(error): sorted(p for p in errors if str(errors[p]) == str(error)) for error in errors.values()
+        }
+        for reason in reasons.keys() - self._reasons:
+            self._log.warning("rollback_unknown", partitions=reasons[reason], error=reason)
+        self._reasons = frozenset(reasons) if self._unanswered else frozenset()
 
     async def _report(self, partition: int, known: Committed, rollback: Rollback) -> None:
         if self._told.get(partition) == known:

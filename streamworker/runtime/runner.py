@@ -35,7 +35,8 @@ from streamworker.processors import ProcessorSpec
 from streamworker.redisio.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest
 from streamworker.runtime.batch_mode import BatchMode
-from streamworker.runtime.buffer import PartitionBuffer, now_ms
+from streamworker.runtime.buffer import PartitionBuffer
+from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.committer import Committer, Ticket
 from streamworker.runtime.invoke import Invoker
 from streamworker.runtime.keyed_mode import KeyedMode
@@ -122,7 +123,7 @@ class PartitionRunner:
     on_halted
         Called once with partition and reason when the error policy stops the partition.
     on_state
-        Called with partition and reason when something holds a commit up, and with an empty
+        Called with partition and reason when something holds the partition up, and with an empty
         reason when it goes on.
     log
         A logger; partition and processor are bound to it.
@@ -155,7 +156,7 @@ class PartitionRunner:
         self.records_done = 0
         """Entries committed by this runner."""
         self.epoch = lock.epoch
-        self._began_ms = now_ms()
+        self._began_ms = monotonic_ms()
         self._rested_ms = 0
         self._resting_since_ms: int | None = None
         self.acked_trim_rows = 0
@@ -186,7 +187,7 @@ class PartitionRunner:
         self._ticket: Ticket | None = None
         """The commit that was handed in last."""
         self.trouble = ""
-        """What holds the commit that is under way up, if anything does."""
+        """What holds the reads or the commit that is under way up, if anything does."""
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
         self._mode = mode(self)
@@ -318,7 +319,7 @@ class PartitionRunner:
 
     def begins(self) -> None:
         """Note that a call begins."""
-        self.busy_since_ms = now_ms()
+        self.busy_since_ms = monotonic_ms()
 
     def ends(self) -> None:
         """Note that a call ended."""
@@ -336,12 +337,12 @@ class PartitionRunner:
     def rests(self) -> None:
         """Note that there is nothing to do; ignored while calls run beside what waits."""
         if self._resting_since_ms is None and not self._mode.is_busy:
-            self._resting_since_ms = now_ms()
+            self._resting_since_ms = monotonic_ms()
 
     def works(self) -> None:
         """Note that there is something to do again."""
         if self._resting_since_ms is not None:
-            self._rested_ms += now_ms() - self._resting_since_ms
+            self._rested_ms += monotonic_ms() - self._resting_since_ms
             self._resting_since_ms = None
 
     # -- commits out -----------------------------------------------------------------------
@@ -371,7 +372,7 @@ class PartitionRunner:
         )
         self._previous = last
         self._in_flight = True
-        self._ticket = self._committer.hand_in(request, partial(self._answered, request, work), self._trouble)
+        self._ticket = self._committer.hand_in(request, partial(self._answered, request, work), self.hinder)
         if self.buffer.waiting:
             for _ in range(HANDOVER_YIELDS):
                 await asyncio.sleep(0)
@@ -405,8 +406,7 @@ class PartitionRunner:
         self._in_flight = False
         self._landed.fire()
         if self.trouble:
-            self.trouble = ""
-            self._on_state(self.partition, "")
+            self.hinder("")
 
     async def _commit_later(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
         """Send a commit that is held up again and again, until it is not."""
@@ -416,12 +416,13 @@ class PartitionRunner:
             if not self.trouble:
                 full = reply.code is CommitCode.FULL
                 self.log.warning("acked_log_full" if full else "commit_held_up", reason=reason)
-            self._trouble(reason)
+            self.hinder(reason)
             await anyio.sleep(pauses.next_ms() / 1000)
-            reply = await self._committer.submit(request, on_trouble=self._trouble)
+            reply = await self._committer.submit(request, on_trouble=self.hinder)
         self._answered(request, work, reply)
 
-    def _trouble(self, reason: str) -> None:
+    def hinder(self, reason: str) -> None:
+        """Show what holds the partition up, or with an empty reason that it goes on."""
         self.trouble = reason
         self._on_state(self.partition, reason)
 

@@ -7,6 +7,7 @@ not get into a log by this.
 """
 
 import asyncio
+import gc
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -82,10 +83,25 @@ def _is_of(frame: FrameType, runner: "PartitionRunner") -> bool:
     names = frame.f_code.co_varnames
     if not names or names[0] not in ("self", "function"):
         return False
-    own = frame.f_locals.get(names[0])
+    own = _local(frame, names[0])
     if names[0] == "function":
         own = getattr(own, "__self__", None)
     return own is runner or own is runner.invoker or getattr(own, "runner", None) is runner
+
+
+def _local(frame: FrameType, name: str) -> Any:
+    """Return a variable of a function that another thread may be running.
+
+    Before Python 3.13 a dict is made of them first. Should a garbage collection begin with that, it may let
+    the other thread go on and end the function, and the process dies of what is left (seen in 3.11.7).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return frame.f_locals.get(name)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _calls(frame: FrameType | None) -> Stack:

@@ -11,7 +11,7 @@ from streamworker.context import Call, Context, Records
 from streamworker.core.batching import BatchLimits, Halving
 from streamworker.core.entries import Entry, EntryId
 from streamworker.errors import DecodeError, RecordError
-from streamworker.runtime.buffer import now_ms
+from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.grouping import GroupingMode
 from streamworker.runtime.invoke import foreign_cancel
 from streamworker.runtime.modes import SLICE_MS, Failed
@@ -126,10 +126,10 @@ class StreamMode(GroupingMode):
         self._ack()
         runner = self.runner
         runner.busy_since_ms = None
-        clock_ms = now_ms()
+        clock_ms = monotonic_ms()
         if clock_ms >= self._turn_due_ms:
             await self.turn()
-            self._turn_due_ms = now_ms() + SLICE_MS
+            self._turn_due_ms = monotonic_ms() + SLICE_MS
         if self.refused is not None:
             await self._rewind(self.refused)
         items = await self._next_items(count, within_ms)
@@ -140,7 +140,7 @@ class StreamMode(GroupingMode):
         if self.spec.takes_context:
             self._show([entry for entry, _, _ in items])
         # Not since it asked: it may have waited for hours, which is no fault of the function.
-        runner.busy_since_ms = now_ms()
+        runner.busy_since_ms = monotonic_ms()
         return [record for _, record, _ in items]
 
     async def _next_items(self, count: int, within_ms: int) -> list[_Item]:

@@ -21,7 +21,7 @@ from streamworker.core.events import AcquireLocks, Effect, Event, LocksAnswered,
 from streamworker.core.locks import Acquired
 from streamworker.log import get_logger
 from streamworker.redisio.commit import CommitReply, CommitRequest
-from streamworker.runtime.keeper import monotonic_ms
+from streamworker.runtime.clock import monotonic_ms
 
 if TYPE_CHECKING:
     from streamworker.runtime.committer import Ticket

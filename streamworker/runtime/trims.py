@@ -4,7 +4,7 @@ A trim asks the server for all groups of the stream. A thousand partitions that 
 trimmed a thousand times a second, a call each, and mostly had nothing to drop.
 """
 
-from streamworker.runtime.buffer import now_ms
+from streamworker.runtime.clock import monotonic_ms
 
 NODE_ENTRIES, NODE_BYTES = 100, 4096
 """What a node of a stream holds at most. A trim drops whole nodes, so with less than this committed since
@@ -46,7 +46,7 @@ class Trims:
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
-        self._at_ms = now_ms()
+        self._at_ms = monotonic_ms()
         self._left_out = 0
         self._entries = self._bytes = 0
         self._total = self._total_bytes = 0
@@ -62,7 +62,7 @@ class Trims:
 
     def with_commit(self) -> bool:
         """Whether the next commit is to trim as well."""
-        at_ms = now_ms()
+        at_ms = monotonic_ms()
         if at_ms - self._at_ms < self._interval_ms:
             return False
         self._at_ms = at_ms
@@ -73,7 +73,7 @@ class Trims:
         self._left_out = self._entries = self._bytes = 0
         return True
 
-    def apart(self, rows: int) -> bool:
+    def without_commit(self, rows: int) -> bool:
         """Whether to trim without a commit; asked once an interval.
 
         What is committed to a little is trimmed by its commits, unless its readers have moved on. What
@@ -85,6 +85,8 @@ class Trims:
             Rows of the acked log that every reader is past.
         """
         done = (self._total, self._total_bytes)
+        if done == self._seen and self._known == (self._total, rows):
+            return False  # Which a thousand idle partitions are asked every two seconds.
         entries, size = (now - before for now, before in zip(done, self._seen, strict=True))
         self._seen = done
         a_little = 0 < entries < NODE_ENTRIES and size < NODE_BYTES

@@ -30,7 +30,8 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import COUNT
 from streamworker.redisio.stalls import Stall, show_stalls
 from streamworker.runtime import stacks
-from streamworker.runtime.keeper import JOIN_TIMEOUT_S, monotonic_ms
+from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.keeper import JOIN_TIMEOUT_S
 from streamworker.runtime.runner import PartitionRunner
 from streamworker.runtime.stacks import Stack
 from streamworker.settings import Settings
@@ -297,7 +298,7 @@ class Watchdog:
         if self._blocked_ms > self._after_ms / 2:
             return self._blocked_cause(runner)
         if not _holds_work(runner):
-            return Cause("its entries: they are in Redis, and its reads do not bring them")
+            return Cause(runner.trouble or "its entries: they are in Redis, and its reads do not bring them")
         own = stacks.of_runner(tasks, runner)
         called = self._handler_cause(runner, own, stacks.of_runner(threads, runner))
         if called is not None:

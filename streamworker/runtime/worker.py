@@ -10,6 +10,7 @@ import os
 import random
 import secrets
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from streamworker.redisio.keys import check_name
 from streamworker.runtime.collector import rested_collector
 from streamworker.runtime.declaring import declare
 from streamworker.runtime.durability import check_durability, pipelines_of
-from streamworker.runtime.group import Group, worker_name
+from streamworker.runtime.group import Group
 from streamworker.runtime.keeper import Keeper
 from streamworker.runtime.listener import Listener
 from streamworker.runtime.stages import TwoStages
@@ -44,7 +45,8 @@ log = get_logger("streamworker.worker")
 OTHER_CALLS = 3
 """Connections for all calls but the commits, of which each processor has two at a time (four where they
 wait). Calls are short. With its reads, the control stream and the heartbeats, a worker of one processor has
-8 connections at most; the watchdog makes one for a moment when it has something to say or to ask."""
+8 connections at most, on a Cluster to each primary; the watchdog makes one for a moment when it has
+something to say or to ask."""
 
 
 class Worker:
@@ -75,7 +77,7 @@ class Worker:
         name: str | None = None,
         static_id: str | None = None,
     ) -> None:
-        self.name = check_name("worker", name) if name else worker_name()
+        self.name = check_name("worker", name) if name else _new_name()
         self._app = app
         self._settings: Settings = app.settings
         static_id = static_id or app.settings.static_id
@@ -142,7 +144,7 @@ class Worker:
             group.stop()
 
     async def _prepare(self, backend: Backend) -> None:
-        """Check the server, and declare streams, groups and schemas: all before joining.
+        """Check the server or the Cluster, and declare streams, groups and schemas: all before joining.
 
         Groups of processors that this worker does not run are registered too, so that nothing is
         trimmed that they have not read.
@@ -237,3 +239,9 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _new_name() -> str:
+    """Return a name for a worker that was given none: its host, process and start."""
+    host = "".join(c if c.isalnum() or c in "_-" else "-" for c in socket.gethostname())[:32] or "host"
+    return f"{host}-{time.time_ns() // 1_000_000 % 100_000_000:x}"

@@ -30,7 +30,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import redis
@@ -50,6 +50,7 @@ from streamworker.errors import (
 from streamworker.redisio.failures import tls_remedy, translate
 from streamworker.redisio.primaries import (
     ASK_ROLE,
+    REMEMBERED_S,
     SENTINEL_TIMEOUT_S,
     Answer,
     Place,
@@ -99,6 +100,8 @@ class _Opened:
     client: Client
     sentinels: Sentinels | None = None
     place: Place | None = None
+    epoch: int = 0
+    """Of the answer that named the place: an older one is that of sentinels that have not heard yet."""
     looked_s: float = 0.0
 
     def leads_elsewhere(self) -> bool:
@@ -107,7 +110,7 @@ class _Opened:
             return False
         self.looked_s = time.monotonic()
         try:
-            answer = _named(self.sentinels)
+            answer = _named(self.sentinels, self.epoch)
             return answer.is_down or answer.place != self.place
         except BackendError:
             return False  # Without sentinels there is no failover either.
@@ -117,14 +120,19 @@ class _Opened:
         self.client.close()
 
 
-class _Clients(dict[tuple[int, str], _Opened]):
+T = TypeVar("T")
+
+
+class _AtHome(dict[tuple[int, str], T]):
     """A cache that stays at home: the module may travel to a remote Spark, connections may not."""
 
-    def __reduce__(self) -> tuple[type["_Clients"], tuple[()]]:
-        return _Clients, ()
+    def __reduce__(self) -> tuple[type["_AtHome[T]"], tuple[()]]:
+        return _AtHome, ()
 
 
-_clients = _Clients()
+_epochs: _AtHome[tuple[int, float]] = _AtHome()
+"""The newest that sentinels had named when a client was closed, and when that was, by process and URL."""
+_clients: _AtHome[_Opened] = _AtHome()
 """By process and URL. Spark forks its Python workers and uses them again for later tasks, so
 that a connection is made once a worker; a forked one must not share its parent's."""
 
@@ -259,6 +267,8 @@ class Connection:
             except (redis.RedisError, RedisClusterException, BackendError) as error:
                 # Once an answer is missing, the next one on that connection may be its answer.
                 _forget(url)
+                if isinstance(error, _NoPrimary):  # Whoever named it was wrong, or too early.
+                    _epochs.pop((os.getpid(), url), None)
                 refusal = error if isinstance(error, BackendError) else self._explain(url, error, tried=retry)
                 if not isinstance(refusal, BackendUnavailable):
                     raise refusal from None
@@ -311,8 +321,10 @@ _UNANSWERED = (
 
 
 def _forget(url: str) -> None:
-    opened = _clients.pop((os.getpid(), url), None)
+    key = (os.getpid(), url)
+    opened = _clients.pop(key, None)
     if opened is not None:
+        _epochs[key] = opened.epoch, time.monotonic()
         opened.close()
 
 
@@ -322,7 +334,9 @@ def _open(name: str, url: str) -> _Opened:
             case "cluster":
                 return _Opened(_of_cluster(url))
             case "sentinel":
-                return _behind_sentinels(read_sentinels(url))
+                epoch, closed_s = _epochs.get((os.getpid(), url), (0, 0.0))
+                is_old = time.monotonic() - closed_s > REMEMBERED_S
+                return _behind_sentinels(read_sentinels(url), 0 if is_old else epoch)
             case _:
                 return _Opened(redis.Redis.from_url(url, **_POLICY))
     except ValueError:
@@ -363,8 +377,8 @@ def _of_cluster(url: str) -> RedisCluster:
     return RedisCluster(url=first, startup_nodes=nodes, address_remap=looked_at, **_POLICY)
 
 
-def _behind_sentinels(sentinels: Sentinels) -> _Opened:
-    answer = _named(sentinels)
+def _behind_sentinels(sentinels: Sentinels, epoch: int) -> _Opened:
+    answer = _named(sentinels, epoch)
     place = answer.place
     if answer.is_down:
         raise taken_for_down(place, sentinels.service)
@@ -372,7 +386,11 @@ def _behind_sentinels(sentinels: Sentinels) -> _Opened:
     if not plaintext_allowed(os.environ):
         refuse_plaintext(url, f"What the sentinels name as {sentinels.service!r}")
     client = redis.Redis.from_url(url, redis_connect_func=_only_to_a_primary, **_POLICY)
-    return _Opened(client, sentinels, place, time.monotonic())
+    return _Opened(client, sentinels, place, answer.epoch, time.monotonic())
+
+
+class _NoPrimary(redis.ConnectionError):
+    """A server that the sentinels named as the primary says that it is none."""
 
 
 def _only_to_a_primary(connection: Any) -> None:
@@ -380,18 +398,29 @@ def _only_to_a_primary(connection: Any) -> None:
     connection.on_connect()
     connection.send_command(*ASK_ROLE)
     if not is_primary(connection.read_response()):
-        raise redis.ConnectionError("it is a replica, and the sentinels named it as the primary")
+        raise _NoPrimary("it is a replica, and the sentinels named it as the primary")
 
 
-def _named(sentinels: Sentinels) -> Answer:
-    """Ask the sentinels, one after another, until more than half of them have named a primary."""
+def _named(sentinels: Sentinels, epoch: int) -> Answer:
+    """Ask the sentinels, one after another, until more than half of them have named a primary.
+
+    All of them where these know less than was known before. Only if each says so it is believed: they may
+    have been made anew.
+    """
     said: list[Answer | BackendError | None] = []
     urls = sentinels.urls
     for url in random.sample(urls, len(urls)):
         said.append(_ask(url, sentinels.service))
-        if 2 * sum(isinstance(one, Answer) for one in said) > len(urls):
+        answers = [one for one in said if isinstance(one, Answer)]
+        if 2 * len(answers) > len(urls) and max(answer.epoch for answer in answers) >= epoch:
             break
-    return newest(said, sentinels)
+    found = newest(said, sentinels)
+    if found.epoch < epoch and not all(isinstance(one, Answer) for one in said):
+        raise BackendUnavailable(
+            f"The sentinels {sentinels.addresses} that answer have not heard of the last failover yet.",
+            remedy="They do in a moment, if they can reach each other.",
+        )
+    return found
 
 
 def _ask(url: str, service: str) -> Answer | BackendError | None:

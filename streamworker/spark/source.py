@@ -57,6 +57,11 @@ REGISTER_INTERVAL_S = 5.0
 """A position that does not move is still told this often, so that a live reader can be told
 from one that is gone."""
 
+HEARD_S = 2.5
+"""After so long all workers have heard of a new reader: longer than their ``trim_interval_ms``, 2 s unless
+it is set. Until then they trim by the readers that they know of, and would take its first rows. Only a
+query that begins in a log that was trimmed already waits for it, once."""
+
 
 @dataclass
 class Task(InputPartition):
@@ -201,6 +206,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_is_new(tails)
         self._first = start
         self._register(start, now_ms, must=True)
+        if self._options.reader and any(0 < at.rows < tails[p].rows for p, at in start.items()):
+            # Somebody trims these logs, for readers that may be far ahead of this one.
+            time.sleep(HEARD_S)
         # What was trimmed in between is not there any more; from here on nothing is.
         again = locate(self._options, self._logs, self._options.starting_offsets)
         self._first = {p: again[p] if again[p].rows > at.rows else at for p, at in start.items()}

@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from streamworker.testing.model import Code, Commit, LockChange, Record, RedisModel
+from streamworker.core.events import HeartbeatDone
+from streamworker.testing.model import RedisModel
+from streamworker.testing.stored import Code, Commit, LockChange, Record
 
 CAUSE_MS = 15_000
 """A partition that moves may do so because of what happened to workers this long ago: more than
@@ -60,6 +62,8 @@ class Checker:
         self._checkpoint: list[int] = []
         self._owners: list[dict[int, str]] = []
         self._done: list[set[tuple[str, int, int]]] = []
+        self._made: list[dict[int, Commit]] = []
+        """The commits themselves that came into the logs, whatever became of the logs."""
         self.figures = Figures(clock)
         self.grow(partitions)
 
@@ -72,6 +76,7 @@ class Checker:
         self._checkpoint += [0] * partitions
         self._owners += [{} for _ in range(partitions)]
         self._done += [set() for _ in range(partitions)]
+        self._made += [{} for _ in range(partitions)]
         self.figures.grow(partitions)
 
     def found(self, promise: str, text: str) -> None:
@@ -141,14 +146,22 @@ class Checker:
             )
         self._checkpoint[partition] = commit.new
         self._done[partition].add((commit.owner, commit.epoch, commit.new))
+        self._made[partition][id(commit)] = commit
 
     def answered(self, partition: int, commit: Commit, code: Code, tries: int) -> None:
         """A worker was told what became of its commit (I6)."""
         is_done = (commit.owner, commit.epoch, commit.new) in self._done[partition]
         if code in (Code.OK, Code.DUP) and not is_done:
             self.found("I6", f"partition {partition}: {code.name} for {commit}, which is not in the log")
-        if code is Code.FENCED and tries == 1 and is_done:
+        # After two failovers one behind the other the same owner may have committed the same entries with
+        # the same epoch twice: on a side that was lost, and came back, and on the one that was lost then.
+        if code is Code.FENCED and tries == 1 and is_done and id(commit) in self._made[partition]:
             self.found("I6", f"partition {partition}: FENCED for {commit}, which is in the log")
+
+    def beaten(self, done: HeartbeatDone, model: RedisModel) -> None:
+        """Judge the answer to a heartbeat (I7): who is lost stops, so nobody is whom the document has."""
+        if done.lost and done.member in (model.stored.present() or ()):
+            self.found("I7", f"{done.member} is told that it is lost, and the document has it")
 
     def restarted(self, model: RedisModel) -> None:
         """The server lost something: what it has now is what is judged from here on."""

@@ -19,7 +19,6 @@ from streamworker.core.lease_events import (
     RaceForLease,
     UpdateLeases,
 )
-from streamworker.testing.model import UNANSWERED as OF_LOCKS
 from streamworker.testing.model import Extension, RedisModel
 from streamworker.testing.model_claim import ModelClaims
 from streamworker.testing.model_lease import ModelLeases
@@ -33,7 +32,13 @@ EXTENSIONS: Mapping[str, Callable[[RedisModel], Extension]] = {
 """Protocol to the model of its operations; one that is not here has none of its own."""
 
 UNANSWERED: Mapping[type[ev.Effect], Callable[[Any], ev.Event]] = {
-    **OF_LOCKS,
+    ev.ReadDocument: lambda _: ev.CallFailed(ev.Call.DOCUMENT),
+    ev.ChangeDocument: lambda _: ev.CallFailed(ev.Call.DOCUMENT),
+    ev.MendDocument: lambda _: ev.CallFailed(ev.Call.DOCUMENT),
+    ev.ProbePeers: lambda _: ev.CallFailed(ev.Call.PROBE),
+    ev.ReadLoads: lambda _: ev.CallFailed(ev.Call.LOADS),
+    ev.AcquireLocks: lambda effect: ev.LocksAnswered(effect.owner, effect.partitions, {}),
+    ev.ReleaseLocks: lambda effect: ev.LocksReleased(effect.owner, tuple(effect.epochs), frozenset()),
     ListOwnership: lambda _: StoreFailed(),
     ClaimPartitions: lambda _: StoreFailed(),
     UpdateCheckpoints: lambda _: StoreFailed(),

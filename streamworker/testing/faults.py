@@ -70,6 +70,8 @@ class Kind(Enum):
     """Redis restarts without its data."""
     FAILOVER = "failover"
     """A replica takes over, which has not heard of the latest writes."""
+    DAMAGE = "damage"
+    """Another program writes over the membership document, heartbeats or loads."""
     REPARTITION = "repartition"
     """The app has more partitions from now on."""
 
@@ -79,7 +81,7 @@ GROUPS: dict[str, tuple[Kind, ...]] = {
     "churn": (Kind.START, Kind.STOP, Kind.HERD, Kind.FLAP),
     "workers": (Kind.KILL, Kind.PAUSE, Kind.SLOW, Kind.DRIFT, Kind.ROLL, Kind.STUCK),
     "network": (Kind.DISCONNECT, Kind.CUT, Kind.DEAF, Kind.LOST, Kind.SILENCE),
-    "redis": (Kind.RESTART, Kind.FLUSH, Kind.FAILOVER),
+    "redis": (Kind.RESTART, Kind.FLUSH, Kind.FAILOVER, Kind.DAMAGE),
     "app": (Kind.REPARTITION,),
     "all": tuple(Kind),
 }

@@ -10,83 +10,30 @@ that answers it. A protocol with operations of its own adds a class of them (see
 """
 
 import copy
+import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage
 from streamworker.core.entries import EntryId
 from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.membership import Membership
+from streamworker.core.mending import fingerprint
+from streamworker.errors import CoordinationError
+from streamworker.testing.stored import Code, Commit, Lock, LockChange, Record, Stored
 
 CONTENDER_GAP_MS = 3_000
 """Where nobody asked for this long the wait begins anew: the contender may have slept."""
+LOOKS = 3
+"""Of how many heartbeats a round the document's fingerprint is made."""
+KEPT_BYTES = 65_536
+"""Of a damaged document."""
+_GENERATION = re.compile(rb'\{"generation":(\d+)')
 CONTROL_KEPT = 500
 """Messages that the control stream keeps. Readers are never this far behind, or read a hint less."""
-
-
-class Code(Enum):
-    """The answer to a commit."""
-
-    OK = "ok"
-    DUP = "dup"
-    FENCED = "fenced"
-    GAP = "gap"
-    FULL = "full"
-
-
-class Record(NamedTuple):
-    """One source entry: its id, and which of its producer's entries it is."""
-
-    id: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Entries after ``previous`` up to ``new``: a request, and what then stands in the acked log."""
-
-    owner: str
-    epoch: int
-    previous: int
-    new: int
-    rows: tuple[Record, ...] = ()
-
-
-@dataclass(slots=True)
-class Lock:
-    """All that belongs to one partition: lock hash, source stream, acked log, producer key."""
-
-    owner: str = ""
-    epoch: int = 1_000
-    generation: int = 0
-    wanted_since: int | None = None
-    wanted_at: int = 0
-    wanted_in: int = 0
-    """The latest generation in which somebody waits."""
-    checkpoint: int = 0
-    log_id: str = "log"
-    """Empty: the lock was lost, and the next acquire makes it anew."""
-    log: list[Commit] = field(default_factory=list)
-    events: list[Record] = field(default_factory=list)
-    last_event: int = 0
-    last_number: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LockChange:
-    """A lock has another owner, epoch or generation than before, as MONITOR would show it."""
-
-    partition: int
-    command: str
-    """``acquire`` or ``release``."""
-    by: str
-    owner_before: str
-    owner: str
-    epoch: int
-    generation: int
 
 
 class Extension(Protocol):
@@ -97,17 +44,6 @@ class Extension(Protocol):
 
     def flush(self) -> None:
         """Lose everything, as after a restart without data."""
-
-
-@dataclass(slots=True)
-class _Stored:
-    """What is lost with the server's memory."""
-
-    locks: list[Lock]
-    document: bytes | None = None
-    beats: dict[str, ev.Beat] = field(default_factory=dict)
-    loads: dict[str, Mapping[int, int]] = field(default_factory=dict)
-    control: list[tuple[int, ControlMessage]] = field(default_factory=list)
 
 
 class RedisModel:
@@ -141,7 +77,7 @@ class RedisModel:
         self._start_ms = clock()
         self._on_post = on_post
         self._serial = 0
-        self.stored = _Stored([Lock() for _ in range(partitions)])
+        self.stored = Stored([Lock() for _ in range(partitions)])
         self.extension = None if extend is None else extend(self)
         self.history: list[Membership] = []
         """Every document that was ever written."""
@@ -180,33 +116,89 @@ class RedisModel:
 
     @property
     def membership(self) -> Membership | None:
-        """The document as it is now."""
-        return None if self.stored.document is None else Membership.parse(self.stored.document)
+        """The document as it is now; None too for one that nobody can read."""
+        try:
+            return None if self.stored.document is None else Membership.parse(self.stored.document)
+        except CoordinationError:
+            return None
 
     # -- documents -----------------------------------------------------------------------------
 
     def read(self) -> ev.Event:
         """``GET members``."""
         self.calls += 1
-        return ev.DocumentRead(self.stored.document, self._clock())
+        return ev.DocumentRead(self.stored.document, self._clock(), self.stored.foreign)
 
     def change(self, effect: ev.ChangeDocument) -> ev.Event:
         """``change_members.lua``."""
         self.calls += 1
+        if self.stored.foreign:
+            return ev.CallFailed(ev.Call.DOCUMENT)
         current = self._generation()
-        if current != effect.expected:
+        if current != effect.expected or (self.stored.document is not None and not current):
             return ev.ChangeRefused(self.stored.document, self._clock())
+        if not self._has_beats():
+            return ev.CallFailed(ev.Call.DOCUMENT)
         generation = max(current + 1, self._clock(), effect.at_least)
-        document = b'{"generation":%d,%s' % (generation, effect.membership.body()[1:].encode())
-        self.stored.document = document
-        self.history.append(Membership.parse(document))
-        for member in effect.removed:
+        self._write(effect.membership, generation)
+        for member in effect.removed if current else tuple(self.beats):
             self.beats.pop(member, None)
             self.stored.loads.pop(member, None)
         for member in effect.added:
             self.beats[member] = ev.Beat(self._clock(), 0, "", 0)
         self.post(replace(effect.message, generation=generation))
         return ev.DocumentChanged(generation)
+
+    def mend(self, effect: ev.MendDocument) -> ev.Event:
+        """``mend_members.lua``."""
+        self.calls += 1
+        if not effect.seen or effect.seen != self._fingerprint():
+            return ev.ChangeRefused(self.stored.document, self._clock(), self.stored.foreign)
+        self.stored.damaged = self.stored.foreign or (self.stored.document or b"")[:KEPT_BYTES]
+        self.stored.document, self.stored.foreign, self.stored.no_beats = None, "", False
+        generation, present = 0, effect.membership.present_ids
+        if effect.membership.generation:
+            generation = max(self._clock(), effect.at_least)
+            self._write(effect.membership, generation)
+        self.post(replace(effect.message, generation=generation))
+        for member in [each for each in self.beats if each not in present]:
+            del self.beats[member]
+            self.stored.loads.pop(member, None)
+        for member in present:
+            self.beats.setdefault(member, ev.Beat(self._clock(), 0, "", 0))
+        return ev.DocumentChanged(generation) if generation else ev.DocumentRead(None, self._clock())
+
+    def _fingerprint(self) -> str:
+        document = self.stored.document
+        return self.stored.foreign if document is None else fingerprint(document)
+
+    def _write(self, membership: Membership, generation: int) -> None:
+        self.stored.document = replace(membership, generation=generation).document()
+        self.history.append(Membership.parse(self.stored.document))
+
+    def damage(self, document: bytes | None) -> None:
+        """Let another program write to the document's key: a string, or a list."""
+        self.stored.document, self.stored.foreign = document, "list" if document is None else ""
+
+    def damage_beats(self) -> None:
+        """Let another program put a list in place of the heartbeats."""
+        self.stored.beats, self.stored.no_beats = {}, True
+
+    def damage_loads(self, *, is_right: bool = False) -> None:
+        """Let another program put a list in place of the loads; or let somebody delete that."""
+        self.stored.loads, self.stored.no_loads = {}, not is_right
+
+    def _has_beats(self) -> bool:
+        """``beats.lua``: whether there are heartbeats, or they could begin anew."""
+        present = self.stored.present() if self.stored.no_beats else []
+        if present is None:
+            return False
+        if self.stored.no_beats:
+            if self.stored.damaged is None:
+                self.stored.damaged = "list"
+            self.stored.no_beats = False
+            self.stored.beats = {member: ev.Beat(self._clock(), 0, "", 0) for member in present}
+        return True
 
     def post(self, message: ControlMessage) -> None:
         """``XADD control``."""
@@ -234,13 +226,18 @@ class RedisModel:
     ) -> ev.HeartbeatDone:
         """``heartbeat.lua``."""
         self.commands += 1
+        if not self._has_beats():
+            seen = self._fingerprint()
+            return ev.HeartbeatDone(member, False, self._generation(), sent_ms, self.run_id, {}, seen)
         lost = member not in self.beats
         if not lost:
             self.beats[member] = ev.Beat(self._clock(), connection, self.run_id, load)
-            if loads is not None:
+            if loads is not None and not self.stored.no_loads:
                 self.stored.loads[member] = dict(loads)
         beats = {} if lost else dict(self.beats)
-        return ev.HeartbeatDone(member, lost, self._generation(), sent_ms, self.run_id, beats)
+        drawn = not lost and _drawn(f"{member}{self._clock()}") % len(beats) < LOOKS
+        seen = self._fingerprint() if drawn else ""
+        return ev.HeartbeatDone(member, lost, self._generation(), sent_ms, self.run_id, beats, seen)
 
     @property
     def run_id(self) -> str:
@@ -257,8 +254,8 @@ class RedisModel:
         return ev.PeersProbed(alive if self.tells_connections or not connections else None)
 
     def _generation(self) -> int:
-        document = self.stored.document
-        return 0 if document is None else int(document[14 : document.index(b",")])
+        found = _GENERATION.match((self.stored.document or b"")[:64])
+        return 0 if found is None else int(found[1])
 
     # -- locks ---------------------------------------------------------------------------------
 
@@ -391,7 +388,7 @@ class RedisModel:
         """Start anew without data; locks are registered anew by the next acquire."""
         self.restart()
         last_event = self._clock() - self._start_ms
-        self.stored = _Stored([Lock(epoch=0, log_id="", last_event=last_event) for _ in self.locks])
+        self.stored = Stored([Lock(epoch=0, log_id="", last_event=last_event) for _ in self.locks])
         if self.extension is not None:
             self.extension.flush()
 
@@ -417,6 +414,10 @@ class RedisModel:
         return event
 
 
+def _drawn(text: str) -> int:
+    return int(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:7], 16)
+
+
 def _acquire(model: RedisModel, effect: ev.AcquireLocks, lost: Callable[[], bool]) -> ev.Event:
     done = {
         p: model.acquire(p, effect.owner, effect.generation, effect.live)
@@ -437,18 +438,9 @@ def _release(model: RedisModel, effect: ev.ReleaseLocks, lost: Callable[[], bool
 OPERATIONS: Mapping[type[ev.Effect], Callable[[RedisModel, Any, Callable[[], bool]], ev.Event]] = {
     ev.ReadDocument: lambda model, _effect, _lost: model.read(),
     ev.ChangeDocument: lambda model, effect, _lost: model.change(effect),
+    ev.MendDocument: lambda model, effect, _lost: model.mend(effect),
     ev.ProbePeers: lambda model, effect, _lost: model.probe(effect.connections),
     ev.ReadLoads: lambda model, _effect, _lost: model.read_loads(),
     ev.AcquireLocks: _acquire,
     ev.ReleaseLocks: _release,
 }
-
-UNANSWERED: dict[type[ev.Effect], Callable[[Any], ev.Event]] = {
-    ev.ReadDocument: lambda _: ev.CallFailed(ev.Call.DOCUMENT),
-    ev.ChangeDocument: lambda _: ev.CallFailed(ev.Call.DOCUMENT),
-    ev.ProbePeers: lambda _: ev.CallFailed(ev.Call.PROBE),
-    ev.ReadLoads: lambda _: ev.CallFailed(ev.Call.LOADS),
-    ev.AcquireLocks: lambda effect: ev.LocksAnswered(effect.owner, effect.partitions, {}),
-    ev.ReleaseLocks: lambda effect: ev.LocksReleased(effect.owner, tuple(effect.epochs), frozenset()),
-}
-"""What stands for "no answer"; see ``extensions`` for those of other protocols."""

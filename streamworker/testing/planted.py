@@ -15,8 +15,9 @@ from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.membership import Membership
 from streamworker.core.protocols import Coordinator
 from streamworker.errors import ConfigurationError
-from streamworker.testing.model import Code, Commit, Lock, Record, RedisModel
+from streamworker.testing.model import RedisModel
 from streamworker.testing.simulation import Plant
+from streamworker.testing.stored import Code, Commit, Lock, Record
 
 # ruff: noqa: ARG002, ARG004  (a mistake is often an argument that is not looked at)
 
@@ -229,6 +230,13 @@ class _LocksOfTheDead(RedisModel):
         return super().acquire(partition, owner, generation, live)
 
 
+@_model("a commit that was done is answered as one that was refused")
+class _FencesWhatIsDone(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> Code:
+        code = super().commit(partition, commit)
+        return Code.FENCED if code is Code.OK and commit.new % 10 == 0 else code
+
+
 # -- members -----------------------------------------------------------------------------------
 
 
@@ -256,13 +264,38 @@ class _NoCompare(RedisModel):
         return super().change(replace(effect, expected=self._generation()))
 
 
+@_model("heartbeats of those whom a mended document does not know go on", "damage,herd,start")
+class _KeepsStrangersBeats(RedisModel):
+    def mend(self, effect: ev.MendDocument) -> ev.Event:
+        beats = dict(self.beats)
+        event = super().mend(effect)
+        self.stored.beats.update(beats)
+        return event
+
+
+@_model("heartbeats begin anew with one member alone", "damage,herd,start")
+class _ForgetsOthersBeats(RedisModel):
+    def heartbeat(self, member: str, *arguments: Any, **named: Any) -> ev.HeartbeatDone:
+        was_foreign = self.stored.no_beats
+        event = super().heartbeat(member, *arguments, **named)
+        if was_foreign and not self.stored.no_beats and member in self.beats:
+            self.stored.beats = {member: self.beats[member]}
+        return event
+
+
+@_model("heartbeats that were written over are left as they are", "damage,herd,kill")
+class _LeavesBeats(RedisModel):
+    def _has_beats(self) -> bool:
+        return not self.stored.no_beats
+
+
 class _NoReconcile(_Around):
     """Heartbeats that do not say that the group has changed."""
 
     def before(self, event: ev.Event) -> ev.Event | None:
         if isinstance(event, ev.HeartbeatDone) and not event.lost:
             known = getattr(self.core, "membership").generation  # noqa: B009
-            return replace(event, generation=known)
+            return replace(event, generation=known, fingerprint="")
         return event
 
 
@@ -291,6 +324,12 @@ class _LeavesRollback(_Around):
             forgets = {p: Stale(0) if isinstance(r, Stale) else r for p, r in event.replies.items()}
             return replace(event, replies=forgets)
         return event
+
+
+@_core("a damaged document is left alone", "damage,start")
+class _LeavesDamage(_Around):
+    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        return [ev.ReadDocument() if isinstance(effect, ev.MendDocument) else effect for effect in effects]
 
 
 @_core("a leaver is removed before it has drained", "stop,start")

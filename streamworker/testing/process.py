@@ -378,8 +378,14 @@ class SimWorker:
         if self._reports_load:
             loads = {p: world.load_of(p) for p, runner in self.runners.items() if not runner.ended}
         load = sum((loads or {}).values())
+
+        def ask() -> ev.HeartbeatDone:
+            done = world.model.heartbeat(member, link, sent_ms, load, loads)
+            world.checker.beaten(done, world.model)
+            return done
+
         self.request(
-            lambda: world.model.heartbeat(member, link, sent_ms, load, loads),
+            ask,
             heard,
             lambda: again(retry_ms),
             lane=self._thread,

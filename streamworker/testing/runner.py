@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from streamworker.core import events as ev
 from streamworker.core.locks import Acquired
-from streamworker.testing.model import Code, Commit
+from streamworker.testing.stored import Code, Commit
 
 if TYPE_CHECKING:
     from streamworker.testing.process import SimWorker

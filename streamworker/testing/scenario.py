@@ -38,10 +38,12 @@ from streamworker.core.worker import Timing
 from streamworker.errors import ConfigurationError
 from streamworker.testing.checkers import Violation
 from streamworker.testing.clock import Dice
+from streamworker.testing.damage import DAMAGES
 from streamworker.testing.faults import QUIET, Fault, Kind
-from streamworker.testing.model import Code, Commit, RedisModel
+from streamworker.testing.model import RedisModel
 from streamworker.testing.process import SimWorker
 from streamworker.testing.simulation import SOUND, Plant
+from streamworker.testing.stored import Code, Commit
 from streamworker.testing.transcript import Transcript
 from streamworker.testing.trouble import LAG_MS
 from streamworker.testing.world import World
@@ -434,6 +436,12 @@ def _fails_over(world: ScriptedWorld, what: str, lag_ms: str) -> None:
     world.happen(Fault(0, Kind.FAILOVER, LAG_MS.index(int(lag_ms)), 10))
 
 
+def _damages(world: ScriptedWorld, _: str, how: str) -> None:
+    if how not in DAMAGES:
+        raise _impossible(f"No document {how}", f"Use one of {tuple(DAMAGES)}.")
+    world.happen(Fault(0, Kind.DAMAGE, tuple(DAMAGES).index(how)))
+
+
 def _entry(world: ScriptedWorld, _: str, partition: str | None) -> None:
     for each in range(len(world.model.locks)) if partition is None else [world.partition(partition)]:
         world.send(each)
@@ -461,6 +469,7 @@ HAPPENINGS: dict[str, Happening] = {
     r"Redis restarts with its data": _befalls_all(Kind.RESTART),
     r"Redis restarts without its data": _befalls_all(Kind.FLUSH),
     r"in (\d+) ms Redis fails over to a replica as it is now": _fails_over,
+    r"the membership document ((?:is|has|gives) .+)": _damages,
     r"an entry comes to (?:each partition|partition (\d+))": _entry,
     r"(w\w+) hangs in partition (\d+)( and cannot be stopped)?": _hangs,
     r"the store of claims is emptied": lambda world, what: world.empty_store(what),

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from streamworker.testing.damage import damaged, places
 from streamworker.testing.faults import Fault, Kind
-from streamworker.testing.model import Lock
+from streamworker.testing.stored import Lock
 
 if TYPE_CHECKING:
     from streamworker.testing.process import SimWorker
@@ -18,6 +19,8 @@ FLAP_STAYS_MS = 700
 SLOW_MS = (20, 100, 300)
 LAG_MS = (50, 500, 2_000)
 """How far a replica may be behind."""
+LOADS_AWAY_MS = 20_000
+"""Nobody mends these: they are put right by hand."""
 WORSE: dict[Kind, dict[str, float]] = {
     Kind.LOST: {"lost": 0.15, "repeated": 0.1, "latency_ms": 400},
     Kind.SILENCE: {"control_lost": 1.0},
@@ -50,6 +53,8 @@ class Trouble:
                 self._weather(fault)
             case Kind.RESTART | Kind.FLUSH | Kind.FAILOVER:
                 self._redis(fault)
+            case Kind.DAMAGE:
+                self._damage(fault)
             case Kind.REPARTITION:
                 self._repartition(1 + fault.pick % 4)
             case _:
@@ -94,7 +99,7 @@ class Trouble:
         world = self._world
         if world.reads_partitions:
             world.grow(len(world.model.locks) + more)
-        elif world.model.stored.document is not None:
+        elif world.model.membership is not None:
             world.start_wrong(len(world.model.locks) + more)
 
     # -- the network and the server ------------------------------------------------------------
@@ -130,6 +135,27 @@ class Trouble:
         # Whoever let the stream grow sees that it did not, and does it again.
         model.locks.extend(Lock() for _ in range(partitions - len(model.locks)))
         self._reconnect(away_ms)
+
+    def _damage(self, fault: Fault) -> None:
+        world, document = self._world, self._world.model.stored.document
+        if document is None or world.model.membership is None:
+            return
+        damage = places(fault.pick)
+        world.checker.figures.happened()
+        if "heartbeats" in damage:
+            world.note("a list stands in place of the heartbeats")
+            world.model.damage_beats()
+        if "loads" in damage:
+            world.note("a list stands in place of the loads")
+            world.damage_loads(LOADS_AWAY_MS)
+        if "document" not in damage:
+            return
+        what, after = damaged(document, fault.pick)
+        world.note(f"the membership document {what}")
+        world.model.damage(after)
+        for worker in world.workers:
+            if worker.is_wrong:
+                worker.kill()  # without a document it is its stream's declaration that refuses it
 
     def _reconnect(self, away_ms: int) -> None:
         world = self._world

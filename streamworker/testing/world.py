@@ -16,9 +16,10 @@ from streamworker.testing.checkers import Checker, worker_of
 from streamworker.testing.clock import Dice, VirtualClock
 from streamworker.testing.extensions import EXTENSIONS
 from streamworker.testing.faults import QUIET, Fault
-from streamworker.testing.model import Lock, LockChange, RedisModel
+from streamworker.testing.model import RedisModel
 from streamworker.testing.model_claim import ModelClaims
 from streamworker.testing.process import CALL_TIMEOUT_MS, LATEST_MS, SimWorker
+from streamworker.testing.stored import Lock, LockChange
 from streamworker.testing.transcript import Transcript
 from streamworker.testing.trouble import Trouble
 
@@ -98,6 +99,7 @@ class World:
         if assignment == "weighted":
             self.checker.figures.happened(LOAD_IS_A_REASON_MS)
         self._locked_ms = start_ms
+        self._measurable_ms = start_ms
         """When a lock had another owner last."""
         self.model.on_lock = self._lock_changed
         self.model.on_held = lambda partition: self.checker.held(partition, drain_deadline_ms)
@@ -209,6 +211,12 @@ class World:
         self._locked_ms = self.clock.now_ms
         self.checker.locked(change)
 
+    def damage_loads(self, away_ms: int) -> None:
+        """Let another program put a list in place of the loads, which nobody mends, for so long."""
+        self._measurable_ms = max(self._measurable_ms, self.clock.now_ms + away_ms)
+        self.model.damage_loads()
+        self.clock.after(away_ms, lambda: self.model.damage_loads(is_right=True))
+
     @property
     def has_come_to_rest(self) -> bool:
         """Whether load has moved nothing for as long as it takes to see that it should."""
@@ -216,7 +224,7 @@ class World:
         if not self.is_weighted or document is None:
             return True
         # A partition that stood still asked for nothing: its load shows from when its lock was taken.
-        quiet_ms = self.clock.now_ms - max(document.generation, self._locked_ms)
+        quiet_ms = self.clock.now_ms - max(document.generation, self._locked_ms, self._measurable_ms)
         return quiet_ms >= (BALANCE.looks + 2) * BALANCE.interval_ms
 
     def make_core(self, worker: SimWorker) -> Coordinator:
@@ -365,11 +373,14 @@ class World:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether the document names exactly those who are there, and all locks' owners."""
+        """Whether the document has exactly those who are there, and all locks' owners.
+
+        By their ids: one that somebody was under before he was lost is a member like a dead one.
+        """
         document = self.model.membership
         if document is None:
             return not self.staying
-        return {member.name for member in document.members} == {worker.name for worker in self.staying} and (
+        return {member.id for member in document.members} == {worker.owner for worker in self.staying} and (
             document.owners == tuple(lock.owner or None for lock in self.model.locks)
         )
 

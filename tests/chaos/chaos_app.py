@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from streamworker import App, Context
-from streamworker.errors import BackendRefused, ProducerError, StreamFull
+from streamworker.errors import BackendError, BackendRefused, ProducerError, StreamFull
 from tests.chaos.history import Recorder
 
 APP, STREAM, PROCESSOR = "chaos", "events", "handled"
@@ -28,6 +29,8 @@ DOOMED_EVERY = 499
 """One of so many records cannot be handled, and belongs among the dead letters."""
 SEND_TIMEOUT_S = 12.0
 """After this a producer gives up: the outcome is unknown."""
+VERIFY_TRIES = 30
+"""How often a producer asks in the end, a second apart, whether Redis has what it confirmed."""
 
 
 class Thing(msgspec.Struct):
@@ -99,6 +102,8 @@ class Producer:
         self._recorder = Recorder(folder / f"{name}.{os.getpid()}.jsonl")
         self._partitions = int(environ["CHAOS_PARTITIONS"])
         self._url = environ["STREAMWORKER_REDIS_URL"]
+        self._told = 0
+        """Losses that are written down."""
         self.stopped = False
 
     async def run(self) -> None:
@@ -108,6 +113,7 @@ class Producer:
         begun = int(self._progress.read_text() or 0) if self._progress.exists() else 0
         seq, next_s, parent = 0, time.monotonic(), os.getppid()
         async with app:
+            self._lost = lambda: app.producer(things).lost
             while begun < self._count and not self.stopped and os.getppid() == parent:
                 count = min(CHUNK, self._count - begun)
                 records = [
@@ -119,6 +125,26 @@ class Producer:
                 await self._send(things, records)
                 next_s = max(next_s + self._pace_s, time.monotonic() - 1)
                 await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+            await self._verify(app.producer(things))
+
+    async def _verify(self, producer: Any) -> None:
+        """Ask whether all that was confirmed is there, and write down what is not."""
+        for _ in range(VERIFY_TRIES):
+            with contextlib.suppress(BackendError):
+                await producer.verify()
+                self._write_lost()
+                self._recorder.write("verified", producer=self.name)
+                return
+            await asyncio.sleep(1)
+
+    def _write_lost(self) -> None:
+        lost = self._lost()
+        for each in lost[self._told :]:
+            words = {"producer": self.name, "partition": each.partition, "entries": each.entries}
+            self._recorder.write(
+                "lost", first=str(each.first), last=str(each.last), is_all=each.is_all, **words
+            )
+        self._told = len(lost)
 
     async def _send(self, things: "object", records: list[Thing]) -> None:
         self._recorder.write(
@@ -133,6 +159,8 @@ class Producer:
         outcomes = await asyncio.gather(
             *(send(record, timeout=SEND_TIMEOUT_S) for record in records), return_exceptions=True
         )
+        # First what is gone: once it is written that later sends were confirmed, this must have been said.
+        self._write_lost()
         by_kind: dict[str, list[tuple[int, tuple[int, str]]]] = {}
         for record, outcome in zip(records, outcomes, strict=True):
             kind, place = "unknown", (-1, "0-0")

@@ -5,7 +5,8 @@ docs/guarantees.md. It reads a history (``history.py``) and a dump (``dump.py``)
 with the events that show it; ``timeline.py`` draws the smallest window around them.
 
 What was confirmed before a fault that loses data by right is not asked for (I1, I6); what is left must be in
-order all the same, so all other promises are judged as always.
+order all the same, so all other promises are judged as always. A fault that names its partitions, as a
+failover does, may only cost what its producers reported by ids (``lapses.py``).
 
     python -m tests.chaos.checker FOLDER
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 from tests.chaos.dump import Dump, Entry, Id, parse_id, read_dump
 from tests.chaos.history import Event, read_history
+from tests.chaos.lapses import Lapses
 
 DONE = ("OK", "DUP")
 REFUSED = ("FENCED", "GAP")
@@ -40,6 +42,8 @@ class Limits:
     """How long it may stand still at most, whatever is said of it and however many faults there are."""
     settled_s: float = 120
     """How long it may take, once all faults are over, until everything is committed."""
+    replicated: bool = False
+    """Whether what is confirmed is at a replica, so that no failover may cost anything."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,14 @@ class Judge:
         self.commits = list(_commits(history))
         self.locks = [event for event in history if event.kind == "lock" and event["what"] == "acquired"]
         self.faults = [event for event in history if event.kind == "fault"]
-        self.lossy = [event for event in self.faults if event.get("loses")]
+        self.lossy = [e for e in self.faults if e.get("loses") and e.get("partitions") is None]
+        self.lapses = Lapses(history)
         self.excused_ms = max((event.at for event in self.lossy), default=float("-inf"))
         """What was confirmed before may be gone by right."""
+        self.lost_and_said = 0
+        """Confirmed records that a failover lost, and their producer reported."""
+        self.lost_unheard = 0
+        """The same of producers that were killed before they could notice."""
         self._tries: dict[int, dict[Id, list[Commit]]] = defaultdict(lambda: defaultdict(list))
         for commit in self.commits:
             self._tries[commit.partition][commit.new].append(commit)
@@ -151,6 +160,7 @@ class Judge:
         """Judge all promises; returns the violations."""
         self.nothing_lost()
         self.nothing_twice()
+        self.handled_once()
         self.in_order()
         self.one_owner()
         self.chained()
@@ -179,15 +189,32 @@ class Judge:
                 text = f"{send}, entry {text_of(send.id)}, {self._where(send.partition, send.id)}"
             elif (row.producer, row.seq) != (send.producer, send.seq):
                 text = f"{send} became {row}"
-            if text:
+            if text and not self._is_said(send):
                 evidence = (send.invoked, send.answered, *self._around(send))
                 self.found("I1", text, send.partition, evidence, [send.id])
+            elif not text and self.lapses.is_said(send.producer, send.partition, send.id):
+                text = f"{send} was reported as lost, and is there"
+                self.found("I6", text, send.partition, (send.invoked, send.answered), [send.id])
         for event in self.history:
             if event.kind == "poison" and event.at > self.excused_ms:
                 partition, entry_id = event["partition"], parse_id(event["id"])
-                if entry_id not in dead.get(partition, ()):
+                if entry_id not in dead.get(partition, ()) and not self.lapses.covers(partition, event.at):
                     text = f"the poison {event['id']} is not among the dead letters"
                     self.found("I1", text, partition, [event], [entry_id])
+
+    def _is_said(self, send: Send) -> bool:
+        """Whether a failover may have lost a record, and its producer said so or was killed before."""
+        assert send.answered is not None
+        where = (send.producer, send.partition)
+        if self.limits.replicated or not self.lapses.covers(send.partition, send.answered.at):
+            return False
+        if self.lapses.is_said(*where, send.id):
+            self.lost_and_said += 1
+            return True
+        if self.lapses.could_be_said(*where, send.answered.at):
+            return False
+        self.lost_unheard += 1
+        return True
 
     def _where(self, partition: int, entry_id: Id) -> str:
         part = self.dump.partitions.get(partition)
@@ -236,6 +263,23 @@ class Judge:
                     where[row.source] = entry
                     seen[row.producer, row.seq] = (partition, row.source)
 
+    def handled_once(self) -> None:
+        """I2: one owner handles an entry once, unless it took the partition anew in between."""
+        taken: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for event in self.locks:
+            taken[event["partition"], event["epoch"]].append(event.at)
+        done: dict[tuple[str, int, int, str], Event] = {}
+        for event in self.history:
+            if event.kind != "exec" or event["what"] != "end":
+                continue
+            where = (event["partition"], event["epoch"])
+            for name in event["ids"]:
+                first = done.get((event.who, *where, name))
+                if first is not None and not any(first.at < at <= event.at for at in taken[where]):
+                    text = f"{event.who} handled entry {name} twice at epoch {where[1]}"
+                    self.found("I2", text, where[0], [first, event], [parse_id(name)])
+                done[event.who, *where, name] = event
+
     def in_order(self) -> None:
         """I3: the log is in the order of the source, and each key in the order of its sends."""
         home: dict[tuple[str, str], int] = {}
@@ -276,14 +320,21 @@ class Judge:
         self._locks_have_one_owner()
         self._zombies_are_refused()
 
-    def _life(self, event: Event) -> int:
-        """Return how many faults took something back before an event: epochs may be given again."""
-        return sum(event.at > fault.at for fault in self.lossy)
+    def _life(self, event: Event, partition: int) -> int | None:
+        """Return how many faults took something back before an event: epochs may be given again.
+
+        None while such a fault goes on: nobody can tell what of it was taken back.
+        """
+        lives = self.lapses.lives(partition, event.at)
+        return None if lives is None else lives + sum(event.at > fault.at for fault in self.lossy)
 
     def _locks_have_one_owner(self) -> None:
         owners: dict[tuple[int, int, int], Event] = {}
         for event in self.locks:
-            first = owners.setdefault((self._life(event), event["partition"], event["epoch"]), event)
+            life = self._life(event, event["partition"])
+            if life is None:
+                continue
+            first = owners.setdefault((life, event["partition"], event["epoch"]), event)
             if first["owner"] != event["owner"]:
                 text = f"{first['owner']} and {event['owner']} both have the lock at epoch {event['epoch']}"
                 self.found("I4", text, event["partition"], [first, event])
@@ -293,12 +344,13 @@ class Judge:
         for event in self.locks:
             taken[event["partition"]].append(event)
         for commit in self.commits:
-            if commit.code != "OK":
+            life = self._life(commit.sent, commit.partition)
+            if commit.code != "OK" or life is None:
                 continue
             for event in taken[commit.partition]:
                 if event.at >= commit.sent.at:
                     break
-                if event["epoch"] > commit.epoch and self._life(event) == self._life(commit.sent):
+                if event["epoch"] > commit.epoch and self._life(event, commit.partition) == life:
                     text = (
                         f"{commit} was accepted, and {event['owner']} had the lock at epoch {event['epoch']}"
                     )
@@ -358,6 +410,8 @@ class Judge:
             )
         if commit.code not in DONE or commit.answered is None or commit.answered.at <= self.excused_ms:
             return
+        if self.lapses.covers(commit.partition, commit.answered.at) and not self.limits.replicated:
+            return  # It may be gone; what is gone of its rows is asked of their producers.
         if commit.rows and not is_there:
             self.found(
                 "I6",
@@ -551,6 +605,11 @@ class Judge:
             "rows": sum(entry.rows for part in self.dump.partitions.values() for entry in part.log),
             "dead_letters": sum(len(part.dead) for part in self.dump.partitions.values()),
             "confirmed_and_gone": sum(s.id not in there.get(s.partition, ()) for s in confirmed),
+            "gone_by_failover": {
+                "reported_by_id": self.lost_and_said,
+                "of_producers_killed_before": self.lost_unheard,
+                "reports": self.lapses.reported,
+            },
             "commits": dict(Counter(commit.code or "unanswered" for commit in self.commits)),
             "locks": len(self.locks),
             "executed_again": sum(times - 1 for times in executed.values()),

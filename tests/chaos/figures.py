@@ -8,8 +8,9 @@ import fcntl
 import json
 import math
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,7 +45,7 @@ def record(
     why: str = "",
     seed: int | None = None,
 ) -> dict[str, Any]:
-    """Print what was measured of a row, and keep it where it is to be kept.
+    """Print what was measured of a row, and keep it where it is to be kept, with the file that measured it.
 
     Parameters
     ----------
@@ -63,7 +64,8 @@ def record(
     why
         Why a target was missed, or on what a figure depends.
     """
-    figure: dict[str, Any] = {"what": what, "times": times, "target": target, "verdict": verdict}
+    by = sys._getframe(1).f_globals["__name__"].replace(".", "/") + ".py"
+    figure: dict[str, Any] = {"what": what, "by": by, "times": times, "target": target, "verdict": verdict}
     if samples_ms:
         figure |= {
             name: round(percentile(samples_ms, percent)) for name, percent in (("p50_ms", 50), ("p99_ms", 99))
@@ -78,6 +80,11 @@ def record(
     if path := os.environ.get(VARIABLE):
         keep(Path(path), row, figure)
     return figure
+
+
+def insist(figure: Mapping[str, Any]) -> None:
+    """Fail where a target was missed; its figure has been printed and kept all the same."""
+    assert figure["verdict"] == "met", f"missed: {json.dumps(figure)}"
 
 
 def _load() -> float:

@@ -28,7 +28,8 @@ from typing import Any, ClassVar, Protocol
 
 import redis
 
-from tests.chaos.proxy import Proxy
+from tests.chaos.nodes import ChaosCluster
+from tests.chaos.proxy import Lines, Proxy
 from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 
 
@@ -51,7 +52,7 @@ class Slot:
 
     name: str
     start: Callable[[], Running]
-    proxy: Proxy | None = None
+    proxy: Proxy | Lines | None = None
     """What lies between it and the server."""
     process: Running | None = None
     is_worker: bool = True
@@ -100,7 +101,7 @@ class Names:
 class Field:
     """Where faults happen."""
 
-    server: ChaosServer
+    server: ChaosServer | ChaosCluster
     slots: Sequence[Slot]
     names: Names
     note: Callable[..., None] = lambda *_, **__: None
@@ -128,6 +129,10 @@ class Nemesis(ABC):
         """What it was aimed at."""
         self.takes: frozenset[str] = frozenset()
         """What it takes hold of."""
+        self.taken: frozenset[str] = frozenset()
+        """What other faults have hold of."""
+        self.partitions: Sequence[int] | None = None
+        """Those that may lose something by it; None for all."""
 
     @classmethod
     def missing(cls, field: Field) -> str:
@@ -136,7 +141,7 @@ class Nemesis(ABC):
 
     def aim(self, field: Field, rng: random.Random, taken: frozenset[str]) -> bool:
         """Choose a target; False if there is none at the moment."""
-        self.field, self.rng = field, rng
+        self.field, self.rng, self.taken = field, rng, taken
         found = self.choose()
         if found is None:
             return False
@@ -312,7 +317,7 @@ class _OfLine(Nemesis):
     """A fault of the line between one process and the server."""
 
     slot: Slot
-    proxy: Proxy
+    proxy: Proxy | Lines
 
     def choose(self) -> tuple[str, frozenset[str]] | None:
         found = [slot for slot in self.field.slots if slot.proxy is not None]
@@ -320,7 +325,7 @@ class _OfLine(Nemesis):
             return None
         self.slot = self.rng.choice(found)
         assert self.slot.proxy is not None
-        self.proxy = self.slot.proxy
+        self.proxy = self.slot.proxy.part(self.rng)
         return self.slot.name, frozenset({f"line {self.slot.name}"})
 
     def tell(self, what: Callable[..., Any], **options: Any) -> None:
@@ -338,7 +343,7 @@ class LineSlow(_OfLine):
     name = "line slow"
 
     def begin(self) -> None:
-        self.proxy.delay_ms = self.rng.choice((20, 80, 150, 300))
+        self.proxy.disturb(delay_ms=self.rng.choice((20, 80, 150, 300)))
 
 
 class LineNarrow(_OfLine):
@@ -347,7 +352,7 @@ class LineNarrow(_OfLine):
     name = "line narrow"
 
     def begin(self) -> None:
-        self.proxy.bandwidth = self.rng.choice((20_000, 50_000, 200_000))
+        self.proxy.disturb(bandwidth=self.rng.choice((20_000, 50_000, 200_000)))
 
 
 class LineCut(_OfLine):
@@ -386,8 +391,7 @@ class RepliesLost(_OfLine):
     name = "replies lost"
 
     def begin(self) -> None:
-        self.proxy.only_after = b"EVALSHA"
-        self.proxy.lose = self.rng.randint(1, 6)
+        self.proxy.disturb(only_after=b"EVALSHA", lose=self.rng.randint(1, 6))
 
 
 class RepliesCut(_OfLine):
@@ -396,7 +400,7 @@ class RepliesCut(_OfLine):
     name = "replies cut"
 
     def begin(self) -> None:
-        self.proxy.cut = self.rng.randint(1, 4)
+        self.proxy.disturb(cut=self.rng.randint(1, 4))
 
 
 class ConnectionsReset(_OfLine):
@@ -416,7 +420,7 @@ class ConnectionsRefused(_OfLine):
     lasts_s = (0.3, 4.0)
 
     def begin(self) -> None:
-        self.proxy.refuse = True
+        self.proxy.disturb(refuse=True)
         self.tell(self.proxy.reset)
 
 
@@ -486,15 +490,20 @@ class Swizzled(Nemesis):
 
 
 class _OfServer(Nemesis):
-    """A fault of the server."""
+    """A fault of the server; on a Cluster of one primary."""
+
+    server: ChaosServer
 
     def choose(self) -> tuple[str, frozenset[str]] | None:
-        return "server", frozenset({"server"})
+        found = self.field.server.any_server(self.rng, self.taken, self.fits)
+        if found is None:
+            return None
+        self.server = found
+        return found.name, frozenset({found.holds})
 
-    @property
-    def server(self) -> ChaosServer:
-        """The server."""
-        return self.field.server
+    def fits(self, server: ChaosServer) -> bool:
+        """Whether a server can be hurt in this way."""
+        return True
 
 
 class ServerKilled(_OfServer):
@@ -572,6 +581,8 @@ class DiskFull(_OfServer):
 
     @classmethod
     def missing(cls, field: Field) -> str:
+        if isinstance(field.server, ChaosCluster):
+            return "a node that cannot write down what it knows of the Cluster ends by itself"
         return "" if field.server.has_small_disk else "only root may mount a disk of its own"
 
     def begin(self) -> None:
@@ -639,9 +650,13 @@ class ClockStepped(_OfServer):
             return ""
         return "libfaketime is not installed" if FAKETIME is None else "the server's clock cannot be set"
 
+    def fits(self, server: ChaosServer) -> bool:
+        return server.clock is not None
+
     def choose(self) -> tuple[str, frozenset[str]] | None:
         self._seconds = self.rng.choice((-600, -30, -2, -0.2, 0.2, 2, 30, 600))
-        return f"server {self._seconds:+} s", frozenset({"server"})
+        found = super().choose()
+        return found and (f"{found[0]} {self._seconds:+} s", found[1])
 
     def begin(self) -> None:
         assert self.server.clock is not None
@@ -657,9 +672,22 @@ class ClockStepped(_OfServer):
 
 
 class _OfData(_OfServer):
-    """A fault of what the server holds, while the server is well."""
+    """A fault of what the server holds, while the server is well; on a Cluster the one that has the key."""
 
     lasts_s = (0.1, 2.0)
+    key: str
+
+    def choose(self) -> tuple[str, frozenset[str]] | None:
+        self.key = self.pick()
+        found = self.field.server.server_of(self.key)
+        if found is None:
+            return None
+        self.server = found
+        return self.key, frozenset({found.holds})
+
+    def pick(self) -> str:
+        """Pick the key that it is about; others that are hurt with it have its slot."""
+        return self.field.names.of_group("members")
 
     def partition(self) -> int:
         """Pick a partition."""
@@ -667,7 +695,7 @@ class _OfData(_OfServer):
 
 
 class MembershipCorrupt(_OfData):
-    """The membership document is overwritten with what is none."""
+    """The membership document is overwritten with what is none; its group puts that right."""
 
     name = "membership corrupt"
     WRONG = (
@@ -684,16 +712,8 @@ class MembershipCorrupt(_OfData):
     )
 
     def begin(self) -> None:
-        self._key, self._wrong = self.field.names.of_group("members"), self.rng.choice(self.WRONG)
         with self.server.client() as client:
-            client.set(self._key, self._wrong)
-
-    def end(self) -> bool:
-        with self.server.client() as client:
-            # Workers go on and say so; they leave what they cannot read to whoever looks after them.
-            if client.get(self._key) == self._wrong:
-                client.delete(self._key, self.field.names.of_group("beats"))
-        return True
+            client.set(self.key, self.rng.choice(self.WRONG))
 
 
 class MembershipGone(_OfData):
@@ -716,45 +736,48 @@ class ControlTrimmed(_OfData):
 
     name = "control messages deleted"
 
+    def pick(self) -> str:
+        return self.field.names.of_group("control")
+
     def begin(self) -> None:
-        key = self.field.names.of_group("control")
         with self.server.client() as client:
             if self.rng.random() < 0.5:
-                client.delete(key)
+                client.delete(self.key)
             else:
                 with contextlib.suppress(redis.ResponseError):
-                    client.xtrim(key, maxlen=0)
+                    client.xtrim(self.key, maxlen=0)
 
 
 class WrongType(_OfData):
-    """A key of ours holds another type for a while, and is then as it was."""
+    """A key of ours holds another type for a while, and is then as it was, or as its group made it since."""
 
     name = "wrong type"
     lasts_s = (0.3, 3.0)
+    PUT_BACK = """
+    local kind = redis.call('TYPE', KEYS[1]).ok
+    if kind ~= 'none' and kind ~= ARGV[1] then return redis.call('DEL', KEYS[2]) end
+    redis.call('DEL', KEYS[1])
+    if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('RENAME', KEYS[2], KEYS[1]) end
+    """
+    """Heartbeats of before would bring back those of members that have left since."""
 
-    def begin(self) -> None:
+    def pick(self) -> str:
         names, partition = self.field.names, self.partition()
         keys = [names.of_partition(partition, what) for what in ("lock", "acked", "dead")]
         keys += [names.events(partition), names.of_group("beats"), names.of_group("control")]
-        self._key = self.rng.choice(keys)
-        self._aside = f"{self._key}:aside"
-        self.target = self._key
-        with self.server.client() as client:
-            wrong = b"hash" if client.type(self._key) == b"string" else b"string"
-            with client.pipeline(transaction=True) as pipe:
-                if client.exists(self._key):
-                    pipe.rename(self._key, self._aside)
-                pipe.set(self._key, wrong)
-                pipe.execute()
+        return self.rng.choice(keys)
+
+    def begin(self) -> None:
+        self._aside = f"{self.key}:aside"
+        with self.server.client() as client, client.pipeline(transaction=True) as pipe:
+            if client.exists(self.key):
+                pipe.rename(self.key, self._aside)
+            pipe.set(self.key, "a string")
+            pipe.execute()
 
     def end(self) -> bool:
         with self.server.client() as client:
-            kept = client.exists(self._aside)
-            with client.pipeline(transaction=True) as pipe:
-                pipe.delete(self._key)
-                if kept:
-                    pipe.rename(self._aside, self._key)
-                pipe.execute()
+            client.eval(self.PUT_BACK, 2, self.key, self._aside, "string")
         return True
 
 
@@ -774,11 +797,16 @@ class Poisoned(_OfData):
         {b"v": b"[" * 20_000},
     )
 
+    def pick(self) -> str:
+        return self.field.names.events(self.partition())
+
     def begin(self) -> None:
         with self.server.client() as client:
             for _ in range(self.rng.randint(1, 5)):
                 partition = self.partition()
                 key = self.field.names.events(partition)
+                if self.field.server.server_of(key) is not self.server:
+                    continue
                 entry_id = client.xadd(key, self.rng.choice(self.POISON))
                 self.field.note("poison", partition=partition, id=entry_id.decode())
 
@@ -788,11 +816,12 @@ class GroupDestroyed(_OfData):
 
     name = "consumer group destroyed"
 
+    def pick(self) -> str:
+        return self.field.names.events(self.partition())
+
     def begin(self) -> None:
-        partition = self.partition()
-        self.target = f"partition {partition}"
         with self.server.client() as client, contextlib.suppress(redis.ResponseError):
-            client.xgroup_destroy(self.field.names.events(partition), self.field.names.group)
+            client.xgroup_destroy(self.key, self.field.names.group)
 
 
 # -- what loses data, by right ---------------------------------------------------------------------
@@ -847,11 +876,12 @@ class SourceDeleted(_OfData):
     name = "source deleted"
     loses = "what was not committed"
 
+    def pick(self) -> str:
+        return self.field.names.events(self.partition())
+
     def begin(self) -> None:
-        partition = self.partition()
-        self.target = f"partition {partition}"
         with self.server.client() as client:
-            client.delete(self.field.names.events(partition))
+            client.delete(self.key)
 
 
 LOSSLESS: tuple[type[Nemesis], ...] = (

@@ -12,6 +12,7 @@ from streamworker.redisio import commit, locks, streams
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import Script
 from streamworker.runtime import committer
+from streamworker.runtime.producer import Producer
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Plant:
     """Promises of which at least one must be found broken."""
     needs: tuple[str, ...]
     """Names of the faults that bring it out."""
+    on_a_cluster: bool = False
+    """Whether only a Cluster brings it out."""
 
 
 def _edit(module: Any, name: str, *, before: str = "", change: tuple[str, str] = ("", "")) -> None:
@@ -98,6 +101,12 @@ def unanswered_commits_count_as_done() -> None:
     vars(committer)["commit_many"] = hopeful
 
 
+def losses_are_not_reported() -> None:
+    """A producer says nothing of what Redis has lost."""
+    vars_of: Any = Producer
+    vars_of.lost = property(lambda _: ())
+
+
 PLANTS: dict[str, Plant] = {
     "no-fence": Plant(without_a_fence, frozenset({"I2", "I3", "I4", "I6"}), ("worker frozen",)),
     "commits-again": Plant(retried_commits_are_done_again, frozenset({"I2", "I5"}), ("replies lost",)),
@@ -106,4 +115,10 @@ PLANTS: dict[str, Plant] = {
     "hopeful": Plant(unanswered_commits_count_as_done, frozenset({"I6"}), ("connections refused",)),
     "trims-unread": Plant(what_nobody_has_read_is_trimmed, frozenset({"I1"}), ("worker killed",)),
     "no-dead-letters": Plant(dead_letters_are_dropped, frozenset({"I1"}), ("poison entries",)),
+    "silent-losses": Plant(
+        losses_are_not_reported,
+        frozenset({"I1"}),
+        ("primary killed, its replica had not followed",),
+        on_a_cluster=True,
+    ),
 }

@@ -7,10 +7,13 @@ those of a client that has hung up since: the packets of a partitioned network c
 
 import asyncio
 import contextlib
+import random
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.chaos.slots import OneSlot, Requests
 
 T = TypeVar("T")
 
@@ -26,13 +29,17 @@ class Proxy:
     ----------
     url
         The server's.
-    host
-        Where it listens.
+    host, port
+        Where it listens; at a free port for 0.
+    watch
+        Looks at what passes.
     """
 
-    def __init__(self, url: str, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, url: str, host: str = "127.0.0.1", port: int = 0, watch: OneSlot | None = None
+    ) -> None:
         self._parts = urlsplit(url)
-        self._host = host
+        self._host, self._port, self._watch = host, port, watch
         self._server: asyncio.Server | None = None
         self._pipes: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.StreamWriter] = set()
@@ -65,6 +72,16 @@ class Proxy:
         assert self._server is not None
         port = self._server.sockets[0].getsockname()[1]
         return f"redis://:{self._password}@{self._host}:{port}/0"
+
+    def part(self, rng: random.Random) -> "Proxy":
+        """Return what a fault of this line may be about: all of it."""
+        return self
+
+    def disturb(self, **how: Any) -> None:
+        """Set some of the attributes that say what is done to bytes."""
+        for name, value in how.items():
+            assert hasattr(self, name), name
+            setattr(self, name, value)
 
     @property
     def connections(self) -> int:
@@ -106,7 +123,7 @@ class Proxy:
 
     async def start(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._serve, self._host, 0)
+        self._server = await asyncio.start_server(self._serve, self._host, self._port)
 
     async def stop(self) -> None:
         """Close everything."""
@@ -146,7 +163,7 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        pipe = _Pipe()
+        pipe = _Pipe(None if self._watch is None else self._watch.requests())
         self._lines.add(pipe)
         self._open |= {writer, up_writer}
         self._spawn(self._requests(reader, up_writer, pipe), up_writer, pipe)
@@ -173,6 +190,8 @@ class Proxy:
     ) -> None:
         while data := await reader.read(CHUNK_BYTES):
             pipe.armed = pipe.armed or (bool(self.only_after) and self.only_after in data)
+            if pipe.requests is not None:
+                pipe.requests.feed(data)
             await pipe.free.wait()
             await self._pass(data, writer, self.up)
 
@@ -180,6 +199,8 @@ class Proxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: "_Pipe"
     ) -> None:
         while data := await reader.read(CHUNK_BYTES):
+            if self._watch is not None:
+                self._watch.answered(data)
             await pipe.free.wait()
             await self.down.wait()
             if (self.lose > 0 or self.cut > 0) and (pipe.armed or not self.only_after):
@@ -214,7 +235,8 @@ class Proxy:
 class _Pipe:
     """What both directions of one connection know."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: Requests | None) -> None:
+        self.requests = requests
         self.armed = False
         """Whether the reply to come is to a request of those that ``only_after`` names."""
         self.ways = 2
@@ -222,6 +244,53 @@ class _Pipe:
         self.free = asyncio.Event()
         """Cleared: nothing passes on this connection."""
         self.free.set()
+
+
+class Lines:
+    """The proxies of one process, one before each node of a Cluster; disturbs all of them, or some.
+
+    Parameters
+    ----------
+    proxies
+        One before each node.
+    """
+
+    def __init__(self, proxies: Sequence[Proxy]) -> None:
+        self._proxies = proxies
+
+    @property
+    def url(self) -> str:
+        """The URL of the Cluster through them."""
+        first, *others = [proxy.url.removesuffix("/0") for proxy in self._proxies]
+        places = [first.removeprefix("redis://"), *(url.rpartition("@")[2] for url in others)]
+        return f"redis+cluster://{','.join(places)}"
+
+    def part(self, rng: random.Random) -> "Lines":
+        """Return what a fault of these lines may be about: all of them, or the one to one node."""
+        return self if rng.random() < 0.5 else Lines([rng.choice(self._proxies)])
+
+    def disturb(self, **how: Any) -> None:
+        """Set some of the attributes that say what is done to bytes."""
+        for proxy in self._proxies:
+            proxy.disturb(**how)
+
+    def hold(self, *, up: bool = True, down: bool = True) -> None:
+        """Hold back what comes, one way or both."""
+        for proxy in self._proxies:
+            proxy.hold(up=up, down=down)
+
+    def strand(self) -> int:
+        """Hold back what comes on the connections that are open now; returns how many."""
+        return sum(proxy.strand() for proxy in self._proxies)
+
+    def heal(self) -> None:
+        """Disturb nothing any more."""
+        for proxy in self._proxies:
+            proxy.heal()
+
+    def reset(self) -> int:
+        """Reset all connections; returns how many."""
+        return sum(proxy.reset() for proxy in self._proxies)
 
 
 @contextlib.asynccontextmanager
@@ -246,15 +315,13 @@ class ProxyThread:
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._proxies: list[Proxy] = []
 
-    def open(self, url: str, host: str = "127.0.0.1") -> Proxy:
+    def open(self, url: str, host: str = "127.0.0.1", port: int = 0, watch: OneSlot | None = None) -> Proxy:
         """Open a proxy in front of a server; closed with all others."""
 
         async def start() -> Proxy:
-            proxy = Proxy(url, host)
+            proxy = Proxy(url, host, port, watch)
             await proxy.start()
             return proxy
 
@@ -275,6 +342,8 @@ class ProxyThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()
         return self
 

@@ -64,6 +64,7 @@ ROWS: dict[str, Row] = {
         "a handler",
         (
             *_rows("workers", "a_handler_that_blocks_for_longer_than_the_session_moves_nothing"),
+            f"{REBALANCES}a_handler_that_blocks_or_computes_for_six_sessions_causes_no_rebalance",
             f"{REBALANCES}a_handler_that_blocks_or_computes_for_a_minute_causes_no_rebalance",
         ),
     ),
@@ -235,8 +236,10 @@ ROWS: dict[str, Row] = {
         (
             *_rows(
                 "data",
-                "a_damaged_membership_ends_nobody_and_is_made_anew_when_it_is_deleted",
+                "a_damaged_membership_is_mended_by_its_group_and_ends_nobody",
                 "two_hundred_damaged_memberships_end_nobody",
+                "a_damaged_membership_is_mended_in_time_at_default_settings",
+                "a_membership_of_a_later_release_is_left_alone_and_damage_without_a_group_is_mended",
             ),
             "tests/contract/test_membership.py::test_a_document_of_somebody_else_is_not_overwritten",
         ),
@@ -259,7 +262,7 @@ ROWS: dict[str, Row] = {
         (
             *_rows(
                 "data",
-                "a_key_of_another_type_stops_no_other_partition",
+                "a_key_of_another_type_is_named_and_stops_no_other_partition",
                 "no_key_of_any_other_type_stops_another_partition",
             ),
             f"{SCRIPTS}a_key_of_another_type_stops_a_script_before_it_writes",

@@ -3,11 +3,12 @@
 import contextlib
 import ctypes
 import os
+import random
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +16,8 @@ import redis
 
 from streamworker.dev.server import EmbeddedServer
 from tests.chaos.proxy import Proxy, ProxyThread
+from tests.durability.pair import cut, newest_aof
+from tests.helpers import wait_for
 
 FAKETIME = next(
     (
@@ -45,6 +48,7 @@ class FakeClock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.step(0)
 
     def step(self, seconds: float) -> None:
@@ -118,6 +122,18 @@ class Namespace:
         _ip("link", "set", self._ours, "up")
 
 
+def rewrite(client: Any) -> None:
+    """Have a server write its append-only file anew; returns when that is done."""
+
+    def rests() -> bool:
+        found = client.info("persistence")
+        return not (found["aof_rewrite_in_progress"] or found["aof_rewrite_scheduled"])
+
+    for step in (lambda: None, client.bgrewriteaof):
+        step()
+        wait_for(rests, "the append-only file is not being written anew", timeout_s=30)
+
+
 def _did(*words: str) -> bool:
     """Whether a command could be run, and did what it was to do."""
     try:
@@ -145,6 +161,10 @@ class ChaosServer:
         mounted, it has none.
     clock
         Whether its wall clock can be set, by ``clock.step``. Needs libfaketime.
+    server
+        What runs it; an embedded server if None.
+    proxies
+        Where proxies run that others open; its own if None.
 
     Examples
     --------
@@ -153,12 +173,29 @@ class ChaosServer:
     ...     server.restart()
     """
 
+    name = "server"
+    """What reports call it."""
+    holds = "server"
+    """What a fault of it takes hold of."""
+
     def __init__(
-        self, folder: Path, *, binary: str | None = None, small_disk: bool = False, clock: bool = False
+        self,
+        folder: Path,
+        *,
+        binary: str | None = None,
+        small_disk: bool = False,
+        clock: bool = False,
+        server: EmbeddedServer | None = None,
+        proxies: ProxyThread | None = None,
     ) -> None:
         self.folder = folder
-        self.server = EmbeddedServer(data_dir=folder, binary=binary, maxmemory=ROOM, appendonly=True)
-        self.proxies = ProxyThread()
+        self.server = server or EmbeddedServer(
+            data_dir=folder, binary=binary, maxmemory=ROOM, appendonly=True
+        )
+        self.proxies = proxies or ProxyThread()
+        self._has_own_proxies = proxies is None
+        self.is_paused = False
+        """Whether it was stopped where it stands."""
         self._small_disk = small_disk
         self._mounted = False
         self.clock = FakeClock(folder.with_suffix(".clock")) if clock else None
@@ -174,6 +211,27 @@ class ChaosServer:
     def proxy(self, host: str = "127.0.0.1") -> Proxy:
         """Open a proxy before it."""
         return self.proxies.open(self.server.url, host)
+
+    def any_server(
+        self,
+        rng: random.Random,
+        taken: frozenset[str],
+        fits: Callable[["ChaosServer"], bool] = lambda _: True,
+    ) -> "ChaosServer | None":
+        """Return a server that a fault may be about: this one."""
+        return self
+
+    def server_of(self, key: str) -> "ChaosServer | None":
+        """Return the server that has a key: this one."""
+        return self
+
+    def connections(self) -> list[str]:
+        """Return the connections that others have to it."""
+        with self.client() as client:
+            mine = str(client.client_id())
+            # Replicas of a Cluster's primary are connected for good.
+            found = client.client_list(_type="normal")
+        return [f"{row['name'] or '?'} {row['cmd']}" for row in found if row["id"] != mine]
 
     @property
     def has_small_disk(self) -> bool:
@@ -195,19 +253,29 @@ class ChaosServer:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self._small_disk:
-            options = f"size={TMPFS_BYTES},mode=700"
-            self._mounted = _did("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder))
-        self.start()
-        self.proxies.__enter__()
+        # What was begun is ended in turn, whatever fails: a mount would outlive the tests.
+        with contextlib.ExitStack() as begun:
+            if self._small_disk:
+                options = f"size={TMPFS_BYTES},mode=700"
+                self._mounted = _did("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder))
+                begun.callback(self._unmount)
+            begun.callback(self._stop)
+            self.start()
+            if self._has_own_proxies:
+                begun.enter_context(self.proxies)
+            self._begun = begun.pop_all()
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self.proxies.__exit__(*failure)
+        self._begun.close()
+
+    def _stop(self) -> None:
         if self.server.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.server.pid, signal.SIGCONT)
         self.server.stop()
+
+    def _unmount(self) -> None:
         if self._mounted:
             subprocess.run(["umount", self.folder], check=True)
             self._mounted = False
@@ -232,11 +300,13 @@ class ChaosServer:
 
     def pause(self) -> None:
         """Stop it where it stands (SIGSTOP)."""
+        self.is_paused = True
         os.kill(self.server.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""
         os.kill(self.server.pid, signal.SIGCONT)
+        self.is_paused = False
 
     # -- files ---------------------------------------------------------------------------------
 
@@ -246,10 +316,7 @@ class ChaosServer:
 
     def last_log(self) -> Path:
         """Return the append-only file that grows."""
-        files = sorted(
-            (self.folder / "appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime
-        )
-        return files[-1]
+        return newest_aof(self.folder)
 
     def truncate(self, count: int) -> int:
         """Cut bytes off the end of its append-only file, as a loss of power does; returns how many.
@@ -257,10 +324,8 @@ class ChaosServer:
         Call it between :meth:`kill` and :meth:`start`.
         """
         path = self.last_log()
-        size = path.stat().st_size
-        count = min(count, size)
-        with path.open("r+b") as file:
-            file.truncate(size - count)
+        count = min(count, path.stat().st_size)
+        cut(path, count)
         return count
 
     def fill_disk(self) -> None:
@@ -270,8 +335,14 @@ class ChaosServer:
         self._resize(used + 2 * PAGE_BYTES)
 
     def free_disk(self) -> None:
-        """Give the room back."""
+        """Give the room back, and have the append-only file written anew.
+
+        As an operator must: Redis 7.0 and Valkey 9.1 leave zeros in a file that was rewritten before the disk
+        was full, and do not load it after their next end; see docs/durability.md.
+        """
         self._resize(TMPFS_BYTES)
+        with self.client() as client:
+            rewrite(client)
 
     def _resize(self, size: int) -> None:
         # Not by mount(8): it looks the mount up in a list from which others may be taking theirs meanwhile.

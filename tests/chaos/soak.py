@@ -2,6 +2,7 @@
 
     python -m tests.chaos.soak --seed 7 --minutes 4 --events 50000 --faults 160
     python -m tests.chaos.soak --seed 7 --minutes 60 --events 600000 --faults 3200 --json
+    python -m tests.chaos.soak --seed 7 --minutes 4 --events 12000 --faults 100 --cluster
 
 A failure names the seed and the command that repeats it. The seed decides the faults, their targets and how
 long they last; when they meet what is under way is the machine's business, so a failure may need some tries.
@@ -29,10 +30,12 @@ import redis
 
 from tests.chaos.chaos_app import APP, PROCESSOR, STREAM
 from tests.chaos.checker import Judge, Limits, Violation
+from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.dump import dump_of, take_dump
 from tests.chaos.forked import ROOT, Forge
 from tests.chaos.history import Recorder, monotonic_ms, read_history
 from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Running, Slot
+from tests.chaos.nodes import ChaosCluster
 from tests.chaos.plants import PLANTS
 from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 from tests.chaos.timeline import draw
@@ -59,6 +62,8 @@ OFTEN = {"worker killed": 3, "worker asked to leave": 2, "worker frozen": 2, "se
 NETWORKS = 2
 """Workers with a network of their own, where namespaces can be made."""
 TICK_S = 0.02
+PUT_OFF_MAX = 8
+"""Faults of a Cluster that wait until a primary is free: each can be hurt in one way at a time."""
 START_S = 90
 SETTLE_S = 180
 STOP_S = 60
@@ -77,6 +82,10 @@ class Plan:
     producers: int = 2
     lossy: bool = False
     """Whether faults that lose data by right are among the others."""
+    cluster: bool = False
+    """Whether it runs on a Cluster of three primaries and three replicas, with the faults of one."""
+    durability: str = "memory"
+    """That of workers and producers; with ``replicas`` a failover may cost nothing."""
     plant: str = ""
     """A known mistake in the workers' code."""
     kinds: tuple[str, ...] = ()
@@ -93,6 +102,7 @@ class Plan:
         words += [f"--events {self.events} --faults {self.faults} --partitions {self.partitions}"]
         words += [f"--workers {self.workers} --producers {self.producers}"]
         words += ["--lossy"] * self.lossy + [f"--plant {self.plant}"] * bool(self.plant)
+        words += [f"--cluster --durability {self.durability}"] * self.cluster
         words += [f"--kind {kind!r}" for kind in self.kinds]
         words += [f"--handler-ms {self.handler_ms} --haste {self.haste}"]
         return " ".join(words)
@@ -173,8 +183,7 @@ class Soak:
 
     def run(self) -> Verdict:
         """Run it and judge it."""
-        root = os.geteuid() == 0
-        server = ChaosServer(self.folder / "data", small_disk=root, clock=FAKETIME is not None)
+        server = self._make_server()
         with (
             contextlib.ExitStack() as self._networks,
             server as self._server,
@@ -192,6 +201,12 @@ class Soak:
                 self._end_programs()
                 self._recorder.close()
         return self._judge()
+
+    def _make_server(self) -> ChaosServer | ChaosCluster:
+        folder, clock = self.folder / "data", FAKETIME is not None
+        if self.plan.cluster:
+            return ChaosCluster(folder, clock=clock)
+        return ChaosServer(folder, small_disk=os.geteuid() == 0, clock=clock)
 
     def _open(self) -> None:
         plan = self.plan
@@ -229,6 +244,7 @@ class Soak:
             **({"WORKER_NETNS": link.name, "STREAMWORKER_ALLOW_PLAINTEXT": "1"} if link else {}),
             **{f"STREAMWORKER_{each}": str(ms // self.plan.haste) for each, ms in SETTINGS.items()},
             "STREAMWORKER_REDIS_URL": proxy.url,
+            "STREAMWORKER_DURABILITY": self.plan.durability,
             "CHAOS_HISTORY": str(self._history),
             "CHAOS_PARTITIONS": str(self.plan.partitions),
             "CHAOS_NAME": name,
@@ -270,12 +286,15 @@ class Soak:
     def _storm(self) -> None:
         plan = self.plan
         deck = self._deck()
+        put_off: list[type[Nemesis]] = []
+        """Kinds that found nobody to hurt when it was their turn."""
         pace_s = 60 * plan.minutes / plan.faults
         next_s = began_s = time.monotonic()
         told = 0
         while sum(self._begun.values()) < plan.faults:
             self._tend()
-            if time.monotonic() >= next_s and len(self._active) < OVERLAP_MAX and self._begin(next(deck)):
+            is_due = time.monotonic() >= next_s and len(self._active) < OVERLAP_MAX
+            if is_due and self._begin_one_of(put_off, deck):
                 # Behind on a busy machine, it does not rush to catch up.
                 next_s = max(next_s + pace_s, time.monotonic() - pace_s)
             if (minutes := int((time.monotonic() - began_s) / 60)) > told:
@@ -283,11 +302,32 @@ class Soak:
                 self._say(f"{minutes} min: {sum(self._begun.values())} faults, {self._rows_seen()} rows")
             time.sleep(TICK_S)
 
+    def _begin_one_of(self, put_off: list[type[Nemesis]], deck: Iterator[type[Nemesis]]) -> bool:
+        """Begin a fault that was put off if one can be, or else the next; what cannot be is put off.
+
+        On one server it is left out: half of all faults want the server, and would wait for each other.
+        """
+        for kind in put_off:
+            if self._begin(kind):
+                put_off.remove(kind)
+                return True
+        kind = next(deck)
+        if self._begin(kind):
+            return True
+        if self.plan.cluster and len(put_off) < PUT_OFF_MAX:
+            put_off.append(kind)
+        return False
+
     def _deck(self) -> Iterator[type[Nemesis]]:
         """Deal all kinds in a new order each round, so that none is left out."""
-        kinds = [*LOSSLESS, *(LOSSY if self.plan.lossy else ())]
+        kinds = [
+            *LOSSLESS,
+            *(LOSSY if self.plan.lossy else ()),
+            *(CLUSTER_KINDS if self.plan.cluster else ()),
+        ]
         if self.plan.kinds:
-            kinds = [kind for kind in (*LOSSLESS, *LOSSY) if kind.name in self.plan.kinds]
+            every = (*LOSSLESS, *LOSSY, *CLUSTER_KINDS)
+            kinds = [kind for kind in every if kind.name in self.plan.kinds]
         self._missing = {kind.name: why for kind in kinds if (why := kind.missing(self._field))}
         kinds = [kind for kind in kinds if kind.name not in self._missing]
         while True:
@@ -312,6 +352,8 @@ class Soak:
 
     def _fault(self, what: str, fault: Nemesis, number: int) -> None:
         words = {"name": fault.name, "target": fault.target, "loses": fault.loses, "number": number}
+        if fault.partitions is not None:
+            words["partitions"] = list(fault.partitions)
         self._recorder.write("fault", what=what, **words)
 
     def _tend(self, *, at_once: bool = False) -> None:
@@ -402,18 +444,13 @@ class Soak:
         names = self._names
         with self._server.client(60) as client:
             deadline = time.monotonic() + 10
-            while (left := self._connections(client)) and time.monotonic() < deadline:
+            while (left := self._server.connections()) and time.monotonic() < deadline:
                 time.sleep(0.1)
             found = take_dump(
                 client, app=names.app, stream=names.stream, group=names.group, partitions=names.partitions
             )
         found["connections"] = left
         (self._history / "dump.json").write_text(json.dumps(found), "utf-8")
-
-    @staticmethod
-    def _connections(client: Any) -> list[str]:
-        mine = str(client.client_id())
-        return [f"{row['name'] or '?'} {row['cmd']}" for row in client.client_list() if row["id"] != mine]
 
     def _end_programs(self) -> None:
         for _, _, fault in self._active:
@@ -428,10 +465,20 @@ class Soak:
     def _judge(self) -> Verdict:
         history = read_history(self._history)
         dump = dump_of(json.loads((self._history / "dump.json").read_text("utf-8")))
-        judge = Judge(history, dump, Limits())
+        judge = Judge(history, dump, Limits(replicated=self.plan.durability == "replicas"))
         violations = judge.judge()
         figures = {"seed": self.plan.seed, **judge.figures(), "not_here": self._missing}
         figures["starts"] = sum(self._starts.values())
+        if isinstance(self._server, ChaosCluster):
+            watch = self._server.watch
+            figures["one_slot_each"] = {
+                "commands_with_keys": sum(watch.commands.values()),
+                "commands_without": watch.others,
+                "slots": len(watch.slots),
+                "crossing": len(self._server.crossings()),
+                "sent_on": dict(watch.sent_on),
+            }
+            violations += [Violation("one slot", text) for text in self._server.crossings()]
         lines = [f"{len(violations)} violations. Again: {self.plan.command}", f"History: {self._history}"]
         lines += [f"\n{violation}\n{draw(history, violation)}" for violation in violations]
         return Verdict(self.plan, violations, figures, "\n".join(lines))
@@ -461,13 +508,19 @@ class Soak:
             time.sleep(0.05)
 
 
-def run_soak(plan: Plan, folder: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Verdict:
-    """Run a soak; its folder is kept where it failed."""
+def run_soak(
+    plan: Plan,
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    keep: bool = False,
+) -> Verdict:
+    """Run a soak; its folder is kept where it failed, and where that was asked for."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f"soak-{plan.seed}-", dir=folder))
     verdict = Soak(plan, place, say).run()
-    if not verdict.violations:
+    if not verdict.violations and not keep:
         shutil.rmtree(place, ignore_errors=True)
     return verdict
 
@@ -480,18 +533,25 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Plan, name))
     parser.add_argument("--minutes", type=float, default=Plan.minutes)
     parser.add_argument("--lossy", action="store_true", help="also faults that lose data by right")
+    parser.add_argument("--cluster", action="store_true", help="on a Cluster, with the faults of one")
+    parser.add_argument("--durability", choices=("memory", "replicas"), default=Plan.durability)
     parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="a known mistake, to be found")
     parser.add_argument(
         "--kind", action="append", default=[], help="only this kind of fault; may be repeated"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--folder", type=Path, help="where the history goes")
+    parser.add_argument("--keep", action="store_true", help="keep it also where nothing is wrong")
     options = vars(parser.parse_args())
-    as_json, folder = options.pop("json"), options.pop("folder")
+    as_json, folder, keep = options.pop("json"), options.pop("folder"), options.pop("keep")
     kinds = tuple(options.pop("kind"))
+    if options["cluster"] and options["lossy"]:
+        parser.error("--lossy is for one server: on a Cluster failovers lose data, and say what")
+    if options["durability"] == "replicas" and not options["cluster"]:
+        parser.error("--durability replicas needs --cluster: one server has no replicas")
     plan = Plan(**options, kinds=kinds)
     began_ms = monotonic_ms()
-    verdict = run_soak(plan, folder, lambda text: print(text, file=sys.stderr, flush=True))
+    verdict = run_soak(plan, folder, lambda text: print(text, file=sys.stderr, flush=True), keep=keep)
     figures = {**verdict.figures, "violations": len(verdict.violations)}
     figures["seconds"] = round((monotonic_ms() - began_ms) / 1000)
     if as_json:

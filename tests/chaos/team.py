@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,14 @@ import redis.exceptions
 
 from streamworker.core.entries import EntryId
 from streamworker.errors import BackendError, BackendRefused, ProducerError, StreamworkerError
-from streamworker.redisio.ackedlog import decode_entry, deserialize_schema
+from streamworker.redisio.ackedlog import decode_entry
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from tests.chaos.forked import Forge, Forked
 from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
+from tests.judge import check_chain, check_rows, schemas_of
+from tests.rebalance.scene import FAST
 
 POLL_S = 0.05
 UNREACHED = 4
@@ -37,17 +39,6 @@ READ_COUNT = 2_000
 KEYS = 97
 PATIENCE_S = 60.0
 """How long anything is waited for that must happen: on a busy machine a process may stand for seconds."""
-FAST = {
-    "STREAMWORKER_HEARTBEAT_INTERVAL_MS": "200",
-    "STREAMWORKER_CALL_TIMEOUT_MS": "500",
-    "STREAMWORKER_DEAD_AFTER_MS": "600",
-    "STREAMWORKER_SESSION_TIMEOUT_MS": "1500",
-    "STREAMWORKER_SLOW_AFTER_MS": "2000",
-    "STREAMWORKER_GRACE_PERIOD_MS": "2000",
-    "STREAMWORKER_DRAIN_DEADLINE_MS": "3000",
-}
-"""Times short enough for tests that wait for them; the relations are those of the defaults."""
-
 STEADY = {name: str(3 * int(value)) for name, value in FAST.items()}
 """Three times as long, for what is done hundreds of times on a machine that may be busy with other work:
 where a process stands still for half a second, nobody answers in half a second."""
@@ -89,6 +80,10 @@ class Entry:
     def rows_before(self) -> int:
         """Rows of the log before this entry, by its id."""
         return int(self.id.split(b"-")[0]) - int(self.fields[b"rows"])
+
+    def rows(self, schemas: Mapping[str, pa.Schema]) -> list[dict[str, Any]]:
+        """Return its rows."""
+        return list(decode_entry(EntryId.parse(self.id), dict(self.fields), schemas).to_pylist())
 
 
 @dataclass
@@ -186,6 +181,11 @@ class Team:
             worker = self.forge.fork(name, {**self._environ, **environ}, log_path)
             self.workers[name] = worker
             self.all_workers.append(worker)
+
+    async def hired(self, *names: str, **environ: str) -> None:
+        """Start workers, and wait until they and those before them share the partitions evenly."""
+        self.hire(*names, **environ)
+        await self.settled()
 
     def kill(self, name: str) -> None:
         """End a worker at once."""
@@ -412,6 +412,12 @@ class Team:
 
         await self.until("there is no lag", look, timeout_s)
 
+    async def finished(self, *but: Forked) -> None:
+        """Wait until all is done; it must be right, and nobody but some workers may have been hurt."""
+        await self.drained()
+        await self.check()
+        self.check_nobody_was_hurt(*but)
+
     def forget_logs(self) -> None:
         """Read all logs from their beginning again: the server has lost some of them."""
         self.entries = {p: [] for p in range(self.partitions)}
@@ -424,12 +430,7 @@ class Team:
         logs = list(self.entries.values())
 
         def found() -> set[int]:
-            return {
-                row["n"]
-                for entries in logs
-                for entry in entries
-                for row in decode_entry(EntryId.parse(entry.id), dict(entry.fields), schemas).to_pylist()
-            }
+            return {row["n"] for entries in logs for entry in entries for row in entry.rows(schemas)}
 
         return await asyncio.to_thread(found)
 
@@ -451,46 +452,20 @@ class Team:
         await asyncio.to_thread(self._judge, await self._schemas())
 
     def _judge(self, schemas: Mapping[str, pa.Schema]) -> None:
-        numbers: list[int] = []
         for p, entries in self.entries.items():
-            numbers += self._check_partition(p, entries, schemas)
-        times = Counter(numbers)
-        twice = [n for n, count in times.items() if count > 1]
-        assert not twice, f"{self.name}: in the acked log twice: {twice[:20]}"
-        lost = self.sends.confirmed - set(times) - self.flushed
+            chain = ((EntryId.parse(entry.id), entry.fields) for entry in entries)
+            check_chain(f"{self.name}, partition {p}", chain)
+        times = check_rows(
+            (row for entry in entries for row in entry.rows(schemas)) for entries in self.entries.values()
+        )
+        lost = self.sends.confirmed - times - self.flushed
         assert not lost, f"{self.name}: confirmed and lost: {sorted(lost)[:20]} ({len(lost)})"
-        came = self.sends.refused & set(times)
+        came = self.sends.refused & times
         assert not came, f"{self.name}: refused and in the log: {sorted(came)[:20]}"
-
-    def _check_partition(
-        self, p: int, entries: Sequence[Entry], schemas: Mapping[str, pa.Schema]
-    ) -> list[int]:
-        owners: dict[int, str] = {}
-        newest: dict[str, int] = {}
-        epoch, rows, last = 0, 0, None
-        numbers: list[int] = []
-        for entry in entries:
-            where = f"{self.name}, partition {p}, entry {entry.id.decode()}"
-            assert entry.epoch >= epoch, f"{where}: epoch {entry.epoch} after {epoch}"
-            assert owners.setdefault(entry.epoch, entry.owner) == entry.owner, (
-                f"{where}: two owners of an epoch"
-            )
-            assert entry.rows_before == rows, f"{where}: {rows} rows were before it"
-            # Commits without rows (dead letters alone) lie between, and move the checkpoint.
-            assert last is None or _id(entry.prev) >= _id(last), f"{where}: begins before {last}"
-            epoch, rows, last = entry.epoch, rows + int(entry.fields[b"rows"]), entry.last
-            for row in decode_entry(EntryId.parse(entry.id), dict(entry.fields), schemas).to_pylist():
-                number, key = row["n"], row["key"]
-                assert number > newest.get(key, -1), f"{where}: key {key} went back to {number}"
-                newest[key] = number
-                numbers.append(number)
-        return numbers
 
     async def _schemas(self) -> dict[str, pa.Schema]:
         stored: dict[Any, Any] = await self.raw.hgetall(self.keys.schemas)
-        return {
-            name.decode(): deserialize_schema(value) for name, value in stored.items() if name != b"current"
-        }
+        return schemas_of(stored)
 
     def check_nobody_was_hurt(self, *but: Forked) -> None:
         """No worker that is to live has ended, and none says that it met a bug."""
@@ -508,8 +483,3 @@ class Team:
 def now_ms() -> float:
     """Return the time by the clock that servers of this machine have."""
     return time.time() * 1000
-
-
-def _id(text: str) -> tuple[int, int]:
-    ms, _, number = text.partition("-")
-    return int(ms), int(number or 0)

@@ -6,7 +6,7 @@ Each test takes a clean run, written by hand, and breaks one promise in it.
 import ast
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,9 @@ class Story:
         """A lock is acquired."""
         self.write(at, "lock", what="acquired", partition=0, owner=owner, epoch=epoch, checkpoint=checkpoint)
 
-    def call(self, at: float, epoch: int, ids: list[int]) -> None:
-        """A handler is called."""
-        self.write(at, "exec", what="begin", partition=0, epoch=epoch, ids=[f"{n}-0" for n in ids])
+    def call(self, at: float, epoch: int, ids: list[int], what: str = "begin") -> None:
+        """A handler is called, or returns."""
+        self.write(at, "exec", what=what, partition=0, epoch=epoch, ids=[f"{n}-0" for n in ids])
 
     def commit(
         self, sent: float, answered: float, owner: str, epoch: int, previous: str, new: str, code: str,
@@ -105,6 +105,11 @@ class Story:
                 "values": [["p", f"k{n % 2}", n - 100, f"{n}-0"] for n in ids], "bad": "",
             }
         )  # fmt: skip
+
+    def ends(self, *times: float) -> None:
+        """A call with the same two entries ends at each of some times."""
+        for at in times:
+            self.call(at, 2, [107, 108], "end")
 
     @property
     def part(self) -> dict[str, Any]:
@@ -159,6 +164,11 @@ BROKEN: dict[str, tuple[str, Break]] = {
         "I2",
         lambda s: s.log[-1]["values"][1].__setitem__(2, 7),
     ),
+    "an owner handles an entry twice": (
+        "I2",
+        lambda s: s.ends(385, 388),
+    ),
+    "an entry is twice in one batch": ("I2", lambda s: s.call(385, 2, [107, 107], "end")),
     "the log is out of order": ("I3", lambda s: s.log[1]["values"].reverse()),
     "a key is out of order": (
         "I3",
@@ -266,6 +276,16 @@ def test_every_promise_has_a_planted_violation() -> None:
     assert {promise for promise, _ in BROKEN.values()} == {f"I{number}" for number in range(1, 11)}
 
 
+def test_who_takes_a_partition_anew_may_handle_entries_again() -> None:
+    """What it had not committed, at the epoch that it had before."""
+    story = Story()
+    story.call(333, 2, [105, 106], "end")
+    story.call(355, 2, [105, 106], "end")
+    assert {violation.promise for violation in story.judge()} == {"I2"}
+    story.lock(352, "b", 2, "104-0")
+    assert story.judge() == []
+
+
 def test_a_stall_that_somebody_named_is_no_silent_one() -> None:
     """It stands still just as long, and a worker says why."""
     story = Story()
@@ -291,6 +311,155 @@ def test_a_loss_before_which_nothing_was_lost_does_not_excuse_what_comes_later()
     story.write(122, "fault", what="begin", name="power lost", target="", loses="the end", number=1)
     story.log.pop()
     assert "I1" in {violation.promise for violation in story.judge()}
+
+
+def fail_over(story: Story, at: float = 450, *, partitions: Sequence[int] = (0,), ends: bool = True) -> None:
+    """Let a failover that may lose something of some partitions go on for 5 ms, or until the end."""
+    words = {"name": "primary killed", "target": "node 0", "loses": "the end", "number": 1}
+    for what, when in (("begin", at), ("end", at + 5))[: 1 + ends]:
+        story.write(when, "fault", what=what, partitions=list(partitions), **words)
+
+
+def failed_over(*, said: bool = True, said_of: int = 0, **how: Any) -> Story:
+    """Return a story in which a failover lost the last entry of the log, and its two records."""
+    story = Story()
+    story.log.pop()
+    story.part.update(checkpoint="106-0")
+    fail_over(story, **how)
+    if said:
+        lost = {"producer": "p", "partition": said_of, "first": "107-0", "last": "108-0", "entries": 2}
+        story.write(480, "lost", is_all=True, **lost)
+    story.write(490, "verified", producer="p")
+    return story
+
+
+def promises(story: Story) -> set[str]:
+    """Return the promises that are found broken."""
+    return {violation.promise for violation in story.judge()}
+
+
+def test_what_a_failover_lost_is_right_once_its_producer_has_said_so() -> None:
+    """By ids; the rest of the log is judged as always."""
+    story = failed_over()
+    judge = Judge(story.history(), dump_of(story.dump), Limits(silent_ms=500))
+    assert judge.judge() == []
+    assert judge.figures()["gone_by_failover"] == {
+        "reported_by_id": 2, "of_producers_killed_before": 0, "reports": 2,
+    }  # fmt: skip
+
+
+def test_what_a_failover_lost_in_silence_is_a_violation() -> None:
+    """So is what another partition's failover is to excuse, or a report about another partition, and what
+    was confirmed long after it.
+    """
+    for story in (
+        failed_over(said=False),
+        failed_over(said_of=1),
+        failed_over(partitions=[1]),
+        failed_over(at=-20_000),
+    ):
+        assert "I1" in promises(story)
+
+
+def test_an_answer_that_is_read_after_a_failover_may_be_of_before_it() -> None:
+    """And one that never ended may have cost something at any time."""
+    assert failed_over(at=100).judge() == []
+    assert failed_over(ends=False).judge() == []
+
+
+def test_what_was_at_a_replica_may_not_be_lost_at_all() -> None:
+    """Whatever is said of it."""
+    found = failed_over().judge(Limits(silent_ms=500, replicated=True))
+    assert {violation.promise for violation in found} == {"I1", "I6"}
+
+
+def test_a_producer_that_was_killed_before_it_could_notice_says_nothing() -> None:
+    """It did not ask in the end, and sent nothing more to that partition."""
+    story = failed_over(said=False)
+    story.forget(story.find("verified"))
+    judge = Judge(story.history(), dump_of(story.dump), Limits(silent_ms=500))
+    assert judge.judge() == []
+    assert judge.figures()["gone_by_failover"]["of_producers_killed_before"] == 2
+    # Had it sent there again once the failover was over, it would have been told.
+    who = {"producer": "p", "seqs": [99]}
+    story.write(9_000, "send", what="invoke", keys=["k"], **who)
+    story.write(9_100, "send", what="ok", places=[[0, "120-0"]], **who)
+    assert "I1" in {violation.promise for violation in story.judge()}
+
+
+def test_what_is_reported_as_lost_and_is_there_is_a_violation() -> None:
+    """Who sends it again after such a report has it twice."""
+    story = failed_over()
+    story.find("lost").update(first="103-0")
+    assert "I6" in {violation.promise for violation in story.judge()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("an epoch goes down", "an epoch has two owners", "a hole between two entries"),
+        *("an entry is in the log twice", "the log is out of order"),
+    ],
+)
+def test_the_log_is_judged_through_a_failover_too(name: str) -> None:
+    """Two owners of an epoch, a hole and a doubled entry are what no failover may bring about."""
+    story = Story()
+    fail_over(story)
+    assert story.judge() == []
+    promise, break_it = BROKEN[name]
+    break_it(story)
+    assert promise in promises(story)
+
+
+def test_what_was_answered_long_before_a_failover_is_not_excused_by_it() -> None:
+    """A replica is seconds behind at most."""
+    for at, found in ((450, False), (20_000, True)):
+        story = Story()
+        fail_over(story, at)
+        BROKEN["OK for what is not there"][1](story)
+        assert ("I6" in promises(story)) is found
+
+
+def test_a_poison_entry_may_be_lost_by_a_failover_of_its_partition() -> None:
+    """Nobody could report it: no producer sent it."""
+    for partition, found in ((0, set()), (1, {"I1"})):
+        story = Story()
+        fail_over(story, partitions=[partition])
+        BROKEN["a poison entry is nowhere"][1](story)
+        assert promises(story) == found
+
+
+@pytest.mark.parametrize(
+    ("at", "partition", "found"),
+    [(9_000, 0, False), (460, 0, False), (9_000, 1, True)],
+    ids=["after it", "in it", "of another partition"],
+)
+def test_an_epoch_may_be_given_again_once_a_failover_has_taken_it_back(
+    at: float, partition: int, found: bool
+) -> None:
+    """To one owner: a second one of the same life is a violation again. In it nobody can tell."""
+    story = Story()
+    fail_over(story, partitions=[partition])
+    story.lock(at, "c", 2, "108-0")
+    assert ("I4" in promises(story)) is found
+    story.lock(at + 10, "d", 2, "108-0")
+    assert ("I4" in promises(story)) is (found or at == 9_000)
+
+
+@pytest.mark.parametrize(
+    ("at", "taken_at", "found"),
+    [(9_000, 440, False), (470, 460, False), (9_000, 8_900, True)],
+    ids=["lock of before", "both in it", "both after it"],
+)
+def test_a_commit_is_no_zombies_where_a_failover_took_back_the_lock_of_another(
+    at: float, taken_at: float, found: bool
+) -> None:
+    """The lock that it was overtaken by may never have been, as Redis has it now."""
+    story = Story()
+    fail_over(story)
+    story.lock(taken_at, "c", 5, "108-0")
+    story.commit(at, at + 10, "a", 1, "108-0", "110-0", "OK", rows=0)
+    assert ("I4" in promises(story)) is found
 
 
 def test_the_window_shows_what_happened_around_a_violation_and_little_else() -> None:
@@ -339,7 +508,7 @@ def test_histories_are_read_from_files_and_half_lines_are_passed_over(tmp_path: 
     assert parse_id("12-3") == (12, 3)
 
 
-@pytest.mark.parametrize("module", ["checker", "history", "dump", "timeline"])
+@pytest.mark.parametrize("module", ["checker", "history", "dump", "lapses", "timeline"])
 def test_the_checker_knows_nothing_of_what_it_checks(module: str) -> None:
     """It imports nothing of the project, in any way: a mistake that both shared would not be found."""
 
@@ -350,7 +519,7 @@ def test_the_checker_knows_nothing_of_what_it_checks(module: str) -> None:
             elif isinstance(node, ast.ImportFrom):
                 yield node.module or ""
 
-    apart = {"tests.chaos.checker", "tests.chaos.history", "tests.chaos.dump", "tests.chaos.timeline"}
+    apart = {f"tests.chaos.{name}" for name in ("checker", "history", "dump", "lapses", "timeline")}
     for name in names():
         assert not name.startswith("streamworker"), name
         assert not name.startswith("tests") or name in apart, name

@@ -1,6 +1,7 @@
 """A fault does what it says, and leaves what it found: else a storm would be judged for its own mistakes."""
 
 import contextlib
+import os
 import random
 import subprocess
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Poisoned, Slot
+from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Poisoned, Slot, WrongType
 from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 from tests.chaos.soak import Program
 from tests.helpers import wait_for
@@ -101,7 +102,37 @@ def test_a_fault_leaves_a_server_that_takes_writes_and_holds_what_it_held(
     assert all(slot.running for slot in field.slots)
 
 
-def test_each_kind_has_a_name_of_its_own() -> None:
-    """Reports count by it."""
-    names = [kind.name for kind in (*LOSSLESS, *LOSSY)]
-    assert len(set(names)) == len(names) >= 30
+def test_what_a_group_has_put_right_meanwhile_is_left_as_it_is(field: Field) -> None:
+    """Heartbeats of before the fault are not brought back over those of now."""
+    beats, rng = NAMES.of_group("beats"), random.Random(1)
+    with field.server.client() as client:
+        fill(client)
+        fault = WrongType()
+        while not (fault.aim(field, rng, frozenset()) and fault.key == beats):
+            fault = WrongType()
+        fault.begin()
+        assert client.get(beats) == b"a string"
+        client.delete(beats)
+        client.hset(beats, "w1", "2")
+        assert fault.end()
+        assert client.hgetall(beats) == {b"w1": b"2"}
+        assert not client.keys("*:aside")
+
+
+class Broken(ChaosServer):
+    """One that fails as soon as it has started."""
+
+    def start(self) -> None:
+        """Start it, and fail."""
+        super().start()
+        raise RuntimeError("it failed")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_server_that_fails_leaves_no_disk_and_no_process_behind(tmp_path: Path) -> None:
+    """Whatever was begun is ended, though nobody came to use it."""
+    server = Broken(tmp_path / "data", small_disk=True)
+    with pytest.raises(RuntimeError, match="it failed"), server:
+        pass
+    assert not os.path.ismount(server.folder)
+    assert not server.server.running

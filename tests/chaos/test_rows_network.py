@@ -13,18 +13,15 @@ import pytest
 
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.client import Backend
-from tests.chaos.figures import percentile, record
+from tests.chaos.figures import insist, percentile, record
 from tests.chaos.proxy import Proxy, proxied
-from tests.chaos.team import FAST, STEADY, Team, now_ms, setting
+from tests.chaos.team import STEADY, Team, now_ms, setting
 from tests.chaos.yard import Yard, gathered, scene
+from tests.rebalance.scene import FAST
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 SLOW_MS = setting(FAST, "slow_after_ms")
-NOTHING_READ = (
-    "a read has a second beyond the time that it waits at the server; that must do for opening its "
-    "connection too, which takes several round trips"
-)
 
 
 # -- F6: heartbeats alone ----------------------------------------------------------------------------
@@ -52,14 +49,12 @@ async def test_a_worker_whose_heartbeats_alone_are_lost_begins_nothing_before_it
     yard: Yard,
 ) -> None:
     """It stops by its own clock, though all else works."""
-    margins: list[float] = []
     async with yard.server() as server, yard.team(server.url, "silent", ledger=True) as team:
         proxy = HeartbeatProxy(server.url)
         await proxy.start()
         try:
             team.hire("w0")
-            team.hire("w1", STREAMWORKER_REDIS_URL=proxy.url)
-            await team.settled()
+            await team.hired("w1", STREAMWORKER_REDIS_URL=proxy.url)
             async with team.load(per_second=60):
                 await asyncio.sleep(0.5)
                 held = {p: lock.epoch for p, lock in enumerate(await team.locks()) if lock.name == "w1"}
@@ -69,24 +64,28 @@ async def test_a_worker_whose_heartbeats_alone_are_lost_begins_nothing_before_it
                 late = team.logged("heartbeats_late")
                 proxy.holds = False
                 await team.settled()
-            await team.drained()
-            await team.check()
-            team.check_nobody_was_hurt()
+            await team.finished()
             pid = team.workers["w1"].pid
             offset_ms = now_ms() - asyncio.get_running_loop().time() * 1000
-            begun = [call["start"] * 1000 + offset_ms for call in team.calls() if call["pid"] == pid]
-            margins.append(removed - max(at for at in begun if at < removed))
+            # At the epochs that it had: what it begins after it has joined anew is another life of it.
+            begun = [
+                call["start"] * 1000 + offset_ms
+                for call in team.calls()
+                if call["pid"] == pid and call["epoch"] == held.get(call["partition"])
+            ]
+            margin_ms = removed - max(begun)
         finally:
             await proxy.stop()
     assert late, "it was not said"
-    record(
+    found = record(
         "F6",
         "heartbeats held back, all else passes",
         times=1,
-        target="the last batch begins >= 10% of the session before the removal",
-        verdict="met" if margins[0] >= SLOW_MS / 10 else "missed",
-        said=f"{margins[0]:.0f} ms before, of {SLOW_MS} ms",
+        target=f"the last batch begins >= 10% of slow_after_ms before the removal ({SLOW_MS // 10} ms here)",
+        verdict="met" if margin_ms >= SLOW_MS / 10 else "missed",
+        said=f"{margin_ms:.0f} ms before",
     )
+    insist(found)
 
 
 # -- F13, F16, F40: networks that are cut, and slow ----------------------------------------------------
@@ -97,8 +96,7 @@ async def cuts(team: Team, count: int, samples: list[float]) -> None:
     async with AsyncExitStack() as stack:
         proxies = {f"w{n}": await stack.enter_async_context(proxied(team.url)) for n in range(3)}
         for name, proxy in proxies.items():
-            team.hire(name, STREAMWORKER_REDIS_URL=proxy.url)
-        await team.settled()
+            await team.hired(name, STREAMWORKER_REDIS_URL=proxy.url)
         async with team.load(per_second=60):
             for _ in range(count):
                 await asyncio.sleep(team.rng.uniform(0.05, 0.6))
@@ -110,9 +108,7 @@ async def cuts(team: Team, count: int, samples: list[float]) -> None:
                 samples.append(max(at.values()) - cut)
                 proxies[victim].let_pass()  # What was held back comes late.
                 await team.settled()
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
+        await team.finished()
 
 
 async def many_cuts(
@@ -162,18 +158,17 @@ async def test_a_slow_network_moves_nothing(yard: Yard) -> None:
 @pytest.mark.parametrize("rtt_ms", [20, 200, 500, 1_000])
 async def test_a_network_that_stays_slow_moves_nothing(yard: Yard, rtt_ms: int) -> None:
     """For a minute, at default settings; and when it is over all is done."""
-    assert await slow(yard, rtt_ms, seconds=60.0) == 0
+    await slow(yard, rtt_ms, seconds=60.0)
 
 
-async def slow(yard: Yard, rtt_ms: int, *, seconds: float) -> int:
-    """Let all that workers say take its time; return how many rebalances that brought."""
+async def slow(yard: Yard, rtt_ms: int, *, seconds: float) -> None:
+    """Let all that workers say take its time: that moves nothing, and work goes on."""
     async with (
         yard.server() as server,
         proxied(server.url) as proxy,
         yard.team(server.url, f"slow{rtt_ms}", environ={}, worker_url=proxy.url) as team,
     ):
-        team.hire("w0", "w1")
-        await team.settled()
+        await team.hired("w0", "w1")
         before = len(await team.rebalances())
         proxy.delay_ms = rtt_ms / 2
         async with team.load(per_second=60 if rtt_ms < 500 else 4):
@@ -191,9 +186,8 @@ async def slow(yard: Yard, rtt_ms: int, *, seconds: float) -> int:
         target="0 rebalances; work goes on",
         verdict="met" if moved == 0 and done else "missed",
         said=f"{moved} rebalances; {done} of {len(team.sends.confirmed)} records done meanwhile, all later",
-        why="" if done else NOTHING_READ,
     )
-    return moved
+    assert (moved, done > 0) == (0, True)
 
 
 async def swizzles(team: Team, count: int, samples: list[float]) -> None:
@@ -201,8 +195,7 @@ async def swizzles(team: Team, count: int, samples: list[float]) -> None:
     async with AsyncExitStack() as stack:
         proxies = {f"w{n}": await stack.enter_async_context(proxied(team.url)) for n in range(4)}
         for name, proxy in proxies.items():
-            team.hire(name, STREAMWORKER_REDIS_URL=proxy.url)
-        await team.settled()
+            await team.hired(name, STREAMWORKER_REDIS_URL=proxy.url)
         async with team.load(per_second=60):
             for _ in range(count):
                 for order in ("hold", "let_pass"):
@@ -213,9 +206,7 @@ async def swizzles(team: Team, count: int, samples: list[float]) -> None:
                 await team.settled()
                 await team.first_commits(healed, range(team.partitions))
                 samples.append(now_ms() - healed)
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
+        await team.finished()
 
 
 async def many_swizzles(yard: Yard, teams: int, count: int) -> list[float]:
@@ -253,8 +244,7 @@ async def test_a_hundred_rounds_of_cutting_off_in_any_order_end_with_all_at_work
 
 async def lost_replies(team: Team, proxy: Proxy, count: int) -> None:
     """Lose answers to scripts: commits, acquisitions, heartbeats and sends."""
-    team.hire("w0", "w1")
-    await team.settled()
+    await team.hired("w0", "w1")
     proxy.only_after = b"EVALSHA"
     goal = proxy.lost + count
     async with team.load(per_second=300):
@@ -263,9 +253,7 @@ async def lost_replies(team: Team, proxy: Proxy, count: int) -> None:
             await team.until("an answer is lost", lambda: proxy.lose == 0, poll_s=0.002)
             await asyncio.sleep(team.rng.uniform(0, 0.06))
     proxy.lose = 0
-    await team.drained()
-    await team.check()
-    team.check_nobody_was_hurt()
+    await team.finished()
 
 
 async def many_lost_replies(yard: Yard, teams: int, count: int) -> int:

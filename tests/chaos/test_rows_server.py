@@ -18,19 +18,16 @@ import redis.asyncio as aredis
 import redis.exceptions
 
 from streamworker.dev.server import EmbeddedServer
-from tests.chaos.figures import percentile, record
+from tests.chaos.figures import insist, percentile, record
 from tests.chaos.proxy import proxied
 from tests.chaos.team import Team, now_ms
 from tests.chaos.yard import Yard, gathered, scene
+from tests.durability.pair import cut, newest_aof
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 RESUME_MOST_MS = 2_000
 REJOIN_MOST_MS = 3_000
-HURRY = (
-    "heartbeats are tried four times a second, and each of reads, commits and the control stream by itself, "
-    "so that work goes on soon after the server is back"
-)
 
 
 async def all_resume(team: Team, since_ms: float) -> float:
@@ -44,8 +41,7 @@ async def all_resume(team: Team, since_ms: float) -> float:
 
 async def restarts(team: Team, server: EmbeddedServer, count: int, samples: list[float]) -> None:
     """Restart a server that keeps its data: killed or asked to end, in turn."""
-    team.hire("w0", "w1")
-    await team.settled()
+    await team.hired("w0", "w1")
     async with team.load(per_second=60):
         for number in range(count):
             await asyncio.sleep(team.rng.uniform(0.1, 0.6))
@@ -56,9 +52,7 @@ async def restarts(team: Team, server: EmbeddedServer, count: int, samples: list
                 await asyncio.to_thread(server.start)
             samples.append(await all_resume(team, now_ms()))
             await team.settled()
-    await team.drained()
-    await team.check()
-    team.check_nobody_was_hurt()
+    await team.finished()
 
 
 async def many_restarts(yard: Yard, teams: int, count: int) -> list[float]:
@@ -104,8 +98,7 @@ async def test_two_hundred_restarts_lose_nothing_and_are_over_in_two_seconds(yar
 
 async def emptied(team: Team, server: EmbeddedServer, count: int, samples: list[float]) -> None:
     """Take all data away, by FLUSHALL and by a restart without files, in turn."""
-    team.hire("w0", "w1")
-    await team.settled()
+    await team.hired("w0", "w1")
     async with team.load(per_second=60):
         for number in range(count):
             await asyncio.sleep(team.rng.uniform(0.3, 0.8))
@@ -121,9 +114,7 @@ async def emptied(team: Team, server: EmbeddedServer, count: int, samples: list[
             await team.settled()
             came_back = await team.numbers() & former
             assert not came_back, f"records of the life before were committed: {sorted(came_back)[:20]}"
-    await team.drained()
-    await team.check()
-    team.check_nobody_was_hurt()
+    await team.finished()
 
 
 async def many_emptied(yard: Yard, teams: int, count: int) -> list[float]:
@@ -166,21 +157,10 @@ async def test_a_hundred_servers_that_lost_all_are_worked_on_again_in_three_seco
 # -- F10, F11 --------------------------------------------------------------------------------------
 
 
-def append_only_file(server: EmbeddedServer) -> Path:
-    """Return the file that a server writes on."""
+def data_of(server: EmbeddedServer) -> Path:
+    """Return where a server keeps its data."""
     assert server.data_dir is not None
-    files = sorted(
-        (server.data_dir / "appendonlydir").glob("*.incr.aof"), key=lambda each: each.stat().st_mtime
-    )
-    return files[-1]
-
-
-def cut(server: EmbeddedServer, count: int) -> int:
-    """Take bytes off the end of a server's file, as a loss of power does; return how many."""
-    path = append_only_file(server)
-    size = path.stat().st_size
-    os.truncate(path, max(0, size - count))
-    return min(count, size)
+    return server.data_dir
 
 
 async def power_losses(yard: Yard, teams: int, count: int) -> None:
@@ -194,14 +174,13 @@ async def power_losses(yard: Yard, teams: int, count: int) -> None:
             yard.server(appendonly=True) as server,
             yard.team(server.url, f"power{number}", environ={}) as team,
         ):
-            team.hire("w0", "w1")
-            await team.settled()
+            await team.hired("w0", "w1")
             before_told = 0
             async with team.load(per_second=60):
                 for _ in range(count):
                     await asyncio.sleep(team.rng.uniform(0.3, 0.8))
                     await asyncio.to_thread(server.kill)
-                    await asyncio.to_thread(cut, server, team.rng.randrange(1, 20_000))
+                    cut(newest_aof(data_of(server)), team.rng.randrange(1, 20_000))
                     await asyncio.to_thread(server.start)
                     back = now_ms()
                     # What is lost is lost with its checkpoint and its rows; the rest must fit together.
@@ -216,9 +195,7 @@ async def power_losses(yard: Yard, teams: int, count: int) -> None:
                     gone.append(len(lost))
                     told.append(reported - before_told)
                     before_told = reported
-            await team.drained()
-            await team.check()
-            team.check_nobody_was_hurt()
+            await team.finished()
 
     await gathered(*map(one, range(teams)))
     assert told == gone, "what was lost is not what was reported"
@@ -256,12 +233,11 @@ async def test_a_server_that_does_not_come_back_is_not_hammered(yard: Yard) -> N
         proxied(server.url) as proxy,
         yard.team(server.url, "damaged", environ={}, worker_url=proxy.url) as team,
     ):
-        team.hire("w0", "w1")
-        await team.settled()
+        await team.hired("w0", "w1")
         await team.send(200)
         await team.drained()
         await asyncio.to_thread(server.kill)
-        path = append_only_file(server)
+        path = newest_aof(data_of(server))
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2] + b"\xff" * 64 + whole[len(whole) // 2 + 64 :])
         with pytest.raises(Exception, match=r"ended at once|did not answer"):
@@ -274,9 +250,7 @@ async def test_a_server_that_does_not_come_back_is_not_hammered(yard: Yard) -> N
         await asyncio.to_thread(server.start)
         async with team.load(per_second=60):
             took = await all_resume(team, now_ms())
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
+        await team.finished()
     record(
         "F11",
         "damaged in the middle; put right after 7 s",
@@ -285,8 +259,8 @@ async def test_a_server_that_does_not_come_back_is_not_hammered(yard: Yard) -> N
         verdict="met" if tries <= 2 else "missed",
         samples_ms=[took],
         said=f"{tries:.1f} tries a second and worker",
-        why=HURRY,
     )
+    assert tries <= 2
 
 
 def _start_without_cleaning(server: EmbeddedServer) -> None:
@@ -298,12 +272,11 @@ def _start_without_cleaning(server: EmbeddedServer) -> None:
 # -- F12 -------------------------------------------------------------------------------------------
 
 
-async def freezes(yard: Yard, *, seconds: float, count: int) -> list[float]:
+async def freezes(yard: Yard, *, seconds: float, count: int) -> None:
     """Stop the server where it stands, and let it go on."""
     samples: list[float] = []
     async with yard.server() as server, yard.team(server.url, "frozen", environ={}) as team:
-        team.hire("w0", "w1")
-        await team.settled()
+        await team.hired("w0", "w1")
         before = await team.rebalances()
         async with team.load(per_second=60):
             for _ in range(count):
@@ -316,7 +289,7 @@ async def freezes(yard: Yard, *, seconds: float, count: int) -> list[float]:
         moved = len(await team.rebalances()) - len(before)
         await team.check()
         team.check_nobody_was_hurt()
-    record(
+    found = record(
         "F12",
         f"frozen for {seconds:.0f} s, default settings",
         times=count,
@@ -325,7 +298,7 @@ async def freezes(yard: Yard, *, seconds: float, count: int) -> list[float]:
         samples_ms=samples,
         said=f"{moved} rebalances",
     )
-    return samples
+    insist(found)
 
 
 @scene
@@ -338,7 +311,7 @@ async def test_a_server_that_hangs_is_waited_for_and_nothing_moves(yard: Yard) -
 @pytest.mark.timeout(3_600)
 async def test_a_server_that_hangs_for_half_a_minute_is_worked_on_again_in_two_seconds(yard: Yard) -> None:
     """Three times the session timeout."""
-    assert percentile(await freezes(yard, seconds=30.0, count=10), 99) <= RESUME_MOST_MS
+    await freezes(yard, seconds=30.0, count=10)
 
 
 # -- F18, F22: scripts -----------------------------------------------------------------------------
@@ -348,8 +321,7 @@ async def test_a_server_that_hangs_for_half_a_minute_is_worked_on_again_in_two_s
 async def test_scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody(yard: Yard) -> None:
     """Not even by a warning in a log."""
     async with yard.server() as server, yard.team(server.url, "forgotten") as team:
-        team.hire("w0", "w1")
-        await team.settled()
+        await team.hired("w0", "w1")
         flushes = 0
         async with team.load(per_second=100):
             for _ in range(60):
@@ -357,9 +329,7 @@ async def test_scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody(yar
                 flushes += 1
                 await asyncio.gather(*(team.raw.eval(f"return {flushes * 10 + n}", 0) for n in range(10)))
                 await asyncio.sleep(0.05)
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
+        await team.finished()
         said = warnings_of(team)
     assert said == [], said
     record(
@@ -388,8 +358,7 @@ async def test_a_server_busy_with_a_script_of_somebody_is_waited_for(yard: Yard)
     samples = []
     async with yard.server() as server, yard.team(server.url, "busy", environ={}) as team:
         await team.raw.config_set("busy-reply-threshold", 200)
-        team.hire("w0", "w1")
-        await team.settled()
+        await team.hired("w0", "w1")
         async with team.load(per_second=60):
             for _ in range(2):
                 spin = asyncio.create_task(_spin(server.url))
@@ -398,10 +367,8 @@ async def test_a_server_busy_with_a_script_of_somebody_is_waited_for(yard: Yard)
                     await admin.execute_command("SCRIPT", "KILL")
                 samples.append(await all_resume(team, now_ms()))
                 await spin
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
-    record(
+        await team.finished()
+    found = record(
         "F22",
         "a script of 1.5 s, busy-reply-threshold 200",
         times=len(samples),
@@ -409,6 +376,7 @@ async def test_a_server_busy_with_a_script_of_somebody_is_waited_for(yard: Yard)
         verdict="met" if max(samples) <= RESUME_MOST_MS else "missed",
         samples_ms=samples,
     )
+    insist(found)
 
 
 async def _spin(url: str) -> None:
@@ -437,8 +405,7 @@ async def full_memory(yard: Yard, *, rounds: int) -> list[float]:
     """Leave no memory, and give some back."""
     samples: list[float] = []
     async with yard.server() as server, yard.team(server.url, "memory", environ={}) as team:
-        team.hire("w0", "w1")
-        await team.settled()
+        await team.hired("w0", "w1")
         for _ in range(rounds):
             async with team.load(per_second=200):
                 await asyncio.sleep(0.5)
@@ -451,9 +418,7 @@ async def full_memory(yard: Yard, *, rounds: int) -> list[float]:
             samples.append(now_ms() - there)
         async with team.load(per_second=60):
             await all_resume(team, now_ms())
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
+        await team.finished()
         refused = len(team.sends.refused)
     assert refused, "memory was never full"
     record(
@@ -477,8 +442,7 @@ async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_
         yard.team(server.url, "clients", environ={}) as team,
         AsyncExitStack() as crowd,
     ):
-        team.hire("w0")
-        await team.settled()
+        await team.hired("w0")
         async with team.load(per_second=60):
             await all_resume(team, now_ms() + 500)  # With all connections that it needs.
             await team.raw.config_set("maxclients", (await team.raw.info("clients"))["connected_clients"])
@@ -503,9 +467,7 @@ async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_
             tries = ((await team.raw.info("stats"))["rejected_connections"] - before) / seconds
             await team.raw.config_set("maxclients", 10_000)
             took = await all_resume(team, now_ms())
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt(late)
+        await team.finished(late)
     record(
         "F20",
         "maxclients at what is connected; a worker comes, another is thrown out",
@@ -514,8 +476,8 @@ async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_
         verdict="met" if tries < 1 else "missed",
         samples_ms=[took],
         said=f"{tries:.1f} tries a second by the producer and all connections of a worker",
-        why=HURRY,
     )
+    assert tries < 1
 
 
 @scene
@@ -542,8 +504,7 @@ async def full_disk(yard: Yard, *, rounds: int) -> list[float]:
         yard.server(data_dir=disk / "data", appendonly=True) as server,
         yard.team(server.url, "disk", environ={}) as team,
     ):
-        team.hire("w0", "w1")
-        await team.settled()
+        await team.hired("w0", "w1")
         async with team.load(per_second=60):
             for _ in range(rounds):
                 await asyncio.sleep(0.5)
@@ -552,9 +513,7 @@ async def full_disk(yard: Yard, *, rounds: int) -> list[float]:
                 await asyncio.sleep(1.0)
                 (disk / "fill").unlink()
                 samples.append(await all_resume(team, now_ms()))
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
+        await team.finished()
         refused = len(team.sends.refused)
     record(
         "F21",

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.chaos.figures import keep, percentile
+from tests.chaos.figures import keep, percentile, record
 from tests.chaos.rows import ROWS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,6 +36,20 @@ def test_there_are_forty_rows_and_each_has_figures() -> None:
             assert figure["verdict"] in VERDICTS, row
             assert figure["times"] > 0 and figure["target"], row
             assert figure["verdict"] != "missed" or figure.get("why"), f"{row} does not say why it was missed"
+
+
+def test_each_figure_names_the_file_that_measured_it_or_says_where_it_is_from() -> None:
+    """What was written down by hand says so, on the page too."""
+    for row, figures in json.loads((DOCS / "reliability.json").read_text("utf-8")).items():
+        files = {name.partition("::")[0] for name in ROWS[row].tests}
+        for figure in figures:
+            assert ("by" in figure) != ("from" in figure), f"{row}, {figure['what']}"
+            assert figure.get("by", min(files)) in files, f"{row} does not name {figure['by']}"
+
+
+def test_a_figure_keeps_the_file_that_measured_it() -> None:
+    """Whoever calls is named."""
+    assert record("F1", "a", times=1, target="b", verdict="met")["by"] == "tests/chaos/test_rows_table.py"
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -19,10 +19,11 @@ import psutil
 import pytest
 
 from streamworker.dev.herd import run_herd
-from tests.chaos.figures import percentile, record
+from tests.chaos.figures import insist, percentile, record
 from tests.chaos.forked import Forked
-from tests.chaos.team import FAST, PATIENCE_S, STEADY, Team, now_ms, setting
+from tests.chaos.team import PATIENCE_S, STEADY, Entry, Team, now_ms, setting
 from tests.chaos.yard import Yard, scene
+from tests.rebalance.scene import FAST
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -41,8 +42,7 @@ ONE_SESSION = {"ROWS_ONE_SESSION": "1"}
 async def test_a_log_that_was_tampered_with_is_not_passed(yard: Yard) -> None:
     """Whoever judges all that follows notices what it is there for."""
     async with yard.server() as server, yard.team(server.url, "judged") as team:
-        team.hire("w0", "w1")
-        await team.settled()
+        await team.hired("w0", "w1")
         await team.send(400)
         await team.drained()
         await team.check()
@@ -51,12 +51,14 @@ async def test_a_log_that_was_tampered_with_is_not_passed(yard: Yard) -> None:
         assert len(log) >= 3
         rows = int(log[-1].fields[b"rows"])
         again = replace(log[-1], id=b"%d-0" % (log[-1].rows_before + 2 * rows))
+        behind, later = log[-1].last, log[-1].last.partition("-")[0] + "-999999"
         plants = {
             "rows were before it": ([log[0], *log[2:]], [log[1], log[0], *log[2:]]),
-            "epoch .* after": ([*log[:-1], replace(log[-1], epoch=log[-1].epoch - 1)],),
-            "two owners": ([*log[:-1], replace(log[-1], owner="other.1")],),
+            "epoch .* after": ([*log[:-1], changed(log[-1], epoch=log[-1].epoch - 1)],),
+            "two owners": ([*log[:-1], changed(log[-1], owner="other.1")],),
             "begins before": ([*log, again],),
-            "went back": ([*log, replace(again, prev=log[-1].last)],),
+            "begins with what was committed": ([*log, changed(again, prev=behind)],),
+            "went back": ([*log, changed(again, prev=behind, first=later)],),
             "confirmed and lost": (log[:-1],),
         }
         for says, logs in plants.items():
@@ -70,14 +72,19 @@ async def test_a_log_that_was_tampered_with_is_not_passed(yard: Yard) -> None:
             await team.check_entries()
 
 
+def changed(entry: Entry, **fields: object) -> Entry:
+    """Return an entry of a log with other fields."""
+    others = {name.encode(): str(value).encode() for name, value in fields.items()}
+    return replace(entry, fields={**entry.fields, **others})
+
+
 # -- F1 ------------------------------------------------------------------------------------------
 
 
 async def kills(team: Team, count: int, samples: list[float]) -> None:
     """Kill a worker at any moment, wait until its partitions are committed to elsewhere, and go on."""
     names = (f"w{number}" for number in itertools.count())
-    team.hire(next(names), next(names), next(names))
-    await team.settled()
+    await team.hired(next(names), next(names), next(names))
     async with team.load(per_second=60):
         for _ in range(count):
             await asyncio.sleep(team.rng.uniform(0.05, 0.6))
@@ -87,11 +94,8 @@ async def kills(team: Team, count: int, samples: list[float]) -> None:
             team.kill(victim)
             at = await team.first_commits(killed, held, above=held)
             samples.append(max(at.values()) - killed)
-            team.hire(next(names))
-            await team.settled()
-    await team.drained()
-    await team.check()
-    team.check_nobody_was_hurt()
+            await team.hired(next(names))
+    await team.finished()
 
 
 @scene
@@ -137,22 +141,18 @@ async def test_a_thousand_kills_at_default_settings_lose_nothing_and_are_made_go
 async def rollings(team: Team, workers: int, count: int, samples: list[float]) -> None:
     """Replace each worker, one after the other."""
     numbers = itertools.count()
-    team.hire(*(f"w{next(numbers)}" for _ in range(workers)))
-    await team.settled()
+    await team.hired(*(f"w{next(numbers)}" for _ in range(workers)))
     async with team.load(per_second=100):
         for _ in range(count * workers):
             oldest = min(team.workers, key=lambda each: int(each[1:]))
             asked = now_ms()
             leaving = team.ask_to_leave(oldest)
             assert await team.ended(leaving) == 0, leaving.log()[-3000:]
-            team.hire(f"w{next(numbers)}")
-            await team.settled()
+            await team.hired(f"w{next(numbers)}")
             samples += [
                 ms for cause, at, ms in await team.rebalances() if cause == "leave" and at >= asked and ms
             ]
-    await team.drained()
-    await team.check()
-    team.check_nobody_was_hurt()
+    await team.finished()
     times = Counter(n for call in team.calls() for n in call["n"])
     assert [n for n, count in times.items() if count > 1] == [], "executed twice"
     assert set(times) == team.sends.confirmed
@@ -199,8 +199,7 @@ async def test_fifty_rolling_restarts_of_eight_workers_execute_no_record_twice(y
 
 async def zombies(team: Team, count: int, samples: list[float]) -> None:
     """Let a worker sleep until others have its partitions, and wake it."""
-    team.hire("w0", "w1", "w2")
-    await team.settled()
+    await team.hired("w0", "w1", "w2")
     async with team.load(per_second=60):
         for _ in range(count):
             await asyncio.sleep(team.rng.uniform(0.05, 0.6))
@@ -271,8 +270,7 @@ async def test_a_handler_that_blocks_for_longer_than_the_session_moves_nothing(y
     """Heartbeats have a thread of their own."""
     seconds = 3.0
     async with yard.server() as server, yard.team(server.url, "blocked") as team:
-        team.hire("w0", "w1", ROWS_HANDLER="block", ROWS_HANDLER_S=str(seconds))
-        await team.settled()
+        await team.hired("w0", "w1", ROWS_HANDLER="block", ROWS_HANDLER_S=str(seconds))
         before = await team.rebalances()
         await team.send(40)
         await team.drained()
@@ -296,21 +294,19 @@ async def test_a_handler_that_holds_the_interpreter_may_lose_its_partitions_and_
 ) -> None:
     """Not even the thread of the heartbeats runs: the worker looks slow, and is overtaken."""
     async with yard.server() as server, yard.team(server.url, "held") as team:
-        team.hire("w0", "w1", ROWS_HANDLER="gil", ROWS_HANDLER_S="2.5")
-        await team.settled()
+        await team.hired("w0", "w1", ROWS_HANDLER="gil", ROWS_HANDLER_S="2.5")
         async with team.load(per_second=60):
             await asyncio.sleep(6)
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
+            # On a busy machine the first of such records may come late, and hold for less than it should.
+            late = await team.until("it is said", partial(team.logged, "heartbeats_late"), poll_s=0.5)
+        await team.finished()
         deaths = [each for each in await team.rebalances() if each[0] == "death"]
-        late = team.logged("heartbeats_late")
     record(
         "F5",
         "a regular expression of seconds",
-        times=len(team.sends.confirmed) // 100,
+        times=-(-len(team.sends.confirmed) // 100),
         target="0 violations; the log names it",
-        verdict="met" if late else "missed",
+        verdict="met",
         said=f"0 violations; {len(deaths)} overtaken, {len(late)} warnings `heartbeats_late`",
     )
 
@@ -324,8 +320,7 @@ async def test_workers_that_hardly_get_to_run_for_ten_minutes_lose_nothing_for_i
     """Four busy processes beside workers at nice 19. All are of one session, which is what nice is within."""
     minutes = float(os.environ.get("STREAMWORKER_MINUTES", "10"))
     async with yard.server() as server, yard.team(server.url, "starved", environ=ONE_SESSION) as team:
-        team.hire("w0", "w1", "w2", "w3")
-        await team.settled()
+        await team.hired("w0", "w1", "w2", "w3")
         before = await team.rebalances()
         for worker in team.workers.values():
             be_nice(worker.pid)
@@ -341,9 +336,7 @@ async def test_workers_that_hardly_get_to_run_for_ten_minutes_lose_nothing_for_i
             for burner in burners:
                 burner.signal(signal.SIGKILL)
         moved = [each for each in await team.rebalances() if each not in before]
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
+        await team.finished()
     seconds = sum(share.user + share.system for share in shares)
     found = record(
         "F7",
@@ -373,7 +366,7 @@ async def test_fifty_workers_that_join_at_once_come_to_one_assignment(yard: Yard
     agreed = [each.agree_ms or 60_000 for each in rounds]
     commands = max(each.commands_a_worker for each in rounds)
     generations = max(each.generations for each in rounds)
-    record(
+    found = record(
         "F27",
         "50 workers on 64 partitions, 3 rounds",
         times=150,
@@ -382,6 +375,7 @@ async def test_fifty_workers_that_join_at_once_come_to_one_assignment(yard: Yard
         samples_ms=agreed,
         said=f"{commands:.0f} commands a worker, {generations} versions at most",
     )
+    insist(found)
 
 
 # -- F28, F29, F30 ---------------------------------------------------------------------------------
@@ -405,8 +399,7 @@ async def flaps(yard: Yard, *, rounds: int, window_s: float) -> float:
     # Handlers that wait decide the pace, so that the machine does not.
     environ = {**FAST, "ROWS_BATCH": "5", "ROWS_HANDLER_S": "0.05"}
     async with yard.server() as server, yard.team(server.url, "flapping", environ=environ) as team:
-        team.hire("w0", "w1")
-        await team.settled()
+        await team.hired("w0", "w1")
         per_second = 0.9 * 4 * 5 / 0.05
         await team.send(round(per_second * (3 * window_s + 2 * rounds)))
 
@@ -472,8 +465,7 @@ async def returns(yard: Yard, *, rounds: int, records: int) -> list[float]:
     """Let all leave, send, let all come again; return how long the first commit took."""
     samples: list[float] = []
     async with yard.server() as server, yard.team(server.url, "empty", environ={"ROWS_BATCH": "500"}) as team:
-        team.hire("w0", "w1", "w2")
-        await team.settled()
+        await team.hired("w0", "w1", "w2")
         for number in range(rounds):
             leaving = [team.ask_to_leave(name) for name in list(team.workers)]
             assert [await team.ended(worker) for worker in leaving] == [0, 0, 0]
@@ -482,9 +474,7 @@ async def returns(yard: Yard, *, rounds: int, records: int) -> list[float]:
             team.hire(*(f"w{number}-{each}" for each in range(3)))
             samples.append(min((await team.first_commits(started, [0])).values()) - started)
             await team.settled()
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
+        await team.finished()
     record(
         "F29",
         f"all leave, {records} records are sent, all come",
@@ -521,8 +511,7 @@ async def standbys(
         yard.server() as server,
         yard.team(server.url, "standby", partitions=partitions, environ=environ) as team,
     ):
-        team.hire(*(f"w{number}" for number in range(workers)))
-        await team.settled()
+        await team.hired(*(f"w{number}" for number in range(workers)))
         async with team.load(per_second=20 * partitions):
             for number in range(rounds):
                 p = team.rng.randrange(partitions)
@@ -531,11 +520,8 @@ async def standbys(
                 team.kill(lock.name)
                 at = await team.first_commits(killed, [p], above={p: lock.epoch})
                 samples.append(at[p] - killed)
-                team.hire(f"spare{number}")
-                await team.settled()
-        await team.drained()
-        await team.check()
-        team.check_nobody_was_hurt()
+                await team.hired(f"spare{number}")
+        await team.finished()
     record(
         "F30",
         f"{workers} workers on {partitions} partitions",
@@ -554,8 +540,7 @@ async def standbys(
 async def test_a_worker_that_wants_more_partitions_is_refused_and_the_others_go_on(yard: Yard) -> None:
     """Records would change their partitions in the middle of the stream."""
     async with yard.server() as server, yard.team(server.url, "grown", partitions=16) as team:
-        team.hire("w0", "w1")
-        await team.settled()
+        await team.hired("w0", "w1")
         async with team.load(per_second=100):
             team.hire("larger", ROWS_PARTITIONS="24")
             larger = team.workers.pop("larger")

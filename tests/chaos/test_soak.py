@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.nemesis import LOSSLESS
 from tests.chaos.plants import PLANTS
 from tests.chaos.soak import Plan, Verdict, run_soak
 
@@ -29,7 +30,7 @@ def run(plan: Plan, folder: Path) -> Verdict:
 @pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_a_storm_of_faults_breaks_no_promise(tmp_path: Path) -> None:
-    """Workers, producers, the network, the server and its data are hurt, each kind once at least."""
+    """Twenty faults of at least twelve kinds; the soak has all of them."""
     plan = Plan(SEED, minutes=0.25, events=2_500, faults=20, partitions=8, workers=4, producers=1)
     verdict = run(plan, tmp_path)
     verdict.check()
@@ -41,9 +42,11 @@ def planted(name: str, seed: int) -> Plan:
     """Return a short soak with one mistake in the workers' code, and the faults that bring it out."""
     # A worker that is frozen must be missed, and must wake with something in hand: that takes its time.
     minutes, events, faults = (0.25, 2_500, 12) if name == SLOW else (0.08, 800, 8)
+    if PLANTS[name].on_a_cluster:
+        minutes, faults = 0.3, 3
     return Plan(
         seed, minutes=minutes, events=events, faults=faults, partitions=4, workers=3, producers=1, plant=name,
-        kinds=PLANTS[name].needs, handler_ms=150, haste=3,
+        kinds=PLANTS[name].needs, handler_ms=150, haste=3, cluster=PLANTS[name].on_a_cluster,
     )  # fmt: skip
 
 
@@ -72,9 +75,25 @@ def test_the_soak(tmp_path: Path) -> None:
     verdict = run(Plan(SEED), tmp_path)
     verdict.check()
     assert sum(verdict.figures["faults"].values()) >= 150
+    made_or_missing = verdict.figures["faults"].keys() | verdict.figures["not_here"].keys()
+    assert {kind.name for kind in LOSSLESS} <= made_or_missing, "each kind that can be had here came"
     assert len(verdict.figures["faults"]) >= 12
     assert sum(verdict.figures["sends"].values()) > 49_000
     assert verdict.figures["rows"] > 40_000  # The rest was refused while memory or the disk was full.
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_the_soak_on_a_cluster(tmp_path: Path) -> None:
+    """The same history and the same checker; failovers may cost what their producers report, and no more."""
+    plan = Plan(SEED, minutes=1.5, events=4_500, faults=50, partitions=8, workers=5, cluster=True)
+    verdict = run(plan, tmp_path)
+    verdict.check()
+    assert len(verdict.figures["faults"]) >= 30
+    assert verdict.figures["rows"] > 3_500
+    seen = verdict.figures["one_slot_each"]
+    assert seen["crossing"] == 0 and seen["commands_with_keys"] > 5_000
+    assert seen["sent_on"].get("MOVED"), "slots moved, or had another primary"
 
 
 @pytest.mark.soak

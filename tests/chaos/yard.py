@@ -15,7 +15,8 @@ from typing import Any
 
 from streamworker.dev.server import EmbeddedServer
 from tests.chaos.forked import Forge
-from tests.chaos.team import FAST, Team
+from tests.chaos.team import Team
+from tests.rebalance.scene import FAST
 
 SEED_VARIABLE = "STREAMWORKER_SEED"
 AT_A_TIME = 6

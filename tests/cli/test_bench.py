@@ -10,7 +10,7 @@ import redis
 
 from streamworker.dev.children import Child
 from tests.cli.conftest import Invoke
-from tests.helpers import wait_for
+from tests.helpers import inherited, wait_for
 
 SMALL = ("--runs", "1", "--records", "2000")
 
@@ -40,21 +40,29 @@ def test_bench_prints_json_and_leaves_the_server_as_it_was(streamworker: Invoke,
 def test_bench_fails_where_a_ratio_fell(streamworker: Invoke, redis_url: str, tmp_path: Path) -> None:
     """And names it; the figures are printed all the same."""
     reference = tmp_path / "ratios.json"
-    reference.write_text('{"batch": 1000.0, "record": 0.0001}')
-    done = streamworker("bench", "process", *SMALL, "--redis-url", redis_url, "--check", str(reference))
+    reference.write_text('{"columns-both": 1000.0, "columns-send": 0.0001}')
+    done = streamworker("bench", "columns", *SMALL, "--redis-url", redis_url, "--check", str(reference))
     assert done.exit_code == 1
-    assert "batch: the ratio is" in done.stderr and "and was 1000.00" in done.stderr
-    assert "record: the ratio" not in done.stderr
-    assert "redis-py loop" in done.stdout
+    assert "columns-both: the ratio is" in done.stderr and "and was 1000.00" in done.stderr
+    assert "columns-send: the ratio" not in done.stderr
+    assert "JSON records" in done.stdout
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("how", "ctrl_c"),
+    [
+        (signal.SIGINT, signal.SIG_DFL),
+        (signal.SIGTERM, signal.SIG_DFL),
+        pytest.param(signal.SIGTERM, signal.SIG_IGN, id="in the background of a script"),
+    ],
+)
 def test_ctrl_c_ends_a_bench_without_leaving_keys(
-    redis_url: str, tmp_path: Path, how: signal.Signals
+    redis_url: str, tmp_path: Path, how: signal.Signals, ctrl_c: signal.Handlers
 ) -> None:
-    """So does a SIGTERM."""
+    """So does a SIGTERM, also where a shell has started it with Ctrl-C ignored."""
     command = [sys.executable, "-m", "streamworker", "bench", "process", "--redis-url", redis_url]
-    child = Child([*command, "--records", "20000"], log_path=tmp_path / "log")
+    with inherited({signal.SIGINT: ctrl_c, signal.SIGTERM: signal.SIG_DFL}):
+        child = Child([*command, "--records", "20000"], log_path=tmp_path / "log")
     with redis.Redis.from_url(redis_url) as client:
         try:
             wait_for(lambda: client.dbsize() > 2, "a worker is at work", 60)

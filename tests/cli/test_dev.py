@@ -11,13 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from streamworker.cli import children as children_module
 from streamworker.cli import rendezvous
 from streamworker.cli.children import Children
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.importing import REDIS_URL_OVERRIDE
 from tests.cli.conftest import SHOP
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, process_is_gone, wait_for
+from tests.helpers import WorkerProcess, inherited, process_is_gone, wait_for
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -60,7 +61,7 @@ def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
         if "--name" in child.cmdline() and child.environ().get(REDIS_URL_OVERRIDE)
     )
 
-    wait_for(lambda: owners(shop, url) == {"w1", "w2"}, "both are members", 20)
+    wait_for(lambda: owners(shop, url) == {"w1", "w2"}, "both are members")
     dev.terminate()
     assert dev.wait(60) == ExitCode.OK, dev.log()
     assert dev.log().count("worker_left") == 2
@@ -97,8 +98,11 @@ def test_dev_ends_when_no_worker_can_run(dev: WorkerProcess, spawn: SpawnWorker,
     assert "worker w1 ended with 3" in process.log()
 
 
-def test_a_child_that_does_not_end_is_killed_when_told_twice(tmp_path: Path) -> None:
+def test_a_child_that_does_not_end_is_killed_when_told_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With all that it has started itself."""
+    monkeypatch.setattr(children_module, "KILL_AFTER_S", 0.5)
     (tmp_path / "streamworker.py").write_text(
         "import signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -121,7 +125,12 @@ def test_a_child_that_does_not_end_is_killed_when_told_twice(tmp_path: Path) -> 
 def test_a_signal_while_children_start_reaches_the_late_ones_too(tmp_path: Path) -> None:
     """A child that is told before it listens has nothing in hand: that is no failure."""
     (tmp_path / "streamworker.py").write_text("import time\ntime.sleep(600)\n", "utf-8")
-    with contextlib.chdir(tmp_path), Children({"PYTHONPATH": str(tmp_path)}) as children:
+    with (
+        contextlib.chdir(tmp_path),
+        # As in `dev`, which has a handler then: what it starts does not ignore the signal.
+        inherited({signal.SIGTERM: signal.SIG_DFL}),
+        Children({"PYTHONPATH": str(tmp_path)}) as children,
+    ):
         children.start("early", [])
         children.stop()
         late = children.start("late", [])
@@ -131,7 +140,7 @@ def test_a_signal_while_children_start_reaches_the_late_ones_too(tmp_path: Path)
 
 def test_other_commands_in_the_folder_find_the_server_of_dev(dev: WorkerProcess, shop: Path) -> None:
     """In a second terminal nothing has to be set; when dev has gone, so has its file."""
-    wait_for(lambda: owners(shop) == {"w1", "w2"}, "both are members", 20)
+    wait_for(lambda: owners(shop) == {"w1", "w2"}, "both are members")
     assert rendezvous.FILE.stat().st_mode & 0o777 == 0o600
     found = rendezvous.find()
     assert found is not None

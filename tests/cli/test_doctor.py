@@ -185,6 +185,26 @@ def test_a_reader_that_rests_is_named_and_forgotten_only_when_it_is_gone(
     assert raw.xlen("sw:{shop.orders.0}:acked:price") == 2
 
 
+def test_what_was_put_aside_in_place_of_a_membership_is_named_and_dropped_by_its_option(
+    streamworker: Invoke, raw: "redis.Redis", shop: Path
+) -> None:
+    """Nothing is said where there is none; a repair without the option leaves it to be looked at."""
+    unwell(raw)
+    assert "membership price" not in checks()
+    kept = "sw:{shop.orders:price}:damaged"
+    raw.set(kept, "x" * 1_200)
+    said = checks()["membership price"]
+    assert (said.verdict, "a string of 1,200 bytes" in said.found, kept in said.found) == ("warn", True, True)
+    assert "repair shop:app --drop-damaged price" in said.remedy
+    assert streamworker("repair", "shop:app", "--yes").exit_code == ExitCode.OK
+    assert raw.exists(kept)
+    done = streamworker("repair", "shop:app", "--yes", "--drop-damaged", "price")
+    assert done.stdout.endswith("drop damaged of price: done\n")
+    assert not raw.exists(kept)
+    refused = streamworker("repair", "shop:app", "--drop-damaged", "prize")
+    assert refused.exit_code == ExitCode.CONFIGURATION
+
+
 def test_a_group_that_the_app_declares_is_not_forgotten(invoke: Invoke) -> None:
     """Nor is a log trimmed that there is not: refused before Redis is asked."""
     refused = invoke("repair", "shop:app", "--forget-group", "price")
@@ -225,6 +245,8 @@ def info(**fields: object) -> ServerInfo:
         (info(aof_enabled=1), {"appendfsync": "everysec"}, "ok", "about the last second"),
         (info(aof_enabled=1), {"appendfsync": "no"}, "warn", "about the last half minute"),
         (info(aof_enabled=1), None, "ok", "this user may not ask how often"),
+        (info(aof_enabled=1, aof_last_write_status="ok"), None, "ok", "this user may not ask how often"),
+        (info(aof_enabled=1, aof_last_write_status="err"), None, "fail", "cannot be written"),
         (info(aof_enabled=0), {"save": "3600 1 300 100"}, "warn", "last snapshot, up to 3,600 s"),
         (info(aof_enabled=0), {"save": ""}, "warn", "everything: neither"),
         (info(aof_enabled=0), None, "warn", "if it makes any"),

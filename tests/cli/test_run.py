@@ -19,7 +19,7 @@ from streamworker.cli.exit_codes import ExitCode
 from tests.cli.conftest import Invoke, OpenTerminal
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, process_is_gone, wait_for
+from tests.helpers import PATIENCE_S, WorkerProcess, process_is_gone, wait_for
 from tests.tui.groups import group
 
 BLOCKING = """
@@ -45,7 +45,7 @@ async def audit(order: Order) -> None:
 
 def started(worker: WorkerProcess) -> None:
     """Wait until a worker has joined."""
-    wait_for(lambda: "worker_started" in worker.log(), "the worker has started", 20)
+    wait_for(lambda: "worker_started" in worker.log(), "the worker has started")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -67,7 +67,7 @@ def test_a_worker_that_is_told_twice_ends_with_5(
     assert streamworker("send", "shop:orders", "-", input="\n".join(orders(1))).exit_code == 0
     (shop / "blocking.py").write_text(BLOCKING, "utf-8")
     worker = spawn("run", "blocking:app")
-    wait_for(lambda: "blocked" in worker.log(), "the handler blocks", 20)
+    wait_for(lambda: "blocked" in worker.log(), "the handler blocks")
     worker.terminate()
     wait_for(lambda: "worker_stopping" in worker.log(), "the first signal is seen")
     worker.terminate()
@@ -82,7 +82,7 @@ def test_a_worker_that_cannot_end_in_time_ends_with_5(
     (shop / "blocking.py").write_text(BLOCKING, "utf-8")
     environ = {"STREAMWORKER_GRACE_PERIOD_MS": "200", "STREAMWORKER_SHUTDOWN_TIMEOUT_MS": "500"}
     worker = spawn("run", "blocking:app", environ=environ)
-    wait_for(lambda: "blocked" in worker.log(), "the handler blocks", 20)
+    wait_for(lambda: "blocked" in worker.log(), "the handler blocks")
     worker.terminate()
     assert worker.wait(10) == ExitCode.FORCED
 
@@ -124,10 +124,9 @@ def test_a_worker_ends_with_its_parent(
         wait_for(
             lambda: "w" and json.loads(streamworker("status", "shop:audit", "--json").stdout)[0]["members"],
             "the worker has joined",
-            20,
         )
         worker.stdin.close()
-        assert worker.wait(20) == ExitCode.OK
+        assert worker.wait(PATIENCE_S) == ExitCode.OK
 
 
 def test_with_reload_a_change_starts_the_worker_anew(
@@ -138,10 +137,10 @@ def test_with_reload_a_change_starts_the_worker_anew(
     worker = spawn("run", "shop:app", "--reload")
     started(worker)
     (shop / "shop.py").write_text(source + "\n1 / 0\n", "utf-8")
-    wait_for(lambda: "ZeroDivisionError" in worker.log(), "the broken file is tried", 20)
+    wait_for(lambda: "ZeroDivisionError" in worker.log(), "the broken file is tried")
     assert worker.running
     (shop / "shop.py").write_text(source + "\n# mended, and longer\n", "utf-8")
-    wait_for(lambda: worker.log().count("worker_started") == 2, "the mended file runs", 20)
+    wait_for(lambda: worker.log().count("worker_started") == 2, "the mended file runs")
     assert "worker_left" in worker.log()
     child = psutil.Process(worker.pid).children()[0]
     worker.terminate()
@@ -198,7 +197,7 @@ def test_run_with_the_live_view_stops_its_worker_when_it_is_left(
 ) -> None:
     """Log lines are in the file, not across the picture."""
     view = terminal("run", "shop:app", "--tui", "--name", "w1")
-    wait_for(lambda: "A w1" in view.read(), "the worker is in the picture", 30)
+    wait_for(lambda: "A w1" in view.read(), "the worker is in the picture")
     view.press("q")
     assert view.wait() == ExitCode.OK
     assert "worker_left" in (shop / "streamworker.log").read_text("utf-8")

@@ -37,7 +37,7 @@ def test_run_with_spark_writes_the_table_and_ends_both(
         found: dict[str, int] = json.loads(streamworker("lag", "shop:price", "--json").stdout)[0]["readers"]
         return found
 
-    wait_for(readers, "the reader is known", 30)
+    wait_for(readers, "the reader is known")
     both.terminate()
     assert both.wait(60) == ExitCode.OK, both.log()
     once = spawn("spark", "shop:app", "--pipeline", "table", "--once")

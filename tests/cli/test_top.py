@@ -9,7 +9,7 @@ from tests.helpers import wait_for
 def test_the_live_view_on_a_terminal_obeys_its_keys(terminal: OpenTerminal) -> None:
     """Tab switches the processor, p pauses, q gives the terminal back."""
     view = terminal("top", "shop:app")
-    wait_for(lambda: "orders → audit" in view.frame, "the first processor is shown", 20)
+    wait_for(lambda: "orders → audit" in view.frame, "the first processor is shown")
     view.press("\t")
     wait_for(lambda: "orders → price" in view.frame, "the second processor is shown")
     view.press("p")
@@ -24,12 +24,12 @@ def test_the_live_view_survives_redis_going_away_and_coming_back(
 ) -> None:
     """A banner tells the age of what is shown; it goes when there is an answer again."""
     view = terminal("top", "shop:app", STREAMWORKER_REDIS_URL=own_server.url)
-    wait_for(lambda: "rebalances" in view.frame, "the first processor is shown", 20)
+    wait_for(lambda: "rebalances" in view.frame, "the first processor is shown")
     own_server.kill()
-    wait_for(lambda: "Redis does not answer" in view.frame, "the banner is shown", 20)
+    wait_for(lambda: "Redis does not answer" in view.frame, "the banner is shown")
     assert "rebalances" in view.frame
     own_server.restart()
-    wait_for(lambda: "does not answer" not in view.frame, "the banner is gone", 20)
+    wait_for(lambda: "does not answer" not in view.frame, "the banner is gone")
     view.press("q")
     assert view.wait() == ExitCode.OK
 
@@ -37,6 +37,6 @@ def test_the_live_view_survives_redis_going_away_and_coming_back(
 def test_the_live_view_that_cannot_begin_says_why_and_waits(terminal: OpenTerminal) -> None:
     """The server may be the one that is started last."""
     view = terminal("top", "shop:app", STREAMWORKER_REDIS_URL="redis://127.0.0.1:1/0")
-    wait_for(lambda: "127.0.0.1:1" in view.frame, "the address is named", 20)
+    wait_for(lambda: "127.0.0.1:1" in view.frame, "the address is named")
     view.press("q")
     assert view.wait() == ExitCode.OK

@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +17,17 @@ from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
 from streamworker.errors import StreamworkerError
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.topology import slot_of
+from tests.chaos.proxy import Lines, ProxyThread
+from tests.chaos.slots import OneSlot
 from tests.conftest import SpawnWorker
-from tests.helpers import wait_for
+from tests.helpers import beside, wait_for
+from tests.judge import check_chain, check_rows, read_logs
 from tests.raw import opened
 from tests.rebalance.ledger_app import Item
 from tests.rebalance.scene import Scene
 
 KEYS = GroupKeys("ledger", "items", "record")
+PROXIES = "127.0.2.1"
 
 
 def client_of(node: ClusterNode) -> "redis.Redis":
@@ -124,6 +126,27 @@ def move_slot_whole(cluster: EmbeddedCluster, key: str, target: ClusterNode) -> 
     wait_for(lambda: primary_of(cluster, key) is target, "the slot has moved")
 
 
+@contextlib.contextmanager
+def through_proxies(cluster: EmbeddedCluster, watch: OneSlot) -> Iterator[Lines]:
+    """Open a proxy before each node, at its port of another address.
+
+    Nodes say where the slots are by ports alone meanwhile, so that whoever begins there stays there.
+    """
+
+    def name_hosts(yes: bool) -> None:
+        for node in cluster.nodes:
+            with client_of(node) as client:
+                kind = "ip" if yes else "unknown-endpoint"
+                client.config_set("cluster-preferred-endpoint-type", kind)
+
+    with ProxyThread() as proxies:
+        name_hosts(False)
+        try:
+            yield Lines([proxies.open(node.url, PROXIES, node.port, watch) for node in cluster.nodes])
+        finally:
+            name_hosts(True)
+
+
 @dataclass
 class Told:
     """What a sender was told."""
@@ -148,8 +171,6 @@ class ClusterScene(Scene):
     @contextlib.contextmanager
     def remembered_load(self, per_second: int = 400) -> Iterator[Told]:
         """Send records one by one at a steady pace meanwhile, by one producer."""
-        stop = threading.Event()
-        failed: list[BaseException] = []
         told = self.told
 
         async def send(items: Any, number: int) -> None:
@@ -162,7 +183,7 @@ class ClusterScene(Scene):
                 told.places[number] = (sent.partition, sent.entry_id)
             told.slowest_s = max(told.slowest_s, time.monotonic() - began)
 
-        async def produce() -> None:
+        async def produce(stop: threading.Event) -> None:
             app = App("ledger", redis_url=self.url)
             items = app.stream("items", Item, key="key", partitions=self.partitions)
             under_way: set[asyncio.Task[None]] = set()
@@ -180,59 +201,23 @@ class ClusterScene(Scene):
                 await producer.verify()
                 told.lost += producer.lost
 
-        def run() -> None:
-            try:
-                asyncio.run(produce())
-            except BaseException as error:
-                logging.getLogger("tests").exception("the load failed")
-                failed.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
+        with beside(produce):
             yield told
-        finally:
-            stop.set()
-            thread.join()
-        assert not failed, failed
-
-    def entries(self) -> dict[int, list[tuple[EntryId, dict[bytes, bytes]]]]:
-        """Return the entries of each partition's acked log."""
-        with opened(self.url) as client:
-            return {
-                p: [(EntryId.parse(name), fields) for name, fields in client.xrange(KEYS.acked(p))]
-                for p in range(self.partitions)
-            }
-
-    def check_owners(self) -> None:
-        """Each epoch of a partition has one owner in its log, and epochs never go down."""
-        for partition, entries in self.entries().items():
-            last = 0
-            owners: dict[int, bytes] = {}
-            for _, fields in entries:
-                epoch, owner = int(fields[b"epoch"]), fields[b"owner"]
-                assert epoch >= last, f"partition {partition} went back to epoch {epoch}"
-                assert owners.setdefault(epoch, owner) == owner, f"epoch {epoch} has two owners"
-                last = epoch
 
     def check_log(self, *, may_lose: bool = False) -> list[int]:
-        """Nothing twice, each key in order, nothing lost of what was confirmed but what was reported.
+        """A chain, nothing twice, each key in order, and lost only what was reported.
 
         Returns
         -------
         list[int]
             Records that were confirmed and are gone.
         """
-        self.check_owners()
-        rows = [row for rows in self.acked().values() for row in rows]
-        counts = Counter(row["n"] for row in rows)
-        assert [n for n, count in counts.items() if count > 1] == []
-        for partition_rows in self.acked().values():
-            last: dict[str, int] = {}
-            for row in partition_rows:
-                assert row["n"] > last.get(row["key"], -1), f"key {row['key']} went back to {row['n']}"
-                last[row["key"]] = row["n"]
-        gone = sorted(n for n in self.told.places if n not in counts)
+        with opened(self.url) as client:
+            logs = read_logs(client, KEYS, self.partitions)
+        for partition, entries in logs.items():
+            check_chain(f"partition {partition}", ((entry.id, entry.fields) for entry in entries))
+        there = check_rows([row for entry in entries for row in entry.rows] for entries in logs.values())
+        gone = sorted(n for n in self.told.places if n not in there)
         if not may_lose:
             assert gone == []
         for number in gone:

@@ -65,7 +65,7 @@ async def test_answers_come_in_the_order_of_the_calls(backend: Backend, raw: Raw
 async def test_a_command_without_a_key_goes_with_its_neighbours(backend: Backend) -> None:
     """The clock is that of the node that the group's keys are on: times of one group are compared."""
     before = await _commands_at(backend, GROUP.members)
-    await membership.read_members_and_clock(backend, GROUP)
+    await membership.look_at_members(backend, GROUP)
     await backend.time_ms(near=GROUP.members)
     assert await _commands_at(backend, GROUP.members) == before + 2
 

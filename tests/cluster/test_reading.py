@@ -1,5 +1,6 @@
 """The fetcher on a Cluster: what is asked of it on one server holds where nothing waits at the server."""
 
+import asyncio
 import time
 
 import anyio
@@ -7,6 +8,10 @@ import pytest
 
 from streamworker.core.batching import BatchLimits
 from streamworker.core.entries import ZERO
+from streamworker.dev.cluster import EmbeddedCluster
+from streamworker.redisio.client import Backend
+from tests.chaos.slots import OneSlot
+from tests.cluster.support import is_primary, move_slot_whole, primary_of, through_proxies
 from tests.helpers import wait_for_async
 from tests.runtime.bench import bench
 from tests.runtime.test_fetcher import (
@@ -76,3 +81,28 @@ async def test_a_backlog_is_read_without_pauses(redis_url: str) -> None:
                 buffer.release(len(taken), sum(entry.size for entry in taken))
                 got += len(taken)
         assert time.monotonic() - began < 3, "sixty rounds, and no pause between them"
+
+
+async def test_entries_of_a_partition_that_moves_are_read_once(
+    nodes: EmbeddedCluster, redis_url: str
+) -> None:
+    """Its old node sends the read on to the new one, which is asked by itself meanwhile."""
+    with through_proxies(nodes, OneSlot()) as lines:
+        lines.disturb(delay_ms=40)  # So that reads are under way when one is sent on.
+        async with (
+            bench(lines.url, partitions=12, fetch_count=10_000) as desk,
+            Backend.open(redis_url, name="near") as near,
+        ):
+            key = desk.stream_keys.events(0)
+            buffers = [desk.fetcher.add(p, ZERO) for p in range(12)]
+            sent: list[str] = []
+            for _ in range(6):
+                source = primary_of(nodes, key)
+                target = next(node for node in nodes.nodes if is_primary(node) and node is not source)
+                await asyncio.to_thread(move_slot_whole, nodes, key, target)
+                for _ in range(10):
+                    sent.append((await near.execute("XADD", key, "*", "v", "x")).decode())
+                    await asyncio.sleep(0.01)
+            await wait_for_async(lambda: buffers[0].waiting >= len(sent), "all is read")
+            await asyncio.sleep(0.3)
+            assert [str(entry.id) for entry in buffers[0].each_waiting()] == sent

@@ -1,4 +1,8 @@
-"""Every command that is sent names keys of one slot only; checked by listening to all primaries."""
+"""Every command names keys of one slot only: checked by proxies that read what is sent, and by ``MONITOR``.
+
+Clients send each command through a proxy, which takes it apart. What their scripts do at the server no proxy
+sees: that is what the primaries themselves tell.
+"""
 
 import json
 import re
@@ -11,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
-from streamworker.redisio.topology import slot_of
-from tests.cluster.support import ClusterScene, client_of, is_primary
+from tests.chaos.slots import OneSlot, slots_of
+from tests.cluster.support import ClusterScene, client_of, is_primary, through_proxies
 from tests.conftest import SpawnWorker
 from tests.raw import RawCluster
 from tests.rebalance.scene import FAST, HERE
@@ -21,7 +25,6 @@ pytestmark = pytest.mark.timeout(120)
 
 _LINE = re.compile(rb"\+[\d.]+ \[(\S+) ([^\]]+)\] (.*)\r\n")
 _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
-_OURS = re.compile(r"sw:\{[^}]+\}:[a-z]+(?::[A-Za-z0-9_.-]+)?")
 
 
 class Listener:
@@ -66,12 +69,16 @@ def test_every_command_has_its_keys_in_one_slot(
     scene: ClusterScene, raw: RawCluster, spawn: SpawnWorker, tmp_path: Path
 ) -> None:
     """Sending, processing, forwarding, sharing, and the commands that look and repair."""
-    environ = {"LEDGER": str(scene.ledger), "PARTITIONS": "8"}
-    with listening(scene.cluster) as heard:
-        first = scene.worker("w1", **FAST)
+    watch = OneSlot()
+    with listening(scene.cluster) as heard, through_proxies(scene.cluster, watch) as lines:
+        url = lines.url
+        environ = {"LEDGER": str(scene.ledger), "PARTITIONS": "8", "STREAMWORKER_REDIS_URL": url}
+        first = scene.worker("w1", **FAST, STREAMWORKER_REDIS_URL=url)
         scene.wait_for_owners({"w1": 8})
-        second = scene.worker("w2", **FAST)
+        second = scene.worker("w2", **FAST, STREAMWORKER_REDIS_URL=url)
+        scene.url = url  # Looking, which is done all the time here, does not go through them.
         scene.send(300)
+        scene.url = scene.cluster.url
         scene.wait_for_owners({"w1": 4, "w2": 4})
         scene.wait_until_drained()
         for words in (["status", "--json"], ["doctor"], ["repair", "--dry-run"]):
@@ -86,16 +93,35 @@ def test_every_command_has_its_keys_in_one_slot(
             worker.terminate()
             assert worker.wait() == 0
     scene.check_acked_log()
-    crossing = {" ".join(words[:3]) for _, words in heard if len(slots_of(words)) > 1}
+    assert watch.crossing == [] and watch.refused == 0
+    assert {"EVALSHA", "XREAD", "HGETALL", "GET"} <= set(watch.commands)
+    assert sum(watch.commands.values()) > 1_000
+    assert len(watch.slots) >= 10  # Those of 8 partitions, of the stream and of the group.
+    slots = [slots_of([word.encode() for word in words]) for _, words in heard]
+    crossing = {" ".join(words[:3]) for (_, words), found in zip(heard, slots, strict=True) if len(found) > 1}
     assert crossing == set()
     names = {words[0].lower() for is_script, words in heard if not is_script}
     assert {"evalsha", "xread", "hgetall", "get", "cluster", "client"} <= names
-    assert sum(len(slots_of(words)) for _, words in heard) > 1_000
+    assert sum(map(len, slots)) > 1_000
     for node in scene.cluster.nodes:
         with client_of(node) as client:
             assert "errorstat_CROSSSLOT" not in client.info("errorstats")
 
 
-def slots_of(words: list[str]) -> set[int]:
-    """Return the slots of all words of a command that are keys of ours."""
-    return {slot_of(word) for word in words if _OURS.fullmatch(word)}
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        (b"*3\r\n$3\r\nDEL\r\n$17\r\nsw:{a.b.1}:events\r\n$17\r\nsw:{a.b.2}:events\r\n", ["DEL sw:{a.b.1}"]),
+        (b"*3\r\n$3\r\nDEL\r\n$17\r\nsw:{a.b.1}:events\r\n$15\r\nsw:{a.b.1}:lock\r\n", []),
+        (b"PING\r\n", ["no command"]),
+    ],
+    ids=["two slots", "one slot", "no command"],
+)
+def test_a_command_that_crosses_slots_would_be_found(sent: bytes, found: list[str]) -> None:
+    """In whatever pieces it comes, and behind another one."""
+    watch = OneSlot()
+    requests = watch.requests()
+    sent = b"*1\r\n$4\r\nPING\r\n" + sent
+    for place in range(len(sent)):
+        requests.feed(sent[place : place + 1])
+    assert [text[: len(start)] for text, start in zip(watch.crossing, found, strict=True)] == found

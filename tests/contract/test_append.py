@@ -52,6 +52,37 @@ async def test_appending_twice_with_one_number_writes_once(group: Group) -> None
     assert (again.code, again.last_id, again.length) == (AppendCode.DUP, first.last_id, 2)
 
 
+async def test_repeats_of_the_last_two_appends_each_get_their_own_answer(group: Group) -> None:
+    """Two are under way; the answers to both are lost, and both are sent again, the first one first."""
+    await append_many(group.backend, STREAM, [Append(0, "p", 3, 0, [b"x"])])
+    pair = [Append(0, "p", 4, 0, [b"a", b"b"]), Append(0, "p", 5, 0, [b"c"], follows=4)]
+    first = await append_many(group.backend, STREAM, pair)
+    again = await append_many(group.backend, STREAM, pair)
+    assert [reply.code for reply in first + again] == [AppendCode.OK] * 2 + [AppendCode.DUP] * 2
+    assert [reply.last_id for reply in first] == [reply.last_id for reply in again]
+    assert [reply.before for reply in first + again] == [3, 4, 3, 4]
+    assert again[-1].length == 4
+
+
+async def test_an_append_is_refused_before_the_one_that_it_follows(group: Group) -> None:
+    """It writes nothing until that one is the last that was done, and nothing once another was."""
+    second = Append(0, "p", 2, 0, [b"b"], follows=1)
+    (early,) = await append_many(group.backend, STREAM, [second])
+    assert (early.code, early.last_id, early.length) == (AppendCode.EARLY, None, 0)
+    await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, [b"a"])])
+    (done,) = await append_many(group.backend, STREAM, [second])
+    assert (done.code, done.length) == (AppendCode.OK, 2)
+    late = Append(0, "p", 4, 0, [b"d"], follows=3)
+    assert [reply.code for reply in await append_many(group.backend, STREAM, [late])] == [AppendCode.EARLY]
+
+
+async def test_a_first_append_that_arrives_behind_its_second_writes_nothing(group: Group) -> None:
+    """The second went on without it, so its turn is past, whatever became of who sent it."""
+    await append_many(group.backend, STREAM, [Append(0, "p", 2, 0, [b"b"])])
+    (late,) = await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, [b"a"])])
+    assert (late.code, late.length) == (AppendCode.DUP, 1)
+
+
 async def test_each_producer_and_partition_counts_for_itself(group: Group) -> None:
     """The same number of another producer, or in another partition, is another append."""
     appends = [
@@ -81,9 +112,13 @@ async def test_two_appends_of_one_producer_keep_their_order_when_scripts_are_los
     task = asyncio.create_task(flush())
     try:
         for number in range(1, 60, 2):
-            pair = [Append(0, "p", number + n, 0, [(b"%d" % (number + n), None)]) for n in range(2)]
-            replies = await append_many(group.backend, STREAM, pair)
-            assert [reply.code for reply in replies] == [AppendCode.OK, AppendCode.OK]
+            pair = [Append(0, "p", number + n, 0, [b"%d" % (number + n)], n * number) for n in range(2)]
+            sends = [append_many(group.backend, STREAM, [append]) for append in pair]
+            ((first,), (second,)) = await asyncio.gather(*sends)
+            assert first.code is AppendCode.OK
+            while second.code is AppendCode.EARLY:
+                (second,) = await append_many(group.backend, STREAM, pair[1:])
+            assert second.code is AppendCode.OK
     finally:
         flushing = False
         await task

@@ -35,6 +35,7 @@ from streamworker.redisio.rights import acl_rules
 from streamworker.spark.logs import AckedLogs
 from streamworker.spark.offsets import Slice
 from streamworker.spark.options import parse_options
+from tests.chaos.proxy import proxied
 from tests.contract.support import GROUP, STREAM, Group, request, url_of_user
 from tests.helpers import wait_for_async
 
@@ -319,11 +320,12 @@ async def test_the_documented_rights_of_readers_are_enough(
 
 
 async def test_a_server_at_its_limit_of_connections_is_unavailable(
-    redis_url: str, raw: "redis.Redis"
+    redis_url: str, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lets us in when there is room. It says why not, unless it has hung up before we had sent
     our name: then it is a lost connection like any other.
     """
+    monkeypatch.setattr("streamworker.redisio.attempts.FULL_PAUSE_S", (0.1, 0.2))
     raw.config_set("maxclients", 1)
     try:
         async with Backend.open(redis_url, name="t") as backend:
@@ -402,6 +404,23 @@ async def test_a_server_that_was_restarted_is_found_again(own_server: EmbeddedSe
         own_server.restart()
         await group.send(1)
         assert (await backend.identity())[1] != before[1]
+
+
+async def test_a_read_on_a_slow_network_has_time_to_connect_and_to_answer(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round trip takes longer than a read may take beyond its wait: at 1 s nothing was read."""
+    monkeypatch.setattr("streamworker.redisio.client.BLOCK_MARGIN_MS", 150)
+    read = ("XREAD", "BLOCK", 20, "STREAMS", "none", "$")
+    async with proxied(own_server.url) as proxy, Backend.open(proxy.url, name="slow") as backend:
+        connection = backend.blocking()
+        assert await connection.execute(*read, block_ms=20) is None
+        proxy.delay_ms = 150
+        with pytest.raises(BackendUnavailable, match="gave no answer"):
+            await connection.execute(*read, block_ms=20)
+        # It has learnt how long a round trip takes by connecting.
+        assert [await connection.execute(*read, block_ms=20) for _ in range(2)] == [None] * 2
+        await connection.aclose()
 
 
 async def test_a_call_is_made_again_until_there_is_an_answer() -> None:

@@ -309,6 +309,42 @@ async def test_an_acked_log_that_is_ahead_of_its_lock_is_not_written_to(
     assert everything(raw) == before
 
 
+@pytest.mark.parametrize(
+    "field, value",
+    [("checkpoint", "x"), ("rows", "x"), ("rows", None), ("entries", "x"), ("entries", None)],
+)
+async def test_a_lock_that_somebody_wrote_to_is_named_and_nothing_is_written(
+    group: Group, raw: "redis.Redis", field: str, value: str | None
+) -> None:
+    """Not half of it either: rows in the log without their checkpoint could never be committed any more."""
+    entries = await group.send(1)
+    lock = await group.own()
+    right = raw.hget(GROUP.lock(0), field)
+    if value is None:
+        raw.hdel(GROUP.lock(0), field)
+    else:
+        raw.hset(GROUP.lock(0), field, value)
+    before = everything(raw)
+    sent = request(lock, entries, rows=1, state={"a": b"1"}, dead=[_letter(entries[0].id)])
+    reply = await group.commit(sent)
+    assert reply.code is CommitCode.BADTYPE
+    assert GROUP.lock(0) in str(reply.error)
+    assert everything(raw) == before
+    raw.hset(GROUP.lock(0), field, right)
+    assert (await group.commit(sent)).code is CommitCode.OK
+
+
+async def test_what_a_stranger_wrote_to_a_lock_of_somebody_else_stops_nobody(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """Whoever commits is told that it is not the owner, and the worker's other partitions go on."""
+    entries = await group.send(1)
+    lock = await group.own()
+    for field in ("epoch", "checkpoint", "rows"):
+        raw.hset(GROUP.lock(0), field, "x")
+        assert (await group.commit(request(lock, entries))).code is CommitCode.FENCED
+
+
 async def test_many_partitions_commit_in_one_round_trip(group: Group) -> None:
     """Each has its own outcome, in the order of the requests."""
     requests = []

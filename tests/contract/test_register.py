@@ -5,8 +5,8 @@ import redis
 
 from streamworker.core.entries import ZERO, EntryId
 from streamworker.core.locks import Acquired
-from streamworker.errors import ConfigurationError
-from streamworker.redisio import streams
+from streamworker.errors import BackendRefused, ConfigurationError
+from streamworker.redisio import locks, streams
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import StreamKeys
 from tests.contract.support import GROUP, STREAM, Group, request
@@ -68,6 +68,19 @@ async def test_a_lost_lock_resumes_where_its_group_stood(group: Group, raw: "red
     assert (new.checkpoint, new.entries, new.rows) == (entries[2].id, 3, 3)
     assert new.log != old.log  # Readers are told that something happened.
     assert new.epoch >= old.epoch
+
+
+async def test_a_lock_that_somebody_wrote_to_is_named(group: Group, raw: "redis.Redis") -> None:
+    """Whoever starts a worker or looks at the group learns which it is, and what to do."""
+    await group.register(2)
+    raw.hset(GROUP.lock(1), "checkpoint", "x")
+    with pytest.raises(
+        BackendRefused, match=r"lock of partition 1 .*'x' is not an entry id.* correct or delete"
+    ):
+        await group.register(2)
+    with pytest.raises(BackendRefused, match="lock of partition 1"):
+        await locks.read_lock(group.backend, GROUP, 1)
+    assert set(await locks.read_locks(group.backend, GROUP, [0, 1])) == {0}
 
 
 async def test_a_lost_group_comes_back_at_the_checkpoint(group: Group, raw: "redis.Redis") -> None:

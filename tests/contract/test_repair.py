@@ -130,6 +130,24 @@ async def test_a_log_is_dropped_up_to_the_rows_that_were_seen_and_never_another_
     assert everything(raw) == before
 
 
+async def test_what_was_put_aside_is_dropped_only_if_it_is_what_was_looked_at(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """A string or anything else; the group may damage another one meanwhile."""
+    nothing = await repair.look(group.backend, group.keys, 1)
+    assert nothing.damaged == "" and not await repair.drop_damaged(group.backend, nothing)
+    raw.rpush(group.keys.damaged, "x")
+    a_list = await repair.look(group.backend, group.keys, 1)
+    raw.delete(group.keys.damaged)
+    raw.set(group.keys.damaged, "x")
+    a_string = await repair.look(group.backend, group.keys, 1)
+    assert not await repair.drop_damaged(group.backend, a_list)
+    assert await repair.drop_damaged(group.backend, a_string)
+    assert not raw.exists(group.keys.damaged)
+    raw.rpush(group.keys.damaged, "x")
+    assert await repair.drop_damaged(group.backend, a_list)
+
+
 async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notices(
     group: Group, raw: "redis.Redis"
 ) -> None:
@@ -141,6 +159,7 @@ async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notice
     await group.send(3)
     raw.hset(group.keys.state(0), "a", "1")
     raw.xadd(group.keys.dead(0), {"id": "1-0"})
+    raw.set(group.keys.damaged, "x")
     of_others = {key: value for key, value in everything(raw).items() if b"price" not in key}
     facts = await repair.look(group.backend, group.keys, 1)
     assert await repair.forget_place(group.backend, facts, 0)

@@ -11,6 +11,7 @@ of a source partition, dead letters, keyed state, and readers that allow acked l
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ from streamworker.core.entries import ZERO, EntryId
 from streamworker.core.lease_events import Challenge, ChallengeLeases, RaceForLease, UpdateLeases
 from streamworker.core.locks import Acquired
 from streamworker.core.membership import Member, Membership
+from streamworker.core.mending import fingerprint
+from streamworker.errors import BackendRefused, CoordinationError
 from streamworker.records.entries import Entries
 from streamworker.redisio import control, locks, membership, operations, snapshot, streams
 from streamworker.redisio.client import Backend
@@ -46,10 +49,12 @@ from streamworker.redisio.control import fields_of
 from streamworker.redisio.link import Argument
 from streamworker.redisio.loads import loads_text
 from streamworker.redisio.operation import Access
+from streamworker.testing.damage import damaged, places
 from streamworker.testing.extensions import EXTENSIONS
-from streamworker.testing.model import Commit, Record, RedisModel
+from streamworker.testing.model import RedisModel
 from streamworker.testing.model_claim import ModelClaims
 from streamworker.testing.model_lease import ModelLeases
+from streamworker.testing.stored import Commit, Record
 from tests.contract.clocked import ClockedBackend
 from tests.contract.support import GROUP, STREAM, batch_of
 
@@ -80,11 +85,11 @@ class Difference(AssertionError):
     """The model and the server are not alike."""
 
 
-OF_GROUPS = ("read document", "change", "change", "beat", "read loads", "post", "hear", "probe")
+OF_GROUPS = ("read document", "change", "change", "beat", "read loads", "post", "hear", "probe", "mend")
 OF_CONNECTIONS = ("connect", "cut")
 OF_LOCKS = ("acquire", "acquire", "acquire", "insist", "release")
 OF_RECORDS = ("append", "append", "append", "read", "commit", "commit", "commit again")
-OF_SERVERS = ("look", "flush", "copy", "copy", "fail over", "lag", "lag")
+OF_SERVERS = ("look", "damage", "damage", "flush", "copy", "copy", "fail over", "lag", "lag")
 OF_PROTOCOLS = {
     "membership": (),
     "claim": ("declare", "list", "claim", "claim", "claim", "update", "update", "update", "give up"),
@@ -144,6 +149,7 @@ class Twins:
         self.committed: dict[int, Commit] = {}
         self.heard, self.heard_serial = ZERO, 0
         self.compared = ZERO
+        self.seen = ""
         self.copy: tuple[object, dict[bytes, bytes]] | None = None
         self.met = set[str]()
         """Kinds of answers that came, to see that the steps lead everywhere."""
@@ -181,7 +187,11 @@ class Twins:
 
     async def _effect(self, effect: ev.Effect) -> ev.Event:
         """Do an effect of a core at both; return the answer."""
-        real = await operations.OPERATIONS[type(effect)].do(self.access, effect)
+        operation = operations.OPERATIONS[type(effect)]
+        try:
+            real = await operation.do(self.access, effect)
+        except BackendRefused:
+            real = operation.failed(effect)
         modelled = self.model.perform(effect)
         if isinstance(real, OwnershipListed) and isinstance(modelled, OwnershipListed):
             real = replace(real, entries=tuple(sorted(real.entries, key=lambda entry: entry.partition)))
@@ -240,8 +250,9 @@ class Twins:
     def _learn(self, step: Step, answer: ev.Event) -> None:
         if isinstance(answer, ev.DocumentRead | ev.ChangeRefused):
             empty = Membership.empty(PARTITIONS, "range")
-            read = empty if answer.document is None else Membership.parse(answer.document)
-            self.known[OWNERS[step.who]] = read
+            with suppress(CoordinationError):
+                read = empty if answer.document is None else Membership.parse(answer.document)
+                self.known[OWNERS[step.who]] = read
 
     async def _change(self, step: Step) -> None:
         """Join, mark as leaving, or remove somebody, by what was known when the document was read."""
@@ -262,6 +273,42 @@ class Twins:
         elif step.how % 2:
             self._learn(step, answer)
 
+    async def _damage(self, step: Step) -> None:
+        """Write over the document what can be none, of any type; or over heartbeats and loads."""
+        if "heartbeats" in places(step.how):
+            await self.backend.pipeline([("DEL", GROUP.beats), ("RPUSH", GROUP.beats, "x")])
+            self.model.damage_beats()
+        if "loads" in places(step.how):
+            is_right = self.model.stored.no_loads
+            right: list[Sequence[Argument]] = [("DEL", GROUP.loads)]
+            await self.backend.pipeline(right if is_right else [*right, ("RPUSH", GROUP.loads, "x")])
+            self.model.damage_loads(is_right=is_right)
+        if "document" not in places(step.how):
+            return
+        document = self.known[OWNERS[step.who]].document()
+        _, after = damaged(document, step.how)
+        await self.backend.execute("DEL", GROUP.members)
+        if after is None:
+            await self.backend.execute("RPUSH", GROUP.members, "x")
+        else:
+            await self.backend.execute("SET", GROUP.members, after)
+        self.model.damage(after)
+
+    async def _mend(self, step: Step) -> None:
+        """Put aside what was seen before, or what stands there: now and then a healthy document, too."""
+        stored = self.model.stored
+        there = stored.foreign if stored.document is None else fingerprint(stored.document)
+        seen = (there, there, there, self.seen)[step.how % 4]
+        self.seen = there
+        known = self.known[OWNERS[step.who]]
+        message = GroupChanged(0, "mended", OWNERS[step.who], ())
+        answer = await self._effect(ev.MendDocument(seen, known, message, known.generation + 1))
+        if isinstance(answer, ev.DocumentChanged):
+            self.known[OWNERS[step.who]] = replace(known, generation=answer.generation)
+            self.met.add("mended")
+        elif isinstance(answer, ev.DocumentRead):
+            self.met.add("put aside")
+
     async def _beat(self, step: Step) -> None:
         member, run_id = OWNERS[step.who], self.model.run_id
         loads = (None, {}, {step.where: step.how}, {0: step.how, step.where: 1})[step.how % 4]
@@ -269,7 +316,12 @@ class Twins:
         (reply,) = await membership.heartbeat(self.backend, [renewal])
         if isinstance(reply, Exception):
             raise reply
-        real = ev.HeartbeatDone(member, reply.lost, reply.generation or 0, 1, run_id, reply.beats)
+        if reply.foreign:
+            self.met.add(
+                f"said: {reply.foreign.rpartition(':')[2]}{'' if reply.beats else ', and no heartbeats'}"
+            )
+        known = (reply.generation or 0, 1, run_id, reply.beats, reply.fingerprint)
+        real = ev.HeartbeatDone(member, reply.lost, *known)
         self.met.add(f"lost: {real.lost}")
         modelled = self.model.heartbeat(member, step.where, 1, step.how, loads)
         self.same("the answer to a heartbeat", real, modelled)
@@ -505,6 +557,9 @@ class Twins:
 
     async def _look(self, _step: Step) -> None:
         """Take a snapshot, and say from the model what it should show."""
+        stored = self.model.stored
+        if (self.model.membership is None and (stored.document or stored.foreign)) or stored.no_beats:
+            return
         taken = await snapshot.take_snapshot(self.backend, "shop", "orders", "price")
         document = self.model.membership
         if document is not None:
@@ -524,12 +579,17 @@ class Twins:
 
     async def _compare_what_is_there(self) -> None:
         commands: list[Sequence[Argument]] = [
+            ("TYPE", GROUP.members),
             ("GET", GROUP.members),
+            ("TYPE", GROUP.damaged),
+            ("GET", GROUP.damaged),
+            ("TYPE", GROUP.beats),
             ("HGETALL", GROUP.beats),
             ("XRANGE", GROUP.control, f"({self.compared}", "+"),
             ("HGETALL", GROUP.claims),
             ("HGETALL", GROUP.lease_grab),
             ("HGETALL", GROUP.lease_allocation),
+            ("TYPE", GROUP.loads),
             ("HGETALL", GROUP.loads),
         ]
         for p in range(PARTITIONS):
@@ -539,11 +599,16 @@ class Twins:
                 ("XRANGE", GROUP.acked(p), "-", "+"),
             ]
         replies = await self.backend.pipeline(commands)
-        document, beats, posted, claims, grab, allocation, loads, *rest = replies
-        self.same("the document", document, self.model.stored.document)
-        self.same("the heartbeats", membership.read_beats(beats), self.model.beats)
+        kind, document, kept_kind, kept, beats_kind, beats, posted, *rest = replies
+        claims, grab, allocation, loads_kind, loads, *rest = rest
+        stored = self.model.stored
+        self.same("the document", _value(kind, document), stored.foreign or stored.document)
+        self.same("what was put aside", _value(kept_kind, kept), stored.damaged)
+        self.same("whether heartbeats are a list", beats_kind == b"list", stored.no_beats)
+        self.same("the heartbeats", membership.read_beats(_hash(beats)), self.model.beats)
         texts = {member: loads_text(each) for member, each in self.model.stored.loads.items()}
-        self.same("the loads", fields_of(loads), texts)
+        self.same("whether loads are a list", loads_kind == b"list", stored.no_loads)
+        self.same("the loads", fields_of(_hash(loads)), texts)
         self._compare_messages(posted)
         self._compare_extension(claims, grab, allocation)
         for p in range(PARTITIONS):
@@ -609,6 +674,16 @@ class Twins:
             if commit.rows
         ]
         self.same(f"the acked log of {p}", log, modelled)
+
+
+def _value(kind: bytes, value: bytes | None) -> bytes | str | None:
+    """Return a string, or which other type there is."""
+    return value if kind in (b"string", b"none") else kind.decode()
+
+
+def _hash(reply: Any) -> Sequence[bytes]:
+    """Return the fields of a hash; none where there is something else."""
+    return () if isinstance(reply, BackendRefused) else reply
 
 
 def _with_last(fields: Mapping[str, str], last: int) -> dict[str, str]:

@@ -15,9 +15,9 @@ from streamworker.core.claim_timing import ClaimTiming
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols import Coordinator
 from streamworker.testing.faults import QUIET, Fault, Kind
-from streamworker.testing.model import LockChange
 from streamworker.testing.process import CALL_TIMEOUT_MS, SimWorker
 from streamworker.testing.simulation import Schedule, run
+from streamworker.testing.stored import LockChange
 from streamworker.testing.world import World
 from tests.core.groups import causes, check, pause, until
 

@@ -12,9 +12,9 @@ from streamworker.core.lease import LeaseCore
 from streamworker.core.lease_timing import UNIT, LeaseTiming, LoadMeasure, count_of_partitions
 from streamworker.core.protocols import Coordinator
 from streamworker.testing.faults import Fault, Kind, draw, kinds_of
-from streamworker.testing.model import LockChange
 from streamworker.testing.model_lease import ModelLeases
 from streamworker.testing.process import SimWorker
+from streamworker.testing.stored import LockChange
 from streamworker.testing.world import START_MS, World
 from tests.core.groups import check, pause, settled, until
 

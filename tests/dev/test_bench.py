@@ -1,6 +1,7 @@
 """Figures of ``streamworker bench``: how they are made, compared and shown; and what it leaves behind."""
 
 import asyncio
+import signal
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -10,7 +11,7 @@ import pytest
 import redis
 
 from streamworker.dev.bench import contest as contest_module
-from streamworker.dev.bench import rows, scenes
+from streamworker.dev.bench import rows, scenes, upkeep
 from streamworker.dev.bench.columns import columns
 from streamworker.dev.bench.contest import BenchFailed, Contest, Contestant
 from streamworker.dev.bench.figures import LOOP, Figures, Row, Target, fallen, rows_against
@@ -222,15 +223,16 @@ async def test_a_scene_that_fails_leaves_the_others_their_figures(
         return [row((2.0,), (1.0,))]
 
     monkeypatch.setattr(scenes, "SCENES", {"breaks": breaks, "works": works})
-    monkeypatch.setattr(scenes, "_end_on_sigterm_as_on_ctrl_c", lambda: None)
     run = partial(scenes.run_bench, redis_url, runs=1, records=1000, partitions=1, command="bench")
     warned: list[str] = []
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     report = await run(["breaks", "works"], warn=warned.append)
     assert [each.scene for each in report.rows] == ["batch"]
     assert report.failed == ["breaks: It broke."] and "Failed: breaks" in markdown(report)
     assert warned == ["It broke. The end of its log."]
     with pytest.raises(BenchFailed):
         await run(["breaks"])
+    assert signal.getsignal(signal.SIGTERM) is on_sigterm, "what runs in this process later inherits it"
 
 
 SLEEPS = Contestant("sleeper", ("-c", "import time; time.sleep(60)"))
@@ -375,8 +377,10 @@ async def test_calls_that_overlap_are_faster_than_calls_in_order(redis_url: str)
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_upkeep_is_measured_from_outside(redis_url: str) -> None:
+async def test_upkeep_is_measured_from_outside(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU, memory, commands and connections are those of a real worker, and there are some."""
+    monkeypatch.setattr(upkeep, "SETTLE_S", 0.2)
+    monkeypatch.setattr(upkeep, "MANY", 128)
     async with open_ground(redis_url) as ground:
         contest = Contest(ground, runs=1, records=4000)
         one_load = partial(partitions, loads=LOADS[:1])

@@ -1,13 +1,16 @@
 """Child processes that end with us and leave nothing of theirs behind."""
 
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from streamworker.dev.children import Child
-from tests.helpers import process_is_gone, wait_for
+from tests.helpers import inherited, process_is_gone, wait_for
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 DEAF_SOURCE = """
@@ -19,39 +22,58 @@ time.sleep(60)
 DEAF = [sys.executable, "-c", DEAF_SOURCE]
 
 
-def started(command: list[str], tmp_path: Path) -> Child:
-    """Start a child and wait until it has said so."""
-    child = Child(command, log_path=tmp_path / "child.log")
-    wait_for(lambda: "up" in child.log_tail(), "the child is up")
-    return child
+@pytest.fixture(autouse=True, scope="module")
+def _sigterm_ends_a_program() -> Iterator[None]:
+    """Whatever whoever started us has left us."""
+    with inherited({signal.SIGTERM: signal.SIG_DFL}):
+        yield
 
 
-def test_a_child_that_listens_is_ended_by_a_request(tmp_path: Path) -> None:
+Start = Callable[[list[str]], Child]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Start]:
+    """Start a child and wait until it has said so; it ends with the test, whatever becomes of that."""
+    children: list[Child] = []
+
+    def start(command: list[str]) -> Child:
+        child = Child(command, log_path=tmp_path / "child.log")
+        children.append(child)
+        wait_for(lambda: "up" in child.log_tail(), "the child is up")
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+
+
+def test_a_child_that_listens_is_ended_by_a_request(started: Start) -> None:
     """stop() asks, and says that asking was enough."""
-    child = started(SLEEP, tmp_path)
+    child = started(SLEEP)
 
     assert child.stop(timeout_s=10)
     assert child.exit_code == -15
     assert not child.running
 
 
-def test_a_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
+def test_a_child_that_does_not_listen_is_killed(started: Start) -> None:
     """stop() kills after its time and says so."""
-    child = started(DEAF, tmp_path)
+    child = started(DEAF)
 
     assert not child.stop(timeout_s=0.3)
     assert child.exit_code == -9
 
 
-def test_what_a_child_started_itself_ends_with_it(tmp_path: Path) -> None:
+def test_what_a_child_started_itself_ends_with_it(started: Start) -> None:
     """A grandchild, such as Spark's JVM, does not outlive a killed child."""
     source = (
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        "print('up', child.pid, flush=True)\n"
+        "print(f'up {child.pid}', flush=True)\n"
         "time.sleep(60)\n"
     )
-    child = started([sys.executable, "-c", source], tmp_path)
+    child = started([sys.executable, "-c", source])
     grandchild = int(child.log_tail().split()[1])
 
     child.kill()
@@ -59,13 +81,16 @@ def test_what_a_child_started_itself_ends_with_it(tmp_path: Path) -> None:
     wait_for(lambda: process_is_gone(grandchild), "the grandchild has ended")
 
 
-def test_children_end_when_we_are_killed(tmp_path: Path) -> None:
-    """SIGKILL gives us no chance to end them, and yet they end."""
+@pytest.mark.parametrize("child", [SLEEP, DEAF], ids=["listens", "deaf"])
+def test_children_end_when_we_are_killed(child: list[str], tmp_path: Path) -> None:
+    """SIGKILL gives us no chance to end them, and yet they end: those that do not listen a little later."""
     source = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from streamworker.dev.children import Child\n"
-        f"child = Child({SLEEP!r}, log_path=Path(sys.argv[1]))\n"
+        "from streamworker.dev import children\n"
+        "children.KILL_ORPHAN_AFTER_S = 1\n"
+        f"child = children.Child({child!r}, log_path=Path(sys.argv[1]))\n"
+        "while 'up' not in child.log_tail(): time.sleep(0.02)\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
@@ -81,3 +106,12 @@ def test_children_end_when_we_are_killed(tmp_path: Path) -> None:
         parent.wait()
 
         wait_for(lambda: process_is_gone(pid), "the child has ended with its parent")
+
+
+def test_a_child_that_inherits_a_deaf_ear_is_killed(started: Start) -> None:
+    """Whoever starts us with SIGTERM ignored has our children ignore it too, and no shell undoes that."""
+    with inherited({signal.SIGTERM: signal.SIG_IGN}):
+        child = started(SLEEP)
+
+    assert not child.stop(timeout_s=0.3)
+    assert child.exit_code == -9

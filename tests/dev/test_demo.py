@@ -25,6 +25,7 @@ def start_demo(directory: Path, *, send_s: float, errors: Path) -> "subprocess.P
         return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=log, text=True)
 
 
+@pytest.mark.alone  # its verdict has times in it
 def test_every_flight_becomes_one_row_while_workers_join_die_and_leave(tmp_path: Path) -> None:
     """Three joins, one SIGKILL, one SIGTERM; the tables are exactly right and the exit code says so."""
     demo = start_demo(tmp_path / "demo", send_s=12, errors=tmp_path / "errors")

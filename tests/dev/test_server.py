@@ -1,5 +1,6 @@
 """The embedded server: private, never evicting, and gone when its parent is."""
 
+import contextlib
 import os
 import signal
 import stat
@@ -17,7 +18,7 @@ from redis.retry import Retry
 from streamworker.dev import server as server_module
 from streamworker.dev.server import EmbeddedServer, find_server, server_version
 from streamworker.errors import BackendUnavailable, ConfigurationError
-from tests.helpers import process_is_gone, wait_for
+from tests.helpers import inherited, process_is_gone, wait_for
 
 BINARIES = [
     pytest.param(None, id="valkey"),
@@ -130,9 +131,11 @@ def test_it_ends_with_its_parent_however_that_ends(number: signal.Signals) -> No
         "print(server.pid, server.log_path.parent, flush=True)\n"
         "time.sleep(60)\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    plain = contextlib.nullcontext() if number is signal.SIGKILL else inherited({number: signal.SIG_DFL})
+    with plain:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
     assert parent.stdout is not None
     with parent.stdout:
         pid, directory = parent.stdout.readline().split()

@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 
 from streamworker.dev.server import EmbeddedServer
-from tests.conftest import REDIS_SERVER
-from tests.durability.pair import AlwaysOnDisk, Pair
+from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
+from tests.durability.pair import AlwaysOnDisk, Pair, raw
 
 
 @pytest.fixture(scope="module", params=["valkey", pytest.param("redis7", marks=pytest.mark.soak)])
 def shared_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A primary and its replica; the replica runs and follows again after each test."""
-    pair = Pair(REDIS_SERVER if request.param == "redis7" else None)
+    is_redis = request.param == "redis7"
+    if is_redis and REDIS_SERVER is None:
+        pytest.fail(NO_REDIS_SERVER)  # Without a name it would be a Valkey under Redis' name.
+    pair = Pair(REDIS_SERVER if is_redis else None)
     pair.start()
     yield pair
     pair.stop()
@@ -22,8 +25,6 @@ def shared_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 @pytest.fixture
 def pair(shared_pair: Pair) -> Iterator[Pair]:
     """The pair, empty."""
-    from tests.durability.pair import raw
-
     with raw(shared_pair.primary) as client:
         client.flushall()
         client.script_flush()

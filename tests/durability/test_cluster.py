@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
-from streamworker.errors import ProducerError
-from tests.cluster.support import make_whole, primary_of, replica_of
+from streamworker.errors import BackendUnavailable, ProducerError
+from streamworker.redisio.client import Backend
+from streamworker.runtime.durability import check_durability
+from streamworker.settings import Settings
+from tests.cluster.support import is_primary, make_whole, primary_of, replica_of
 from tests.helpers import wait_for_async
 from tests.raw import close_clusters, opened
 from tests.runtime.bench import Order, Priced, bench
@@ -56,3 +59,29 @@ async def test_a_replica_that_is_stopped_holds_up_what_its_primary_has(cluster: 
         await wait_for_async(lambda: here.runner.records_done, "it counts too")
         await desk.producer.send(Order(102, where[there]), timeout=10)
         await asyncio.gather(here.drained(), other.drained())
+
+
+async def test_who_begins_in_a_failover_is_not_told_that_its_durability_does_not_work(
+    cluster: EmbeddedCluster,
+) -> None:
+    """The node that it knows of as a primary has become a replica: it asks again, and then its successor."""
+    make_whole(cluster)
+    settings = Settings(redis_url=cluster.url, durability="replicas")
+    async with Backend.open(cluster.url, name="t") as backend:
+        await check_durability(backend, settings)
+        old = primary_of(cluster, "a")
+        new = replica_of(cluster, old)
+        new.ask("CLUSTER", "FAILOVER")
+        await wait_for_async(lambda: is_primary(new) and not is_primary(old), "they have changed places")
+        with pytest.raises(BackendUnavailable, match="it is a replica by now"):
+            await check_durability(backend, settings)
+
+        async def passes() -> bool:
+            try:
+                await check_durability(backend, settings)
+            except BackendUnavailable:
+                return False
+            return True
+
+        await wait_for_async(passes, "the successor is asked")
+    make_whole(cluster)

@@ -17,6 +17,7 @@ from streamworker.core.entries import EntryId
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import StreamworkerError
 from streamworker.runtime.runner import StopReason
+from tests.chaos.figures import record
 from tests.durability.pair import Pair, cut, newest_aof, raw, some_time, switched
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, Priced, bench
@@ -169,7 +170,16 @@ async def test_failovers_to_a_replica_lose_nothing_that_was_acknowledged(own_pai
         await more(flow, 20)
         assert not flow.desk.producer.lost
         assert log_is_right(own_pair.primary, flow)
-        print(f"{count} failovers: {len(flow.sent)} confirmed sends, {flow.rows} confirmed rows, 0 lost")
+    record(
+        "F17",
+        'two plain servers, durability="replicas": the primary killed, every other time its replica had not '
+        "followed" + (", in small" if count < 100 else ""),
+        times=count,
+        target="nothing acknowledged is lost",
+        verdict="met",
+        said=f"{len(flow.sent)} sends and {flow.rows} rows confirmed, 0 lost",
+        seed=11,
+    )
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
@@ -189,7 +199,16 @@ async def test_what_a_failover_without_durability_loses_is_reported_to_the_id(
         assert lost and reported(flow) == lost
         assert sum(each.entries for each in flow.desk.producer.lost) >= len(lost)
         assert log_is_right(own_pair.primary, flow)
-        print(f"{count} times: {len(lost)} of {len(flow.sent)} confirmed sends were lost, and reported")
+    record(
+        "F17",
+        'two plain servers, durability="memory": the primary killed, its replica had not followed'
+        + (", in small" if count < 50 else ""),
+        times=count,
+        target="what is lost is reported",
+        verdict="met",
+        said=f"{len(flow.sent)} sends confirmed, {len(lost)} lost, all of them and no other reported by id",
+        seed=12,
+    )
 
 
 # -- power failures ----------------------------------------------------------------------------
@@ -218,7 +237,7 @@ async def power_failure(server: EmbeddedServer, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("count", [3, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
 async def test_power_failures_lose_nothing_that_was_on_the_disk(durable: EmbeddedServer, count: int) -> None:
-    """With `appendfsync everysec`: a send and a commit wait for their second."""
+    """With `appendfsync always`: a send and a commit are confirmed once they are on the disk."""
     rng = random.Random(13)
     async with traffic(durable.url, durability="aof") as flow:
         for turn in range(count):

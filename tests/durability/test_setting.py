@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,7 +14,7 @@ from streamworker.cli.doctor import in_redis
 from streamworker.cli.doctor_durability import remains
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.durability import Durability, refusal_of_policy
+from streamworker.redisio.durability import Durability, Mode, refusal_of_policy
 from streamworker.redisio.info import ServerInfo, read_info
 from streamworker.redisio.rights import acl_rules
 from streamworker.runtime.worker import Worker
@@ -33,8 +33,9 @@ def test_what_there_is_not_is_refused_by_name() -> None:
         Settings.from_env({"STREAMWORKER_DURABILITY": "AOF"})
     assert Settings.from_env({"STREAMWORKER_DURABILITY": "aof"}).durability == "aof"
     assert App("shop").settings.durability == "memory"
-    for mode in DURABILITIES:
-        assert bool(Durability(mode).command) is (mode != "memory")  # type: ignore[arg-type]
+    assert get_args(Mode) == DURABILITIES, "settings and redisio know nothing of each other"
+    for mode in get_args(Mode):
+        assert bool(Durability(mode).command) is (mode != "memory")
 
 
 def test_the_last_commit_of_a_partition_has_the_time_to_be_confirmed() -> None:

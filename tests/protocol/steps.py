@@ -91,6 +91,8 @@ STEPS = {
     "race.restart": "Redis restarts with its data: nothing moves",
     "race.flush": "Redis restarts without its data: all join again",
     "race.failover": "A failover loses a generation: it is not given again",
+    "race.damage": "Another program writes over the document: it is written anew as it was known",
+    "race.damage-unknown": "Nobody who is there knows the group: the damage is put aside, and it begins anew",
     "race.failover-epoch": "A failover loses an acquisition: its epoch is given again, to another owner",
     "race.flush-batch": "Redis loses its data while a batch is in hand: its commit makes no lock",
     "race.static-return": "A static member that dies returns within its hold: nothing moves",

@@ -105,6 +105,7 @@ MISTAKES = {
     "a leaver is removed before it has drained": "003-3-a-worker-leaves",
     "a revoked partition is released before its batch is done": "003-2-a-second-worker-joins",
     "a dead peer is never removed": "race-a-death",
+    "a damaged document is left alone": "race-a-damaged-document",
 }
 """Known mistakes, and the transcript in which each would be seen."""
 

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
-from streamworker.redisio.ackedlog import decode_entry, deserialize_schema
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import WorkerProcess, beside, wait_for
+from tests.judge import check_rows, read_logs
 from tests.raw import opened
 from tests.rebalance.ledger_app import Item
 
@@ -88,28 +86,14 @@ class Scene:
     @contextmanager
     def steady_load(self, per_second: int = 400) -> Iterator[None]:
         """Send records at a steady pace meanwhile."""
-        stop = threading.Event()
-        failed: list[BaseException] = []
 
-        async def produce() -> None:
+        async def produce(stop: threading.Event) -> None:
             while not stop.is_set():
                 await self._send(per_second // 20)
                 await asyncio.sleep(0.05)
 
-        def run() -> None:
-            try:
-                asyncio.run(produce())
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
+        with beside(produce):
             yield
-        finally:
-            stop.set()
-            thread.join()
-        assert not failed, failed
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -168,31 +152,12 @@ class Scene:
     def acked(self) -> dict[int, list[dict[str, Any]]]:
         """Return the rows of each partition's acked log."""
         with opened(self.url) as client:
-            stored = client.hgetall(self._keys.schemas)
-            schemas: dict[str, pa.Schema] = {
-                name.decode(): deserialize_schema(value)
-                for name, value in stored.items()
-                if name != b"current"
-            }
-            return {
-                partition: [
-                    row
-                    for entry_id, fields in client.xrange(self._keys.acked(partition))
-                    for row in decode_entry(entry_id, fields, schemas).to_pylist()
-                ]
-                for partition in range(self.partitions)
-            }
+            logs = read_logs(client, self._keys, self.partitions)
+        return {p: [row for entry in entries for row in entry.rows] for p, entries in logs.items()}
 
     def check_acked_log(self) -> None:
         """Nothing lost, nothing twice, and each key in the order in which it was sent."""
-        rows = [row for rows in self.acked().values() for row in rows]
-        assert sorted(row["n"] for row in rows) == list(range(self.sent))
-        last: dict[str, int] = {}
-        for partition_rows in self.acked().values():
-            for row in partition_rows:
-                number = row["n"]
-                assert number > last.get(row["key"], -1), f"key {row['key']} went back to {number}"
-                last[row["key"]] = number
+        assert check_rows(self.acked().values()) == set(range(self.sent))
 
 
 def slack_for_this_machine() -> float:

@@ -165,34 +165,50 @@ def test_partitions_that_did_not_move_never_pause(scene: Scene) -> None:
     assert median(ratios) <= 1.5
 
 
-@pytest.mark.timeout(240)
-def test_a_handler_that_blocks_or_computes_for_a_minute_causes_no_rebalance(scene: Scene) -> None:
-    """Heartbeats have a thread of their own: a busy worker is alive."""
-    blocking = scene.worker("blocking", HANDLER="block", HANDLER_S="60")
-    computing = scene.worker("computing", HANDLER="compute", HANDLER_S="60")
+def check_that_busy_workers_keep_their_partitions(scene: Scene, seconds: int, **environ: str) -> None:
+    """Let one handler block and another compute for so long, and see that nothing moves."""
+    blocking = scene.worker("blocking", HANDLER="block", HANDLER_S=str(seconds), **environ)
+    computing = scene.worker("computing", HANDLER="compute", HANDLER_S=str(seconds), **environ)
     wait_for(lambda: scene.owners() == {"blocking": 4, "computing": 4}, "both work", 20)
     before = scene.snapshot()
     scene.send(200)
-    wait_for(lambda: len({call.pid for call in scene.calls()}) == 2, "both handlers have ended", 150)
+    wait_for(
+        lambda: len({call.pid for call in scene.calls()}) == 2, "both handlers have ended", 2.5 * seconds
+    )
     after = scene.snapshot()
-    print(f"generation before {before.generation}, after a minute of blocking {after.generation}")
+    print(f"generation before {before.generation}, after {seconds} s {after.generation}")
     assert after.generation == before.generation
     assert [view.owner for view in after.partitions] == [view.owner for view in before.partitions]
     assert blocking.running and computing.running
 
 
+def test_a_handler_that_blocks_or_computes_for_six_sessions_causes_no_rebalance(scene: Scene) -> None:
+    """Heartbeats have a thread of their own: a busy worker is alive."""
+    check_that_busy_workers_keep_their_partitions(scene, 9, **FAST)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+def test_a_handler_that_blocks_or_computes_for_a_minute_causes_no_rebalance(scene: Scene) -> None:
+    """The same at default settings: a minute is six sessions there."""
+    check_that_busy_workers_keep_their_partitions(scene, 60)
+
+
+@pytest.mark.parametrize(
+    ("count", "partitions"), [(9, 6), pytest.param(24, 16, marks=pytest.mark.soak)], ids=["9", "24"]
+)
 def test_workers_beyond_the_partitions_stand_by_and_one_takes_over(
-    redis_url: str, spawn: SpawnWorker, tmp_path: Path
+    redis_url: str, spawn: SpawnWorker, tmp_path: Path, count: int, partitions: int
 ) -> None:
-    """24 workers on 16 partitions: 16 work, 8 stand by, none fails."""
-    scene = Scene(redis_url, spawn, tmp_path, partitions=16)
-    workers = [scene.worker(f"w{number}", **FAST) for number in range(24)]
-    wait_for(lambda: len(scene.snapshot().members) == 24, "all have joined", 90)
-    wait_for(lambda: sorted(scene.owners().values()) == [1] * 16, "sixteen own one partition each", 30)
-    scene.send(1_600)
+    """Of three workers two work and one stands by, none fails: nine of them, or 24 by the soak."""
+    scene = Scene(redis_url, spawn, tmp_path, partitions)
+    workers = [scene.worker(f"w{number}", **FAST) for number in range(count)]
+    wait_for(lambda: len(scene.snapshot().members) == count, "all have joined", 90)
+    wait_for(lambda: sorted(scene.owners().values()) == [1] * partitions, "each partition has its owner", 30)
+    scene.send(100 * partitions)
     scene.wait_until_drained()
     states = [member.state for member in scene.snapshot().members]
-    assert states.count("active") == 16 and states.count("standby") == 8
+    assert states.count("active") == partitions and states.count("standby") == count - partitions
     assert all(worker.running for worker in workers)
     scene.check_acked_log()
 

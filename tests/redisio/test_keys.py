@@ -61,7 +61,8 @@ def test_the_table_has_every_key_and_its_true_form() -> None:
         STREAM.events(0),
         STREAM.producer(0, "ID"),
         *(getattr(GROUP, name)(0) for name in ("lock", "acked", "dead", "state")),
-        *(getattr(GROUP, name) for name in ("members", "control", "beats", "loads", "readers", "schemas")),
+        *(getattr(GROUP, name) for name in ("members", "control", "beats", "loads", "readers")),
+        *(getattr(GROUP, name) for name in ("damaged", "schemas")),
         *(getattr(GROUP, name) for name in ("claims", "lease_grab", "lease_allocation")),
     }
     assert {row.key.replace(".P}", ".0}") for row in KEY_TABLE} == made

@@ -126,12 +126,6 @@ def test_no_answer_says_that_nobody_knows() -> None:
     assert str(error).startswith("Redis at db.example:6379 gave no answer within 2500 ms. It may or may not")
 
 
-def test_an_error_inside_another_one_is_found() -> None:
-    """redis-py wraps what went wrong while it connected to a unix socket."""
-    wrapped = exceptions.ConnectionError(_server_says("WRONGPASS invalid username-password pair"))
-    assert isinstance(translate(wrapped, "/run/s"), AuthenticationFailed)
-
-
 def test_a_long_text_of_the_server_is_cut() -> None:
     """An error that quotes a whole payload does not fill the log."""
     assert len(str(translate(_server_says("ERR " + "x" * 10_000), "h:1"))) < 500

@@ -33,7 +33,7 @@ def test_the_head_names_keys_arguments_and_replies(script: Script) -> None:
         assert word in head, word
     assert "ARGV  1 " in head or "ARGV" not in script.text
     keys = {int(n) for n in re.findall(r"KEYS\[(\d)\]", script.text)}
-    assert all(re.search(rf"(KEYS| ) {n} \w+ \((hash|stream|string)\)", head) or n == 1 for n in keys)
+    assert all(re.search(rf"(KEYS| ) {n} \w+ \((hash|stream|string|any)\)", head) or n == 1 for n in keys)
 
 
 @pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.name)

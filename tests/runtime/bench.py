@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
 import msgspec
+import redis
 import structlog
 
 from streamworker.context import Context, Records
@@ -33,7 +34,19 @@ from streamworker.runtime.producer import Producer
 from streamworker.runtime.runner import PartitionRunner, Stopped
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
-from tests.helpers import wait_for_async
+from tests.helpers import PATIENCE_S, wait_for_async
+
+
+@contextlib.contextmanager
+def full_memory(url: str) -> Iterator[None]:
+    """Leave a server no memory meanwhile: whatever needs some is refused."""
+    with redis.Redis.from_url(url) as client:
+        room = client.config_get("maxmemory")["maxmemory"]
+        client.config_set("maxmemory", 1)
+        try:
+            yield
+        finally:
+            client.config_set("maxmemory", room)
 
 
 class Order(msgspec.Struct):
@@ -73,7 +86,7 @@ class Running:
     async def drained(self) -> Stopped:
         """Drain it and wait for its end."""
         self.runner.drain()
-        with anyio.fail_after(10):
+        with anyio.fail_after(PATIENCE_S):
             await self.ended.wait()
         assert self.stopped is not None
         return self.stopped
@@ -81,7 +94,7 @@ class Running:
     async def cancelled(self) -> None:
         """Cancel it and wait for its end."""
         self.scope.cancel()
-        with anyio.fail_after(10):
+        with anyio.fail_after(PATIENCE_S):
             await self.ended.wait()
 
 
@@ -101,12 +114,14 @@ class Bench:
         self.producer = Producer(backend, stream, changed, rng=self.rng)
         self.budget = ByteBudget(changed.prefetch_bytes)
         self.regressed: list[tuple[int, str]] = []
+        self.unreadable: list[tuple[int, str]] = []
         self.fetcher = Fetcher(
             backend,
             self.stream_keys,
             changed,
             self.budget,
             on_regressed=lambda p, reason: self.regressed.append((p, reason)),
+            on_unreadable=lambda p, reason: self.unreadable.append((p, reason)),
             rng=self.rng,
         )
         self.committer = Committer(backend, self.keys, changed, self.rng)

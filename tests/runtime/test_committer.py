@@ -9,7 +9,7 @@ from streamworker.core.entries import ZERO, EntryId
 from streamworker.core.locks import Acquired
 from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest
 from tests.chaos.proxy import proxied
-from tests.runtime.bench import Bench, bench
+from tests.runtime.bench import Bench, bench, full_memory
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,6 @@ async def test_a_refused_commit_is_sent_again_until_redis_takes_it(redis_url: st
     async with bench(redis_url) as desk:
         lock = await own(desk, 0)
         troubled = anyio.Event()
-        await desk.backend.execute("CONFIG", "SET", "maxmemory", "1")
         commit = CommitRequest(
             partition=0,
             owner="w1",
@@ -71,10 +70,9 @@ async def test_a_refused_commit_is_sent_again_until_redis_takes_it(redis_url: st
             entries=1,
             state={"a": b"1"},
         )
-        task = asyncio.create_task(desk.committer.submit(commit, on_trouble=lambda _: troubled.set()))
-        with anyio.fail_after(5):
+        with full_memory(redis_url), anyio.fail_after(5):
+            task = asyncio.create_task(desk.committer.submit(commit, on_trouble=lambda _: troubled.set()))
             await troubled.wait()
-        await desk.backend.execute("CONFIG", "SET", "maxmemory", "1gb")
         assert (await asyncio.wait_for(task, 10)).code is CommitCode.OK
 
 

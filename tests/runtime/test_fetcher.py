@@ -10,9 +10,9 @@ import pytest
 
 from streamworker.core.batching import ENTRY_OVERHEAD_BYTES, BatchLimits
 from streamworker.core.entries import ZERO, Entry, EntryId
-from streamworker.runtime import fetcher as fetcher_module
+from streamworker.runtime import streamwatch
 from streamworker.runtime.buffer import ByteBudget, PartitionBuffer
-from streamworker.runtime.fetcher import regression
+from streamworker.runtime.streamwatch import regression
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, bench
@@ -206,6 +206,21 @@ def test_a_buffer_gives_entries_in_order_and_keeps_count_of_bytes() -> None:
 # -- trouble -----------------------------------------------------------------------------------
 
 
+def test_what_two_reads_bring_is_taken_once() -> None:
+    """Both began at one place, since each node was asked for a partition that went from one to the other."""
+    budget = ByteBudget(10_000)
+    buffer = PartitionBuffer(0, ZERO, budget, ahead=100)
+    read = [entry(n, 10) for n in range(1, 4)]
+    buffer.put(read)
+    used = budget.used
+    for late in (read, read[:2], [*read, entry(4, 10)]):
+        buffer.put(late)
+    assert list(buffer.each_waiting()) == read
+    assert (buffer.waiting, buffer.position, budget.used) == (3, EntryId(3, 0), used)
+    buffer.put([entry(4, 10)])
+    assert buffer.waiting == 4
+
+
 async def test_the_fetcher_goes_on_after_its_connection_was_cut(redis_url: str) -> None:
     """Nothing is lost or read twice when connections end again and again."""
     async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
@@ -225,7 +240,7 @@ async def test_the_fetcher_goes_on_after_its_connection_was_cut(redis_url: str) 
 
 async def test_a_deleted_stream_is_noticed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """XREAD would wait for ever; the position is ahead of what Redis has, and that is reported once."""
-    monkeypatch.setattr(fetcher_module, "REGRESSION_CHECK_MS", 50)
+    monkeypatch.setattr(streamwatch, "REGRESSION_CHECK_MS", 50)
     async with bench(redis_url, partitions=2, fetch_block_ms=100) as desk:
         for partition in range(2):
             await desk.backend.execute("XADD", desk.stream_keys.events(partition), "9-1", "v", "x")
@@ -246,7 +261,7 @@ async def test_many_idle_partitions_cost_a_few_commands(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some are looked at each time, in turn; one that is gone is noticed at once all the same."""
-    monkeypatch.setattr(fetcher_module, "REGRESSION_CHECK_MS", 50)
+    monkeypatch.setattr(streamwatch, "REGRESSION_CHECK_MS", 50)
     async with bench(redis_url, partitions=64, fetch_block_ms=100) as desk:
         for partition in range(64):
             await desk.add_raw(b"x", partition)
@@ -271,15 +286,71 @@ async def test_many_idle_partitions_cost_a_few_commands(
 
 
 async def test_a_key_of_another_type_stops_only_its_partition(redis_url: str) -> None:
-    """The partition is reported with the key's name; the others are read on."""
+    """The partition is reported with the key's name, once; the others are read on."""
     async with bench(redis_url, partitions=3) as desk:
         await desk.backend.execute("SET", desk.stream_keys.events(1), "x")
         buffers = [desk.fetcher.add(p, ZERO) for p in range(3)]
-        await wait_for_async(lambda: bool(desk.regressed), "it is reported")
-        assert desk.regressed[0][0] == 1 and desk.stream_keys.events(1) in desk.regressed[0][1]
-        await desk.producer.send_many([Order(n, f"c{n}") for n in range(2)])
-        await desk.backend.execute("XADD", desk.stream_keys.events(2), "*", "v", "x")
-        await wait_for_async(lambda: buffers[2].waiting >= 1, "another partition is read")
+        await wait_for_async(lambda: bool(desk.unreadable), "it is reported")
+        assert desk.unreadable == [
+            (1, f"key {desk.stream_keys.events(1)} holds a string and not a stream"),
+        ]
+        await desk.add_raw(b"x", 2)
+        await wait_for_async(lambda: buffers[2].waiting == 1, "another partition is read")
+        await desk.add_raw(b"x", 2)
+        await wait_for_async(lambda: buffers[2].waiting == 2, "and read on")
+        assert len(desk.unreadable) == 1 and not desk.regressed
+
+
+async def set_aside(desk: Bench, *, spare: str) -> PartitionBuffer:
+    """Read an entry, put the stream aside, and wait until what stands in its place was noticed."""
+    key = desk.stream_keys.events(0)
+    await desk.backend.execute("XADD", key, "9-1", "v", "1")
+    buffer = desk.fetcher.add(0, ZERO)
+    await wait_for_async(lambda: buffer.waiting == 1, "it is read")
+    await desk.backend.pipeline([("RENAME", key, spare), ("SET", key, "x")])
+    await wait_for_async(lambda: len(desk.unreadable) == 1, "it is reported")
+    return buffer
+
+
+async def test_a_key_that_was_of_another_type_is_read_on_when_it_is_right(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it had stopped: nothing is skipped, nothing comes twice. Also where it was gone for a moment."""
+    monkeypatch.setattr(streamwatch, "LOOK_AGAIN_MS", 500)
+    async with bench(redis_url, fetch_block_ms=100) as desk:
+        key = desk.stream_keys.events(0)
+        spare = f"{key}:spare"
+        buffer = await set_aside(desk, spare=spare)
+        await desk.backend.execute("XADD", spare, "9-2", "v", "2")
+        await desk.backend.execute("DEL", key)
+        await wait_for_async(
+            lambda: desk.fetcher._watch._unreadable == {0: True}, "it was missing for a look"
+        )
+        await desk.backend.execute("RENAME", spare, key)
+        await wait_for_async(lambda: buffer.waiting == 2, "it is read on")
+        await desk.backend.execute("XADD", key, "9-3", "v", "3")
+        await wait_for_async(lambda: buffer.waiting == 3, "and on")
+        assert [entry.fields[b"v"] for entry in buffer.take(9, 9_999)] == [b"1", b"2", b"3"]
+        assert desk.unreadable[1:] == [(0, "")] and not desk.regressed
+
+
+async def test_a_key_that_was_of_another_type_and_is_not_the_stream_that_it_was_is_reported(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is gone or begins anew: to go on would skip what it holds."""
+    monkeypatch.setattr(streamwatch, "LOOK_AGAIN_MS", 100)
+    for made_anew in (False, True):
+        async with bench(redis_url, fetch_block_ms=100) as desk:
+            key = desk.stream_keys.events(0)
+            buffer = await set_aside(desk, spare=f"{key}:spare")
+            await desk.backend.execute("DEL", key)
+            if made_anew:
+                await desk.backend.execute("XADD", key, "3-1", "v", "0")
+            await wait_for_async(lambda: bool(desk.regressed), "it is reported")
+            what = "was recreated: its last id is 3-1, and" if made_anew else "was deleted;"
+            assert desk.regressed == [(0, f"stream {key} {what} we had read up to 9-1")]
+            assert buffer.waiting == 1 and len(desk.unreadable) == 1
+            await desk.backend.execute("FLUSHDB")
 
 
 def test_regression_compares_ids_as_numbers() -> None:

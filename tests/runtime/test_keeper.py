@@ -6,10 +6,14 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
+from streamworker.core.events import HeartbeatDone
+from streamworker.core.membership import Member, Membership
 from streamworker.core.pulse import BEAT_RETRIES
+from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.keeper import Keeper
 from streamworker.settings import Settings
 from tests.helpers import wait_for_async
+from tests.raw import opened
 
 INTERVAL_MS = 4_000
 
@@ -36,3 +40,36 @@ async def test_a_heartbeat_that_failed_is_sent_again_before_the_next_one_is_due(
             took_ms = (time.monotonic() - started) * 1_000
             keeper.stop()
     assert 2 * INTERVAL_MS / BEAT_RETRIES <= took_ms < INTERVAL_MS
+
+
+@pytest.mark.anyio
+async def test_a_key_that_is_written_over_is_named_once_and_ends_no_heartbeat(redis_url: str) -> None:
+    """That of the heartbeats is mended by the first one, and that of the loads is left alone."""
+    keys = GroupKeys("shop", "orders", "price")
+    group = Membership.empty(2, "range").with_member(Member("a.1", "a", "host", 1, 1))
+    beats: list[HeartbeatDone] = []
+    settings = Settings(redis_url=redis_url, heartbeat_interval_ms=100)
+    with opened(redis_url) as raw, capture_logs() as logs:
+        raw.set(keys.members, group.document())
+        raw.hset(keys.beats, "a.1", "5|6|run|0")
+        raw.rpush(keys.loads, "mine")
+        keeper = Keeper(settings, "w1")
+        keeper.start()
+        keeper.keep(keys, "a.1", beats.append)
+        await wait_for_async(lambda: len(beats) > 5, "some heartbeats")
+        raw.set(keys.beats, "mine")
+        until = len(beats)
+        await wait_for_async(lambda: len(beats) > until + 5, "some more")
+        raw.delete(keys.loads)
+        until = len(beats)
+        await wait_for_async(lambda: len(beats) > until + 5, "some more")
+        keeper.stop()
+        kept = raw.get(keys.damaged)
+    said = [(log["event"], log["key"]) for log in logs if "key" in log]
+    assert [each for each in said if each[1] == keys.loads] == [
+        ("key_of_another_type", keys.loads),
+        ("key_right_again", keys.loads),
+    ]
+    assert ("heartbeats_mended", keys.beats) in said
+    assert kept == b"mine"
+    assert not any(beat.lost for beat in beats)

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 import anyio
@@ -535,7 +536,7 @@ async def test_draining_during_a_pause_between_attempts_gives_up_the_record(redi
             desk.spec(price, concurrency=4, attempts=5, backoff=60.0, backoff_max=60.0)
         )
         await failed.wait()
-        with anyio.fail_after(3):
+        with anyio.fail_after(20):  # less than the shortest pause
             stopped = await running.drained()
         assert stopped.reason is StopReason.DRAINED
         assert await desk.committed() == 3
@@ -630,6 +631,12 @@ async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, s
     poison = set(rng.sample(range(count), 20))
     watches: list[Watch] = []
 
+    async def until_handled(desk: Bench, calls: int) -> None:
+        # By calls and not by time: on a busy machine none of the owners would get anything done.
+        with anyio.fail_after(60):
+            while len(watches[-1].ended) < calls and await desk.committed() < count:
+                await asyncio.sleep(0)
+
     def owner() -> Callable[..., Any]:
         watch = Watch()
         watches.append(watch)
@@ -657,7 +664,7 @@ async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, s
         turn = 0
         while await desk.committed() < count:
             running = await desk.start(desk.spec(owner(), **options), owner=f"w{(turn := turn + 1)}")
-            await asyncio.sleep(rng.random() / 5)
+            await until_handled(desk, rng.randrange(300))
             match rng.choice(["drain", "cancel", "fence"]):
                 case "drain":
                     await running.drained()
@@ -844,7 +851,8 @@ async def test_calls_that_never_wait_leave_the_event_loop_to_others(redis_url: s
             before = handled
             await asyncio.sleep(0)
             in_one_turn = max(in_one_turn, handled - before)
-    assert in_one_turn < 1_000
+    # Between 300 and 500 (measured); with a turn of the event loop for each record it would be 64.
+    assert 100 < in_one_turn < 1_000
 
 
 async def rate(
@@ -892,11 +900,30 @@ async def test_waiting_handlers_go_faster_by_far_side_by_side(
     assert ratio >= 15
 
 
+async def rate_by_hand(handler: Callable[..., Any], count: int, clock: Callable[[], float]) -> float:
+    """Return how many records a second a bare loop gets through: a task each, 64 at a time."""
+    orders = [Order(n, f"k{n % 1_000}") for n in range(count)]
+    places = asyncio.Semaphore(64)
+
+    async def one(order: Order) -> None:
+        await handler(order)
+        places.release()
+
+    began = clock()
+    async with asyncio.TaskGroup() as tasks:
+        for order in orders:
+            await places.acquire()
+            tasks.create_task(one(order))
+    return count / (clock() - began)
+
+
 @pytest.mark.alone  # measures rates
 async def test_what_concurrency_costs_a_record(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Handlers that do nothing get through a seventh as many, which is still 40,000 a second (measured).
+    """Reading, order by key, commits and rows cost a few times what a task by itself does, whatever waits.
 
-    By this process' time: what others do on the machine would count against the one that takes longer.
+    Against a loop by hand in the same round: the machine is slower for seconds at a time, which tells
+    nothing of either. By this process' time: what others do on the machine would count against the one
+    that takes longer.
     """
 
     async def nothing(_: Order) -> None: ...
@@ -904,16 +931,21 @@ async def test_what_concurrency_costs_a_record(redis_url: str, capsys: pytest.Ca
     async def forward(order: Order) -> Priced:
         return Priced(order.number, 1.0)
 
-    rates: dict[str, list[float]] = {"in order": [], "side by side": [], "forwarding a row": []}
+    clock = time.process_time
+    rates: dict[str, list[float]] = {"by hand": [], "side by side": [], "forwarding a row": []}
     async with bench(redis_url) as desk:
-        for _ in range(3):
-            rates["in order"].append(await rate(desk, nothing, 10_000, time.process_time))
-            rates["side by side"].append(await rate(desk, nothing, 10_000, time.process_time, concurrency=64))
-            rates["forwarding a row"].append(
-                await rate(desk, forward, 10_000, time.process_time, concurrency=64)
-            )
-    medians = {name: sorted(found)[1] for name, found in rates.items()}
+        for _ in range(5):
+            rates["by hand"].append(await rate_by_hand(nothing, 20_000, clock))
+            rates["side by side"].append(await rate(desk, nothing, 10_000, clock, concurrency=64))
+            rates["forwarding a row"].append(await rate(desk, forward, 10_000, clock, concurrency=64))
+    shares = {
+        name: median(ours / bare for ours, bare in zip(found, rates["by hand"], strict=True))
+        for name, found in rates.items()
+    }
     with capsys.disabled():
-        print("\ninstant handlers: " + ", ".join(f"{name} {n:,.0f}/s" for name, n in medians.items()))
-    # 0.15 to 0.23 on a quiet machine, where what is in order is at its fastest (measured).
-    assert medians["side by side"] / medians["in order"] > 0.1
+        said = (f"{name} {median(found):,.0f}/s ({shares[name]:.3f})" for name, found in rates.items())
+        print("\ninstant handlers: " + ", ".join(said))
+    # 0.23 to 0.31, and 0.08 to 0.13, in twelve runs on a machine that was never quiet. With a look at all
+    # records in hand for each of them: 0.11 and 0.06.
+    assert shares["side by side"] > 0.15
+    assert shares["forwarding a row"] > 0.055

@@ -10,12 +10,20 @@ import redis
 
 from streamworker.core.entries import EntryId
 from streamworker.core.partitioner import partition_for
-from streamworker.errors import BackendRefused, ConfigurationError, ProducerError, RecordError, StreamFull
+from streamworker.errors import (
+    BackendRefused,
+    BackendUnavailable,
+    ConfigurationError,
+    ProducerError,
+    RecordError,
+    StreamFull,
+)
 from streamworker.redisio import streams
+from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import StreamKeys
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Bench, Order, bench
+from tests.runtime.bench import Bench, Order, bench, full_memory
 
 pytestmark = pytest.mark.anyio
 
@@ -123,15 +131,24 @@ async def test_a_record_that_cannot_be_appended_does_not_fail_those_beside_it(re
         assert await numbers(desk) == [0, 2]
 
 
-async def test_a_full_partition_raises_or_waits_as_asked(redis_url: str) -> None:
-    """With ``raise`` the sender is told at once; with ``wait`` the record goes in when there is room."""
+async def test_a_full_partition_raises_or_waits_as_asked(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``raise`` the sender is told at once; with ``wait`` the record goes in when there is room.
+
+    A timeout that ends between two tries says that it is full, and nothing was written; one that ends
+    within a try cannot know. So the pause between them is long here.
+    """
+    monkeypatch.setattr("streamworker.runtime.lanes.FULL_PAUSE_MS", (4_000, 4_000))
     async with bench(redis_url, run=False, stream={"entries_max": 10}) as desk:
         await desk.acquire(0, "w1")
         await desk.send(range(10))
         with pytest.raises(StreamFull, match="limit of 10 entries"):
             await desk.producer.send(Order(10), on_full="raise")
         waiting = asyncio.create_task(desk.producer.send(Order(11)))
-        with pytest.raises(StreamFull):
+        lane = desk.producer._lanes._lanes[0]
+        await wait_for_async(lambda: lane.resting, "the partition was found full again")
+        with pytest.raises(StreamFull, match="limit of 10 entries"):
             await desk.producer.send(Order(12), timeout=0.1)
         assert not waiting.done()
         running = await desk.start(desk.spec(ignore))
@@ -201,12 +218,8 @@ async def test_out_of_memory_is_told_to_the_sender(redis_url: str) -> None:
     """Redis refuses, nothing is written, and the error says what to do; later sends work."""
     async with bench(redis_url, run=False) as desk:
         await desk.producer.send(Order(0))
-        await desk.backend.execute("CONFIG", "SET", "maxmemory", "1")
-        try:
-            with pytest.raises(BackendRefused, match="out of memory"):
-                await desk.producer.send(Order(1))
-        finally:
-            await desk.backend.execute("CONFIG", "SET", "maxmemory", "1gb")
+        with full_memory(redis_url), pytest.raises(BackendRefused, match="out of memory"):
+            await desk.producer.send(Order(1))
         await desk.producer.send(Order(2))
         assert await numbers(desk) == [0, 2]
 
@@ -216,12 +229,10 @@ async def test_a_refusal_after_a_try_without_an_answer_is_not_taken_for_a_no(red
     async with proxied(redis_url) as proxy, bench(proxy.url, run=False, call_timeout_ms=200) as desk:
         await desk.producer.send(Order(0))
         proxy.strand()
+        with full_memory(redis_url), pytest.raises(ProducerError, match="may or may not"):
+            await desk.producer.send(Order(1))
+        proxy.let_pass()
         with redis.Redis.from_url(redis_url) as direct:
-            direct.config_set("maxmemory", "1")
-            with pytest.raises(ProducerError, match="may or may not"):
-                await desk.producer.send(Order(1))
-            direct.config_set("maxmemory", "1gb")
-            proxy.let_pass()
             key = desk.stream_keys.events(0)
             await wait_for_async(lambda: direct.xlen(key) == 2, "the first try has arrived")
 
@@ -233,6 +244,28 @@ async def test_another_number_of_partitions_is_refused_before_the_first_send(red
         with pytest.raises(ConfigurationError, match="4"):
             await desk.producer.send(Order(1))
         assert not await desk.backend.execute("EXISTS", desk.stream_keys.events(0))
+
+
+async def test_a_stream_that_is_declared_otherwise_is_named_after_an_outage_too(redis_url: str) -> None:
+    """Nothing was sent before it was declared, so nothing of it can be on its way."""
+    async with proxied(redis_url) as proxy, bench(proxy.url, run=False) as desk:
+        proxy.refuse = True
+        proxy.reset()
+        sending = asyncio.create_task(desk.producer.send(Order(1)))
+        await wait_for_async(lambda: _was_refused(desk), "a try found nobody")
+        async with Backend.open(redis_url, name="t") as direct:
+            await streams.declare(direct, StreamKeys("shop", "orders"), 4, "json")
+        proxy.heal()
+        with pytest.raises(ConfigurationError, match="4"):
+            await asyncio.wait_for(sending, 10)
+
+
+async def _was_refused(desk: Bench) -> bool:
+    try:
+        await desk.backend.execute("PING")
+    except BackendUnavailable:
+        return True
+    return False
 
 
 async def test_records_without_a_key_go_to_all_partitions_in_turn(redis_url: str) -> None:

@@ -45,7 +45,7 @@ def test_the_log_of_a_real_worker_reads_like_the_trace_of_the_simulator(
     """The same scenario on a real server and in the model: the same events, effects and words."""
     write_app("shop", APP)
     worker = spawn("run", "shop:app", "--name", "w1", "--log-level", "debug", "--log-format", "json")
-    wait_for(lambda: "PostControl: acquired" in worker.log(), "it has the partition", 30)
+    wait_for(lambda: "PostControl: acquired" in worker.log(), "it has the partition")
     worker.terminate()
     assert worker.wait() == 0
     records = [json.loads(line) for line in worker.log().splitlines() if line.startswith("{")]

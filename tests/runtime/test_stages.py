@@ -81,10 +81,10 @@ def test_a_worker_whose_log_nobody_reads_ends_at_its_deadline(
     command = [sys.executable, "-m", "streamworker", "run", "chatty:app"]
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE) as worker:
         try:
-            wait_for(lambda: _state(redis_url, "chatty", "talk") == b"running", "it runs", 20)
+            wait_for(lambda: _state(redis_url, "chatty", "talk") == b"running", "it runs")
             _add(redis_url, "chatty")
             wchan = Path(f"/proc/{worker.pid}/syscall")
-            wait_for(lambda: wchan.read_text().startswith("1 0x2 "), "it waits for its log's reader", 20)
+            wait_for(lambda: wchan.read_text().startswith("1 0x2 "), "it waits for its log's reader")
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(10) == FORCED
         finally:
@@ -97,9 +97,9 @@ def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
     """A call that took too long cannot be interrupted; the worker leaves, and ends, without it."""
     write_app("sleepy", SLEEPY)
     worker = spawn("run", "sleepy:app")
-    wait_for(lambda: _state(redis_url, "sleepy", "doze") == b"running", "it runs", 20)
+    wait_for(lambda: _state(redis_url, "sleepy", "doze") == b"running", "it runs")
     _add(redis_url, "sleepy")
-    wait_for(lambda: _state(redis_url, "sleepy", "doze") == b"halted", "its call was given up", 20)
+    wait_for(lambda: _state(redis_url, "sleepy", "doze") == b"halted", "its call was given up")
     worker.terminate()
     assert worker.wait(10) == 0
     assert "worker_left" in worker.log()

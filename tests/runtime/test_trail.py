@@ -34,7 +34,7 @@ def test_a_log_tells_which_owner_committed_what_and_when(
     worker = spawn("run", "shop:app", "--name", "w1", "--log-level", "debug", "--log-format", "json")
     (tmp_path / "orders.jsonl").write_text('{"number": 1}\n{"number": 2}\n')
     assert spawn("send", "shop:orders", "orders.jsonl").wait() == 0
-    wait_for(lambda: "commit_answered" in worker.log(), "the records are committed", 30)
+    wait_for(lambda: "commit_answered" in worker.log(), "the records are committed")
     worker.terminate()
     assert worker.wait() == 0
     lines = [json.loads(line) for line in worker.log().splitlines() if line.startswith("{")]

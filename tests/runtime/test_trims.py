@@ -32,11 +32,11 @@ def test_no_commit_trims_before_its_time() -> None:
 def test_a_partition_is_trimmed_apart_when_its_flow_has_ended_or_its_readers_move() -> None:
     """What its last commits did not drop goes then, and it is asked for once."""
     trims = Trims(interval_ms=0)
-    asked = [trims.apart(0)]
+    asked = [trims.without_commit(0)]
     for rows in (0, 0, 7, 7):
         trims.committed(5, 50)
-        asked.append(trims.apart(rows))
-    asked += [trims.apart(7), trims.apart(7)]
+        asked.append(trims.without_commit(rows))
+    asked += [trims.without_commit(7), trims.without_commit(7)]
     assert asked == [True, False, False, True, False, True, False]
 
 
@@ -46,5 +46,5 @@ def test_a_partition_with_much_flow_is_trimmed_apart_too() -> None:
     asked = []
     for entries, size in ((NODE_ENTRIES, 0), (NODE_ENTRIES, 0), (1, NODE_BYTES), (1, 1)):
         trims.committed(entries, size)
-        asked.append(trims.apart(0))
+        asked.append(trims.without_commit(0))
     assert asked == [True, True, True, False]

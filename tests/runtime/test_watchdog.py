@@ -246,7 +246,7 @@ async def test_entries_that_nobody_reads_are_noticed(redis_url: str) -> None:
     async with scene(redis_url, take) as seen:
         await seen.worker.until_drained()
         group = seen.worker._worker._groups[0]
-        group._fetcher._broken.add(0)  # a fault that nobody has thought of
+        group._fetcher._watch._broken.add(0)  # a fault that nobody has thought of
         group._fetcher._candidates.clear()
         items = seen.worker._app.streams["items"]
         await items.send(Item(1))  # the read that is under way brings this one

@@ -269,7 +269,7 @@ DECODERS = (
     Decoder("wish to join", damaged_fields(_bytes_of(WANTED)), _message),
     Decoder("heartbeats", damaged_hash(b"1700|12|run|300"), membership.read_beats),
     Decoder("positions of readers", damaged_hash(READER), readers.read_readers),
-    Decoder("lock", flat_of(damaged_fields(LOCK)), locks.lock_view),
+    Decoder("lock", flat_of(damaged_fields(LOCK)), lambda flat: locks.lock_view(flat, 0)),
     Decoder(
         "dead letter",
         flat_of(damaged_fields(LETTER)),

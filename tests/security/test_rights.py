@@ -15,9 +15,16 @@ import redis
 from typer.testing import Result
 
 from streamworker import App, Context
+from streamworker.core.control import GroupChanged
+from streamworker.core.events import MendDocument
+from streamworker.core.membership import Membership
+from streamworker.core.mending import fingerprint
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.errors import StreamFull
+from streamworker.redisio import membership, operations
 from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.operation import Access
 from streamworker.redisio.rights import KINDS, ROLE_NAMES, ROLES
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.spark.connection import URL_VARIABLE
@@ -200,6 +207,53 @@ async def test_a_worker_has_all_that_it_needs(url_of: UrlOf) -> None:
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
+async def test_a_worker_and_an_operator_may_put_a_damaged_membership_aside(
+    url_of: UrlOf, admin: "redis.Redis"
+) -> None:
+    """A string, a value of another type, and one that is too large to be kept."""
+    keys = GroupKeys("shop", "orders", "price")
+    effect = MendDocument("", Membership.empty(4, "range"), GroupChanged(0, "mended", "w1", ()), 1)
+    for role in ("worker", "operator"):
+        async with Backend.open(url_of(role), name=role) as backend:
+            for seen, command in (
+                (fingerprint(b"x"), ("SET", keys.members, "x")),
+                ("list", ("RPUSH", keys.members, "x")),
+                ("list", ("RPUSH", keys.members, *["x" * 100_000] * 20)),
+            ):
+                admin.execute_command(*command)
+                access = Access(backend, keys, 1_000)
+                await operations.mend_document(access, replace(effect, seen=seen))
+                assert not admin.exists(keys.members)
+            assert await membership.put_aside(backend, keys)
+        assert admin.unlink(keys.damaged)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+async def test_a_worker_and_an_operator_may_put_aside_what_stands_in_place_of_heartbeats(
+    url_of: UrlOf, admin: "redis.Redis"
+) -> None:
+    """A string, a value of another type, one that is too large to be kept, and one more than is kept."""
+    keys = GroupKeys("shop", "orders", "price")
+    for role in ("worker", "operator"):
+        async with Backend.open(url_of(role), name=role) as backend:
+            for command in (
+                ("SET", keys.beats, "x"),
+                ("RPUSH", keys.beats, "x"),
+                ("RPUSH", keys.beats, *["x" * 100_000] * 20),
+                ("RPUSH", keys.beats, "one more"),
+            ):
+                admin.delete(keys.beats)
+                if command[-1] != "one more":
+                    admin.delete(keys.damaged)
+                admin.execute_command(*command)
+                renewal = membership.Renewal(keys, "a.1", 1, "run")
+                (reply,) = await membership.heartbeat(backend, [renewal])
+                assert isinstance(reply, membership.HeartbeatReply) and reply.lost
+                assert not admin.exists(keys.beats)
+                assert await membership.put_aside(backend, keys)
+        assert admin.unlink(keys.damaged)
+
+
 @pytest.mark.parametrize("coordination", ["claim", "lease"])
 async def test_a_worker_has_all_that_the_other_protocols_need(url_of: UrlOf, coordination: str) -> None:
     """On one server: the rights are the same, and a claim takes a second."""

@@ -1,8 +1,12 @@
 """TLS: ``rediss://`` against a server with an authority of its own, which asks for client certificates."""
 
-import shutil
+import asyncio
+import gc
+import os
+import signal
 import socket
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,21 +19,12 @@ from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.redisio.client import Backend
 from streamworker.redisio.failures import tls_remedy
 from streamworker.spark.connection import URL_VARIABLE, Connection
+from tests.certificates import make_certificates
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for
 from tests.security.test_rights import worked
 
 PASSWORD = "canary-Pa55word"
-
-CERTIFICATES = (
-    "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout ca.key -out ca.pem -subj /CN=authority",
-    "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout other.key -out other.pem -subj /CN=somebody",
-    "req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=localhost",
-    "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -days 2 -extfile names -out server.pem",
-    "req -newkey rsa:2048 -nodes -keyout client.key -out client.csr -subj /CN=client",
-    "x509 -req -in client.csr -CA ca.pem -CAkey ca.key -days 2 -out client.pem",
-    "x509 -req -in client.csr -CA other.pem -CAkey other.key -days 2 -out stranger.pem",
-)
 
 
 @dataclass(frozen=True)
@@ -38,6 +33,7 @@ class Tls:
 
     folder: Path
     port: int
+    pid: int
 
     def url(
         self, *, host: str = "localhost", authority: str = "ca", certificate: str | None = "client"
@@ -53,14 +49,7 @@ class Tls:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two authorities, and certificates for ``localhost`` and for clients."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.fail("These tests make their certificates with openssl: apt-get install openssl")
-    folder = tmp_path_factory.mktemp("tls")
-    (folder / "names").write_text("subjectAltName=DNS:localhost")
-    for command in CERTIFICATES:
-        subprocess.run([openssl, *command.split()], cwd=folder, check=True, capture_output=True)
-    return folder
+    return make_certificates(tmp_path_factory.mktemp("tls"))
 
 
 # The parameter leaves these tests out where there is no redis-server.
@@ -92,7 +81,7 @@ def tls(certificates: Path) -> Iterator[Tls]:
         process.stdin.write(config)
         process.stdin.close()
         wait_for(lambda: _listens(free), "the TLS server listens")
-        yield Tls(certificates, free)
+        yield Tls(certificates, free, process.pid)
         process.terminate()
 
 
@@ -128,7 +117,7 @@ def sentinel(tls: Tls, tmp_path: Path) -> Iterator[Tls]:
     )
     with subprocess.Popen([REDIS_SERVER, str(config), "--sentinel"], stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: _listens(free), "the TLS sentinel listens")
-        yield Tls(tls.folder, free)
+        yield Tls(tls.folder, free, process.pid)
         process.terminate()
 
 
@@ -136,6 +125,24 @@ async def ping(url: str) -> None:
     """Make one call."""
     async with Backend.open(url, name="tls", call_timeout_ms=5_000) as backend:
         assert await backend.execute("PING") == b"PONG"
+
+
+def test_a_closed_backend_leaves_no_connection_behind(tls: Tls) -> None:
+    """A command ends right after it has closed: there is no time to wait for a farewell of the server."""
+
+    async def calls() -> None:
+        async with Backend.open(tls.url(), name="tls", call_timeout_ms=5_000) as backend:
+            await asyncio.gather(*(backend.execute("PING") for _ in range(3)))
+            os.kill(tls.pid, signal.SIGSTOP)
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        try:
+            asyncio.run(calls())
+            gc.collect()
+        finally:
+            os.kill(tls.pid, signal.SIGCONT)
+    assert [str(warning.message) for warning in found] == []
 
 
 def test_sentinels_are_asked_through_tls_and_so_is_the_server_that_they_name(

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.sentinel.trio import Trio
+from tests.sentinel.trio import QUIET_MS, Trio
 
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
     """Servers and sentinels that no test disturbs."""
-    with Trio(tmp_path_factory.mktemp("calm"), down_after_ms=30_000) as trio:
+    with Trio(tmp_path_factory.mktemp("calm"), down_after_ms=QUIET_MS) as trio:
         yield trio
 
 
@@ -19,4 +19,11 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
 def trio(tmp_path: Path) -> Iterator[Trio]:
     """Servers and sentinels of this test alone."""
     with Trio(tmp_path / "trio") as trio:
+        yield trio
+
+
+@pytest.fixture
+def steady(tmp_path: Path) -> Iterator[Trio]:
+    """Servers and sentinels of this test alone, with no failovers but those that it causes."""
+    with Trio(tmp_path / "trio", down_after_ms=QUIET_MS) as trio:
         yield trio

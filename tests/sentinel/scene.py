@@ -8,21 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import redis
 
 from streamworker import App
-from streamworker.core.entries import EntryId
 from streamworker.errors import StreamworkerError
-from streamworker.redisio.ackedlog import decode_entry, deserialize_schema
 from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.ledger import LostSends
 from streamworker.runtime.producer import Producer, Sent
 from streamworker.settings import Settings
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import WorkerProcess, beside, wait_for
+from tests.judge import LogEntry, check_chain, check_rows, read_logs
 from tests.rebalance.ledger_app import Item
 from tests.rebalance.scene import Scene
 from tests.sentinel.trio import Trio
@@ -100,23 +98,9 @@ class FailoverScene(Scene):
     @contextmanager
     def flow(self, per_second: int = 400) -> Iterator[Flow]:
         """Send records at a steady pace meanwhile, and in the end ask what of them was lost."""
-        flow, stop, failed = Flow(), threading.Event(), []
-
-        def run() -> None:
-            try:
-                asyncio.run(self._produce(flow, stop, per_second))
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
+        flow = Flow()
+        with beside(lambda stop: self._produce(flow, stop, per_second), 60):
             yield flow
-        finally:
-            stop.set()
-            thread.join(60)
-        assert not thread.is_alive(), "the producer waits for something"
-        assert not failed, failed
 
     async def _produce(self, flow: Flow, stop: threading.Event, per_second: int) -> None:
         app = App("ledger", redis_url=self.url)
@@ -168,22 +152,10 @@ class FailoverScene(Scene):
                 self._ran_at[partition] = max(start, self._ran_at.get(partition, 0.0))
         return sum(start > moment for start in self._ran_at.values()) == self.partitions
 
-    def log(self) -> dict[int, list[tuple[EntryId, dict[bytes, bytes], list[dict[str, Any]]]]]:
-        """Return the entries of each acked log: id, fields, rows."""
+    def log(self) -> dict[int, list[LogEntry]]:
+        """Return the entries of each acked log."""
         with self.primary_client() as client:
-            stored = client.hgetall(self.keys.schemas)
-            schemas = {
-                name.decode(): deserialize_schema(value)
-                for name, value in stored.items()
-                if name != b"current"
-            }
-            return {
-                partition: [
-                    (EntryId.parse(entry_id), fields, decode_entry(entry_id, fields, schemas).to_pylist())
-                    for entry_id, fields in client.xrange(self.keys.acked(partition))
-                ]
-                for partition in range(self.partitions)
-            }
+            return read_logs(client, self.keys, self.partitions)
 
     def primary_client(self) -> redis.Redis:
         """Return a client of the primary, whose replies are bytes."""
@@ -200,18 +172,10 @@ class FailoverScene(Scene):
         or among what the producer reported.
         """
         log = self.log()
-        rows = [row for entries in log.values() for _, _, found in entries for row in found]
-        numbers = [row["n"] for row in rows]
-        there = set(numbers)
-        assert len(numbers) == len(there), f"twice: {sorted(_twice(numbers))[:20]}"
-        assert there <= set(flow.confirmed) | set(flow.refused)
-        last: dict[str, int] = {}
         for partition, entries in log.items():
-            self._check_chain(partition, entries)
-            for _, _, found in entries:
-                for row in found:
-                    assert row["n"] > last.get(row["key"], -1), f"key {row['key']} went back to {row['n']}"
-                    last[row["key"]] = row["n"]
+            check_chain(f"partition {partition}", ((entry.id, entry.fields) for entry in entries))
+        there = check_rows([row for entry in entries for row in entry.rows] for entries in log.values())
+        assert there <= set(flow.confirmed) | set(flow.refused)
         missing = {n: sent for n, sent in flow.confirmed.items() if n not in there}
         silent = {n: sent for n, sent in missing.items() if not flow.reported(sent)}
         assert not silent, f"lost without a word: {sorted(silent.items())[:20]} of {len(silent)}"
@@ -219,19 +183,6 @@ class FailoverScene(Scene):
         assert reported == len(missing), f"{reported} were reported, and {len(missing)} are missing"
         executed = self.executed()
         return Verdict(len(flow.confirmed), len(missing), len(executed) - len(set(executed)))
-
-    @staticmethod
-    def _check_chain(partition: int, entries: list[tuple[EntryId, dict[bytes, bytes], Any]]) -> None:
-        owners: dict[int, bytes] = {}
-        epoch, last = 0, EntryId(0, 0)
-        for entry_id, fields, _ in entries:
-            where = f"partition {partition}, entry {entry_id}"
-            assert int(fields[b"epoch"]) >= epoch, f"{where}: the epoch went back"
-            epoch = int(fields[b"epoch"])
-            assert owners.setdefault(epoch, fields[b"owner"]) == fields[b"owner"], f"{where}: two owners"
-            assert EntryId.parse(fields[b"prev"]) >= last, f"{where}: does not follow the one before"
-            assert EntryId.parse(fields[b"first"]) > EntryId.parse(fields[b"prev"]), where
-            last = EntryId.parse(fields[b"last"])
 
     def wait_until_all_is_committed(self, timeout_s: float = 40.0) -> None:
         """Wait until no entry waits, as the primary sees it."""
@@ -243,8 +194,3 @@ class FailoverScene(Scene):
                 return False
 
         wait_for(drained, "there is no lag", timeout_s)
-
-
-def _twice(numbers: list[int]) -> set[int]:
-    seen: set[int] = set()
-    return {n for n in numbers if n in seen or seen.add(n)}  # type: ignore[func-returns-value]

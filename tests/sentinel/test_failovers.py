@@ -59,7 +59,7 @@ def coordinated(trio: Trio, rng: random.Random) -> Instance:
     """``SENTINEL FAILOVER ... COORDINATED``, for which writes pause until a replica has all."""
     del rng
     primary = trio.primary
-    trio.ask_for_coordinated_failover()
+    trio.ask_for_failover("COORDINATED")
     return primary
 
 

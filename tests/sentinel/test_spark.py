@@ -20,7 +20,7 @@ from streamworker.spark.options import parse_options
 from streamworker.spark.schema import spark_schema
 from streamworker.spark.source import LogStreamReader
 from tests.helpers import wait_for
-from tests.sentinel.trio import SERVICE, Instance, Trio
+from tests.sentinel.trio import DOWN_AFTER_MS, QUIET_MS, SERVICE, Instance, Trio
 from tests.spark.acked import ORDER, AckedLog
 
 EVERYTHING = ReadAllAvailable()
@@ -32,6 +32,7 @@ def no_client_stays() -> Iterator[None]:
     yield
     while connection._clients:
         connection._clients.popitem()[1].close()
+    connection._epochs.clear()
 
 
 @pytest.fixture
@@ -73,44 +74,71 @@ def test_a_replica_is_never_read(calm: Trio, monkeypatch: pytest.MonkeyPatch) ->
     replica = next(server for server in calm.servers if server is not calm.primary)
     monkeypatch.setenv("STREAMWORKER_CONNECTION_LATE", calm.url)
     late = Answer(("127.0.0.1", replica.port), 9)
-    monkeypatch.setattr(connection, "_named", lambda sentinels: late)
+    monkeypatch.setattr(connection, "_named", lambda sentinels, epoch: late)
     with pytest.raises(BackendUnavailable, match="is a replica"):
         Connection("late", 100).call(port_of)
 
 
 def test_a_connection_that_was_cut_by_a_failover_does_not_come_back_to_the_replica(
-    trio: Trio, monkeypatch: pytest.MonkeyPatch
+    steady: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """redis-py connects anew without a word to where it was connected before."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", trio.url)
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", steady.url)
     patient = Connection("trio", 20_000)
-    old = trio.primary
+    old = steady.primary
     assert patient.call(port_of) == old.port
     monkeypatch.setattr(connection, "LOOK_EVERY_S", 3_600.0)
-    trio.let_sentinels_talk(100)
-    trio.let_primary_be_silent(for_ms=10_000)  # No other failover: a busy machine has some.
-    trio.ask_for_failover()
+    steady.let_sentinels_talk(100)
+    steady.ask_for_failover()
     wait_for(lambda: old.role == "slave", "the old primary is a replica", 30)
     assert patient.call(port_of) != old.port
 
 
 def test_a_primary_that_was_cut_off_is_left_once_the_sentinels_name_another(
-    trio: Trio, monkeypatch: pytest.MonkeyPatch
+    steady: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers, and does not know that it was replaced."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", trio.url)
-    trio.let_sentinels_talk(5_000)  # It is not to be told soon.
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", steady.url)
+    steady.let_sentinels_talk(5_000)  # It is not to be told soon.
     monkeypatch.setattr(connection, "LOOK_EVERY_S", 0.5)
     patient = Connection("trio", 20_000)
-    old = trio.primary
+    old = steady.primary
     assert patient.call(port_of) == old.port
+    steady.let_primary_be_silent(for_ms=DOWN_AFTER_MS)
     old.pause()
-    trio.wait_for_other_primary(old)
-    trio.let_primary_be_silent(for_ms=10_000)
+    steady.wait_for_other_primary(old)
+    steady.let_primary_be_silent(for_ms=QUIET_MS)
     old.resume()
     time.sleep(0.5)
     assert patient.call(port_of) != old.port
     assert old.role == "master", "it has noticed, so this shows nothing"
+
+
+def test_sentinels_that_have_not_heard_of_a_failover_lead_nobody_back(
+    here: Connection, calm: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither who is connected nor who comes back; but what all of them say is so."""
+    primary, former = ("127.0.0.1", calm.primary.port), ("127.0.0.1", 1)
+    deaf = BackendUnavailable("nobody there")
+    said: list[Answer | BackendUnavailable] = [Answer(primary, 5)] * 3
+    asked: list[str] = []
+
+    def ask(url: str, service: str) -> Answer | BackendUnavailable:
+        if url not in asked:
+            asked.append(url)
+        return said[asked.index(url)]
+
+    monkeypatch.setattr(connection, "_ask", ask)
+    monkeypatch.setattr(connection, "LOOK_EVERY_S", 0.0)
+    impatient = Connection("calm", 100)
+    assert impatient.call(port_of) == primary[1]
+    said[:] = [Answer(former, 4), Answer(former, 4), deaf]
+    assert impatient.call(port_of) == primary[1]
+    connection._forget(calm.url)
+    with pytest.raises(BackendUnavailable, match="have not heard of the last failover"):
+        impatient.call(port_of)
+    said[:] = [Answer(primary, 4)] * 3
+    assert impatient.call(port_of) == primary[1]
 
 
 # -- what a failover loses -------------------------------------------------------------------
@@ -155,12 +183,14 @@ def everywhere(log: AckedLog) -> None:
 
 
 @contextmanager
-def failover_that_loses(trio: Trio) -> Iterator[None]:
+def failover_that_loses(steady: Trio) -> Iterator[None]:
     """Let the primary die, and with it what is written to it in this block."""
-    with trio.replicas_cut_off() as old:
+    with steady.replicas_cut_off() as old:
         yield
+        steady.let_primary_be_silent(for_ms=DOWN_AFTER_MS)
         old.kill()
-    trio.wait_for_other_primary(old)
+    steady.wait_for_other_primary(old)
+    steady.let_primary_be_silent(for_ms=QUIET_MS)
 
 
 def rows(batches: list[pa.RecordBatch]) -> int:
@@ -168,23 +198,23 @@ def rows(batches: list[pa.RecordBatch]) -> int:
     return sum(batch.num_rows for batch in batches)
 
 
-def test_rows_that_were_read_and_are_lost_end_a_query(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_were_read_and_are_lost_end_a_query(steady: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is shorter than what was read; the message says by how much."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", trio.url)
-    with log_at(trio.primary) as log:
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", steady.url)
+    with log_at(steady.primary) as log:
         log.fill(0, [3])
         query, tolerant = Query(), Query(failOnDataLoss="false")
         assert rows(query.plan()) == 3
         tolerant.plan()
         everywhere(log)
-        with failover_that_loses(trio):
+        with failover_that_loses(steady):
             log.fill(0, [5])
             assert rows(query.plan()) == 5
             tolerant.plan()
     with pytest.raises(DataLoss, match=r"read up to row 8, and it is shorter.*"):
         query.plan()
     tolerant.plan()
-    with log_at(trio.primary) as log:
+    with log_at(steady.primary) as log:
         log.fill(0, [2])
         assert rows(tolerant.plan()) == 2, "it goes on behind what is left"
 
@@ -198,18 +228,18 @@ def test_rows_that_were_read_and_are_lost_end_a_query(trio: Trio, monkeypatch: p
     ],
 )
 def test_a_log_that_lost_rows_and_has_grown_again_ends_a_query(
-    trio: Trio, monkeypatch: pytest.MonkeyPatch, again: list[int]
+    steady: Trio, monkeypatch: pytest.MonkeyPatch, again: list[int]
 ) -> None:
     """It is as long as it was, or longer, and holds other rows: the next ones do not follow the first 8."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", trio.url)
-    with log_at(trio.primary) as log:
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", steady.url)
+    with log_at(steady.primary) as log:
         log.fill(0, [3])
         everywhere(log)
         query = Query()
-        with failover_that_loses(trio):
+        with failover_that_loses(steady):
             log.fill(0, [5])
             assert rows(query.plan()) == 5 + 3
-    with log_at(trio.primary) as log:
+    with log_at(steady.primary) as log:
         log.redis.hset(log.keys.lock(0), "checkpoint", "1000-0")  # Time has passed.
         log.fill(0, again)
     with pytest.raises(DataLoss, match="rolled back and has grown again"):

@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import pytest
 
 from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
 from streamworker.redisio.client import Backend
+from streamworker.redisio.node import Node
+from streamworker.redisio.sentinel import SentinelTarget
 from tests.helpers import wait_for_async
 from tests.sentinel.trio import SERVICE, Instance, Trio
+from tests.stub import stub
 
 pytestmark = pytest.mark.anyio
 
@@ -29,30 +31,6 @@ async def port_of(backend: Backend) -> int:
     """Return the port of the server that answers."""
     told = await backend.execute("CONFIG", "GET", "port")
     return int(told[1])
-
-
-@asynccontextmanager
-async def stub(answer: Callable[[list[bytes]], bytes]) -> AsyncIterator[int]:
-    """Answer each command as told; for what real sentinels do too seldom to be waited for."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await reader.readline():
-                words = []
-                for _ in range(int(head[1:])):
-                    size = int((await reader.readline())[1:])
-                    words.append((await reader.readexactly(size + 2))[:-2])
-                writer.write(answer(words))
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
 
 
 def names(host: str, port: int, epoch: int) -> Callable[[list[bytes]], bytes]:
@@ -157,6 +135,22 @@ async def test_a_replica_that_is_named_is_not_used(calm: Trio) -> None:
                 await backend.execute("GET", "key")
 
 
+@pytest.mark.parametrize("says", [b"", b"-NOPERM no permissions to run the 'hello' command\r\n"])
+async def test_a_primary_that_does_not_tell_its_role_is_an_error_of_ours(says: bytes) -> None:
+    """It may end between letting somebody in and telling: an error of redis-py would end the worker."""
+
+    def primary(words: list[bytes]) -> bytes:
+        if words[0] == b"HELLO" and not says:
+            raise OSError("the connection is closed")
+        return says if words[0] == b"HELLO" else b"+OK\r\n"
+
+    async with stub(primary) as server, stub(names("127.0.0.1", server, 1)) as sentinel:
+        url = f"redis+sentinel://127.0.0.1:{sentinel}/0?service=orders"
+        async with Backend.open(url, name="t") as backend:
+            with pytest.raises(BackendRefused if says else BackendUnavailable, match=f":{server} "):
+                await backend.execute("PING")
+
+
 async def test_a_primary_on_another_machine_is_not_sent_plain_text(calm: Trio) -> None:
     """The sentinels are here, and what they name is not."""
     async with stub(names("db.example", 6379, 1)) as sentinel:
@@ -220,3 +214,36 @@ async def test_a_planned_failover_is_followed_and_waits_at_the_server_end(trio: 
         await wait_for_async(writes_elsewhere, "writes go to the new primary", 20)
         assert await waiting.execute("XREAD", "BLOCK", 10, "STREAMS", "none", "$", block_ms=10) is None
         await waiting.aclose()
+
+
+async def test_connections_beside_others_leave_them_what_listens_to_the_sentinels(calm: Trio) -> None:
+    """Who closes some of a program's connections has not ended the program."""
+    async with Backend.open(calm.url, name="t") as backend:
+        await backend.execute("PING")
+        beside = backend.apart(1)
+        assert await beside.execute("PING") == b"PONG"
+        await beside.aclose()
+        assert isinstance(backend._server, Node)
+        assert isinstance(backend._server.target, SentinelTarget)
+        listener = backend._server.target._listener
+        assert listener is not None
+        assert not listener.done()
+
+
+async def test_a_failed_attempt_is_no_reason_to_believe_what_is_older(calm: Trio) -> None:
+    """A sentinel that has not heard yet would lead back to the old primary. If all say so, it is so."""
+    told, answers = [("127.0.0.1", 1, 5)], [True, False]
+
+    def sentinel(number: int) -> Callable[[list[bytes]], bytes]:
+        return lambda words: names(*told[0])(words) if answers[number] else b""
+
+    async with stub(sentinel(0)) as first, stub(sentinel(1)) as second:
+        url = f"redis+sentinel://:{calm.password}@127.0.0.1:{first},127.0.0.1:{second}/0?service=orders"
+        async with Backend.open(url, name="t", call_timeout_ms=4_000) as backend:
+            with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:1 "):
+                await backend.execute("PING")
+            told[0] = ("127.0.0.1", calm.primary.port, 4)
+            with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:1 "):
+                await backend.execute("PING")
+            answers[1] = True
+            assert await backend.execute("PING") == b"PONG"

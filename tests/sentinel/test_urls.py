@@ -4,9 +4,11 @@ import pytest
 
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.client import Backend
+from streamworker.redisio.primaries import Answer
 from streamworker.redisio.sentinel import SentinelTarget, target_for
 from streamworker.settings import Settings
-from streamworker.spark.connection import address, resolve
+from streamworker.spark import connection
+from streamworker.spark.connection import Connection, address, resolve
 from streamworker.urls import read_sentinels
 
 SECRET = "canary-Pa55word"
@@ -92,3 +94,16 @@ def test_plain_text_to_any_of_the_hosts_is_refused() -> None:
         assert SECRET not in str(caught.value)
     Backend.open(url, name="t", allow_plaintext=True)
     Backend.open(url.replace("redis+", "rediss+"), name="t")
+
+
+def test_spark_sends_nothing_as_plain_text_to_a_machine_that_only_sentinels_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The URL speaks of this machine alone: whoever wrote it has not said that a password may leave it."""
+    monkeypatch.setenv(
+        "STREAMWORKER_CONNECTION_FAR", f"redis+sentinel://:{SECRET}@localhost:1/0?service=orders"
+    )
+    monkeypatch.setattr(connection, "_named", lambda sentinels, epoch: Answer(("db.example", 6379), 9))
+    with pytest.raises(ConfigurationError, match=r"sentinels name.*plain text to db\.example") as caught:
+        Connection("far", 0).call(lambda client: client.get("a"))
+    assert SECRET not in f"{caught.value}{caught.value.remedy}"

@@ -1,6 +1,5 @@
 """Spark for its tests: one session for the whole run, on a real server."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,23 +16,18 @@ Connect = Callable[[str, str], None]
 
 
 @pytest.fixture(scope="session")
-def connections_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def connections_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file in which Spark's processes look connections up; read anew by each call."""
     path = tmp_path_factory.mktemp("connections") / "connections.toml"
     path.touch(mode=0o600)
-    before = os.environ.get(FILE_VARIABLE)
-    os.environ[FILE_VARIABLE] = str(path)
-    yield path
-    if before is None:
-        del os.environ[FILE_VARIABLE]
-    else:
-        os.environ[FILE_VARIABLE] = before
+    return path
 
 
 @pytest.fixture
-def connect(connections_file: Path) -> Connect:
-    """Give a Redis URL a name that Spark knows."""
+def connect(connections_file: Path, monkeypatch: pytest.MonkeyPatch) -> Connect:
+    """Give a Redis URL a name that Spark knows, and this process until the end of the test."""
     connections_file.write_text("")
+    monkeypatch.setenv(FILE_VARIABLE, str(connections_file))
 
     def add(name: str, url: str) -> None:
         with connections_file.open("a") as file:
@@ -57,6 +51,7 @@ def spark_session(connections_file: Path, tmp_path_factory: pytest.TempPathFacto
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder / "site"))
+        patch.setenv(FILE_VARIABLE, str(connections_file))
         session = open_session("tests", master="local[2]", log_path=folder / "jvm.log", conf=conf)
     with session:
         yield session

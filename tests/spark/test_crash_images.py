@@ -20,17 +20,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.chaos.figures import record
-from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
-from tests.spark.driver import ROWS_A_BATCH
 from tests.spark.test_driver_killed import (
-    BATCHES_A_LIFE,
     PIPELINES,
-    START_S,
     assert_tables_equal_the_log,
+    keep_busy,
     live_a_little,
+    read_all,
     stage,
-    total,
 )
 
 MINUTES = "STREAMWORKER_SOAK_MINUTES"
@@ -115,9 +112,7 @@ def survive(crashes: int, acked: AckedLog, redis_url: str, folder: Path, spark: 
     lives = Lives(folder, acked, redis_url)
     try:
         while done < crashes and time.monotonic() < give_up_at:
-            # Enough for every life to be in the middle of something.
-            for p in range(acked.partitions):
-                acked.fill(p, [int(ROWS_A_BATCH) // 4] * 2 * BATCHES_A_LIFE)
+            keep_busy(acked, folder, entries_a_batch=4)
             lives.tell("live")
             live_a_little(lives, folder, rng)
             stages = lives.crash()
@@ -127,12 +122,7 @@ def survive(crashes: int, acked: AckedLog, redis_url: str, folder: Path, spark: 
             print(f"life {done}: {stages}", flush=True)
         acked.fill(0, [7])
         lives.tell("live")
-        expected = sum(len(rows) for rows in acked.written.values())
-        wait_for(
-            lambda: lives.alive() and total(folder) == expected and stage(folder, "legs") == "committed",
-            f"all {expected} rows are in the totals",
-            timeout_s=START_S,
-        )
+        read_all(lives, acked, folder)
         lives.tell("die")
         code = lives.end()
     except BaseException:

@@ -163,6 +163,19 @@ def live_a_little(driver: Living, folder: Path, rng: random.Random) -> None:
         time.sleep(rng.random() / 4)
 
 
+def keep_busy(acked: AckedLog, folder: Path, *, entries_a_batch: int) -> None:
+    """Have enough in the log for a life to be in the midst of it, and no more: the last reads all.
+
+    Enough for the pipeline that is ahead: the other one has what lies between besides.
+    """
+    rows, batches = int(ROWS_A_BATCH), 2 * BATCHES_A_LIFE
+    done = max(numbered(folder, name, "commits") for name in PIPELINES) * rows
+    if sum(map(len, acked.written.values())) - done < rows * batches:
+        for p in range(acked.partitions):
+            entries = [rows // entries_a_batch] * entries_a_batch
+            acked.fill(p, entries * (batches // acked.partitions))
+
+
 def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: SparkSession) -> None:
     """Kill a driver so often while the log grows, let the last one finish, and compare.
 
@@ -174,9 +187,7 @@ def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: Sp
     orphan: psutil.Process | None = None
     with tempfile.TemporaryDirectory(prefix="sw") as scratch:
         for life in range(kills):
-            # Enough for every life to be in the middle of something.
-            for p in range(acked.partitions):
-                acked.fill(p, [int(ROWS_A_BATCH) // 20] * 10 * BATCHES_A_LIFE)
+            keep_busy(acked, folder, entries_a_batch=20)
             driver = Driver(folder, redis_url, scratch)
             try:
                 outlive(orphan, driver)
@@ -207,16 +218,25 @@ def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: Sp
     )
 
 
+def read_all(driver: Living, acked: AckedLog, folder: Path) -> None:
+    """Wait until both pipelines have all there is, for as long as they get on."""
+    expected = sum(len(rows) for rows in acked.written.values())
+    batches, deadline = 0, time.monotonic() + START_S
+    while total(folder) != expected or stage(folder, "legs") != "committed":
+        done = sum(numbered(folder, name, "commits") for name in PIPELINES)
+        if done > batches:
+            batches, deadline = done, time.monotonic() + START_S
+        assert driver.alive() and time.monotonic() < deadline, (
+            f"no batch after {batches}: {total(folder)} rows"
+        )
+        time.sleep(20 * POLL_S)
+
+
 def finish(orphan: psutil.Process | None, acked: AckedLog, driver: Driver, folder: Path) -> None:
     """Let a driver come to the end of the log, and end it in order."""
     try:
         outlive(orphan, driver)
-        expected = sum(len(rows) for rows in acked.written.values())
-        wait_for(
-            lambda: driver.alive() and total(folder) == expected and stage(folder, "legs") == "committed",
-            f"all {expected} rows are in the totals",
-            timeout_s=START_S + 60,
-        )
+        read_all(driver, acked, folder)
     finally:
         code = driver.end()
     assert code == 0

@@ -1,7 +1,9 @@
 """Reading the logs, without Spark: in bounded chunks, with few rights, on after an outage."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +13,7 @@ from redis import Redis
 
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import BackendUnavailable
-from streamworker.spark import connection, logs
+from streamworker.spark import connection, logs, source
 from streamworker.spark.logs import AckedLogs, LogEntry
 from streamworker.spark.offsets import Position, Slice
 from streamworker.spark.options import SourceOptions
@@ -78,6 +80,25 @@ def test_a_micro_batch_takes_few_round_trips(acked: AckedLog, monkeypatch: pytes
     calls.clear()
     assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 6
     assert len(calls) == len(tasks) == 2
+
+
+def test_a_new_reader_loses_nothing_to_a_worker_that_has_not_heard_of_it(
+    acked: AckedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker asks for the readers every two seconds, and trims by what it was told then meanwhile."""
+    monkeypatch.setattr(source, "HEARD_S", 0.3)
+    acked.fill(0, [1] * 40)
+    acked.trim(0, 20)
+    ahead = AckedLogs(replace(OPTIONS, reader="ahead"))
+    ahead.register(ahead.tails(), 1, retry=False)
+    reader = LogStreamReader(OPTIONS, spark_schema(ORDER))
+    late = threading.Timer(0.1, lambda: acked.trim(0, 30))
+    late.start()
+    begin = reader.initialOffset()
+    late.join()
+    end = reader.latestOffset(begin, ReadAllAvailable())
+    read = [batch for task in reader.partitions(begin, end) for batch in reader.read(task)]
+    assert sum(batch.num_rows for batch in read) == len(acked.entries(0)) == 10
 
 
 def test_a_tail_names_its_log_and_the_group_s_checkpoint(acked: AckedLog) -> None:

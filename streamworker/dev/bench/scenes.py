@@ -1,9 +1,10 @@
 """All scenes, and how a bench goes through some of them."""
 
+import contextlib
 import functools
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 from streamworker.dev.bench.columns import columns
@@ -76,35 +77,35 @@ async def run_bench(
     profile
         Where a profile of a worker goes, made in a run of its own.
     """
-    _end_on_sigterm_as_on_ctrl_c()
-    async with open_ground(url, name) as ground:
-        if ground.is_shared:
-            others = f"{ground.others_per_s:.0f} commands/s"
-            warn(f"Other clients send {others} to this server: figures will differ.")
-        rows: list[Row] = []
-        left_out, failed = [RUNNEL], list[str]()
-        for each in names:
-            contest = Contest(ground, runs, records, partitions, functools.partial(_say, say, each))
-            try:
-                rows += await SCENES[each](contest)
-            except StreamworkerError as error:
-                if len(names) == 1:
-                    raise
-                warn(str(error))  # With its log. What the others have taken half an hour for is kept.
-                failed.append(f"{each}: {error.message}")
-            left_out += contest.left_out
-            await ground.remove_keys()
-        if profile is not None:
-            say("profile")
-            await _profile(Contest(ground, 1, records, partitions), profile)
-        return Report(
-            machine=describe(ground.server),
-            rows=rows,
-            left_out=left_out,
-            failed=failed,
-            runs=runs,
-            command=command,
-        )
+    with _sigterm_as_ctrl_c():
+        async with open_ground(url, name) as ground:
+            if ground.is_shared:
+                others = f"{ground.others_per_s:.0f} commands/s"
+                warn(f"Other clients send {others} to this server: figures will differ.")
+            rows: list[Row] = []
+            left_out, failed = [RUNNEL], list[str]()
+            for each in names:
+                contest = Contest(ground, runs, records, partitions, functools.partial(_say, say, each))
+                try:
+                    rows += await SCENES[each](contest)
+                except StreamworkerError as error:
+                    if len(names) == 1:
+                        raise
+                    warn(str(error))  # With its log. What the others have taken half an hour for is kept.
+                    failed.append(f"{each}: {error.message}")
+                left_out += contest.left_out
+                await ground.remove_keys()
+            if profile is not None:
+                say("profile")
+                await _profile(Contest(ground, 1, records, partitions), profile)
+            return Report(
+                machine=describe(ground.server),
+                rows=rows,
+                left_out=left_out,
+                failed=failed,
+                runs=runs,
+                command=command,
+            )
 
 
 def _say(say: Callable[[str], None], scene: str, text: str) -> None:
@@ -120,7 +121,16 @@ async def _profile(contest: Contest, path: Path) -> None:
     await contest.ground.remove_keys()
 
 
-def _end_on_sigterm_as_on_ctrl_c() -> None:
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
     """Let SIGTERM cancel the bench too, so that its keys are removed then."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    # A shell's script starts what it does not wait for with SIGINT ignored. SIGTERM is meant even then.
+    before = signal.signal(signal.SIGTERM, on_ctrl_c if callable(on_ctrl_c) else signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

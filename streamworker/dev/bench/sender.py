@@ -22,11 +22,12 @@ async def send(task: Task) -> None:
                 await stream.send(event)
             return
         records = events(task.records + task.batch)
-        begun_s = 0.0
+        spent_s: list[float] = []
         while chunk := list(islice(records, task.batch)):
+            begun_s = time.monotonic()
             await stream.send_many(chunk)
-            begun_s = begun_s or time.monotonic()  # The first chunk makes the connection.
-        tell(task.begun_path, Sent(task.records / (time.monotonic() - begun_s)))
+            spent_s.append(time.monotonic() - begun_s)
+        tell(task.begun_path, Sent(task.records / sum(spent_s[1:])))  # The first makes the connections.
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from streamworker.dev.command_count import CommandCount
 MANY, FEW = 1024, 8
 PER_S = 5_000
 SECONDS_MAX = 10.0
-SETTLE_S = 2.0
-"""A worker has settled when this has passed since a start or a burst."""
+SETTLE_S = 6.0
+"""A worker has settled when this has passed since a start or a burst: three times ``trim_interval_ms``, since
+what was committed is trimmed up to two of them later, in all of its partitions at once."""
 CPU_PERCENT_MAX, COMMANDS_MAX, CONNECTIONS_MAX = 1.0, 5.0, 8.0
 WORKER_MIB_MAX = 150.0
 WARM = 0.25

@@ -1,4 +1,4 @@
--- uses: types
+-- uses: types document beats
 -- Writes a membership document if the generation is still the one that was read, and posts what
 -- changed to the control stream in the same step. A generation is the server's time, and above the
 -- last one: a group that was deleted never repeats one, and neither does one whose latest changes
@@ -6,7 +6,10 @@
 -- another document of the same number, and write over what it has not seen. Nor is it below one that
 -- a lock knows, or nobody could take that lock until the server's clock has got there.
 --
--- KEYS  1 members (string)  2 control (stream)  3 beats (hash)  4 loads (hash)
+-- Something else in place of the control stream or the loads is left alone, and nothing is written to it:
+-- a group can do without. Heartbeats begin anew, as heartbeat.lua says.
+--
+-- KEYS  1 members (string)  2 control (any)  3 beats (any)  4 loads (any)  5 damaged (any)
 -- ARGV  1 generation that was read; '' if there was no document
 --       2 new document, JSON without its generation: '{' and at least one field
 --       3 number of fields and values of the message, without its generation, then these
@@ -16,7 +19,7 @@
 -- reply [OK, generation, server ms] | [CONFLICT, document or nil, server ms] | [BADTYPE, key]
 local MESSAGES = 10000
 
-local wrong = wrong_type({'string', 'stream', 'hash', 'hash'})
+local wrong = wrong_type({'string', 'any', 'any', 'any', 'any'})
 if wrong then return {'BADTYPE', wrong} end
 local now = server_ms()
 local document = redis.call('GET', KEYS[1])
@@ -25,20 +28,34 @@ if generation ~= ARGV[1] or (document and generation == '') then
   return {'CONFLICT', document, now}
 end
 
+if not is_a(KEYS[3], 'hash') then
+  local present = present_in(KEYS[1])
+  if not present or not begin_beats(KEYS[3], present, KEYS[5]) then return {'BADTYPE', KEYS[3]} end
+end
+local has_loads = is_a(KEYS[4], 'hash')
 -- HDEL is allowed when memory is full, and so is all that follows it: the dead must be removed
 -- even then, and little is written here.
 redis.call('HDEL', KEYS[3], '')
+-- Of a document that is gone nobody is a member any more. Who was one learns it by the next heartbeat.
+if generation == '' then
+  for i = 3, has_loads and 4 or 3 do
+    local left = redis.call('HGETALL', KEYS[i])
+    for j = 1, #left, 2 do redis.call('HDEL', KEYS[i], left[j]) end
+  end
+end
 local least = tonumber(ARGV[#ARGV]) or 0
 local next_generation = text(math.max(now, (tonumber(generation) or 0) + 1, least))
 redis.call('SET', KEYS[1], '{"generation":' .. next_generation .. ',' .. string.sub(ARGV[2], 2))
 local n = tonumber(ARGV[3])
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
-  unpack(ARGV, 4, 3 + n))
+if is_a(KEYS[2], 'stream') then
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
+    unpack(ARGV, 4, 3 + n))
+end
 local at = 4 + n
 for _ = 1, tonumber(ARGV[at]) do
   at = at + 1
   redis.call('HDEL', KEYS[3], ARGV[at])
-  redis.call('HDEL', KEYS[4], ARGV[at])
+  if has_loads then redis.call('HDEL', KEYS[4], ARGV[at]) end
 end
 at = at + 1
 for _ = 1, tonumber(ARGV[at]) do

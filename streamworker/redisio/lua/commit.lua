@@ -12,7 +12,8 @@
 --             n, n x field: state to delete
 --             n, n x (number of fields and values, fields and values...): dead letters
 --             rows, and if there are any: first, schema, crc, codec, size, batch
--- reply [OK | DUP | FENCED | GAP | FULL, epoch, checkpoint, rows] | [BADTYPE, key]
+-- reply [OK | DUP | FENCED | GAP | FULL, epoch, checkpoint, rows]
+--       | [BADTYPE, key] for one of another type, and for a lock with fields that are not ours
 local CHUNK = 4000      -- unpack() fails at 8,000 values
 local TRIM_EVENTS = 1000
 local TRIM_ACKED = 100
@@ -36,6 +37,9 @@ local function reply(code)
   return {code, held[2] or '', held[3] or '', held[4] or '0'}
 end
 if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
+local total, committed = tonumber(held[4] or ''), tonumber(held[5] or '')
+-- To find this out later would leave rows in the log that no checkpoint knows of.
+if not (total and committed) then return {'BADTYPE', lock} end
 if held[3] == new then
   -- Whoever waits for this to be safe waits for what this connection writes, so it writes what is there.
   -- HDEL changes nothing, may always be called, and lets HSET through when memory is full.
@@ -43,7 +47,10 @@ if held[3] == new then
   redis.call('HSET', lock, 'checkpoint', new)
   return reply('DUP')
 end
-if held[3] ~= previous then return reply('GAP') end
+if held[3] ~= previous then
+  if held[3] and not string.find(held[3], '^%d+%-%d+$') then return {'BADTYPE', lock} end
+  return reply('GAP')
+end
 
 -- Where each section of ARGV begins.
 local at = 10
@@ -89,7 +96,7 @@ end
 
 -- The first write is the one that needs memory: if it is refused, nothing was done; once it was
 -- done, the server refuses none of the others.
-local total = tonumber(held[4]) + rows
+total = total + rows
 local now = (rows > 0 or dead_n > 0) and text(server_ms())
 if rows > 0 then
   local added = redis.pcall('XADD', acked, text(total) .. '-0', 'rows', text(rows),
@@ -117,7 +124,7 @@ end
 
 -- Where nothing was added this must pass even when memory is full: it is what lets the source be
 -- trimmed. A group may always be moved, and HSET after it.
-local entries = text(tonumber(held[5]) + tonumber(ARGV[5]))
+local entries = text(committed + tonumber(ARGV[5]))
 local moved = redis.pcall('XGROUP', 'SETID', events, group, new, 'ENTRIESREAD', entries)
 if moved.err then
   redis.call('HDEL', lock, '')  -- changes nothing, and opens the way too, whoever may not use XGROUP

@@ -1,7 +1,8 @@
 -- uses: types
--- Challenges the leases of some partitions, and says so on the control stream in the same step.
+-- Challenges the leases of some partitions, and says so on the control stream in the same step. Where
+-- something else stands there that is left out: each message may be missed.
 --
--- KEYS  1 grab (hash)  2 allocation (hash)  3 control (stream)
+-- KEYS  1 grab (hash)  2 allocation (hash)  3 control (any)
 -- ARGV  1 owner  then pairs of partition and 'free', 'due' or 'overdue':
 --         free     only if it is in neither hash
 --         due      only if it is not in the grab hash
@@ -9,7 +10,7 @@
 -- reply [OK, partitions that were challenged ...] | [BADTYPE, key]
 local MESSAGES = 10000
 
-local wrong = wrong_type({'hash', 'hash', 'stream'})
+local wrong = wrong_type({'hash', 'hash', 'any'})
 if wrong then return {'BADTYPE', wrong} end
 local challenged = {'OK'}
 for i = 2, #ARGV, 2 do
@@ -25,7 +26,9 @@ end
 if #challenged > 1 then
   -- HDEL is allowed when memory is full, and so is all that follows it: ownership must move then.
   redis.call('HDEL', KEYS[1], '')
-  redis.call('XADD', KEYS[3], 'MAXLEN', '~', MESSAGES, '*', 'kind', 'challenged',
-    'partitions', table.concat(challenged, ',', 2), 'owner', ARGV[1], 'generation', text(server_ms()))
+  if is_a(KEYS[3], 'stream') then
+    redis.call('XADD', KEYS[3], 'MAXLEN', '~', MESSAGES, '*', 'kind', 'challenged',
+      'partitions', table.concat(challenged, ',', 2), 'owner', ARGV[1], 'generation', text(server_ms()))
+  end
 end
 return challenged

@@ -1,8 +1,9 @@
 -- uses: types
 -- Brings the hashes of the lease protocol up to date with one node: what it processes now, what it
--- does not process any more, and which of its wins may be challenged again. May be repeated.
+-- does not process any more, and which of its wins may be challenged again. May be repeated. Where something
+-- else stands in place of the control stream nothing is said: each message may be missed.
 --
--- KEYS  1 grab (hash)  2 allocation (hash)  3 control (stream)
+-- KEYS  1 grab (hash)  2 allocation (hash)  3 control (any)
 -- ARGV  1 owner
 --       then  n, n x (partition, generation of the win): put into the allocation hash, unless a
 --               later winner is there
@@ -11,7 +12,7 @@
 -- reply [OK] | [BADTYPE, key]
 local MESSAGES = 10000
 
-local wrong = wrong_type({'hash', 'hash', 'stream'})
+local wrong = wrong_type({'hash', 'hash', 'any'})
 if wrong then return {'BADTYPE', wrong} end
 local owner, at = ARGV[1], 2
 
@@ -43,7 +44,7 @@ for i = at + 1, at + 2 * n, 2 do
   if redis.call('HGET', KEYS[1], partition) == win then redis.call('HDEL', KEYS[1], partition) end
 end
 
-if #ended > 0 then
+if #ended > 0 and is_a(KEYS[3], 'stream') then
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', MESSAGES, '*', 'kind', 'ended',
     'partitions', table.concat(ended, ','), 'owner', owner, 'generation', text(server_ms()))
 end

@@ -3,11 +3,11 @@
 -- heartbeat since somebody looked.
 --
 -- KEYS  1 members (string)  2 beats (hash)  3 control (stream)  4 loads (hash)  5 claims (hash)
---       6 grab (hash)  7 allocation (hash)  8 readers (hash)  9 schemas (hash)
+--       6 grab (hash)  7 allocation (hash)  8 readers (hash)  9 schemas (hash)  10 damaged (any)
 -- ARGV  1 generation that was read; '' if there was no document
 --       then (member id, its heartbeat as it was read; '' if there was none) for each member
 -- reply [OK, keys removed] | [CHANGED] | [BADTYPE, key]
-local wrong = wrong_type({'string', 'hash', 'stream', 'hash', 'hash', 'hash', 'hash', 'hash', 'hash'})
+local wrong = wrong_type({'string', 'hash', 'stream', 'hash', 'hash', 'hash', 'hash', 'hash', 'hash', 'any'})
 if wrong then return {'BADTYPE', wrong} end
 local document = redis.call('GET', KEYS[1])
 local generation = document and string.match(document, '^{"generation":(%d+)') or ''

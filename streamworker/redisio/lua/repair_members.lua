@@ -1,9 +1,10 @@
 -- uses: types
 -- Removes members that are dead from a group of which nobody is left to do it. It does what a peer
 -- would, if nothing has changed since somebody looked: neither the document nor the last heartbeat of
--- any of them. One that woke meanwhile stays, and so does everything else.
+-- any of them. One that woke meanwhile stays, and so does everything else. The control stream and the loads
+-- are left alone where something else stands there.
 --
--- KEYS  1 members (string)  2 control (stream)  3 beats (hash)  4 loads (hash)
+-- KEYS  1 members (string)  2 control (any)  3 beats (hash)  4 loads (any)
 -- ARGV  1 generation that was read
 --       2 new document, JSON without its generation: '{' and at least one field
 --       3 number of fields and values of the message, without its generation, then these
@@ -11,7 +12,7 @@
 -- reply [OK, generation] | [CHANGED] | [BADTYPE, key]
 local MESSAGES = 10000
 
-local wrong = wrong_type({'string', 'stream', 'hash', 'hash'})
+local wrong = wrong_type({'string', 'any', 'hash', 'any'})
 if wrong then return {'BADTYPE', wrong} end
 local document = redis.call('GET', KEYS[1])
 local generation = document and string.match(document, '^{"generation":(%d+)')
@@ -25,10 +26,13 @@ end
 redis.call('HDEL', KEYS[3], '')
 local next_generation = text(math.max(server_ms(), tonumber(generation) + 1))
 redis.call('SET', KEYS[1], '{"generation":' .. next_generation .. ',' .. string.sub(ARGV[2], 2))
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
-  unpack(ARGV, 4, 3 + n))
+if is_a(KEYS[2], 'stream') then
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
+    unpack(ARGV, 4, 3 + n))
+end
+local has_loads = is_a(KEYS[4], 'hash')
 for i = 4 + n, #ARGV, 2 do
   redis.call('HDEL', KEYS[3], ARGV[i])
-  redis.call('HDEL', KEYS[4], ARGV[i])
+  if has_loads then redis.call('HDEL', KEYS[4], ARGV[i]) end
 end
 return {'OK', next_generation}

@@ -1,0 +1,69 @@
+"""What somebody may make of a membership document and the keys beside it, for the simulator."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def _with(document: bytes, **fields: object) -> bytes:
+    """Return a document in which some fields say something else; its generation stays in front."""
+    return json.dumps({**json.loads(document), **fields}, separators=(",", ":")).encode()
+
+
+def _members(document: bytes) -> list[dict[str, Any]]:
+    members: list[dict[str, Any]] = json.loads(document)["members"]
+    return members
+
+
+DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
+    "is empty": lambda _: b"",
+    "is cut off": lambda document: document[: len(document) // 2],
+    "is cut off in its generation": lambda document: document[:18],
+    "is no UTF-8": lambda document: document.replace(b'"', b"\xff", 3),
+    "is other JSON": lambda _: b"[1,2,3]",
+    "is of another type": lambda _: None,
+    "has a generation and nothing else": lambda _: b'{"generation":99999999999999999999}',
+    "has each member twice": lambda document: _with(document, members=_members(document) * 2),
+    "has members without ids": lambda document: _with(
+        document, members=[{**each, "id": None} for each in _members(document)]
+    ),
+    "has no owners": lambda document: _with(document, owners=[]),
+    "has owners that there are not": lambda document: _with(
+        document, owners=[99 for _ in json.loads(document)["owners"]]
+    ),
+    "gives all to the last": lambda document: _with(
+        document, owners=[len(_members(document)) - 1 for _ in json.loads(document)["owners"]]
+    ),
+    "has another format": lambda document: _with(document, v=0),
+}
+"""What the document then is or has, and how it is made; None for a value that is no string."""
+
+
+def damaged(document: bytes, pick: int) -> tuple[str, bytes | None]:
+    """Return what is wrong with a document from now on, and the document.
+
+    Examples
+    --------
+    >>> damaged(b"{}", 0)
+    ('is empty', b'')
+    """
+    what = tuple(DAMAGES)[pick % len(DAMAGES)]
+    return what, DAMAGES[what](document)
+
+
+PLACES = (
+    *(("document",), ("heartbeats",), ("document", "loads"), ("loads",)),
+    *(("document",), ("document", "heartbeats"), ("heartbeats", "loads")),
+)
+"""Whose keys another program writes to at once. Heartbeats and loads are then of another type."""
+
+
+def places(pick: int) -> tuple[str, ...]:
+    """Return what is damaged.
+
+    Examples
+    --------
+    >>> places(0), places(len(DAMAGES))
+    (('document',), ('heartbeats',))
+    """
+    return PLACES[pick // len(DAMAGES) % len(PLACES)]

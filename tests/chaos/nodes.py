@@ -1,0 +1,258 @@
+"""A Cluster that can be hurt: three primaries with a replica each, and proxies of each process before them.
+
+A client is told where the slots are by port alone (``cluster-preferred-endpoint-type unknown-endpoint``), and
+takes the host that it has asked. So a process whose URL names another address of the loopback network, where
+proxies listen on the same ports, speaks to every node through its own proxies. Linux has all of 127.0.0.0/8.
+
+No replica takes over that was not told to: a busy machine brings failovers about, and what is lost by one
+that nobody asked for would be taken for a mistake.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+from redis.crc import key_slot
+
+from streamworker.dev.cluster import NODE_TIMEOUT_MS, ClusterNode, EmbeddedCluster
+from tests.chaos.proxy import Lines, ProxyThread
+from tests.chaos.servers import ROOM, ChaosServer
+from tests.chaos.slots import OneSlot
+from tests.helpers import wait_for
+
+PRIMARIES = 3
+ASK_S = 0.5
+"""How long a node is asked where the slots are."""
+CONFIG = """
+cluster-preferred-endpoint-type unknown-endpoint
+cluster-replica-no-failover yes
+repl-backlog-size 32mb
+"""
+
+
+class _Node(ClusterNode):
+    """A node with its data in a folder."""
+
+    def __init__(self, password: str, folder: Path) -> None:
+        super().__init__(password, None, NODE_TIMEOUT_MS)
+        self.data_dir, self.appendonly = folder.absolute(), True
+        self._maxmemory = ROOM
+
+    def _config(self) -> str:
+        return super()._config() + CONFIG
+
+
+class _Nodes(EmbeddedCluster):
+    """All of them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(PRIMARIES, 1)
+        self.nodes = [_Node(self.password, folder / f"node-{n}") for n in range(len(self.nodes))]
+
+
+class ChaosNode(ChaosServer):
+    """One node.
+
+    Parameters
+    ----------
+    node
+        What runs it.
+    number
+        Tells it from the others.
+    cluster
+        All of them.
+    clock
+        Whether its wall clock can be set.
+    """
+
+    def __init__(self, node: ClusterNode, number: int, cluster: "ChaosCluster", *, clock: bool) -> None:
+        assert node.data_dir is not None
+        super().__init__(node.data_dir, clock=clock, server=node, proxies=cluster.proxies)
+        self.node = node
+        self.name = f"node {number}"
+        self.shard = number % PRIMARIES
+        self.holds = f"shard {self.shard}"
+
+    def replication(self) -> dict[str, Any]:
+        """Return what it says of its role; nothing if it does not answer."""
+        if not self.server.running or self.is_paused:
+            return {}
+        try:
+            with self.client(ASK_S) as client:
+                found: dict[str, Any] = client.info("replication")
+                return found
+        except redis.RedisError:
+            return {}
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether it says that it is one."""
+        return self.replication().get("role") == "master"
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is a replica, and hears of every write."""
+        said = self.replication()
+        return said.get("role") == "slave" and said.get("master_link_status") == "up"
+
+    def may_take_over(self, yes: bool) -> None:
+        """Let it be elected, or not."""
+        self.config("cluster-replica-no-failover", "no" if yes else "yes")
+
+
+class ByKey:
+    """A plain client whose calls go to the node that has their first key."""
+
+    def __init__(self, cluster: "ChaosCluster", timeout_s: float, stack: contextlib.ExitStack) -> None:
+        self._cluster, self._timeout_s, self._stack = cluster, timeout_s, stack
+        self._ports = cluster.ports()
+        self._clients: dict[int, Any] = {}
+
+    def at(self, key: str) -> Any:
+        """Return a client of the node that has a key."""
+        port = self._ports.get(key_slot(key.encode()))
+        if port is None:
+            raise redis.ConnectionError(f"nobody says who has {key}")
+        if port not in self._clients:
+            node = next(node for node in self._cluster.nodes if node.node.port == port)
+            self._clients[port] = self._stack.enter_context(node.client(self._timeout_s))
+        return self._clients[port]
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda key, *rest, **options: getattr(self.at(key), name)(key, *rest, **options)
+
+
+class ChaosCluster:
+    """All nodes, and the proxies before them; offers what a soak asks of a :class:`ChaosServer`.
+
+    Parameters
+    ----------
+    folder
+        Where their data lies.
+    clock
+        Whether the wall clocks of one primary and of its replica can be set. Needs libfaketime.
+
+    Examples
+    --------
+    >>> with ChaosCluster(Path("data")) as cluster:
+    ...     lines = cluster.proxy()
+    ...     cluster.primary(0).kill()
+    """
+
+    def __init__(self, folder: Path, *, clock: bool = False) -> None:
+        self.proxies = ProxyThread()
+        self.watch = OneSlot()
+        """Looks at all commands that pass the proxies."""
+        self._cluster = _Nodes(folder)
+        self._hosts = 0
+        self.nodes = [
+            ChaosNode(node, number, self, clock=clock and number % PRIMARIES == 0)
+            for number, node in enumerate(self._cluster.nodes)
+        ]
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.proxies)
+            for node in self.nodes:
+                stack.enter_context(node)
+            stack.callback(self._cluster.stop)  # All at once, before one waits for another.
+            self._cluster.start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stack.__exit__(None, None, None)
+
+    def proxy(self, host: str = "127.0.0.1") -> Lines:
+        """Open a proxy before each node, at an address of its own if none is given."""
+        if host == "127.0.0.1":
+            self._hosts += 1
+            host = f"127.0.1.{self._hosts}"
+        return Lines([self.proxies.open(node.url, host, node.node.port, self.watch) for node in self.nodes])
+
+    # -- who has what --------------------------------------------------------------------------
+
+    def ports(self) -> dict[int, int]:
+        """Return the port of the primary of each slot, as the first node says that answers."""
+        for node in self.nodes:
+            if not node.server.running or node.is_paused:
+                continue
+            with contextlib.suppress(redis.RedisError), node.client(ASK_S) as client:
+                said = client.execute_command("CLUSTER SLOTS")
+                return {
+                    slot: port for first, last, (_, port, *_), *_ in said for slot in range(first, last + 1)
+                }
+        return {}
+
+    def primary(self, shard: int) -> ChaosNode | None:
+        """Return the primary of a shard; None while that is not clear."""
+        found = [node for node in self.nodes if node.shard == shard and node.is_primary]
+        return found[0] if len(found) == 1 else None
+
+    def replica(self, shard: int) -> ChaosNode | None:
+        """Return the replica of a shard; None while it does not follow."""
+        found = [node for node in self.nodes if node.shard == shard and node.follows]
+        return found[0] if len(found) == 1 else None
+
+    def free_shards(self, taken: frozenset[str]) -> list[int]:
+        """Return the shards that no fault has hold of."""
+        return [shard for shard in range(PRIMARIES) if f"shard {shard}" not in taken]
+
+    def any_server(
+        self,
+        rng: random.Random,
+        taken: frozenset[str],
+        fits: Callable[[ChaosServer], bool] = lambda _: True,
+    ) -> ChaosNode | None:
+        """Return a primary that a fault may be about."""
+        shards = self.free_shards(taken)
+        found = self.primary(rng.choice(shards)) if shards else None
+        return found if found is not None and fits(found) else None
+
+    def server_of(self, key: str) -> ChaosNode | None:
+        """Return the primary that has a key."""
+        port = self.ports().get(key_slot(key.encode()))
+        return next((node for node in self.nodes if node.node.port == port), None)
+
+    def held_by(self, node: ChaosNode, keys: Sequence[str]) -> list[int]:
+        """Return the places of the keys that a node has."""
+        ports = self.ports()
+        return [n for n, key in enumerate(keys) if ports.get(key_slot(key.encode())) == node.node.port]
+
+    # -- what a soak asks of one server ----------------------------------------------------------
+
+    @property
+    def clock(self) -> object | None:
+        """Whether there is a node whose clock can be set."""
+        return self.nodes[0].clock
+
+    @property
+    def has_small_disk(self) -> bool:
+        """Whether a disk can be filled: nodes have none of their own."""
+        return False
+
+    @contextlib.contextmanager
+    def client(self, timeout_s: float = 5.0) -> Iterator[Any]:
+        """Open a plain client of all primaries, past all proxies."""
+        with contextlib.ExitStack() as stack:
+            yield ByKey(self, timeout_s, stack)
+
+    def connections(self) -> list[str]:
+        """Return the connections that others have to any node."""
+        return [each for node in self.nodes for each in node.connections()]
+
+    def crossings(self) -> list[str]:
+        """Return the commands that touched more than one slot, or were refused for it."""
+        refused = [f"{self.watch.refused} answers CROSSSLOT"] * bool(self.watch.refused)
+        return self.watch.crossing + refused
+
+    def wait_until_whole(self, timeout_s: float = 30.0) -> None:
+        """Wait until each primary and each replica is what it should be."""
+
+        def is_whole() -> bool:
+            return all(self.primary(shard) and self.replica(shard) for shard in range(PRIMARIES))
+
+        wait_for(is_whole, "each shard has a primary and a replica that follows", timeout_s)

@@ -1,0 +1,160 @@
+"""A fault of a Cluster does what it says, and leaves a whole Cluster that holds what it held."""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from tests.chaos.cluster_kinds import (
+    CLUSTER_KINDS,
+    MembershipPrimaryLost,
+    OfPair,
+    PrimaryFrozen,
+    PrimaryLost,
+    PrimaryLostUnfollowed,
+    ReplicaFrozen,
+    ReplicaKilled,
+)
+from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis
+from tests.chaos.nodes import ChaosCluster
+from tests.helpers import wait_for
+
+NAMES = Names("chaos", "events", "handled", 6)
+KEYS = [
+    *(NAMES.of_group(what) for what in ("members", "beats")),
+    *(NAMES.events(p) for p in range(NAMES.partitions)),
+    *(NAMES.of_partition(p, "lock") for p in range(NAMES.partitions)),
+]
+SHORT = {"slot moves key by key", "failover planned", "primary killed, its replica takes over"}
+"""What is tried in each run of the tests; the rest takes half a minute."""
+
+SHOWS: dict[type[Nemesis], Callable[[Any], bool]] = {
+    ReplicaKilled: lambda fault: not fault.replica.server.running,
+    ReplicaFrozen: lambda fault: fault.replica.is_paused,
+    PrimaryLost: lambda fault: not fault.primary.server.running,
+    MembershipPrimaryLost: lambda fault: not fault.primary.server.running,
+    PrimaryFrozen: lambda fault: fault.primary.is_paused,
+    PrimaryLostUnfollowed: lambda fault: not fault.replica.follows,
+}
+"""How a fault can be seen while it goes on; the others are seen by what they leave."""
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
+    """A Cluster with what a group keeps in it."""
+    with ChaosCluster(tmp_path_factory.mktemp("nodes")) as cluster:
+        with cluster.client() as client:
+            client.set(NAMES.of_group("members"), '{"generation":1}')
+            client.hset(NAMES.of_group("beats"), "w0", "1")
+            for partition in range(NAMES.partitions):
+                client.xadd(NAMES.events(partition), {"v": "1"})
+                client.hset(NAMES.of_partition(partition, "lock"), "owner", "w0")
+        cluster.wait_until_whole()
+        yield Field(cluster, [], NAMES)
+
+
+def held(cluster: ChaosCluster) -> dict[str, Any]:
+    """Return what is under each key, wherever it is."""
+    with cluster.client() as client:
+        return {key: client.dump(key) for key in KEYS}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=kind.name, marks=[] if kind.name in SHORT else pytest.mark.soak)
+        for kind in CLUSTER_KINDS
+    ],
+)
+def test_a_fault_of_a_cluster_leaves_it_whole_with_what_it_held(field: Field, kind: type[Nemesis]) -> None:
+    """While nobody writes, a failover loses nothing either; and each says whom it hurts."""
+    cluster = field.server
+    assert isinstance(cluster, ChaosCluster)
+    before = held(cluster)
+    assert None not in before.values()
+    fault = kind()
+    rng = random.Random(3)
+    wait_for(lambda: fault.aim(field, rng, frozenset()), f"{kind.name} finds somebody to hurt")
+    assert fault.target and fault.takes
+    assert (fault.partitions is not None) == bool(kind.loses), "the partitions that may lose something"
+    roles = {node.name: node.is_primary for node in cluster.nodes}
+    fault.begin()
+    if kind in SHOWS:
+        wait_for(lambda: SHOWS[kind](fault), f"{kind.name} shows")
+
+    def is_over() -> bool:
+        with contextlib.suppress(redis.RedisError):
+            return fault.end()
+        return False
+
+    wait_for(is_over, f"{kind.name} is over", 40)
+    cluster.wait_until_whole()
+    wait_for(lambda: None not in held(cluster).values(), "all slots are served")
+    assert held(cluster) == before
+    if isinstance(fault, OfPair):
+        swapped = {node.name for node in cluster.nodes if node.is_primary != roles[node.name]}
+        takes_over = bool(kind.loses) or kind.name == "failover planned"
+        assert swapped == ({fault.primary.name, fault.replica.name} if takes_over else set())
+    else:
+        moved: Any = fault
+        assert cluster.ports()[moved.slot] == moved.target_node.node.port != moved.source.node.port
+    for node in cluster.nodes:
+        with node.client() as client:
+            assert client.config_get("cluster-replica-no-failover")["cluster-replica-no-failover"] == "yes"
+    with cluster.client() as client:
+        for partition in range(NAMES.partitions):
+            client.set(f"{NAMES.events(partition)}:written", "1")
+
+
+def test_a_fault_takes_no_pair_that_another_one_has(field: Field) -> None:
+    """Else nobody could tell which of them lost what."""
+    every = frozenset(f"shard {number}" for number in range(3))
+    for kind in CLUSTER_KINDS:
+        assert not kind().aim(field, random.Random(3), every), kind.name
+        fault = kind()
+        found = fault.aim(field, random.Random(3), every - {"shard 2"})
+        # A slot needs two to move between; the primary of the membership may be one of the others.
+        assert found or not issubclass(kind, OfPair) or kind is MembershipPrimaryLost, kind.name
+        assert not found or fault.takes == {"shard 2"}, kind.name
+
+
+def test_a_line_is_disturbed_as_a_whole_or_to_one_node(field: Field) -> None:
+    """A process's own proxies are on the ports of the nodes, and its URL names them all."""
+    cluster = field.server
+    assert isinstance(cluster, ChaosCluster)
+    lines = cluster.proxy()
+    ports = {int(place.rpartition(":")[2]) for place in lines.url.split(",")}
+    assert ports == {node.node.port for node in cluster.nodes}
+    refused = set()
+    for seed in range(20):
+        part = lines.part(random.Random(seed))
+        part.disturb(refuse=True)
+        urls = [url for url in each_of(lines) if not answers(url)]
+        refused.add(len(urls))
+        part.heal()
+    assert refused == {1, len(ports)}
+
+
+def each_of(lines: Any) -> list[str]:
+    """Return the URL of each proxy."""
+    return [proxy.url for proxy in lines._proxies]
+
+
+def answers(url: str) -> bool:
+    """Whether a node can be reached through a proxy."""
+    try:
+        with redis.Redis.from_url(url, socket_timeout=2) as client:
+            return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+def test_each_kind_has_a_name_of_its_own() -> None:
+    """Reports count by it."""
+    names = [kind.name for kind in (*LOSSLESS, *LOSSY, *CLUSTER_KINDS)]
+    assert len(set(names)) == len(names) >= 40

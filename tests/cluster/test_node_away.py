@@ -1,0 +1,247 @@
+"""One node of a Cluster gives no answer: what a worker does at the others does not wait for it."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, cast
+
+import anyio
+import pytest
+import structlog
+from structlog.stdlib import BoundLogger
+
+from streamworker.core.entries import ZERO, EntryId
+from streamworker.core.events import HeartbeatDone
+from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
+from streamworker.redisio import locks
+from streamworker.redisio.client import Backend
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.runtime.buffer import ByteBudget
+from streamworker.runtime.fetcher import Fetcher
+from streamworker.runtime.keeper import Keeper
+from streamworker.runtime.rollback import Committed, Witness
+from streamworker.settings import Settings
+from tests.cluster.stub import StubNode, url_of
+from tests.cluster.support import client_of, primary_of
+from tests.helpers import wait_for_async
+from tests.raw import RawCluster
+from tests.stub import stub
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+KEYS = GroupKeys("shop", "orders", "price")
+STREAM = StreamKeys("shop", "orders")
+PARTITIONS = range(24)
+FAR = EntryId(9, 0)
+
+
+@contextmanager
+def hanging(nodes: EmbeddedCluster) -> Iterator[tuple[list[int], dict[int, ClusterNode]]]:
+    """Stop a node; give the partitions that are there, and those elsewhere with their nodes."""
+    places = {p: primary_of(nodes, KEYS.lock(p)) for p in PARTITIONS}
+    hung = places[0]
+    os.kill(hung.pid, signal.SIGSTOP)
+    try:
+        yield (
+            [p for p in PARTITIONS if places[p] is hung],
+            {p: node for p, node in places.items() if node is not hung},
+        )
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+
+
+def calls(places: Mapping[int, ClusterNode], command: str) -> int:
+    """Return how often the nodes of some partitions ran a command."""
+    found = 0
+    for node in {node.port: node for node in places.values()}.values():
+        with client_of(node) as client:
+            found += client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"]
+    return found
+
+
+class Runner:
+    """A partition that runs: what is known of its last commit."""
+
+    committed = Committed(7, FAR, 90, 30, "a")
+
+    def __init__(self) -> None:
+        self.abandoned = ""
+
+    def abandon(self, reason: str) -> None:
+        """End it."""
+        self.abandoned = reason
+
+
+async def test_what_went_back_at_one_node_is_found_while_another_gives_no_answer(
+    nodes: EmbeddedCluster, raw: RawCluster
+) -> None:
+    """And however many ask for it, a node that gives no answer is asked again by one, and it is said."""
+    for p in PARTITIONS:
+        raw.hset(
+            KEYS.lock(p), mapping={"checkpoint": "8-0", "entries": 80, "rows": 25, "epoch": 7, "log": "a"}
+        )
+    runners = {p: Runner() for p in PARTITIONS}
+
+    def running() -> dict[int, Any]:
+        return {p: runner for p, runner in runners.items() if not runner.abandoned}
+
+    log = cast(BoundLogger, structlog.get_logger("test"))
+    with structlog.testing.capture_logs() as lines:
+        async with Backend.open(nodes.url, name="t", call_timeout_ms=400) as backend:
+            await backend.pipeline([("HGETALL", KEYS.lock(p)) for p in PARTITIONS])
+            witness = Witness(backend, KEYS, running, random.Random(1), log)
+            with hanging(nodes) as (there, elsewhere):
+                before = calls(elsewhere, "hgetall")
+                compares = [asyncio.create_task(witness.compare()) for _ in range(5)]
+                await wait_for_async(lambda: set(running()) == set(there), "what is elsewhere is found")
+                await asyncio.sleep(0.8)  # Two timeouts.
+                assert calls(elsewhere, "hgetall") - before <= 5 * len(elsewhere)
+            # Each is told what was found since it asked, by whomever.
+            for found in await asyncio.wait_for(asyncio.gather(*compares), 5):
+                assert set(there) <= set(found)
+    assert not running()
+    unknown = [line for line in lines if line["event"] == "rollback_unknown"]
+    assert unknown[0]["partitions"] == there
+    assert 1 <= len(unknown) <= 2, "once for each reason"
+    told = [line["partition"] for line in lines if line["event"] == "partition_rolled_back"]
+    assert sorted(told) == list(PARTITIONS)
+
+
+async def test_who_asks_about_one_partition_waits_for_no_other_node(
+    nodes: EmbeddedCluster, raw: RawCluster
+) -> None:
+    """A stream that was deleted is named while another node gives no answer, whatever was lost there."""
+    for p in PARTITIONS:
+        raw.hset(
+            KEYS.lock(p), mapping={"checkpoint": "9-0", "entries": 90, "rows": 30, "epoch": 7, "log": "a"}
+        )
+    runners = cast(Any, {p: Runner() for p in PARTITIONS})
+    log = cast(BoundLogger, structlog.get_logger("test"))
+    async with Backend.open(nodes.url, name="t", call_timeout_ms=1_500) as backend:
+        await backend.pipeline([("HGETALL", KEYS.lock(p)) for p in PARTITIONS])
+        witness = Witness(backend, KEYS, lambda: runners, random.Random(1), log)
+        with hanging(nodes) as (there, elsewhere):
+            others = asyncio.create_task(witness.compare())
+            assert await asyncio.wait_for(witness.compare(next(iter(elsewhere))), 10) == []
+            about_there = asyncio.create_task(witness.compare(there[0]))
+            await asyncio.sleep(0.5)
+            assert not others.done() and not about_there.done()
+        assert tuple(await asyncio.wait_for(asyncio.gather(others, about_there), 10)) == ([], [])
+
+
+async def test_a_comparison_that_is_overtaken_by_another_is_told_what_it_found(
+    redis_url: str, raw: RawCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both begin, the later one ends first and finds nothing: what the first one finds is its own."""
+    fine: dict[Any, Any] = {"checkpoint": "9-0", "entries": 90, "rows": 30, "epoch": 7, "log": "a"}
+    raw.hset(KEYS.lock(0), mapping=fine)
+    true_read, goes_on, reads = locks.read_locks, asyncio.Event(), 0
+
+    async def read(*given: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            await goes_on.wait()
+        return await true_read(*given)
+
+    monkeypatch.setattr(locks, "read_locks", read)
+    runner = cast(Any, Runner())
+    log = cast(BoundLogger, structlog.get_logger("test"))
+    async with Backend.open(redis_url, name="t") as backend:
+        witness = Witness(backend, KEYS, lambda: {0: runner}, random.Random(1), log)
+        first = asyncio.create_task(witness.compare())
+        await asyncio.sleep(0)
+        assert await witness.compare() == []
+        raw.hset(KEYS.lock(0), mapping={**fine, "rows": 25, "checkpoint": "8-0"})
+        goes_on.set()
+        assert await first == [0]
+        assert runner.abandoned
+
+
+@asynccontextmanager
+async def fetching(url: str) -> AsyncIterator[tuple[Backend, Fetcher]]:
+    """Run a fetcher."""
+    settings = Settings(redis_url=url)
+    async with (
+        Backend.open(url, name="t", call_timeout_ms=200) as backend,
+        anyio.create_task_group() as tasks,
+    ):
+        fetcher = Fetcher(backend, STREAM, settings, ByteBudget(1_000_000), rng=random.Random(1))
+        tasks.start_soon(fetcher.run)
+        yield backend, fetcher
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_node_that_is_away_is_no_reason_to_look_at_all_streams_of_the_others(
+    nodes: EmbeddedCluster, raw: RawCluster
+) -> None:
+    """Each time, for as long as it is away."""
+    for p in PARTITIONS:
+        raw.xadd(STREAM.events(p), {"v": "x"}, id="9-0")
+    async with Backend.open(nodes.url, name="t", call_timeout_ms=200) as backend:
+        fetcher = Fetcher(backend, STREAM, Settings(redis_url=nodes.url), ByteBudget(1_000_000))
+        idle = [fetcher.add(p, FAR) for p in PARTITIONS]
+        await fetcher._watch._compare(idle)
+        with hanging(nodes) as (_, elsewhere):
+            before = calls(elsewhere, "xinfo|stream")
+            await fetcher._watch._compare([each for each in idle if each.partition in elsewhere] + idle[:1])
+            assert 0 < calls(elsewhere, "xinfo|stream") - before <= 8
+            gone, node = next(iter(elsewhere.items()))
+            with client_of(node) as client:
+                client.delete(STREAM.events(gone))
+            await fetcher._watch._compare(idle)
+            assert fetcher._watch._broken == {gone}
+
+
+async def test_a_node_that_gives_no_answer_is_left_alone_though_others_change_places() -> None:
+    """What is known of where slots are changes often while some move: its pauses grow all the same."""
+    node, reads = StubNode(), 0
+
+    def answer(words: list[bytes]) -> bytes:
+        nonlocal reads
+        if words[0] == b"XREAD":
+            reads += 1
+            return b"-CLUSTERDOWN The cluster is down\r\n"
+        return node.answer(words)
+
+    async with stub(answer) as node.port, fetching(url_of(node.port)) as (backend, fetcher):
+        fetcher.add(0, ZERO)
+        await wait_for_async(lambda: reads > 0, "it was asked")
+        until_s = time.monotonic() + 0.7
+        while time.monotonic() < until_s:
+            backend._server._topology.version += 1  # type: ignore[attr-defined]
+            fetcher.add(0, ZERO)  # Which wakes what waits.
+            await asyncio.sleep(0.02)
+        assert 2 <= reads <= 7
+
+
+async def test_a_new_membership_is_renewed_at_once_while_a_node_hangs(nodes: EmbeddedCluster) -> None:
+    """It does not wait out the round of those that are late."""
+    settings = Settings(redis_url=nodes.url, heartbeat_interval_ms=3_000, dead_after_ms=6_000)
+    hung = primary_of(nodes, KEYS.members)
+    elsewhere = [
+        keys
+        for keys in (GroupKeys("shop", "orders", f"p{n}") for n in range(12))
+        if primary_of(nodes, keys.members) is not hung
+    ]
+    beats: list[HeartbeatDone] = []
+    keeper = Keeper(settings, "w1")
+    keeper.start()
+    try:
+        keeper.keep(elsewhere[0], "w1.a", beats.append)
+        await wait_for_async(lambda: beats, "it is renewed")
+        os.kill(hung.pid, signal.SIGSTOP)
+        keeper.keep(KEYS, "w1.a", lambda _: None)
+        await asyncio.sleep(0.2)
+        asked = time.monotonic()
+        renewed: list[HeartbeatDone] = []
+        keeper.keep(elsewhere[1], "w1.a", renewed.append)
+        await wait_for_async(lambda: renewed, "the new one is renewed")
+        assert time.monotonic() - asked < 1.0
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+        await asyncio.to_thread(keeper.stop)

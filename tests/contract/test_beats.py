@@ -1,0 +1,253 @@
+"""Something else in place of heartbeats, loads or the control stream: a group goes on, and says which key."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from streamworker.core import events as ev
+from streamworker.core.control import GroupChanged
+from streamworker.core.lease_events import Challenge, ChallengeLeases, LeasesChallenged, UpdateLeases
+from streamworker.core.membership import FORMAT, Member, Membership
+from streamworker.core.mending import fingerprint
+from streamworker.errors import BackendRefused
+from streamworker.redisio import control, loads, membership, operations, repair
+from streamworker.redisio.client import Backend
+from streamworker.redisio.operation import Access
+from tests.contract.support import GROUP, Group, everything, url_of_user
+
+pytestmark = pytest.mark.anyio
+
+OTHER_TYPES = {
+    "string": ("SET", "x"),
+    "list": ("RPUSH", "x"),
+    "set": ("SADD", "x"),
+    "zset": ("ZADD", "1", "x"),
+    "stream": ("XADD", "*", "x", "y"),
+}
+HELD = Member("h.1", "h", "host", 1, 1, "held", static_id="h", held_until_ms=1)
+LEAVES = Member("l.1", "l", "host", 1, 1, "leaving")
+MEMBERS = (Member("a.1", "a", "host", 1, 1), Member("b.1", "b", "host", 1, 1), LEAVES, HELD)
+KNOWN = Membership(10, 2, "range", MEMBERS, ("a.1", "b.1"))
+
+
+def put(raw: "redis.Redis", key: str, kind: str = "list") -> None:
+    """Let another program write over a key."""
+    command, *arguments = OTHER_TYPES[kind]
+    raw.delete(key)
+    raw.execute_command(command, key, *arguments)
+
+
+async def beat(
+    backend: Backend, member: str, measured: dict[int, int] | None = None
+) -> membership.HeartbeatReply:
+    """Send a heartbeat that is answered."""
+    renewal = membership.Renewal(GROUP, member, 1, "run", 0, measured)
+    (reply,) = await membership.heartbeat(backend, [renewal])
+    assert isinstance(reply, membership.HeartbeatReply), reply
+    return reply
+
+
+async def change(group: Group, after: Membership, *, removed: tuple[str, ...] = ()) -> ev.Event:
+    """Do what a core asks for, of the document that is known."""
+    added = tuple(each for each in after.present_ids if each not in KNOWN.present_ids)
+    message = GroupChanged(0, "join", "c", ())
+    effect = ev.ChangeDocument(after.generation, after, message, added, removed)
+    return await operations.change_document(Access(group.backend, GROUP, 1_000), effect)
+
+
+# -- heartbeats -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+async def test_heartbeats_begin_anew_with_the_members_of_the_document(
+    group: Group, raw: "redis.Redis", kind: str
+) -> None:
+    """Nobody is lost, who was removed stays so, and what stood there is kept."""
+    raw.set(GROUP.members, KNOWN.document())
+    put(raw, GROUP.beats, kind)
+    first = await beat(group.backend, "b.1")
+    assert (first.lost, first.generation, first.foreign) == (False, 10, GROUP.beats)
+    assert first.beats.keys() == {"a.1", "b.1", "l.1"}
+    assert (first.beats["b.1"].connection, first.beats["a.1"].connection) == (1, 0)
+    assert 0 <= first.server_ms - first.beats["a.1"].server_ms <= 1_000
+    assert raw.type(GROUP.damaged) == kind.encode()
+    for member, lost in (("a.1", False), ("l.1", False), ("h.1", True), ("gone.1", True)):
+        reply = await beat(group.backend, member)
+        assert (reply.lost, reply.foreign) == (lost, ""), member
+
+
+async def test_a_copy_that_is_kept_already_stays(group: Group, raw: "redis.Redis") -> None:
+    """It may be that of the document, and a group knows its heartbeats anew in a second."""
+    raw.set(GROUP.members, KNOWN.document())
+    raw.set(GROUP.damaged, "no document")
+    put(raw, GROUP.beats)
+    assert (await beat(group.backend, "a.1")).foreign == GROUP.beats
+    assert raw.get(GROUP.damaged) == b"no document"
+    assert raw.hlen(GROUP.beats) == 3
+
+
+async def test_of_a_large_value_its_kind_is_kept(group: Group, raw: "redis.Redis") -> None:
+    """As of one in place of a document."""
+    raw.set(GROUP.members, KNOWN.document())
+    raw.rpush(GROUP.beats, *["x" * 10_000] * 200)
+    assert not (await beat(group.backend, "a.1")).lost
+    assert b"a list of about" in raw.get(GROUP.damaged)  # type: ignore[operator]
+
+
+async def test_without_a_document_nobody_is_a_member(group: Group, raw: "redis.Redis") -> None:
+    """As where it was deleted; whoever lives joins again."""
+    put(raw, GROUP.beats)
+    assert (await beat(group.backend, "a.1")).lost
+    assert not raw.exists(GROUP.beats) and raw.type(GROUP.damaged) == b"list"
+
+
+BROKEN = {
+    "cut off": KNOWN.document()[:40],
+    "of another kind": b"[1]",
+    "of a later release": KNOWN.document().replace(b'"v":%d' % FORMAT, b'"v":%d' % (FORMAT + 1)),
+    "members without ids": KNOWN.document().replace(b'"id":"a.1"', b'"id":null'),
+    "a member twice": KNOWN.document().replace(b'"id":"b.1"', b'"id":"a.1"'),
+    "members with names": b'{"generation":10,"v":%d,"members":{"a":{"id":"a.1"}}}' % FORMAT,
+    "members that are none": b'{"generation":10,"v":%d,"members":[1]}' % FORMAT,
+    "no members": b'{"generation":10,"v":%d}' % FORMAT,
+    "nested": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+async def test_nobody_is_lost_where_the_document_cannot_be_read_either(
+    group: Group, raw: "redis.Redis", what: str
+) -> None:
+    """Nothing is written; the fingerprint tells of the document, and who mends it mends both."""
+    raw.set(GROUP.members, BROKEN[what])
+    put(raw, GROUP.beats)
+    before = everything(raw)
+    for member in ("a.1", "gone.1"):
+        reply = await beat(group.backend, member)
+        assert (reply.lost, reply.beats, reply.foreign) == (False, {}, GROUP.beats)
+        assert reply.fingerprint == fingerprint(BROKEN[what])
+    assert everything(raw) == before
+    effect = ev.MendDocument(fingerprint(BROKEN[what]), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
+    done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
+    assert isinstance(done, ev.DocumentChanged)
+    assert raw.type(GROUP.damaged) == b"string"
+    assert not (await beat(group.backend, "b.1")).lost
+    assert (await beat(group.backend, "gone.1")).lost
+
+
+async def test_a_join_begins_heartbeats_anew(group: Group, raw: "redis.Redis") -> None:
+    """There may be nobody else to do it."""
+    raw.set(GROUP.members, KNOWN.document())
+    put(raw, GROUP.beats)
+    joined = KNOWN.with_member(Member("c.1", "c", "host", 1, 2))
+    done = await change(group, replace(joined, generation=10), removed=("a.1",))
+    assert isinstance(done, ev.DocumentChanged)
+    reply = await beat(group.backend, "c.1")
+    assert reply.beats.keys() == {"b.1", "l.1", "c.1"}
+    assert raw.type(GROUP.damaged) == b"list"
+
+
+async def test_a_group_is_founded_whatever_stands_in_place_of_heartbeats(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """Of no document nobody is a member."""
+    put(raw, GROUP.beats)
+    first = Membership.empty(2, "range").with_member(Member("c.1", "c", "host", 1, 2))
+    assert isinstance(await change(group, first), ev.DocumentChanged)
+    assert (await beat(group.backend, "c.1")).beats.keys() == {"c.1"}
+
+
+async def test_heartbeats_begin_anew_when_memory_is_full(group: Group, full_memory: "redis.Redis") -> None:
+    """Something is moved or removed first, and that is allowed."""
+    full_memory.set(GROUP.members, KNOWN.document())
+    for _ in range(2):
+        full_memory.config_set("maxmemory", "1gb")
+        put(full_memory, GROUP.beats)
+        full_memory.config_set("maxmemory", 1)
+        assert (await beat(group.backend, "a.1")).beats.keys() == {"a.1", "b.1", "l.1"}
+
+
+async def test_who_lacks_the_right_changes_nothing_and_names_the_key(
+    group: Group, raw: "redis.Redis", redis_url: str
+) -> None:
+    """Rules of an earlier release let nobody put heartbeats aside; the worker's other groups go on."""
+    raw.set(GROUP.members, KNOWN.document())
+    for kept in (False, True):
+        if kept:
+            raw.set(GROUP.damaged, "x")
+        put(raw, GROUP.beats)
+        rules = ("reset", "on", ">secret", "~*", "+@all", "-rename", "-unlink")
+        raw.execute_command("ACL", "SETUSER", "narrow", *rules)
+        before = everything(raw)
+        async with Backend.open(url_of_user(redis_url, "narrow", "secret"), name="narrow") as backend:
+            renewal = membership.Renewal(GROUP, "a.1", 1, "run")
+            (refused,) = await membership.heartbeat(backend, [renewal])
+        assert isinstance(refused, BackendRefused) and GROUP.beats in str(refused)
+        assert everything(raw) == before
+    raw.execute_command("ACL", "DELUSER", "narrow")
+
+
+# -- loads and the control stream ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+async def test_something_else_in_place_of_the_loads_is_named_and_left_alone(
+    group: Group, raw: "redis.Redis", kind: str
+) -> None:
+    """Heartbeats, changes and repairs do without; the balancer sees that nothing was measured."""
+    raw.set(GROUP.members, KNOWN.document())
+    raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "b.1": "5|6|run|0"})
+    put(raw, GROUP.loads, kind)
+    for measured in ({0: 7}, None):
+        reply = await beat(group.backend, "a.1", measured)
+        assert (reply.lost, reply.foreign, len(reply.beats)) == (False, GROUP.loads, 2)
+    assert (await loads.read_loads(group.backend, GROUP))[0] == {}
+    done = await change(group, KNOWN.without(["b.1"]), removed=("b.1",))
+    assert isinstance(done, ev.DocumentChanged)
+    facts = await repair.look(group.backend, GROUP, 2)
+    assert await repair.remove_members(group.backend, facts, ["a.1"])
+    raw.set(GROUP.members, "x")
+    effect = ev.MendDocument(fingerprint(b"x"), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
+    done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
+    assert isinstance(done, ev.DocumentChanged)
+    assert raw.type(GROUP.loads) == kind.encode()
+    raw.delete(GROUP.loads)
+    assert (await beat(group.backend, "a.1", {0: 7})).foreign == ""
+    assert (await loads.read_loads(group.backend, GROUP))[0] == {"a.1": {0: 7}}
+
+
+async def test_a_group_changes_without_a_control_stream(group: Group, raw: "redis.Redis") -> None:
+    """Heartbeats say that there is another generation, and mending and repair do without it too."""
+    raw.set(GROUP.members, KNOWN.document())
+    raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "b.1": "5|6|run|0"})
+    raw.set(GROUP.control, "mine")
+    done = await change(group, KNOWN.without(["b.1"]), removed=("b.1",))
+    assert isinstance(done, ev.DocumentChanged)
+    assert (await beat(group.backend, "a.1")).generation == done.generation
+    assert await repair.remove_members(group.backend, await repair.look(group.backend, GROUP, 2), ["a.1"])
+    raw.set(GROUP.members, "x")
+    effect = ev.MendDocument(fingerprint(b"x"), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
+    done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
+    assert isinstance(done, ev.DocumentChanged)
+    assert raw.get(GROUP.control) == b"mine"
+    assert await control.foreign_types(group.backend, [GROUP]) == {GROUP: "string"}
+    raw.delete(GROUP.control)
+    assert await control.foreign_types(group.backend, [GROUP]) == {}
+
+
+async def test_leases_change_hands_without_a_control_stream(group: Group, raw: "redis.Redis") -> None:
+    """A message may be missed at any time."""
+    raw.set(GROUP.control, "mine")
+
+    async def do(effect: ev.Effect) -> Any:
+        return await operations.OPERATIONS[type(effect)].do(Access(group.backend, GROUP, 1_000), effect)
+
+    challenged = await do(ChallengeLeases("a.1", {0: Challenge.FREE}))
+    assert isinstance(challenged, LeasesChallenged)
+    await do(UpdateLeases("a.1", {0: 5}, (), {}))
+    assert raw.hget(GROUP.lease_allocation, "0") == b"5|a.1"
+    await do(UpdateLeases("a.1", {}, (0,), {}))
+    assert not raw.exists(GROUP.lease_allocation)
+    assert raw.get(GROUP.control) == b"mine"

@@ -1,0 +1,250 @@
+"""What a worker does with a membership document that something else wrote over."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamworker.core import events as ev
+from streamworker.core.control import GroupChanged
+from streamworker.core.membership import Member, Membership
+from streamworker.core.mending import BEHIND_MS, PACE_MS, PAUSE_MS, STRANGER_BEATS, fingerprint
+from streamworker.core.mending import is_of_later_release as is_later
+from streamworker.errors import CoordinationError
+from streamworker.testing.damage import DAMAGES, damaged
+from tests.core.bench import ME, TIMING, Bench, group, names, of_type, stored
+
+LATER = b'{"generation":11,"v":2,"shards":[]}'
+CALL_FAILED = ev.CallFailed(ev.Call.DOCUMENT)
+
+
+def mends(effects: list[ev.Effect]) -> ev.MendDocument:
+    """Return the one thing that is asked for."""
+    (found,) = of_type(effects, ev.MendDocument)
+    return found
+
+
+def shown(bench: Bench, document: bytes) -> list[ev.Effect]:
+    """Let a worker read something."""
+    bench.heartbeat(generation=0)
+    return bench.send(ev.DocumentRead(document, 5_000))
+
+
+# -- what is damage -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", sorted(set(DAMAGES) - {"is of another type", "gives all to the last"}))
+def test_no_kind_of_damage_can_be_read_or_is_taken_for_a_later_release(what: str) -> None:
+    """Whatever is not exactly what a group writes."""
+    after = DAMAGES[what](stored(group("a.1", "b.1")))
+    assert after is not None and not is_later(after)
+    with pytest.raises(CoordinationError) as caught:
+        Membership.parse(after)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"owners": [None] * 8},
+        {"owners": [True] * 8},
+        {"members": []},
+        {"generation": 0},
+        {"generation": 11.0},
+        {"partitions": "8"},
+        {"weights": [0.5] * 8},
+    ],
+    ids=str,
+)
+def test_what_no_group_says_is_damage(fields: dict[str, object]) -> None:
+    """A partition of nobody while somebody is there; numbers that are none."""
+    good = json.loads(stored(group("a.1", "b.1")))
+    with pytest.raises(CoordinationError):
+        Membership.parse(json.dumps({**good, **fields}, separators=(",", ":")).encode())
+
+
+def test_a_generation_that_the_scripts_do_not_find_is_damage() -> None:
+    """They look at the beginning, and read no JSON."""
+    good = json.loads(stored(group("a.1")))
+    for text in (json.dumps(good), json.dumps({"v": 1, **good}, separators=(",", ":"))):
+        with pytest.raises(CoordinationError):
+            Membership.parse(text.encode())
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_what_is_no_json_is_never_of_a_later_release(document: bytes) -> None:
+    """And the question never fails."""
+    assert not is_later(document)
+
+
+@pytest.mark.parametrize("v, expected", [(2, True), (99, True), (1, False), (0, False), ("2", False)])
+def test_a_later_release_is_known_by_its_greater_format(v: object, expected: bool) -> None:
+    """Whatever else it says; true and 2.0 are no whole numbers."""
+    assert is_later(b'{"generation":7,"v":%s,"x":[1]}' % json.dumps(v).encode()) is expected
+    assert not is_later(b'{"v":2,"generation":7}')
+    assert not is_later(b"[" * 100_000)
+
+
+# -- who puts it right, and when -------------------------------------------------------------------
+
+
+def test_a_member_writes_the_document_anew_as_it_was_known() -> None:
+    """After a pause: nothing of what it has stops or moves."""
+    bench = Bench.running(ME, "w2.1")
+    (note,) = shown(bench, b"[]")
+    assert isinstance(note, ev.Note) and note.event == "membership_unreadable"
+    assert names(bench.wait(PAUSE_MS - 1)) == []
+    asked = mends(bench.wait(1))
+    assert asked.seen == fingerprint(b"[]")
+    assert asked.membership == group(ME, "w2.1")
+    assert asked.message == GroupChanged(0, "mended", "w1", ())
+    assert asked.at_least == 11
+    assert bench.send(ev.DocumentChanged(5_001)) == []
+    assert bench.core.membership.generation == 5_001
+    assert bench.core.member == ME
+
+
+def test_held_places_and_weights_are_what_they_were() -> None:
+    """A static member that is away comes back to its partition; the balancer goes on from what it knew."""
+    held = Member("s.1", "s", "host", 1, 1, "held", static_id="place", held_until_ms=9_000_000)
+    me = Member(ME, "w1", "host", 1, 0)
+    known = Membership(10, 3, "weighted", (me, held), (ME, "s.1", ME), (5, 7, 9), ((4_000, 1),))
+    bench = Bench(partitions=3)
+    bench.send(ev.Started())
+    bench.read(known)
+    shown(bench, b"[]")
+    assert mends(bench.wait(PAUSE_MS)).membership == known
+
+
+def test_later_members_let_the_first_do_it() -> None:
+    """One change is made and not one a member; its message is heard meanwhile."""
+    bench = Bench.running("w2.1", "w3.1", ME)
+    shown(bench, b"")
+    assert names(bench.wait(PAUSE_MS + 2 * PACE_MS - 1)) == []
+    assert names(bench.changed(5_001, "mended")) == ["ReadDocument"]
+    assert names(bench.read(group("w2.1", "w3.1", ME, generation=5_001))) == []
+    assert of_type(bench.wait(TIMING.heartbeat_interval_ms), ev.MendDocument) == []
+
+
+def test_who_is_behind_lets_those_go_first_who_are_not() -> None:
+    """It heard of a change that it has not seen."""
+    bench = Bench.running(ME)
+    bench.changed(4_000)
+    bench.send(ev.DocumentRead(b"[]", 5_000))
+    assert names(bench.wait(PAUSE_MS + BEHIND_MS - 1)) == []
+    assert mends(bench.wait(1)).membership.generation == 10
+
+
+def test_who_is_no_member_waits_until_members_would_have_done_it() -> None:
+    """It knows nothing of them: the document is put aside, and it founds the group as usual."""
+    bench = Bench()
+    bench.send(ev.Started())
+    bench.send(ev.DocumentRead(b"{}", 5_000))
+    assert names(bench.wait(STRANGER_BEATS * TIMING.heartbeat_interval_ms - 1)) == []
+    asked = mends(bench.wait(1))
+    assert asked.membership.generation == 0
+    (founds,) = of_type(bench.read(None), ev.ChangeDocument)
+    assert founds.expected == 0 and founds.added == (ME,)
+
+
+def test_a_value_of_another_type_is_damage_too() -> None:
+    """It has no bytes that could be read."""
+    bench = Bench.running(ME)
+    bench.heartbeat(generation=0)
+    bench.send(ev.DocumentRead(None, 5_000, "hash"))
+    assert mends(bench.wait(PAUSE_MS)).seen == "hash"
+    assert names(bench.send(ev.ChangeRefused(None, 5_000, "list"))) == []
+    assert mends(bench.wait(PAUSE_MS)).seen == "list"
+
+
+def test_a_document_of_a_later_release_is_never_put_aside() -> None:
+    """By a member, and by who would be one."""
+    bench = Bench.running(ME)
+    shown(bench, LATER)
+    for _ in range(5):
+        bench.heartbeat(generation=11)
+        assert names(bench.wait(TIMING.heartbeat_interval_ms)) == ["ReadDocument"]
+        bench.send(ev.DocumentRead(LATER, 5_000))
+    bench = Bench()
+    bench.send(ev.Started())
+    for _ in range(5):
+        bench.send(ev.DocumentRead(LATER, 5_000))
+        assert names(bench.wait(TIMING.heartbeat_interval_ms)) == ["ReadDocument"]
+
+
+def test_other_damage_begins_another_pause() -> None:
+    """Somebody is at work there: what was seen is not what stands there now."""
+    bench = Bench.running(ME)
+    shown(bench, b"[]")
+    first = mends(bench.wait(PAUSE_MS))
+    bench.send(ev.ChangeRefused(b"{}", 5_000))
+    assert names(bench.wait(PAUSE_MS - 1)) == []
+    second = mends(bench.wait(1))
+    assert (first.seen, second.seen) == (fingerprint(b"[]"), fingerprint(b"{}"))
+    assert names(bench.refuse(group(ME, generation=5_001))) == []
+    assert bench.core.membership.generation == 5_001
+
+
+def test_what_cannot_be_put_right_is_tried_at_the_pace_of_heartbeats() -> None:
+    """A user may lack the rights for it."""
+    bench = Bench.running(ME)
+    shown(bench, b"[]")
+    mends(bench.wait(PAUSE_MS))
+    tries = 0
+    for _ in range(10):
+        effects = bench.send(CALL_FAILED)
+        effects += bench.wait(TIMING.acquire_retry_ms)
+        assert names(effects) == ["ReadDocument"]
+        bench.send(ev.DocumentRead(b"[]", 5_000))
+        bench.heartbeat(generation=0)
+        assert names(bench.wait(TIMING.heartbeat_interval_ms)) == []
+        mends(bench.wait(PAUSE_MS))
+        tries += 1
+    assert tries == 10
+
+
+def test_who_leaves_puts_it_right_first() -> None:
+    """Nobody else may be there to do it."""
+    bench = Bench.running(ME)
+    bench.send(ev.StopRequested())
+    bench.send(ev.ChangeRefused(b"[]", 5_000))
+    after = mends(bench.wait(PAUSE_MS)).membership
+    assert after.active_ids == (ME,)
+    (leaves,) = of_type(bench.send(ev.DocumentChanged(5_001)), ev.ChangeDocument)
+    assert leaves.message.cause == "leave"
+
+
+# -- damage that leaves the generation as it is -----------------------------------------------------
+
+
+def test_damage_behind_the_generation_shows_in_the_fingerprint() -> None:
+    """Heartbeats with none, with the right one, and with another."""
+    bench = Bench.running(ME)
+    document = stored(group(ME))
+    for known in ("", fingerprint(document)):
+        assert names(bench.heartbeat(fingerprint=known)) == []
+    _, after = damaged(document, list(DAMAGES).index("has no owners"))
+    assert after is not None
+    assert names(bench.heartbeat(fingerprint=fingerprint(after))) == ["ReadDocument"]
+    bench.send(ev.DocumentRead(after, 5_000))
+    assert mends(bench.wait(PAUSE_MS)).membership == group(ME)
+
+
+def test_a_document_that_we_wrote_ourselves_has_a_fingerprint_as_well() -> None:
+    """It was never read."""
+    bench = Bench()
+    bench.send(ev.Started())
+    (made,) = of_type(bench.read(None), ev.ChangeDocument)
+    bench.grant(bench.send(ev.DocumentChanged(5_000)))
+    document = b'{"generation":5000,' + made.membership.body()[1:].encode()
+    assert "ReadDocument" not in names(bench.heartbeat(fingerprint=fingerprint(document)))
+    assert "ReadDocument" in names(bench.heartbeat(fingerprint=fingerprint(document + b" ")))
+
+
+def test_another_assignment_of_the_same_generation_is_damage() -> None:
+    """It could be read; but each change has a generation of its own, and only one of us would act on it."""
+    bench = Bench.running(ME, "w2.1")
+    (note,) = shown(bench, stored(group("w2.1", ME)))
+    assert isinstance(note, ev.Note)
+    assert mends(bench.wait(PAUSE_MS)).membership == group(ME, "w2.1")

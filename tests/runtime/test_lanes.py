@@ -1,0 +1,301 @@
+"""Two appends of a partition are under way, and no record overtakes another, is lost or is there twice."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import redis
+
+from streamworker.core.partitioner import partition_for
+from streamworker.errors import ProducerError, StreamFull
+from streamworker.runtime import lane as lane_module
+from streamworker.runtime.producer import LEADS
+from tests.chaos.proxy import Proxy, proxied
+from tests.helpers import wait_for_async
+from tests.runtime.bench import Bench, Order, bench, full_memory
+from tests.runtime.test_producer import numbers
+
+pytestmark = pytest.mark.anyio
+
+ORDERS = [Order(n) for n in range(1_000)]
+
+
+async def test_the_rest_of_a_list_is_sent_while_its_head_is_appended(redis_url: str) -> None:
+    """Redis has two parts of a list before any answer has come back: two appends are under way."""
+    async with proxied(redis_url) as proxy, bench(proxy.url, run=False) as desk:
+        await desk.producer.send(Order(-1))
+        await desk.producer.send_many(ORDERS)  # Which makes the second connection.
+        proxy.hold(up=False)
+        sending = asyncio.create_task(desk.producer.send_many(ORDERS))
+        with redis.Redis.from_url(redis_url) as direct:
+            key = desk.stream_keys.events(0)
+            await wait_for_async(lambda: direct.xlen(key) == 1_001 + sum(LEADS), "both appends were done")
+        assert not sending.done()
+        proxy.let_pass()
+        assert await sending == 1_000
+        assert await numbers(desk) == [*range(-1, 1_000), *range(1_000)]
+
+
+async def test_few_records_wait_for_the_append_before_them(redis_url: str) -> None:
+    """What is sent one by one meanwhile gathers: an append for each would cost more than it brings."""
+    async with proxied(redis_url) as proxy, bench(proxy.url, run=False) as desk:
+        await desk.producer.send(Order(-1))
+        proxy.hold(up=False)
+        sending = [asyncio.create_task(desk.producer.send(Order(0)))]
+        with redis.Redis.from_url(redis_url) as direct:
+            key = desk.stream_keys.events(0)
+            await wait_for_async(lambda: direct.xlen(key) == 2, "the first was done")
+            sending += [
+                asyncio.create_task(desk.producer.send(Order(n)))
+                for n in range(1, lane_module.AHEAD_ENTRIES - 1)
+            ]
+            await asyncio.sleep(0.1)
+            assert direct.xlen(key) == 2
+        proxy.let_pass()
+        await asyncio.gather(*sending)
+        assert await numbers(desk) == list(range(-1, lane_module.AHEAD_ENTRIES - 1))
+
+
+async def test_an_append_whose_predecessor_found_no_room_goes_back_behind_it(redis_url: str) -> None:
+    """The second would have fitted; it waits for the first, and both go when there is room."""
+    async with bench(redis_url, run=False, stream={"entries_max": 1_200}) as desk:
+        await desk.acquire(0, "w1")
+        await desk.producer.send_many([Order(n) for n in range(-900, 0)])
+        head = asyncio.create_task(desk.producer.send_many(ORDERS[:400]))
+        await asyncio.sleep(0)
+        tail = asyncio.create_task(desk.producer.send_many(ORDERS[400:500]))
+        await wait_for_async(lambda: _length(desk, 1_200), "there is no more room")
+        assert await numbers(desk) == list(range(-900, 300))
+        await desk.backend.execute("XTRIM", desk.stream_keys.events(0), "MAXLEN", 200)
+        assert (await head, await tail) == (400, 100)
+        assert await numbers(desk) == list(range(100, 500))
+
+
+async def _length(desk: Bench, wanted: int) -> bool:
+    return bool(await desk.backend.execute("XLEN", desk.stream_keys.events(0)) == wanted)
+
+
+async def test_those_who_do_not_wait_are_told_of_a_full_partition(redis_url: str) -> None:
+    """Of two appends under way the first is refused: its sender is told, and so is the second's."""
+    async with bench(redis_url, run=False, stream={"entries_max": 100}) as desk:
+        await desk.acquire(0, "w1")
+        await desk.producer.send_many([Order(n) for n in range(100)])
+        sends = [desk.producer.send_many(ORDERS[:500], on_full="raise") for _ in range(2)]
+        first, second = await asyncio.gather(*sends, return_exceptions=True)
+        assert isinstance(first, StreamFull) and isinstance(second, StreamFull)
+        await desk.backend.execute("DEL", desk.stream_keys.events(0))
+        await desk.producer.send(Order(7))
+        assert await numbers(desk) == [7]
+
+
+async def test_senders_of_both_appends_are_told_that_memory_is_full_and_later_ones_go_in(
+    redis_url: str,
+) -> None:
+    """The second is refused as its own, and not for having followed the first."""
+    async with bench(redis_url, run=False) as desk:
+        await desk.producer.send(Order(-1))
+        with full_memory(redis_url):
+            sends = [desk.producer.send_many(ORDERS[:500]), desk.producer.send_many(ORDERS[500:])]
+            told = await asyncio.gather(*sends, return_exceptions=True)
+        assert all(isinstance(each, Exception) and "out of memory" in str(each) for each in told)
+        assert await desk.producer.send_many(ORDERS) == 1_000
+        assert await numbers(desk) == list(range(-1, 1_000))
+
+
+async def test_what_follows_an_append_that_may_still_come_stays_what_it_is(redis_url: str) -> None:
+    """Both are on their way when Redis refuses their repeats; then both come, or the first alone."""
+    async with proxied(redis_url) as proxy, bench(proxy.url, run=False, call_timeout_ms=200) as desk:
+        await desk.producer.send_many([Order(-1)])
+        await desk.producer.send_many(ORDERS)  # Which makes the second connection.
+        proxy.strand()
+        first = asyncio.create_task(desk.producer.send_many(ORDERS[:300]))
+        await asyncio.sleep(0)  # It is under way before the second is there to go with it.
+        second = asyncio.create_task(desk.producer.send_many(ORDERS[300:600]))
+        await asyncio.sleep(0.05)
+        with full_memory(redis_url):
+            for each in (first, second):
+                with pytest.raises(ProducerError, match="may or may not"):
+                    await each
+        proxy.let_pass()
+        with redis.Redis.from_url(redis_url) as direct:
+            key = desk.stream_keys.events(0)
+            await wait_for_async(lambda: direct.xlen(key) in (1_301, 1_601), "what was late has come")
+        assert await desk.producer.send_many([Order(5)]) == 1
+        later = await numbers(desk)
+        assert later[1_001:] in ([*range(300), 5], [*range(600), 5])
+
+
+async def test_a_partition_that_filled_up_during_an_outage_holds_up_no_other(redis_url: str) -> None:
+    """Two appends of it are repeated for as long as it is full, and take nobody's place meanwhile."""
+    full, free = "k4", "k0"
+    assert [partition_for(key.encode(), 2) for key in (full, free)] == [0, 1]
+    async with (
+        proxied(redis_url) as proxy,
+        bench(proxy.url, run=False, call_timeout_ms=200, partitions=2, stream={"entries_max": 1_000}) as desk,
+    ):
+        await desk.producer.send_many([Order(n, full) for n in range(1_000)])
+        await desk.producer.send(Order(0, free))
+        waiting = [asyncio.create_task(desk.producer.send(Order(n, full))) for n in range(1_500)]
+        await asyncio.sleep(0.1)
+        proxy.hold()
+        await asyncio.sleep(0.7)
+        proxy.heal()
+        proxy.reset()
+        for n in range(3):
+            await desk.producer.send(Order(n, free), timeout=10)
+            await asyncio.sleep(0.1)
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_who_does_not_wait_is_told_of_a_full_partition_after_a_try_without_an_answer(
+    redis_url: str,
+) -> None:
+    """The first try may still arrive, so what is known is told; of the next send nothing is written."""
+    async with _filled_up(redis_url) as (desk, proxy):
+        sending = asyncio.create_task(desk.producer.send(Order(1), on_full="raise"))
+        with pytest.raises(ProducerError, match=r"then refused: .* limit of 10 .* may or may not") as caught:
+            await asyncio.wait_for(sending, 10)
+        assert type(caught.value) is ProducerError
+        assert "streamworker lag" in caught.value.remedy
+        with pytest.raises(StreamFull):
+            await asyncio.wait_for(desk.producer.send(Order(2), on_full="raise"), 10)
+        proxy.let_pass()
+        assert await numbers(desk) == [0] + [9] * 9
+
+
+async def test_who_waits_in_vain_for_room_learns_that_there_was_none(redis_url: str) -> None:
+    """Not that Redis gave no answer: it did. Who stands behind and does not wait is told at once."""
+    async with _filled_up(redis_url) as (desk, _):
+        first = asyncio.create_task(desk.producer.send(Order(1), timeout=4))
+        await wait_for_async(lambda: desk.producer._lanes._lanes[0].under_way, "the first is under way")
+        with pytest.raises(StreamFull):
+            await asyncio.wait_for(desk.producer.send(Order(2), on_full="raise"), 10)
+        assert not first.done()
+        with pytest.raises(ProducerError, match=r"then refused: .* limit of 10 .* may or may not"):
+            await first
+        assert await numbers(desk) == [0] + [9] * 9
+
+
+@asynccontextmanager
+async def _filled_up(redis_url: str) -> AsyncIterator[tuple[Bench, Proxy]]:
+    """Give a producer whose next try will have no answer, at a partition that others have filled."""
+    async with (
+        proxied(redis_url) as proxy,
+        bench(proxy.url, run=False, stream={"entries_max": 10}, call_timeout_ms=200) as desk,
+    ):
+        await desk.acquire(0, "w1")
+        await desk.producer.send(Order(0))
+        proxy.strand()
+        with redis.Redis.from_url(redis_url) as direct:
+            for _ in range(9):
+                direct.xadd(desk.stream_keys.events(0), {"v": b'{"number":9,"customer":"ann"}'})
+        yield desk, proxy
+
+
+async def test_an_answer_from_before_a_failover_confirms_nothing_after_it(redis_url: str) -> None:
+    """The first append's answer was lost, the second's was not; then Redis goes back behind both."""
+    async with proxied(redis_url) as proxy, bench(proxy.url, run=False) as desk:
+        await desk.producer.send_many([Order(-1)])
+        await desk.producer.send_many(ORDERS)  # Which makes the second connection.
+        key = desk.stream_keys.events(0)
+        with redis.Redis.from_url(redis_url) as direct:
+            (number,) = direct.keys("*producer*")
+            for _ in range(10):
+                known, length = direct.get(number), direct.xlen(key)
+                proxy.only_after, proxy.lose = b"EVALSHA", 1
+                first = asyncio.create_task(desk.producer.send_many(ORDERS[:300]))
+                await asyncio.sleep(0)
+                second = asyncio.create_task(desk.producer.send_many(ORDERS[300:600]))
+                while direct.xlen(key) < length + 600:
+                    await asyncio.sleep(0)
+                proxy.hold(down=False)
+                await asyncio.sleep(0.05)  # For the second's answer to come.
+                if not first.done():
+                    break
+                proxy.heal()  # It had been repeated already.
+            assert not first.done() and not second.done()
+            for entry, _ in direct.xrevrange(key, count=600):
+                direct.xdel(key, entry)
+            direct.set(number, known)
+            proxy.heal()
+            assert (await first, await second) == (300, 300)
+            assert direct.xlen(key) == length + 600
+        assert (await numbers(desk))[-600:] == list(range(600))
+
+
+async def test_an_append_that_is_faster_than_the_one_before_it_goes_again_behind_it(redis_url: str) -> None:
+    """A small one behind a large one overtakes it on its way, is refused, and goes again at once."""
+    large, small = [Order(n, "x" * 200_000) for n in range(5)], [Order(n) for n in range(200)]
+    async with bench(redis_url, run=False) as desk:
+        await desk.producer.send_many(ORDERS * 2)
+        for _ in range(5):
+            first = asyncio.create_task(desk.producer.send_many(large))
+            await asyncio.sleep(0)
+            await desk.producer.send_many(small)
+            assert first.done()
+            await first
+        found = (await numbers(desk))[2_000:]
+        assert found == [*range(5), *range(200)] * 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_the_network_does_each_record_is_there_once_in_its_order(
+    redis_url: str, seed: int
+) -> None:
+    """Answers are lost, connections break, and tries arrive long after they were given up."""
+    rng = random.Random(seed)
+    async with (
+        proxied(redis_url) as proxy,
+        bench(proxy.url, run=False, call_timeout_ms=100, partitions=2) as desk,
+    ):
+        await desk.producer.send(Order(-1))
+        ended = asyncio.Event()
+        vandal = asyncio.create_task(_disturb(proxy, rng, ended))
+        sent = 0
+        senders: list[range] = []
+        try:
+            for _ in range(40):
+                count = rng.choice((1, 150, 900, 2_500))
+                cut = sent + rng.randrange(count + 1)
+                senders += [range(sent, cut), range(cut, sent + count)]
+                orders = [[Order(n, f"c{n % 5}") for n in mine] for mine in senders[-2:]]
+                await asyncio.gather(*(desk.producer.send_many(each) for each in orders))
+                sent += count
+        finally:
+            ended.set()
+            await vandal
+            proxy.heal()
+        await asyncio.sleep(0.3)  # For what was held back to arrive.
+        with redis.Redis.from_url(redis_url) as direct:
+            decode = desk.stream.record.decoder("json")
+            entries = [direct.xrange(desk.stream_keys.events(partition)) for partition in range(2)]
+            found = [[decode(fields).number for _, fields in each] for each in entries]
+        assert sorted(n for each in found for n in each) == list(range(-1, sent))
+        for each in found:
+            for mine in senders:
+                assert (of_one := [n for n in each if n in mine]) == sorted(of_one)
+        assert desk.producer.lost == ()
+
+
+async def _disturb(proxy: Proxy, rng: random.Random, ended: asyncio.Event) -> None:
+    """Do something to appends every few milliseconds; connections may be made between."""
+    proxy.only_after = b"EVALSHA"
+    while not ended.is_set():
+        what = rng.randrange(4)
+        if what == 0:
+            proxy.lose = rng.randrange(1, 3)
+        elif what == 1:
+            proxy.cut = 1
+        elif what == 2:
+            proxy.reset()
+        else:
+            proxy.strand()
+        await asyncio.sleep(0.02 + rng.random() * 0.15)
+        proxy.lose = proxy.cut = 0
+        proxy.let_pass()
+        await asyncio.sleep(rng.random() * 0.03)
