@@ -30,7 +30,7 @@ end
 
 if not is_a(KEYS[3], 'hash') then
   local present = present_in(KEYS[1])
-  if not present or not begin_beats(KEYS[3], present, KEYS[5]) then return {'BADTYPE', KEYS[3]} end
+  if not present or not begin_beats(KEYS[3], present, KEYS[5], now) then return {'BADTYPE', KEYS[3]} end
 end
 local has_loads = is_a(KEYS[4], 'hash')
 -- HDEL is allowed when memory is full, and so is all that follows it: the dead must be removed

@@ -30,7 +30,7 @@ local now = server_ms()
 if wrong == KEYS[2] then
   local present = present_in(KEYS[1])
   if not present then return {'OK', generation, now, {}, fingerprint(KEYS[1]), wrong} end
-  if not begin_beats(KEYS[2], present, KEYS[4]) then return {'BADTYPE', wrong} end
+  if not begin_beats(KEYS[2], present, KEYS[4], now) then return {'BADTYPE', wrong} end
 end
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return {'LOST', generation, now} end
 -- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.

@@ -22,14 +22,14 @@ local function present_in(members)
 end
 
 -- Puts aside what stands in place of the heartbeats, unless a copy is kept already, and gives each of these
--- members one of now: nobody is lost, and who is dead is found out as if it had died now. Who was removed is
--- not among them. False if the user lacks a right to it; then nothing was changed.
-local function begin_beats(beats, present, damaged)
+-- members one of `now`, in ms of the server: nobody is lost, and who is dead is found out as if it had died
+-- now. It is the time that the script answers with: read anew it could be later, and no beat is of the future.
+-- Who was removed is not among them. False if the user lacks a right to it; then nothing was changed.
+local function begin_beats(beats, present, damaged, now)
   local is_done = pcall(function()
     if redis.call('EXISTS', damaged) == 0 then put_aside(beats, damaged) else redis.call('UNLINK', beats) end
   end)
   if not is_done then return false end
-  local now = text(server_ms())
-  for _, id in ipairs(present) do redis.call('HSET', beats, id, now .. '|0||0') end
+  for _, id in ipairs(present) do redis.call('HSET', beats, id, text(now) .. '|0||0') end
   return true
 end
