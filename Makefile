@@ -19,6 +19,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+CLASSES := $(VENV)/spark.jsa
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 
 # Where it is set, as images of containers do, each of the hundreds of processes that tests start compiles
@@ -35,7 +36,10 @@ help:
 demo: $(READY)
 	$(VENV)/bin/streamworker demo
 
-test: $(READY)
+# Spark's classes ready to be mapped, for the JVMs of tests: nearly half of each start (tests/spark/archive.py).
+test: export SPARK_SUBMIT_OPTS = "-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)" -Xlog:cds*=off
+
+test: $(READY) $(CLASSES)
 	@# What measures time runs by itself; the rest, which mostly waits, three files at a time. Both parts
 	@# run whatever becomes of the first, so that one look at the output tells all that is wrong.
 	@status=0; \
@@ -71,6 +75,10 @@ bench-check: $(READY)
 	@# Once more before it counts: another program may have had the machine for these seconds.
 	$(VENV)/bin/streamworker bench $(GUARD) --check benchmarks/ratios.json || \
 		$(VENV)/bin/streamworker bench $(GUARD) --check benchmarks/ratios.json
+
+$(CLASSES): $(READY) tests/spark/archive.py
+	@# Without it tests take longer, and are the same.
+	@$(PY) -m tests.spark.archive $@ || true
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -239,6 +239,11 @@ class StartHeartbeat(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class SendHeartbeat(Effect):
+    """Send a heartbeat at once, and the next one an interval after it."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopHeartbeat(Effect):
     """Send no more heartbeats."""
 

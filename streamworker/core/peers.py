@@ -17,15 +17,19 @@ the server before its last restart
 =====================================  ==========================================
 
 Silence is measured by our own heartbeats: a peer has been silent for the time in which ours
-got through and its did not change. Our own sleep is thereby not held against others: a worker
+got through and its did not change, and for as long as its last one was old when we first saw it, which
+is within the same time. Our own sleep is thereby not held against others: a worker
 that wakes after a minute, or is the first to find the server again after an outage, counts none
 of that time, and everybody else has ``dead_after_ms`` from then on to beat as well.
+
+A peer's time may be over between two of our heartbeats. So that nobody waits for the next one, it is sent
+then: a dead worker's partitions would else stand still for half an interval more, on average.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from streamworker.core.events import Beat
+from streamworker.core.events import Beat, Effect, SendHeartbeat
 
 RANKS_MAX = 8
 """Beyond this rank peers no longer wait longer for each other."""
@@ -59,6 +63,7 @@ class PeerWatch:
         self._run_id = ""
         self._rank = 0
         self._last_ms: int | None = None
+        self._has_looked = False
 
     def observe(
         self, me: str, members: Sequence[str], beats: Mapping[str, Beat], run_id: str, now_ms: int
@@ -67,8 +72,9 @@ class PeerWatch:
         gap_ms = 0 if self._last_ms is None else now_ms - self._last_ms
         # Who was late enough to be thought dead itself judges nobody by that time.
         passed_ms = min(gap_ms, self._interval_ms) if gap_ms < self._dead_after_ms else 0
-        self._last_ms = now_ms
+        self._last_ms, self._has_looked = now_ms, False
         self._run_id = run_id
+        mine = beats.get(me)
         peers: dict[str, _Silence] = {}
         for member in members:
             if member == me:
@@ -76,7 +82,8 @@ class PeerWatch:
             beat = beats.get(member)
             known = self._peers.get(member)
             if known is None or known.beat != beat:
-                peers[member] = _Silence(beat)
+                # What our clock says bounds what the server's does: that one may be set.
+                peers[member] = _Silence(beat, min(passed_ms, _age_ms(beat, mine)))
             else:
                 peers[member] = _Silence(beat, known.silent_ms + passed_ms)
         self._peers = peers
@@ -85,6 +92,32 @@ class PeerWatch:
         before = members[: members.index(me)] if me in members else members
         self._rank = sum(1 for member in before if not self._is_suspect(peers[member]))
         return tuple(s.beat.connection for s in peers.values() if s.beat is not None and self._is_suspect(s))
+
+    def keep(self, members: Sequence[str]) -> None:
+        """Forget who is no member any more."""
+        self._peers = {member: self._peers[member] for member in members if member in self._peers}
+
+    def check(self, now_ms: int) -> list[Effect]:
+        """See who is still silent when it is time to; asked once, and again after an answer."""
+        at_ms = self.next_deadline_ms()
+        if at_ms is None or now_ms < at_ms:
+            return []
+        self._has_looked = True
+        return [SendHeartbeat()]
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when ``check`` has something to do: a peer's time ends before our next heartbeat."""
+        if self._last_ms is None or self._has_looked:
+            return None
+        spans = (self._dead_after_ms, self._session_timeout_ms, self._slow_after_ms)
+        left_ms = (
+            span_ms + self._patience_ms - silence.silent_ms
+            for silence in self._peers.values()
+            for span_ms in spans
+        )
+        # The last of them: those who died together are removed together.
+        latest_ms = max((left for left in left_ms if 0 < left < self._interval_ms), default=0)
+        return self._last_ms + latest_ms if latest_ms else None
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -97,13 +130,17 @@ class PeerWatch:
         Nothing is known of a connection that was not asked about: its member fell silent, or
         connected anew, while the question was under way, and the next one is about it too.
         """
-        patience_ms = min(self._rank, RANKS_MAX) * self._interval_ms // 2
         return tuple(
             member
             for member, silence in self._peers.items()
             if (silence.beat is None or silence.beat.connection in asked)
-            and silence.silent_ms >= self._limit_ms(silence.beat, connected) + patience_ms
+            and silence.silent_ms >= self._limit_ms(silence.beat, connected) + self._patience_ms
         )
+
+    @property
+    def _patience_ms(self) -> int:
+        """How much longer than a peer's time we wait for those who act before us."""
+        return min(self._rank, RANKS_MAX) * self._interval_ms // 2
 
     def _is_suspect(self, silence: _Silence) -> bool:
         return silence.silent_ms >= self._dead_after_ms
@@ -112,3 +149,8 @@ class PeerWatch:
         if connected is None or beat is None or beat.run_id != self._run_id:
             return self._session_timeout_ms
         return self._slow_after_ms if beat.connection in connected else self._dead_after_ms
+
+
+def _age_ms(beat: Beat | None, mine: Beat | None) -> int:
+    """Return how old a heartbeat was when the server took ours."""
+    return 0 if beat is None or mine is None else max(0, mine.server_ms - beat.server_ms)

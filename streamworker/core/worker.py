@@ -172,7 +172,7 @@ class WorkerCore:
         if self._phase is Phase.GONE:
             return []
         effects = self._dispatch(event, now_ms)
-        effects += self._pulse.check(now_ms)
+        effects += self._pulse.check(now_ms) + self._peers.check(now_ms)
         is_our_turn = self._is_balancer and self._phase is Phase.MEMBER
         effects += self._balancer.advance(now_ms, is_our_turn=is_our_turn)
         is_changing = self._door.others_wait or not self._talk.may_call(now_ms)
@@ -189,6 +189,7 @@ class WorkerCore:
         times = (
             self._founding.not_before_ms(self._ownership.next_deadline_ms()),
             self._pulse.next_deadline_ms(),
+            self._peers.next_deadline_ms(),
             self._balancer.next_deadline_ms(),
             self._talk.next_deadline_ms(),
             self._talk.earliest_ms(self._door_ms()),
@@ -304,8 +305,8 @@ class WorkerCore:
         self._take_turn()
         self._door.look(membership, self.member)
         self._founding.look(membership, now_ms)
-        me = membership.present(self.member)
-        if me is None:
+        self._peers.keep(membership.present_ids)
+        if membership.present(self.member) is None:
             return self._removed()
         effects: list[Effect] = []
         if self._phase is Phase.JOINING:

@@ -6,10 +6,12 @@ Redis become tasks whose answers are events again. Nothing is decided here.
 """
 
 import logging
+import math
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -36,6 +38,7 @@ from streamworker.core.events import (
     RunnerFenced,
     RunnerHalted,
     RunnerStopped,
+    SendHeartbeat,
     Started,
     StartHeartbeat,
     StartRunner,
@@ -212,10 +215,8 @@ class Group:
             return
         self._arrived = anyio.Event()
         deadline_ms = self._core.next_deadline_ms()
-        if deadline_ms is None:
-            await self._arrived.wait()
-            return
-        with anyio.move_on_after(max(0.0, (deadline_ms - monotonic_ms()) / 1000)):
+        wait_s = math.inf if deadline_ms is None else max(0.0, (deadline_ms - monotonic_ms()) / 1000)
+        with anyio.move_on_after(wait_s):
             await self._arrived.wait()
             return
         self._events.append(DeadlinePassed())
@@ -265,6 +266,8 @@ class Group:
                 if self._has_joined:
                     self._spawn(self._declare_again)
                 self._has_joined = True
+            case SendHeartbeat():
+                self._keeper.hurry()
             case StopHeartbeat():
                 self._keeper.forget(self.keys)
             case ReportLoad(every_ms):
@@ -450,9 +453,7 @@ class Group:
         def runners() -> dict[int, PartitionRunner]:
             return {p: runner for p, runner in self.runners().items() if runner}
 
-        def report(loads: Mapping[int, int]) -> None:
-            self._keeper.report(self.keys, loads)
-
+        report = partial(self._keeper.report, self.keys)
         with scope:
             await measure(self._backend, self.keys, runners, report, every_ms, self._log)
 

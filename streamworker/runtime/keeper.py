@@ -87,6 +87,10 @@ class Keeper:
             self._kept[keys] = (member, deliver)
         self._poke()
 
+    def hurry(self) -> None:
+        """Renew all memberships now, and again an interval after that."""
+        self._poke()
+
     def forget(self, keys: GroupKeys) -> None:
         """Renew a membership no longer."""
         with self._lock:

@@ -74,6 +74,8 @@ class SimWorker:
         self._backlog: list[Callable[[], object]] = []
         self._calls: set[object] = set()
         self._beats_for: str | None = None
+        self._rounds = 0
+        """Which of its heartbeats is followed by others: one that is hurried takes the place of the last."""
         self._reports_load = False
         self._polling = False
         """Whether it looks at the control stream soon: one look finds all that is there by then."""
@@ -295,6 +297,10 @@ class SimWorker:
     def _start_heartbeat(self, effect: ev.StartHeartbeat) -> None:
         self._beats_for = self.owner = effect.member
 
+    def _send_heartbeat(self, _: ev.SendHeartbeat) -> None:
+        self._rounds += 1
+        self.world.clock.after(0, self._beat, self._thread)
+
     def _stop_heartbeat(self, _: ev.StopHeartbeat) -> None:
         self._beats_for = None
 
@@ -359,10 +365,15 @@ class SimWorker:
     def _beat(self) -> None:
         """Send heartbeats, from a thread of its own: a busy loop does not delay them."""
         member, link, sent_ms = self._beats_for, self.link, self.now_ms
-        world = self.world
+        world, this_round = self.world, self._rounds
 
         def again(after_ms: int) -> None:
-            world.clock.after(max(0, sent_ms + after_ms - self.now_ms), self._beat, self._thread)
+            if self._rounds == this_round:
+                world.clock.after(max(0, sent_ms + after_ms - self.now_ms), next_beat, self._thread)
+
+        def next_beat() -> None:
+            if self._rounds == this_round:
+                self._beat()
 
         interval_ms = world.timing.heartbeat_interval_ms
         retry_ms = interval_ms // BEAT_RETRIES
@@ -397,6 +408,7 @@ class SimWorker:
     _DO: ClassVar[Mapping[type[ev.Effect], Callable[["SimWorker", Any], None]]] = {
         ev.PostControl: _post,
         ev.StartHeartbeat: _start_heartbeat,
+        ev.SendHeartbeat: _send_heartbeat,
         ev.StopHeartbeat: _stop_heartbeat,
         ev.ReportLoad: _report_load,
         ev.PauseBatches: _pause_batches,

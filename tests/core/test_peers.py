@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamworker.core.events import Beat
+from streamworker.core.events import Beat, SendHeartbeat
 from streamworker.core.peers import RANKS_MAX, PeerWatch
 from tests.core.bench import TIMING, beat
 
@@ -18,6 +18,8 @@ class Watch:
         self.me, self.members = me, members
         self.now_ms = 0
         self.server_ms = 0
+        self.beats: dict[str, Beat] = {}
+        self.were_silent: tuple[str, ...] = ()
         self.peers = PeerWatch(
             interval_ms=INTERVAL_MS,
             dead_after_ms=LATE_MS,
@@ -25,15 +27,22 @@ class Watch:
             slow_after_ms=TIMING.slow_after_ms,
         )
 
-    def observe(self, *silent: str, gap_ms: int = INTERVAL_MS, run_id: str = "run") -> tuple[int, ...]:
-        """Let time pass and one of our heartbeats be answered; all but these members beat."""
+    def observe(
+        self, *silent: str, gap_ms: int = INTERVAL_MS, age_ms: int = 0, run_id: str = "run"
+    ) -> tuple[int, ...]:
+        """Let time pass and one of our heartbeats be answered; all but these members beat at that moment.
+
+        Who has become silent beat for the last time this long before.
+        """
         self.now_ms += gap_ms
         self.server_ms += gap_ms
-        beats: dict[str, Beat] = {
-            member: beat(0 if member in silent else self.server_ms, rank)
-            for rank, member in enumerate(self.members, start=1)
-        }
-        return self.peers.observe(self.me, self.members, beats, run_id, self.now_ms)
+        for rank, member in enumerate(self.members, start=1):
+            if member not in silent:
+                self.beats[member] = beat(self.server_ms, rank)
+            elif member not in self.were_silent:
+                self.beats[member] = beat(self.server_ms - age_ms, rank)
+        self.were_silent = silent
+        return self.peers.observe(self.me, self.members, self.beats, run_id, self.now_ms)
 
     def silence(self, *silent: str, beats: int = 3) -> tuple[int, ...]:
         """Let several heartbeats be answered; the first shows the last beat of the silent."""
@@ -158,3 +167,86 @@ def test_a_member_that_left_is_forgotten() -> None:
     watch.members = GROUP
     assert watch.observe("w2") == ()
     assert watch.peers.suspects == ()
+
+
+# -- between our heartbeats -----------------------------------------------------------------------
+
+
+def watched(age_ms: int, me: str = "w1") -> Watch:
+    """Return a watch that saw the last beat of ``w2`` when it was this old, and that it beat no more."""
+    watch = Watch(me)
+    watch.observe()
+    watch.observe("w2", age_ms=age_ms)
+    watch.observe("w2")
+    return watch
+
+
+def test_a_peer_is_looked_at_when_its_time_is_over_and_not_only_at_our_next_heartbeat() -> None:
+    """Its last beat was 400 ms old when we saw it, so its two seconds end between two of ours."""
+    watch = watched(400)
+    at_ms = watch.now_ms + 600
+    assert watch.peers.next_deadline_ms() == at_ms
+    assert watch.peers.check(at_ms - 1) == []
+    assert watch.peers.check(at_ms) == [SendHeartbeat()]
+    assert watch.observe("w2", gap_ms=600) == (2,)
+    assert watch.judge((2,)) == ("w2",)
+
+
+def test_those_who_died_together_are_looked_at_together() -> None:
+    """A machine with many workers died: one rebalance, not one a worker."""
+    watch = Watch()
+    watch.observe()
+    watch.observe("w2", age_ms=700)
+    watch.beats["w3"] = beat(watch.server_ms, 3)
+    watch.observe("w2", "w3", age_ms=200)
+    watch.observe("w2", "w3")
+    assert watch.peers.suspects == ("w2",)
+    assert watch.peers.next_deadline_ms() == watch.now_ms + 800
+    assert watch.judge(watch.observe("w2", "w3", gap_ms=800)) == ("w2", "w3")
+
+
+def test_a_look_without_an_answer_is_not_repeated() -> None:
+    """The heartbeats have a pace of their own for that."""
+    watch = watched(400)
+    assert watch.peers.check(watch.now_ms + 600) == [SendHeartbeat()]
+    assert watch.peers.next_deadline_ms() is None
+    assert watch.peers.check(watch.now_ms + 5_000) == []
+
+
+def test_while_all_beat_at_their_pace_nobody_looks_early() -> None:
+    """Not even at one whose beats are just behind ours, and so nearly an interval old each time."""
+    watch = Watch()
+    for _ in range(50):
+        watch.observe("w2", age_ms=INTERVAL_MS - 1)
+        watch.were_silent = ()
+        assert watch.peers.next_deadline_ms() is None
+
+
+def test_those_who_act_later_look_later_and_not_at_all_once_the_dead_is_removed() -> None:
+    """Half an interval for each that lives before them."""
+    watch = watched(400, me="w3")
+    assert watch.peers.next_deadline_ms() is None
+    watch.observe("w2", gap_ms=600)
+    assert watch.peers.next_deadline_ms() == watch.now_ms + INTERVAL_MS // 2
+    watch.peers.keep(("w1", "w3"))
+    assert watch.peers.next_deadline_ms() is None
+    assert watch.peers.suspects == ()
+
+
+def test_a_slow_peer_is_looked_at_when_the_long_time_is_over() -> None:
+    """Not a millisecond before, and then it is removed although its connection is there."""
+    watch = watched(400)
+    for _ in range(TIMING.slow_after_ms // INTERVAL_MS - 2):
+        watch.observe("w2")
+    assert watch.peers.next_deadline_ms() == watch.now_ms + 600
+    assert watch.judge(watch.observe("w2", gap_ms=599), 2) == ()
+    assert watch.judge(watch.observe("w2", gap_ms=1), 2) == ("w2",)
+
+
+def test_a_clock_of_the_server_that_is_set_makes_nobody_older_than_our_last_look() -> None:
+    """An hour forward between a peer's beat and ours: at most one interval is counted."""
+    watch = Watch()
+    watch.observe()
+    assert watch.observe("w2", age_ms=3_600_000) == ()
+    assert watch.judge((2,)) == ()
+    assert watch.observe("w2") == (2,)

@@ -1,21 +1,31 @@
-"""Heartbeats: how soon one that failed is sent again."""
+"""Heartbeats: how soon one that failed is sent again, and one that a silent peer waits for."""
 
 import socket
 import time
+from dataclasses import dataclass, replace
 
 import pytest
 from structlog.testing import capture_logs
 
+from streamworker import App
 from streamworker.core.events import HeartbeatDone
 from streamworker.core.membership import Member, Membership
 from streamworker.core.pulse import BEAT_RETRIES
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.keeper import Keeper
 from streamworker.settings import Settings
+from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.raw import opened
 
 INTERVAL_MS = 4_000
+
+
+@dataclass
+class Order:
+    """A record."""
+
+    number: int
 
 
 @pytest.mark.anyio
@@ -73,3 +83,41 @@ async def test_a_key_that_is_written_over_is_named_once_and_ends_no_heartbeat(re
     assert ("heartbeats_mended", keys.beats) in said
     assert kept == b"mine"
     assert not any(beat.lost for beat in beats)
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_a_dead_peer_is_removed_when_its_time_is_over_and_not_at_the_next_heartbeat(
+    redis_url: str,
+) -> None:
+    """It beats for the last time just after ours, so that heartbeats alone would find out 1.8 s later."""
+    interval_ms, dead_after_ms = 2_000, 4_000
+    app = App("shop", redis_url=redis_url, heartbeat_interval_ms=interval_ms, dead_after_ms=dead_after_ms)
+
+    @app.processor(app.stream("orders", Order, partitions=2))
+    async def price(order: Order) -> None:
+        del order
+
+    keys = GroupKeys("shop", "orders", "price")
+    with opened(redis_url) as raw:
+        async with local_worker(app, name="w1"):
+            await wait_for_async(lambda: raw.hlen(keys.beats) == 1, "it has joined")
+            known = Membership.parse(raw.get(keys.members))
+            ours = known.ids[0]
+            both = known.with_member(Member("dead.1", "dead", "host", 1, 1), "range")
+            raw.set(keys.members, replace(both, generation=known.generation + 1).document())
+
+            async def next_heartbeat() -> str:
+                before = raw.hget(keys.beats, ours)
+                beat = await wait_for_async(
+                    lambda: (now := raw.hget(keys.beats, ours)) != before and now, "a heartbeat"
+                )
+                return str(beat.decode())
+
+            run_id = (await next_heartbeat()).split("|")[2]
+            raw.hset(keys.beats, "dead.1", f"0|1|{run_id}|0")
+            last_ms = int((await next_heartbeat()).split("|")[0]) + interval_ms // 10
+            raw.hset(keys.beats, "dead.1", f"{last_ms}|{10**9}|{run_id}|0")
+            await wait_for_async(lambda: not raw.hexists(keys.beats, "dead.1"), "it is removed")
+            removed_ms = Membership.parse(raw.get(keys.members)).generation
+    assert dead_after_ms <= removed_ms - last_ms < dead_after_ms + interval_ms // 2

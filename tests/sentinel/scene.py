@@ -76,6 +76,8 @@ class FailoverScene(Scene):
         self._read_up_to: dict[Path, int] = {}
         self._ran_at: dict[int, float] = {}
         """When each partition began its last batch."""
+        self.failovers = self.switches = 0
+        """How often the primary was to be replaced, and was."""
         self.durability = "memory"
         """Of workers and of the producer."""
         self.keys = GroupKeys("ledger", "items", "record")
@@ -180,7 +182,11 @@ class FailoverScene(Scene):
         silent = {n: sent for n, sent in missing.items() if not flow.reported(sent)}
         assert not silent, f"lost without a word: {sorted(silent.items())[:20]} of {len(silent)}"
         reported = sum(each.entries for each in flow.lost)
-        assert reported == len(missing), f"{reported} were reported, and {len(missing)} are missing"
+        came_back = f"{reported} were reported, and {len(missing)} are missing"
+        assert reported >= len(missing), came_back
+        # Sentinels of a busy machine may replace a primary that nobody killed by the one before it, and what
+        # was lost with that is there again.
+        assert reported == len(missing) or self.switches > self.failovers, came_back
         executed = self.executed()
         return Verdict(len(flow.confirmed), len(missing), len(executed) - len(set(executed)))
 

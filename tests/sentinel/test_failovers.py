@@ -78,6 +78,7 @@ def stopped(trio: Trio, rng: random.Random) -> Instance:
 def fail_over(scene: FailoverScene, fault: Fault, rng: random.Random) -> tuple[float, float]:
     """Let a primary fail; return how long it took until there was another, and until all ran again."""
     began = time.monotonic()
+    scene.failovers += 1
     old = fault(scene.trio, rng)
     scene.trio.wait_for_other_primary(old)
     named = time.monotonic()
@@ -102,13 +103,15 @@ def run(
 ) -> tuple[Flow, list[tuple[float, float]]]:
     """Let primaries fail while records flow."""
     took = []
-    with scene.flow(PER_SECOND) as flow:
+    with scene.trio.switches() as switches, scene.flow(PER_SECOND) as flow:
         wait_for(partial(scene.every_partition_ran_since, 0.0), "every partition runs", 20)
         for fault in faults:
             scene.trio.wait_until_whole(ZOMBIE_NOTICES_S)
             named, ran = fail_over(scene, fault, rng)
             print(f"{fault.__name__}: another primary after {named:.2f} s, all ran {ran:.2f} s later")
             took.append((named, ran))
+        scene.switches = switches()
+        print(f"replaced {scene.switches} times, for {scene.failovers} wanted")
     scene.wait_until_all_is_committed()
     return flow, took
 

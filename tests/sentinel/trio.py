@@ -4,7 +4,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -291,6 +291,21 @@ class Trio:
     def _state(sentinel: Instance) -> dict[str, str]:
         flat = sentinel.ask("SENTINEL", "MASTER", SERVICE)
         return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    @contextmanager
+    def switches(self) -> Iterator[Callable[[], int]]:
+        """Count how often the primary is replaced from here on, whoever wanted it, as a sentinel tells."""
+        with self.sentinels[0].client() as client, client.pubsub() as told:
+            told.subscribe("+switch-master")
+            assert told.get_message(timeout=5) is not None, "the sentinel takes no subscription"
+            heard: list[Any] = []
+
+            def so_far() -> int:
+                while (message := told.get_message(timeout=1)) is not None:
+                    heard.append(message)
+                return len(heard)
+
+            yield so_far
 
     def ask_for_failover(self, *how: str) -> None:
         """Let a sentinel replace the primary, as before a planned stop of it; again if it gives up.

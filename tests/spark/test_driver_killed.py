@@ -145,9 +145,12 @@ class Living(Protocol):
 
 
 def live_a_little(driver: Living, folder: Path, rng: random.Random) -> None:
-    """Wait until a driver is in the middle of a batch, at a moment of its own."""
+    """Wait until a driver is in the middle of a batch, at a moment of its own.
+
+    Of its second batch at the earliest: the first may be one that the driver before left in the middle.
+    """
     name, moment = rng.choice(PIPELINES), rng.choice(STAGES)
-    done = numbered(folder, name, "commits") + rng.randrange(BATCHES_A_LIFE - 1)
+    done = numbered(folder, name, "commits") + rng.randint(1, BATCHES_A_LIFE - 2)
     wait_for(
         lambda: driver.alive() and numbered(folder, name, "commits") >= done,
         f"the driver has done batch {done}",
@@ -203,7 +206,7 @@ def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: Sp
         acked.fill(0, [7])
         finish(orphan, acked, Driver(folder, redis_url, scratch), folder)
         assert_swept(Path(scratch))
-    assert found["mid-batch"] > kills // 2
+    assert found["mid-batch"] >= kills / 2
     assert_tables_equal_the_log(acked, folder, spark)
     record(
         "F35",
@@ -284,11 +287,11 @@ def assert_tables_equal_the_log(acked: AckedLog, folder: Path, spark: SparkSessi
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_driver_killed_three_times_in_mid_batch_leaves_no_trace(
+def test_a_driver_killed_twice_in_mid_batch_leaves_no_trace(
     spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path
 ) -> None:
-    """Appended rows are there once, and the replaced result is whole."""
-    survive(3, acked, redis_url, tmp_path, spark)
+    """Once alone and once with its JVM: appended rows are there once, and the replaced result is whole."""
+    survive(2, acked, redis_url, tmp_path, spark)
 
 
 @pytest.mark.soak
