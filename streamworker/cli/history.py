@@ -45,8 +45,12 @@ def history(
             ]
         )
         return
-    if not changes:
+    problems = [problem for snapshot in taken for problem in snapshot.problems]
+    for problem in problems:
+        say(problem)
+    if not changes and not problems:
         say("Nothing has changed yet: no worker has joined.")
+    if not changes:
         return
     print_table(
         ("time", "processor", "generation", "cause", "member", "moved", "ms", "partitions"),

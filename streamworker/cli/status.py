@@ -103,6 +103,8 @@ def _print_status(snapshot: "GroupSnapshot") -> None:
         f"{snapshot.app}: {snapshot.stream} -> {snapshot.processor}, generation {snapshot.generation}, "
         f"lag {snapshot.lag}"
     )
+    for problem in snapshot.problems:
+        say(problem)
     if snapshot.members:
         is_weighted = any(member.load or member.capacity != 1 for member in snapshot.members)
         print_table(

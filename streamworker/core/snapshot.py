@@ -107,6 +107,8 @@ class GroupSnapshot:
     readers: tuple[ReaderView, ...]
     rebalances: tuple[Rebalance, ...]
     """Oldest first."""
+    problems: tuple[str, ...] = ()
+    """Keys of the group that another program wrote over; what they would say is missing here."""
 
     @property
     def lag(self) -> int:

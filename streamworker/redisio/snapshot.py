@@ -57,7 +57,8 @@ async def take_snapshot(
 ) -> GroupSnapshot:
     """Take a snapshot of a processor's group; of one that never ran it is empty.
 
-    A partition with a key that another program wrote to is shown as halted, with the reason.
+    A partition with a key that another program wrote to is shown as halted, with the reason. Such a key of
+    the group is named among ``problems``, and what it would say is missing.
 
     Raises
     ------
@@ -67,22 +68,27 @@ async def take_snapshot(
         If the membership document cannot be read.
     """
     keys = GroupKeys(app, stream, group)
-    time, document, beats, readers, control, declared = await _all_of(
-        backend,
-        [
-            ("TIME",),
-            ("GET", keys.members),
-            ("HGETALL", keys.beats),
-            ("HGETALL", keys.readers),
-            ("XREVRANGE", keys.control, "+", "-", "COUNT", CONTROL_MESSAGES),
-            ("HGET", StreamKeys(app, stream).meta, "partitions"),
-        ],
-    )
+    asked: dict[str, Sequence[Argument]] = {
+        keys.beats: ("HGETALL", keys.beats),
+        keys.readers: ("HGETALL", keys.readers),
+        keys.control: ("XREVRANGE", keys.control, "+", "-", "COUNT", CONTROL_MESSAGES),
+        StreamKeys(app, stream).meta: ("HGET", StreamKeys(app, stream).meta, "partitions"),
+    }
+    replies = await backend.pipeline([("TIME",), ("GET", keys.members), *asked.values()])
+    problems: list[str] = []
+    for at, key in enumerate(asked, start=2):
+        if isinstance(refusal := replies[at], BackendRefused):
+            problems.append(f"{key} cannot be read: {refusal.remedy}")
+            replies[at] = None
+    for reply in replies:
+        if isinstance(reply, BackendError):
+            raise reply
+    time, document, beats, readers, control, declared = replies
     now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
     count = partitions_in(declared)
     membership = Membership.parse(document) if document else Membership.empty(count, "range")
     looks = await _look_at_partitions(backend, keys, membership.partitions or count)
-    known_beats = read_beats(beats)
+    known_beats = read_beats(beats or [])
     if not document:
         membership = _by_locks(looks)
         known_beats = {member: Beat(now_ms, 0, "", 0) for member in membership.ids}
@@ -95,10 +101,11 @@ async def take_snapshot(
         taken_ms=now_ms,
         members=_member_views(membership, known_beats, partitions, now_ms, silent_after_ms),
         partitions=partitions,
-        readers=_reader_views(read_readers(readers), partitions),
+        readers=_reader_views(read_readers(readers or []), partitions),
         rebalances=rebalances(
-            [(EntryId.parse(entry_id).ms, fields_of(flat)) for entry_id, flat in reversed(control)]
+            [(EntryId.parse(entry_id).ms, fields_of(flat)) for entry_id, flat in reversed(control or [])]
         ),
+        problems=tuple(problems),
     )
 
 
@@ -129,14 +136,6 @@ async def list_groups(backend: Backend, app: str) -> list[tuple[str, str]]:
     # "a.b" may be stream b of app a, or begin the name of an app a.b: the stream itself knows.
     apps = await backend.pipeline([("HGET", f"sw:{{{app}.{stream}}}:stream", "app") for stream, _ in groups])
     return [group for group, name in zip(groups, apps, strict=True) if name in {None, app.encode()}]
-
-
-async def _all_of(backend: Backend, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-    replies = await backend.pipeline(commands)
-    for reply in replies:
-        if isinstance(reply, BackendError):
-            raise reply
-    return replies
 
 
 # -- partitions ------------------------------------------------------------------------------

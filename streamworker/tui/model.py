@@ -114,6 +114,8 @@ class Model:
     arrived_per_s: float | None
     dead: int
     connection: Connection
+    problems: tuple[str, ...] = ()
+    """Keys of the group that another program wrote over."""
     letters: Mapping[str, str] = field(default_factory=dict)
     """Member id to letter: give it to the next call of :func:`rows`."""
 
@@ -177,6 +179,7 @@ def rows(
         arrived_per_s=_arrived(before, current, elapsed_s),
         dead=sum(cell.dead for cell in cells),
         connection=connection or Connection(),
+        problems=current.problems,
         letters=named,
     )
 

@@ -98,6 +98,7 @@ def _notices(model: Model, width: int) -> list[Text]:
         age = duration(model.connection.data_age_ms)
         text = f" Redis does not answer. What you see is {age} old. {model.connection.problem}"
         notices.append(_fit(Text(text, style="bold white on red"), width, fill=True))
+    notices += [_fit(Text(f" {problem}", style="bold red"), width) for problem in model.problems]
     if model.halted:
         first = model.halted[0]
         numbers = ", ".join(str(cell.partition) for cell in model.halted[:8])

@@ -9,6 +9,7 @@ from tests.cli.conftest import Invoke
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
+from tests.raw import opened
 
 
 @pytest.fixture
@@ -62,6 +63,26 @@ def test_top_prints_one_picture_where_there_is_no_terminal(
     assert result.exit_code == 0
     assert result.stdout.count("A w1") == 4  # in the matrix and among the members, twice
     assert "\x1b" not in result.stdout
+
+
+def test_a_control_stream_that_was_written_over_is_named_and_all_else_is_shown(
+    worker: WorkerProcess, streamworker: Invoke, redis_url: str
+) -> None:
+    """`status`, `history` and `top` are what somebody looks at then."""
+    key = "sw:{shop.orders:price}:control"
+    with opened(redis_url) as raw:
+        raw.delete(key)
+        raw.set(key, "mine")
+    status = streamworker("status", "shop:price")
+    assert status.exit_code == 0
+    assert key in status.stdout.splitlines()[1]
+    assert "running" in status.stdout
+    history = streamworker("history", "shop:price")
+    assert (history.exit_code, key in history.stdout) == (0, True)
+    assert "no worker has joined" not in history.stdout
+    top = streamworker("top", "shop:price", "--once")
+    assert (top.exit_code, f"{key} cannot be read" in top.stdout) == (0, True)
+    assert worker.running
 
 
 def test_a_group_that_never_ran_is_shown_as_such(streamworker: Invoke, shop: Path) -> None:

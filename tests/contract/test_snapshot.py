@@ -172,3 +172,21 @@ async def test_the_groups_of_an_app_are_found(group: Group, raw: "redis.Redis") 
     assert await snapshot.list_groups(group.backend, "shop") == [("a.b", "x"), ("orders", "price")]
     assert await snapshot.list_groups(group.backend, "shop.eu") == [("orders", "y")]
     assert await snapshot.list_groups(group.backend, "sho") == []
+
+
+@pytest.mark.parametrize("name", ["beats", "readers", "control"])
+async def test_a_key_of_the_group_that_was_written_over_is_named_and_the_rest_is_shown(
+    group: Group, raw: redis.Redis, name: str
+) -> None:
+    """Who looks when something is wrong must see what is right."""
+    await streams.declare(group.backend, STREAM, 4, "json")
+    await join(group, "a")
+    await group.own("a.1")
+    key = getattr(GROUP, name)
+    raw.delete(key)
+    raw.set(key, "mine")
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    (problem,) = view.problems
+    assert key in problem
+    assert [member.name for member in view.members] == ["a"]
+    assert (view.partitions[0].owner, len(view.partitions)) == ("a.1", 4)
