@@ -18,6 +18,7 @@ READER_STILL_MS = 600_000
 while it has something to read, and a long batch takes minutes."""
 LOG_WARN, LOG_FAIL = 0.5, 0.9
 SHOWN = 4
+PUT_RIGHT = "Find out who writes there, and delete the key or put back what was there."
 
 
 async def app_checks(backend: "Backend", app: "App", path: str) -> list[Check]:
@@ -122,6 +123,12 @@ async def _group(backend: "Backend", app: "App", path: str, spec: "ProcessorSpec
     except StreamworkerError as error:
         return [
             Check(f"group {spec.name}", "fail", error.message, error.remedy or "Look at its keys."),
+            *damaged,
+        ]
+    if snapshot.problems:
+        # What these keys would say is missing in all that is looked at below.
+        return [
+            *(Check(f"group {spec.name}", "fail", problem, PUT_RIGHT) for problem in snapshot.problems),
             *damaged,
         ]
     checks = [

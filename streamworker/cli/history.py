@@ -29,6 +29,9 @@ def history(
 
     taken = snapshots(resolve_processors(app, processor))
     changes = [(snapshot, change) for snapshot in taken for change in snapshot.rebalances[-limit:]]
+    problems = [problem for snapshot in taken for problem in snapshot.problems]
+    for problem in problems:
+        say(problem, error=True)
     if json:
         print_json(
             [
@@ -45,9 +48,6 @@ def history(
             ]
         )
         return
-    problems = [problem for snapshot in taken for problem in snapshot.problems]
-    for problem in problems:
-        say(problem)
     if not changes and not problems:
         say("Nothing has changed yet: no worker has joined.")
     if not changes:

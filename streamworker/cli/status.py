@@ -55,6 +55,9 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
     if json:
         print_json([_lag_of(snapshot) for snapshot in taken])
         return
+    for snapshot in taken:
+        for problem in snapshot.problems:
+            say(problem)
     rows = [
         (
             snapshot.processor,
@@ -93,6 +96,7 @@ def _lag_of(snapshot: "GroupSnapshot") -> dict[str, object]:
         "dead": sum(view.dead for view in snapshot.partitions),
         "partitions": {view.partition: view.lag for view in snapshot.partitions},
         "readers": {reader.name: reader.lag_rows for reader in snapshot.readers},
+        "problems": snapshot.problems,
     }
 
 

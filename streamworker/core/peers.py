@@ -17,8 +17,9 @@ the server before its last restart
 =====================================  ==========================================
 
 Silence is measured by our own heartbeats: a peer has been silent for the time in which ours
-got through and its did not change, and for as long as its last one was old when we first saw it, which
-is within the same time. Our own sleep is thereby not held against others: a worker
+got through and its did not change. When we first see its last heartbeat that is some time old by the
+server's clock; this counts too, but no more of it than has passed by ours since the answer before. Our
+own sleep is thereby not held against others: a worker
 that wakes after a minute, or is the first to find the server again after an outage, counts none
 of that time, and everybody else has ``dead_after_ms`` from then on to beat as well.
 
@@ -32,7 +33,12 @@ from dataclasses import dataclass
 from streamworker.core.events import Beat, Effect, SendHeartbeat
 
 RANKS_MAX = 8
-"""Beyond this rank peers no longer wait longer for each other."""
+"""Beyond this rank peers no longer wait longer for each other, and send no heartbeat early: a slow peer would
+else bring those of a large group together."""
+SOON = 0.9
+"""What ends after more than this part of the interval waits for the heartbeat that is due then. A peer whose
+heartbeats come just after ours is unchanged in an answer now and then, and would else hold up what is said
+of a dead one."""
 
 
 @dataclass(slots=True)
@@ -62,19 +68,19 @@ class PeerWatch:
         self._peers: dict[str, _Silence] = {}
         self._run_id = ""
         self._rank = 0
+        self._before: Sequence[str] = ()
         self._last_ms: int | None = None
-        self._has_looked = False
+        self._last_server_ms: int | None = None
+        self._deadline_ms: int | None = None
 
     def observe(
         self, me: str, members: Sequence[str], beats: Mapping[str, Beat], run_id: str, now_ms: int
     ) -> tuple[int, ...]:
         """Take the answer of one of our heartbeats; return the connections to ask about."""
-        gap_ms = 0 if self._last_ms is None else now_ms - self._last_ms
-        # Who was late enough to be thought dead itself judges nobody by that time.
-        passed_ms = min(gap_ms, self._interval_ms) if gap_ms < self._dead_after_ms else 0
-        self._last_ms, self._has_looked = now_ms, False
-        self._run_id = run_id
         mine = beats.get(me)
+        passed_ms = self._passed_ms(mine, now_ms)
+        self._last_ms, self._last_server_ms = now_ms, mine.server_ms if mine else None
+        self._run_id = run_id
         peers: dict[str, _Silence] = {}
         for member in members:
             if member == me:
@@ -82,42 +88,37 @@ class PeerWatch:
             beat = beats.get(member)
             known = self._peers.get(member)
             if known is None or known.beat != beat:
-                # What our clock says bounds what the server's does: that one may be set.
+                # Our clock bounds what the server's says: that one may be set.
                 peers[member] = _Silence(beat, min(passed_ms, _age_ms(beat, mine)))
             else:
                 peers[member] = _Silence(beat, known.silent_ms + passed_ms)
         self._peers = peers
         # The first live member in join order removes the dead at once, and each later one waits a
         # little longer, so that one change is made and not one a member.
-        before = members[: members.index(me)] if me in members else members
-        self._rank = sum(1 for member in before if not self._is_suspect(peers[member]))
+        self._before = members[: members.index(me)] if me in members else members
+        self._rank = sum(1 for member in self._before if not self._is_suspect(peers[member]))
+        self._deadline_ms = self._next_end_ms()
         return tuple(s.beat.connection for s in peers.values() if s.beat is not None and self._is_suspect(s))
 
     def keep(self, members: Sequence[str]) -> None:
         """Forget who is no member any more."""
         self._peers = {member: self._peers[member] for member in members if member in self._peers}
+        if self._deadline_ms is not None:
+            self._deadline_ms = self._next_end_ms()
 
     def check(self, now_ms: int) -> list[Effect]:
-        """See who is still silent when it is time to; asked once, and again after an answer."""
-        at_ms = self.next_deadline_ms()
-        if at_ms is None or now_ms < at_ms:
+        """Send a heartbeat of ours when a peer's time is over: its answer tells whether that is still silent.
+
+        Once; the next one is thought about when there is an answer.
+        """
+        if self._deadline_ms is None or now_ms < self._deadline_ms:
             return []
-        self._has_looked = True
+        self._deadline_ms = None
         return [SendHeartbeat()]
 
     def next_deadline_ms(self) -> int | None:
         """Return when ``check`` has something to do: a peer's time ends before our next heartbeat."""
-        if self._last_ms is None or self._has_looked:
-            return None
-        spans = (self._dead_after_ms, self._session_timeout_ms, self._slow_after_ms)
-        left_ms = (
-            span_ms + self._patience_ms - silence.silent_ms
-            for silence in self._peers.values()
-            for span_ms in spans
-        )
-        # The last of them: those who died together are removed together.
-        latest_ms = max((left for left in left_ms if 0 < left < self._interval_ms), default=0)
-        return self._last_ms + latest_ms if latest_ms else None
+        return self._deadline_ms
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -134,13 +135,49 @@ class PeerWatch:
             member
             for member, silence in self._peers.items()
             if (silence.beat is None or silence.beat.connection in asked)
-            and silence.silent_ms >= self._limit_ms(silence.beat, connected) + self._patience_ms
+            and silence.silent_ms >= self._limit_ms(silence.beat, connected) + self._patience_ms(self._rank)
         )
 
-    @property
-    def _patience_ms(self) -> int:
-        """How much longer than a peer's time we wait for those who act before us."""
-        return min(self._rank, RANKS_MAX) * self._interval_ms // 2
+    def _passed_ms(self, mine: Beat | None, now_ms: int) -> int:
+        """Return how much silence our answer can show: the time since the answer before, where we lived."""
+        gap_ms = 0 if self._last_ms is None else now_ms - self._last_ms
+        # Who was late enough to be thought dead itself judges nobody by that time.
+        passed_ms = min(gap_ms, self._interval_ms) if gap_ms < self._dead_after_ms else 0
+        if mine is None or self._last_server_ms is None:
+            return passed_ms
+        # We may hear of an answer late. What it shows is as old as the server took our heartbeat.
+        return min(passed_ms, max(0, mine.server_ms - self._last_server_ms))
+
+    def _next_end_ms(self) -> int | None:
+        """Return when peers' times end that do so before our next heartbeat; the last of them.
+
+        So those who died together are removed together, in one change.
+        """
+        assert self._last_ms is not None
+        soon_ms = int(SOON * self._interval_ms)
+        spans_ms = (self._dead_after_ms, self._session_timeout_ms, self._slow_after_ms)
+        ends_ms = [
+            end_ms
+            for silence in self._peers.values()
+            if silence.silent_ms + soon_ms > self._dead_after_ms
+            and (ahead := self._ahead(silence)) < RANKS_MAX
+            for span_ms in spans_ms
+            if 0 < (end_ms := span_ms + self._patience_ms(ahead) - silence.silent_ms) < soon_ms
+        ]
+        return self._last_ms + max(ends_ms) if ends_ms else None
+
+    def _ahead(self, silence: _Silence) -> int:
+        """Return how many act before us when this peer's time is over: older members, heard of since."""
+        count = 0
+        for member in self._before:
+            peer = self._peers.get(member)
+            if peer is not None and peer.silent_ms < silence.silent_ms and (count := count + 1) == RANKS_MAX:
+                break
+        return count
+
+    def _patience_ms(self, ahead: int) -> int:
+        """Return how much longer than a peer's time we wait for those who act before us."""
+        return min(ahead, RANKS_MAX) * self._interval_ms // 2
 
     def _is_suspect(self, silence: _Silence) -> bool:
         return silence.silent_ms >= self._dead_after_ms

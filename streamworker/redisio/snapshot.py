@@ -77,7 +77,7 @@ async def take_snapshot(
     replies = await backend.pipeline([("TIME",), ("GET", keys.members), *asked.values()])
     problems: list[str] = []
     for at, key in enumerate(asked, start=2):
-        if isinstance(refusal := replies[at], BackendRefused):
+        if isinstance(refusal := replies[at], BackendRefused) and "WRONGTYPE" in refusal.message:
             problems.append(f"{key} cannot be read: {refusal.remedy}")
             replies[at] = None
     for reply in replies:

@@ -88,7 +88,7 @@ class Keeper:
         self._poke()
 
     def hurry(self) -> None:
-        """Renew all memberships now, and again an interval after that."""
+        """Renew all memberships now, those of other groups too, and again an interval after that."""
         self._poke()
 
     def forget(self, keys: GroupKeys) -> None:

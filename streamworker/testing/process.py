@@ -76,6 +76,8 @@ class SimWorker:
         self._beats_for: str | None = None
         self._rounds = 0
         """Which of its heartbeats is followed by others: one that is hurried takes the place of the last."""
+        self._is_beating = self._is_hurried = False
+        """Whether a heartbeat is under way, and another one is to follow at once."""
         self._reports_load = False
         self._polling = False
         """Whether it looks at the control stream soon: one look finds all that is there by then."""
@@ -298,6 +300,9 @@ class SimWorker:
         self._beats_for = self.owner = effect.member
 
     def _send_heartbeat(self, _: ev.SendHeartbeat) -> None:
+        if self._is_beating:
+            self._is_hurried = True
+            return
         self._rounds += 1
         self.world.clock.after(0, self._beat, self._thread)
 
@@ -368,8 +373,10 @@ class SimWorker:
         world, this_round = self.world, self._rounds
 
         def again(after_ms: int) -> None:
-            if self._rounds == this_round:
-                world.clock.after(max(0, sent_ms + after_ms - self.now_ms), next_beat, self._thread)
+            self._is_beating = False
+            if self._is_hurried:
+                self._is_hurried, after_ms = False, 0
+            world.clock.after(max(0, sent_ms + after_ms - self.now_ms), next_beat, self._thread)
 
         def next_beat() -> None:
             if self._rounds == this_round:
@@ -389,6 +396,7 @@ class SimWorker:
         if self._reports_load:
             loads = {p: world.load_of(p) for p, runner in self.runners.items() if not runner.ended}
         load = sum((loads or {}).values())
+        self._is_beating = True
 
         def ask() -> ev.HeartbeatDone:
             done = world.model.heartbeat(member, link, sent_ms, load, loads)

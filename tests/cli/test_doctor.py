@@ -230,6 +230,21 @@ def test_a_key_of_another_type_is_named_and_hides_no_other_check(
     assert not writes & set(calls)
 
 
+@pytest.mark.parametrize("name", ["readers", "beats", "control"])
+def test_nothing_is_advised_by_what_a_key_would_say_that_another_program_wrote_over(
+    streamworker: Invoke, raw: "redis.Redis", shop: Path, name: str
+) -> None:
+    """Without its readers a log looks as if nobody read it, and without heartbeats all members look dead."""
+    key = f"sw:{{shop.orders:price}}:{name}"
+    raw.delete(key)
+    raw.set(key, "mine")
+    report = streamworker("doctor", "shop:app", "--json")
+    about = [each for each in json.loads(report.stdout) if "price" in each["name"]]
+    wrong = [each for each in about if each["verdict"] != "ok"]
+    assert [(each["verdict"], key in each["found"]) for each in wrong] == [("fail", True)]
+    assert not [each for each in about if "repair" in each["remedy"]]
+
+
 # -- what the server can lose, and what a user may do --------------------------------------------
 
 

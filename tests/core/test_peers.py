@@ -28,11 +28,11 @@ class Watch:
         )
 
     def observe(
-        self, *silent: str, gap_ms: int = INTERVAL_MS, age_ms: int = 0, run_id: str = "run"
+        self, *silent: str, gap_ms: int = INTERVAL_MS, run_id: str = "run", **ages_ms: int
     ) -> tuple[int, ...]:
         """Let time pass and one of our heartbeats be answered; all but these members beat at that moment.
 
-        Who has become silent beat for the last time this long before.
+        Who has become silent beat for the last time then, or at an age.
         """
         self.now_ms += gap_ms
         self.server_ms += gap_ms
@@ -40,7 +40,7 @@ class Watch:
             if member not in silent:
                 self.beats[member] = beat(self.server_ms, rank)
             elif member not in self.were_silent:
-                self.beats[member] = beat(self.server_ms - age_ms, rank)
+                self.beats[member] = beat(self.server_ms - ages_ms.get(member, 0), rank)
         self.were_silent = silent
         return self.peers.observe(self.me, self.members, self.beats, run_id, self.now_ms)
 
@@ -176,7 +176,7 @@ def watched(age_ms: int, me: str = "w1") -> Watch:
     """Return a watch that saw the last beat of ``w2`` when it was this old, and that it beat no more."""
     watch = Watch(me)
     watch.observe()
-    watch.observe("w2", age_ms=age_ms)
+    watch.observe("w2", w2=age_ms)
     watch.observe("w2")
     return watch
 
@@ -196,13 +196,57 @@ def test_those_who_died_together_are_looked_at_together() -> None:
     """A machine with many workers died: one rebalance, not one a worker."""
     watch = Watch()
     watch.observe()
-    watch.observe("w2", age_ms=700)
-    watch.beats["w3"] = beat(watch.server_ms, 3)
-    watch.observe("w2", "w3", age_ms=200)
+    watch.observe("w2", "w3", w2=700, w3=200)
     watch.observe("w2", "w3")
-    assert watch.peers.suspects == ("w2",)
     assert watch.peers.next_deadline_ms() == watch.now_ms + 800
     assert watch.judge(watch.observe("w2", "w3", gap_ms=800)) == ("w2", "w3")
+
+
+def test_a_living_peer_whose_beats_come_just_after_ours_holds_up_nothing() -> None:
+    """It is unchanged in one answer, and its time would be over just before our next heartbeat."""
+    watch = Watch()
+    watch.observe()
+    watch.observe("w2", "w3", w2=400, w3=1)
+    watch.observe("w2", "w3")
+    assert watch.peers.next_deadline_ms() == watch.now_ms + 600
+    watch = watched(1)
+    assert watch.peers.next_deadline_ms() is None
+
+
+def test_the_oldest_member_is_looked_at_as_soon_as_any_other() -> None:
+    """Nobody waits for those who are more silent than the one in question."""
+    watch = Watch("w3")
+    watch.observe()
+    watch.observe("w1", "w2", w1=400, w2=400)
+    watch.observe("w1", "w2")
+    assert watch.peers.next_deadline_ms() == watch.now_ms + 600
+    assert watch.judge(watch.observe("w1", "w2", gap_ms=600)) == ("w1", "w2")
+
+
+@pytest.mark.parametrize("rank, looks", [(RANKS_MAX, True), (RANKS_MAX + 1, False), (40, False)])
+def test_in_a_large_group_few_look_early_at_one_that_is_slow(rank: int, looks: bool) -> None:
+    """All the others would else do so at one moment, and at the same moments from then on."""
+    members = tuple(f"w{n}" for n in range(50))
+    watch = Watch(members[rank], members)
+    watch.observe()
+    watch.observe("w0", w0=400)
+    early = 0
+    for _ in range(TIMING.session_timeout_ms // INTERVAL_MS):
+        watch.observe("w0")
+        early += watch.peers.next_deadline_ms() is not None
+    assert (early > 0) == looks
+
+
+def test_an_answer_that_we_hear_of_late_shows_no_more_silence_than_the_server_saw() -> None:
+    """Two of ours came 300 ms apart, and our event loop stood still for 700 before it took the second."""
+    watch = Watch()
+    watch.observe()
+    watch.observe("w2", w2=0)
+    watch.observe("w2")
+    watch.now_ms += 700
+    watch.observe("w2", gap_ms=300)
+    assert watch.peers.suspects == ()
+    assert watch.observe("w2", gap_ms=700) == (2,)
 
 
 def test_a_look_without_an_answer_is_not_repeated() -> None:
@@ -217,7 +261,7 @@ def test_while_all_beat_at_their_pace_nobody_looks_early() -> None:
     """Not even at one whose beats are just behind ours, and so nearly an interval old each time."""
     watch = Watch()
     for _ in range(50):
-        watch.observe("w2", age_ms=INTERVAL_MS - 1)
+        watch.observe("w2", w2=INTERVAL_MS - 1)
         watch.were_silent = ()
         assert watch.peers.next_deadline_ms() is None
 
@@ -247,6 +291,6 @@ def test_a_clock_of_the_server_that_is_set_makes_nobody_older_than_our_last_look
     """An hour forward between a peer's beat and ours: at most one interval is counted."""
     watch = Watch()
     watch.observe()
-    assert watch.observe("w2", age_ms=3_600_000) == ()
+    assert watch.observe("w2", w2=3_600_000) == ()
     assert watch.judge((2,)) == ()
     assert watch.observe("w2") == (2,)

@@ -287,7 +287,7 @@ def assert_tables_equal_the_log(acked: AckedLog, folder: Path, spark: SparkSessi
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_driver_killed_twice_in_mid_batch_leaves_no_trace(
+def test_a_driver_killed_twice_leaves_no_trace(
     spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path
 ) -> None:
     """Once alone and once with its JVM: appended rows are there once, and the replaced result is whole."""
