@@ -23,6 +23,14 @@ PATIENCE_S = 60.0
 ever, and on a busy machine a process needs ten seconds to start."""
 
 
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file that another process writes to, without one that is half written.
+
+    Its writer may be about to write the rest, or was killed.
+    """
+    return path.read_bytes().rpartition(b"\n")[0].decode("utf-8", "replace").splitlines()
+
+
 def wait_for(predicate: Callable[[], T], description: str, timeout_s: float = PATIENCE_S) -> T:
     """Wait until ``predicate()`` is true and return what it returned.
 

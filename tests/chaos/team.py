@@ -29,6 +29,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from tests.chaos.forked import Forge, Forked
 from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
+from tests.helpers import whole_lines
 from tests.judge import check_chain, check_rows, schemas_of
 from tests.rebalance.scene import FAST
 
@@ -213,7 +214,7 @@ class Team:
         """Return the log lines of one event, of all workers that there ever were."""
         found = []
         for path in {worker.log_path for worker in self.all_workers}:
-            for line in path.read_text("utf-8", "replace").splitlines():
+            for line in whole_lines(path):
                 if line.startswith("{") and f'"{event}"' in line:
                     words = json.loads(line)
                     if words.get("event") == event:
@@ -349,9 +350,8 @@ class Team:
         """Return all that was executed, by the workers' ledgers."""
         assert self._ledger is not None
         for path in self._ledger.glob("*.jsonl"):
-            for line in path.read_text().splitlines():
-                with contextlib.suppress(json.JSONDecodeError):  # A worker was killed while it wrote it.
-                    yield {**json.loads(line), "pid": int(path.stem)}
+            for line in whole_lines(path):
+                yield {**json.loads(line), "pid": int(path.stem)}
 
     # -- sending -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, beside, wait_for
+from tests.helpers import WorkerProcess, beside, wait_for, whole_lines
 from tests.judge import check_rows, read_logs
 from tests.raw import opened
 from tests.rebalance.ledger_app import Item
@@ -139,7 +139,7 @@ class Scene:
         """Return all that was executed, by start."""
         found = []
         for path in self.ledger.glob("*.jsonl"):
-            for line in path.read_text().splitlines():
+            for line in whole_lines(path):
                 fields = json.loads(line)
                 fields["n"] = tuple(fields["n"])
                 found.append(Call(int(path.stem), **fields))
