@@ -206,6 +206,7 @@ class Group:
                         calls += self._step(self._events.popleft())
                     self._call(calls)
             finally:
+                self._finished = True
                 self._keeper.forget(self.keys)
             tasks.cancel_scope.cancel()
 
@@ -308,7 +309,7 @@ class Group:
                 return
 
     def _heartbeat_done(self, event: HeartbeatDone) -> None:
-        if self._witness.is_another(event.run_id) and self._tasks is not None:
+        if self._witness.is_another(event.run_id) and not self._finished:
             self._spawn(self._witness.compare)
         self.deliver(event)
 
@@ -491,10 +492,8 @@ class Group:
             if now_ms - since_ms < limit_ms:
                 continue
             running.alarmed_ms = since_ms
+            entry = {"entry": oldest} if (oldest := runner.oldest) else {}
+            busy_ms = now_ms - since_ms
             self._log.error(
-                "handler_makes_no_progress",
-                partition=partition,
-                busy_ms=now_ms - since_ms,
-                limit_ms=limit_ms,
-                **({"entry": oldest} if (oldest := runner.oldest) else {}),
+                "handler_makes_no_progress", partition=partition, busy_ms=busy_ms, limit_ms=limit_ms, **entry
             )

@@ -88,8 +88,8 @@ def test_a_static_member_leaves_its_place_behind() -> None:
 def test_the_place_of_a_static_member_that_died_is_held_from_then_on() -> None:
     """By the server's clock, as our own heartbeat told it last."""
     bench = running(member("w2.0", "two"))
-    beats = {"w2.0": beat(1, 7), ME: beat(60_000, 8)}
-    for _ in range(4):
+    for age_ms in (3_000, 2_000, 1_000, 0):
+        beats = {"w2.0": beat(1, 7), ME: beat(60_000 - age_ms, 8)}
         bench.heartbeat(after_ms=TIMING.heartbeat_interval_ms, beats=beats)
     died = change(bench.send(ev.PeersProbed(frozenset({8}))))
     place = died.membership.get("w2.0")
