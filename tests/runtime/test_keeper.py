@@ -12,7 +12,7 @@ from streamworker.core.events import HeartbeatDone
 from streamworker.core.membership import Member, Membership
 from streamworker.core.pulse import BEAT_RETRIES
 from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime.keeper import Keeper
+from streamworker.runtime.keeper import Deliver, Keeper
 from streamworker.settings import Settings
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
@@ -121,3 +121,32 @@ async def test_a_dead_peer_is_removed_when_its_time_is_over_and_not_at_the_next_
             await wait_for_async(lambda: not raw.hexists(keys.beats, "dead.1"), "it is removed")
             removed_ms = Membership.parse(raw.get(keys.members)).generation
     assert dead_after_ms <= removed_ms - last_ms < dead_after_ms + interval_ms // 2
+
+
+@pytest.mark.anyio
+async def test_a_heartbeat_that_is_heard_of_after_the_end_of_its_group_starts_nothing(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on its way from the keeper's thread, and is of another server than the one before."""
+    kept: list[tuple[str, Deliver]] = []
+    keep = Keeper.keep
+
+    def keep_and_note(keeper: Keeper, keys: GroupKeys, member: str, deliver: Deliver) -> None:
+        kept.append((member, deliver))
+        keep(keeper, keys, member, deliver)
+
+    monkeypatch.setattr(Keeper, "keep", keep_and_note)
+    app = App("shop", redis_url=redis_url)
+
+    @app.processor(app.stream("orders", Order, partitions=2))
+    async def price(order: Order) -> None:
+        del order
+
+    with opened(redis_url) as raw:
+        async with local_worker(app):
+            await wait_for_async(
+                lambda: raw.hlen(GroupKeys("shop", "orders", "price").beats), "it has joined"
+            )
+    ((member, deliver),) = kept
+    deliver(HeartbeatDone(member, False, 1, 0, "this server", {}))
+    deliver(HeartbeatDone(member, False, 1, 0, "another server", {}))
