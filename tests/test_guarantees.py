@@ -357,7 +357,7 @@ def test_i9_the_spark_table_equals_the_log(
 ) -> None:
     """Spark is killed in the middle of a micro-batch, and started again from its checkpoint directory."""
     write_app("flow", FLOW)
-    total = 9_000
+    total = 20_000
 
     async def send_and_collect() -> list[tuple[str, int]]:
         app = App("flow", redis_url=redis_url)

@@ -355,7 +355,7 @@ ROWS: dict[str, Row] = {
         "Spark's driver is killed",
         "SIGKILL in the middle of a batch",
         (
-            "tests/spark/test_driver_killed.py::test_a_driver_killed_twice_leaves_no_trace",
+            "tests/spark/test_driver_killed.py::test_a_driver_killed_three_times_in_mid_batch_leaves_no_trace",
             "tests/spark/test_driver_killed.py::test_a_driver_killed_many_times_in_mid_batch_leaves_no_trace",
             "tests/spark/test_crash_images.py::test_whatever_a_killed_driver_leaves_the_next_one_goes_on_from_it",
         ),

@@ -206,7 +206,7 @@ def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: Sp
         acked.fill(0, [7])
         finish(orphan, acked, Driver(folder, redis_url, scratch), folder)
         assert_swept(Path(scratch))
-    assert found["mid-batch"] >= kills / 2
+    assert found["mid-batch"] > kills // 2
     assert_tables_equal_the_log(acked, folder, spark)
     record(
         "F35",
@@ -287,11 +287,11 @@ def assert_tables_equal_the_log(acked: AckedLog, folder: Path, spark: SparkSessi
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_driver_killed_twice_leaves_no_trace(
+def test_a_driver_killed_three_times_in_mid_batch_leaves_no_trace(
     spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path
 ) -> None:
-    """Once alone and once with its JVM: appended rows are there once, and the replaced result is whole."""
-    survive(2, acked, redis_url, tmp_path, spark)
+    """Alone and with its JVM in turn: appended rows are there once, and the replaced result is whole."""
+    survive(3, acked, redis_url, tmp_path, spark)
 
 
 @pytest.mark.soak
