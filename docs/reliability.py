@@ -13,8 +13,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -33,24 +34,28 @@ def _ms(value: float | None) -> str:
     return f"{value / 1000:.2f} s" if value >= 1_000 else f"{value:.0f} ms"
 
 
+def _when(figure: Mapping[str, Any]) -> str:
+    return str(figure.get("of") or figure.get("on", ""))
+
+
 def table() -> str:
     """Return the table as Markdown, and below it why a target was missed."""
     results = json.loads(RESULTS.read_text("utf-8"))
     lines = [
-        "| row | what happens | how | times | target | p50 | p99 | load | verdict |",
-        "|---|---|---|---:|---|---:|---:|---:|---|",
+        "| row | what happens | how | times | target | p50 | p99 | load | of | verdict |",
+        "|---|---|---|---:|---|---:|---:|---:|---|---|",
     ]
     reasons = []
     for name, row in ROWS.items():
         figures = results.get(name)
         if not figures:
-            lines.append(f"| {name} | {row.fault} | {row.how} | 0 | | | | | **not measured** |")
+            lines.append(f"| {name} | {row.fault} | {row.how} | 0 | | | | | | **not measured** |")
         for figure in figures or ():
             verdict = figure["verdict"] if figure["verdict"] != "missed" else "**missed**"
             said = f"; {figure['said']}" if figure.get("said") else ""
             lines.append(
                 f"| {name} | {row.fault} | {row.how}: {figure['what']} | {figure['times']:,} | {figure['target']} "
-                f"| {_ms(figure.get('p50_ms'))} | {_ms(figure.get('p99_ms'))} | {figure.get('load', '')} | {verdict}{said} |"
+                f"| {_ms(figure.get('p50_ms'))} | {_ms(figure.get('p99_ms'))} | {figure.get('load', '')} | {_when(figure)} | {verdict}{said} |"
             )
             behind = [figure["why"]] if figure.get("why") else []
             behind += [f"not from the run of a test: {figure['from']}"] if figure.get("from") else []

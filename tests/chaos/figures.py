@@ -8,6 +8,7 @@ import fcntl
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -91,9 +92,16 @@ def _load() -> float:
     return round(os.getloadavg()[0], 1)
 
 
+def _commit() -> str:
+    """Return which commit is measured; empty where there is no repository."""
+    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
 def keep(path: Path, row: str, figure: dict[str, Any]) -> None:
     """Write a figure into the file; others may do so at the same time."""
-    figure = {**figure, "on": time.strftime("%Y-%m-%d"), "load": _load()}
+    figure = {**figure, "on": time.strftime("%Y-%m-%d"), "of": _commit(), "load": _load()}
     with path.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
