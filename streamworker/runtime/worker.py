@@ -21,7 +21,7 @@ from streamworker.core.claim_timing import ClaimTiming
 from streamworker.core.lease_timing import LeaseTiming
 from streamworker.core.protocols import Coordinator, Setup, make_coordinator
 from streamworker.core.worker import Identity, Timing
-from streamworker.errors import ConfigurationError
+from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.client import Backend
@@ -33,6 +33,7 @@ from streamworker.runtime.durability import check_durability, pipelines_of
 from streamworker.runtime.group import Group
 from streamworker.runtime.keeper import Keeper
 from streamworker.runtime.listener import Listener
+from streamworker.runtime.pauses import Pauses
 from streamworker.runtime.stages import TwoStages
 from streamworker.runtime.watchdog import Watchdog
 from streamworker.settings import Settings
@@ -47,6 +48,9 @@ OTHER_CALLS = 3
 wait). Calls are short. With its reads, the control stream and the heartbeats, a worker of one processor has
 8 connections at most, on a Cluster to each primary; the watchdog makes one for a moment when it has
 something to say or to ask."""
+START_PATIENCE_S = 30
+"""How long a worker that starts waits for what a server that answers cannot do for the moment: some times
+what a Cluster needs to give a dead primary a successor."""
 
 
 class Worker:
@@ -96,7 +100,8 @@ class Worker:
         ConfigurationError
             If the server, the streams or the schemas are not what the app needs.
         BackendError
-            If Redis cannot be reached at the start. Later outages are waited for.
+            If Redis cannot be reached at the start, or what it could not do for the moment took longer than
+            a failover takes. Later outages are waited for.
         """
         settings = self._settings
         rng = random.Random()
@@ -147,12 +152,23 @@ class Worker:
         """Check the server or the Cluster, and declare streams, groups and schemas: all before joining.
 
         Groups of processors that this worker does not run are registered too, so that nothing is
-        trimmed that they have not read.
+        trimmed that they have not read. A wrong address is said at once; what answered and cannot do it
+        for the moment, as while a slot moves or a replica takes over, is asked again.
         """
         check_server(await backend.info(), as_cluster=backend.is_cluster)
-        await check_durability(backend, self._settings)
-        for spec in self._app.processors.values():
-            await declare(backend, spec)
+        pauses, until = Pauses(random.Random()), anyio.current_time() + START_PATIENCE_S
+        while True:
+            try:
+                await check_durability(backend, self._settings)
+                for spec in self._app.processors.values():
+                    await declare(backend, spec)
+            except BackendUnavailable as error:
+                if self._stopping or anyio.current_time() > until:
+                    raise
+                log.warning("start_delayed", worker=self.name, error=str(error))
+                await anyio.sleep(pauses.next_ms() / 1000)
+            else:
+                return
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
         settings = self._settings

@@ -798,16 +798,16 @@ class Poisoned(_OfData):
     )
 
     def pick(self) -> str:
-        return self.field.names.events(self.partition())
+        self._chosen = self.partition()
+        return self.field.names.events(self._chosen)
 
     def begin(self) -> None:
         with self.server.client() as client:
             for _ in range(self.rng.randint(1, 5)):
                 partition = self.partition()
-                key = self.field.names.events(partition)
-                if self.field.server.server_of(key) is not self.server:
-                    continue
-                entry_id = client.xadd(key, self.rng.choice(self.POISON))
+                if self.field.server.server_of(self.field.names.events(partition)) is not self.server:
+                    partition = self._chosen  # A Cluster has it elsewhere; none is left out.
+                entry_id = client.xadd(self.field.names.events(partition), self.rng.choice(self.POISON))
                 self.field.note("poison", partition=partition, id=entry_id.decode())
 
 

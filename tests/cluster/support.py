@@ -60,6 +60,11 @@ def primary_of(cluster: EmbeddedCluster, key: str) -> ClusterNode:
     raise AssertionError(f"nobody has the slot of {key}")
 
 
+def another_primary(cluster: EmbeddedCluster, than: ClusterNode) -> ClusterNode:
+    """Return a primary that is not this one."""
+    return next(node for node in cluster.nodes if is_primary(node) and node is not than)
+
+
 def replica_of(cluster: EmbeddedCluster, primary: ClusterNode) -> ClusterNode:
     """Return the replica of a primary."""
     for node in cluster.nodes:
@@ -94,11 +99,23 @@ def cut_off(primary: ClusterNode, replica: ClusterNode) -> Iterator[None]:
 
 def move_slot(cluster: EmbeddedCluster, key: str, target: ClusterNode, pause_s: float = 0.0) -> int:
     """Move the slot of a key to another primary, key by key, as ``--cluster reshard`` does."""
+    return finish_move(cluster, key, begin_move(cluster, key, target), target, pause_s)
+
+
+def begin_move(cluster: EmbeddedCluster, key: str, target: ClusterNode) -> ClusterNode:
+    """Have a slot go to another primary from now on, and return where its keys are yet."""
     slot, source = slot_of(key), primary_of(cluster, key)
     with client_of(source) as here, client_of(target) as there:
         there.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
         here.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
-    return finish_move(cluster, key, source, target, pause_s)
+    return source
+
+
+def move_keys(cluster: EmbeddedCluster, source: ClusterNode, target: ClusterNode, *keys: str) -> None:
+    """Move some keys of a slot that is going to another primary."""
+    with client_of(source) as here:
+        address = ("127.0.0.1", target.port, "", 0, 5_000)
+        here.execute_command("MIGRATE", *address, "AUTH", cluster.password, "KEYS", *keys)
 
 
 def finish_move(
@@ -109,8 +126,7 @@ def finish_move(
     with client_of(source) as here, client_of(target) as there:
         while names := here.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
             time.sleep(pause_s)
-            command = ("MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "AUTH", cluster.password, "KEYS")
-            here.execute_command(*command, *names)
+            move_keys(cluster, source, target, *names)
             moved += len(names)
         # The target first: should it end in between, nobody has the slot twice.
         for client in (there, here):

@@ -14,13 +14,15 @@ from streamworker.redisio.client import Backend, retrying
 from streamworker.redisio.info import check_server
 from streamworker.redisio.rights import acl_rules
 from streamworker.redisio.scripts import COUNT
-from streamworker.redisio.topology import slot_of
 from tests.cluster.support import (
+    another_primary,
+    begin_move,
     client_of,
     cut_off,
     fail_over,
     finish_move,
     is_primary,
+    move_keys,
     move_slot,
     primary_of,
     replica_of,
@@ -151,13 +153,7 @@ async def test_a_worker_needs_no_more_rights_than_are_printed(
             entries = await group.send(3)
             lock = await group.own()
             assert (await group.commit(request(lock, entries, rows=3, trim=True))).code.value == "OK"
-            source = primary_of(nodes, GROUP.events(0))
-            target = next(node for node in nodes.nodes if is_primary(node) and node is not source)
-            with client_of(source) as here, client_of(target) as there:
-                slot = slot_of(GROUP.events(0))
-                there.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
-                here.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
-                finish_move(nodes, GROUP.events(0), source, target)
+            move_slot(nodes, GROUP.events(0), another_primary(nodes, primary_of(nodes, GROUP.events(0))))
             assert await backend.execute("XLEN", GROUP.acked(0)) == 1
             for key in ("a", "b", "c"):
                 with pytest.raises(BackendRefused, match="NOPERM"):
@@ -174,7 +170,7 @@ async def test_a_slot_that_was_moved_is_found(nodes: EmbeddedCluster, backend: B
     group = Group(backend, STREAM, GROUP)
     entries = await group.send(3)
     source = primary_of(nodes, GROUP.events(0))
-    target = next(node for node in nodes.nodes if is_primary(node) and node is not source)
+    target = another_primary(nodes, source)
     assert move_slot(nodes, GROUP.events(0), target) == 2
     lock = await group.own()
     assert (await group.commit(request(lock, entries, rows=3))).code.value == "OK"
@@ -189,25 +185,21 @@ async def test_a_slot_that_is_moving_is_followed(nodes: EmbeddedCluster, backend
     for name in (key, gone):
         await backend.execute("SET", name, name)
     source = primary_of(nodes, key)
-    target = next(node for node in nodes.nodes if is_primary(node) and node is not source)
-    slot = slot_of(key)
-    with client_of(source) as here, client_of(target) as there:
-        there.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
-        here.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
-        command = ("MIGRATE", "127.0.0.1", target.port, gone, 0, 5_000, "AUTH", nodes.password)
-        here.execute_command(*command)
-        commands = [
-            ("SET", new, "n"),
-            ("GET", key),
-            ("GET", gone),
-            ("XADD", "{moving}s", "1-0", "v", "x"),
-            ("GET", new),
-        ]
-        answers = await backend.pipeline(commands)
-        assert answers == [b"OK", key.encode(), gone.encode(), b"1-0", b"n"]
-        assert (await backend.run(COUNT, ("{moving}s",), ("0-0", 10)))[1] == 1
-        with pytest.raises(BackendUnavailable, match="moving its slots"):
-            await backend.execute("EXISTS", key, gone)
+    target = another_primary(nodes, source)
+    begin_move(nodes, key, target)
+    move_keys(nodes, source, target, gone)
+    commands = [
+        ("SET", new, "n"),
+        ("GET", key),
+        ("GET", gone),
+        ("XADD", "{moving}s", "1-0", "v", "x"),
+        ("GET", new),
+    ]
+    answers = await backend.pipeline(commands)
+    assert answers == [b"OK", key.encode(), gone.encode(), b"1-0", b"n"]
+    assert (await backend.run(COUNT, ("{moving}s",), ("0-0", 10)))[1] == 1
+    with pytest.raises(BackendUnavailable, match="moving its slots"):
+        await backend.execute("EXISTS", key, gone)
     finish_move(nodes, key, source, target)
     assert await backend.execute("EXISTS", key, gone) == 2
 
@@ -217,7 +209,7 @@ async def test_a_read_that_waits_is_sent_on_with_its_slot(nodes: EmbeddedCluster
     group = Group(backend, STREAM, GROUP)
     (entry,) = await group.send(1)
     source = primary_of(nodes, GROUP.events(0))
-    target = next(node for node in nodes.nodes if is_primary(node) and node is not source)
+    target = another_primary(nodes, source)
     connection = backend.blocking(GROUP.events(0))
     task = asyncio.create_task(streams.read(connection, STREAM, {0: entry.id}, 10, 20_000))
     await wait_for_async(lambda: connection._under_way, "the read was sent")

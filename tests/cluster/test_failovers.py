@@ -40,7 +40,7 @@ def test_failovers_again_and_again(scene: ClusterScene) -> None:
     rng = random.Random(SEED)
     for name in ("w1", "w2", "w3"):
         scene.worker(name, **FAST)
-    # One that starts while a node is away may end, as it should: then others would do its work.
+    # One that starts while a node is away waits, or ends if that is the node it was told of.
     wait_for(lambda: set(scene.owners()) == {"w1", "w2", "w3"}, "all three have partitions", 30)
     elected_s: list[float] = []
     resumed_s: list[float] = []

@@ -11,7 +11,7 @@ from streamworker.core.entries import ZERO
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.redisio.client import Backend
 from tests.chaos.slots import OneSlot
-from tests.cluster.support import is_primary, move_slot_whole, primary_of, through_proxies
+from tests.cluster.support import another_primary, move_slot_whole, primary_of, through_proxies
 from tests.helpers import wait_for_async
 from tests.runtime.bench import bench
 from tests.runtime.test_fetcher import (
@@ -98,7 +98,7 @@ async def test_entries_of_a_partition_that_moves_are_read_once(
             sent: list[str] = []
             for _ in range(6):
                 source = primary_of(nodes, key)
-                target = next(node for node in nodes.nodes if is_primary(node) and node is not source)
+                target = another_primary(nodes, source)
                 await asyncio.to_thread(move_slot_whole, nodes, key, target)
                 for _ in range(10):
                     sent.append((await near.execute("XADD", key, "*", "v", "x")).decode())

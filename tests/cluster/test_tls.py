@@ -259,9 +259,7 @@ async def test_workers_producers_and_readers_go_through_tls_to_every_node(
     worker = scene.worker("w1")
     async with Sender(scene.url) as sender:
         await sender.send(50)
-        await (
-            sender.drained()
-        )  # It is at work: a worker that begins while a slot moves may end, as it should.
+        await sender.drained()
         moving = asyncio.create_task(asyncio.to_thread(tls.move_slot, KEYS.events(0), target))
         while not moving.done():
             await sender.send(10)

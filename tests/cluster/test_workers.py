@@ -11,9 +11,12 @@ import pytest
 from tests.cluster.support import (
     KEYS,
     ClusterScene,
+    another_primary,
+    begin_move,
     cut_off,
     fail_over,
-    is_primary,
+    finish_move,
+    move_keys,
     move_slot,
     move_slot_whole,
     moves_on,
@@ -63,8 +66,7 @@ def test_slots_move_while_events_flow(scene: ClusterScene) -> None:
     with scene.remembered_load(400) as told:
         wait_for(lambda: len(told.places) > 200, "records flow")
         for whole, key in ((False, KEYS.events(0)), (False, KEYS.members), (True, KEYS.events(1))):
-            source = primary_of(scene.cluster, key)
-            target = next(node for node in scene.cluster.nodes if is_primary(node) and node is not source)
+            target = another_primary(scene.cluster, primary_of(scene.cluster, key))
             if whole:
                 move_slot_whole(scene.cluster, key, target)
             else:
@@ -76,6 +78,23 @@ def test_slots_move_while_events_flow(scene: ClusterScene) -> None:
     assert scene.check_log() == []
     assert scene.snapshot().generation == generation
     print(f"the slowest send while three slots moved took {told.slowest_s:.2f} s")
+
+
+def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(scene: ClusterScene) -> None:
+    """A script that needs a key from here and one from there has no answer meanwhile: no reason to end."""
+    first = scene.worker("w1", **FAST)
+    scene.wait_for_owners({"w1": 8})
+    first.terminate()
+    assert first.wait() == 0
+    lock, source = KEYS.lock(3), primary_of(scene.cluster, KEYS.lock(3))
+    target = another_primary(scene.cluster, source)
+    begin_move(scene.cluster, lock, target)
+    move_keys(scene.cluster, source, target, lock)
+    second = scene.worker("w2", **FAST)
+    wait_for(lambda: "start_delayed" in second.log(), "it says that it waits", 30)
+    finish_move(scene.cluster, lock, source, target)
+    scene.wait_for_owners({"w2": 8}, 30)
+    assert "moving its slots" in second.log()
 
 
 @pytest.mark.parametrize("what", ["membership", pytest.param("partitions", marks=pytest.mark.soak)])
@@ -108,7 +127,7 @@ def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> 
     victim = primary_of(scene.cluster, KEYS.events(0))
     others = {p for p in range(scene.partitions) if primary_of(scene.cluster, KEYS.events(p)) is not victim}
     if primary_of(scene.cluster, KEYS.members) is victim:
-        victim = next(node for node in scene.cluster.nodes if is_primary(node) and node is not victim)
+        victim = another_primary(scene.cluster, victim)
         others = {p for p in others if primary_of(scene.cluster, KEYS.events(p)) is not victim}
     with scene.remembered_load(400) as told:
         wait_for(lambda: len(told.places) > 200, "records flow")

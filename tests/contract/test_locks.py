@@ -200,6 +200,63 @@ async def test_one_broken_lock_does_not_stop_the_others(group: Group, raw: "redi
         await group.own(partition=1)
 
 
+@pytest.mark.parametrize("epoch", ["x", "", "-3", "9" * 19])
+async def test_an_epoch_that_another_program_wrote_over_begins_anew_and_fences_who_had_it(
+    group: Group, raw: "redis.Redis", epoch: str
+) -> None:
+    """Nobody can commit at it, so whoever asks has the lock, its owner too; and it is above all before."""
+    entries = await group.send(1)
+    first = await group.own("w1")
+    raw.hset(GROUP.lock(0), "epoch", epoch)
+    assert (await group.commit(request(first, entries, owner="w1"))).code is CommitCode.FENCED
+    again = await group.own("w1")
+    assert again.epoch > first.epoch
+    raw.hset(GROUP.lock(0), "epoch", epoch)
+    other = await group.acquire("w2", live=["w1"])
+    assert isinstance(other, Acquired)
+    assert other.epoch >= again.epoch
+    assert (await group.commit(request(again, entries, owner="w1"))).code is CommitCode.FENCED
+    assert (await group.commit(request(other, entries, owner="w2"))).code is CommitCode.OK
+
+
+async def test_a_checkpoint_is_moved_where_the_epoch_was_written_over(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """A reset is what an operator reaches for then."""
+    first = await group.own("w1")
+    await group.release("w1", first.epoch)
+    raw.hset(GROUP.lock(0), "epoch", "x")
+    assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0) == ZERO
+    assert (await group.own("w1")).epoch > first.epoch
+
+
+async def test_what_is_waited_for_and_the_generation_may_be_written_over(
+    group: Group, raw: "redis.Redis"
+) -> None:
+    """They order who asks, and are begun anew."""
+    await group.own("w1")
+    others: list[str | int] = ["generation", "x", "wanted_since", "x", "wanted_at", "x", "wanted_in", "x"]
+    raw.hset(GROUP.lock(0), items=others)
+    assert isinstance(await group.acquire("w2", live=["w1"]), Held)
+    raw.hset(GROUP.lock(0), items=others)
+    await group.own("w1")
+    assert (await group.lock()).generation == GENERATION
+
+
+@pytest.mark.parametrize("field", ["checkpoint", "entries", "rows"])
+async def test_a_lock_whose_place_was_written_over_is_not_taken(
+    group: Group, raw: "redis.Redis", field: str
+) -> None:
+    """What was done is not to be guessed: the key is named, and stays as it is, of a free lock too."""
+    first = await group.own("w1")
+    await group.release("w1", first.epoch)
+    raw.hset(GROUP.lock(0), field, "x")
+    before = raw.hgetall(GROUP.lock(0))
+    with pytest.raises(BackendRefused, match=r"lock:price holds another type .* or other fields"):
+        await group.own("w2")
+    assert raw.hgetall(GROUP.lock(0)) == before
+
+
 async def test_there_is_no_lock_of_a_group_that_never_was(group: Group) -> None:
     """Looking makes nothing."""
     assert await locks.read_lock(group.backend, GROUP, 0) is None

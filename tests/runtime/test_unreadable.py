@@ -87,3 +87,30 @@ async def test_a_lock_that_somebody_wrote_to_holds_up_its_partition_alone_until_
             raw.hset(lock, "checkpoint", right)
             await worker.until_drained()
             assert sorted(row["number"] for row in await worker.rows(keep)) == list(range(40))
+
+
+async def test_an_epoch_that_somebody_wrote_over_costs_its_owner_the_batch_in_hand_and_no_more(
+    redis_url: str,
+) -> None:
+    """The owner asked for the lock four times a second, and was not asked to end in less than a minute."""
+    app = App("shop", redis_url=redis_url)
+    items = app.stream("items", Item, partitions=2, key="number")
+
+    @app.processor(items)
+    async def keep(item: Item) -> Item:
+        return item
+
+    lock = GroupKeys("shop", "items", "keep").lock(0)
+    with opened(redis_url) as raw:
+        async with local_worker(app) as worker:
+            await items.send_many([Item(n) for n in range(20)])
+            await worker.until_drained()
+            owner, before = raw.hmget(lock, "owner", "epoch")
+            raw.hset(lock, "epoch", "x")
+            await items.send_many([Item(n) for n in range(20, 40)])
+            await worker.until_drained()
+            assert sorted(row["number"] for row in await worker.rows(keep)) == list(range(40))
+            after = raw.hmget(lock, "owner", "epoch")
+            assert after[0] == owner
+            assert int(after[1]) > int(before)
+        assert raw.hget(lock, "owner") == b""

@@ -1,4 +1,4 @@
--- uses: types
+-- uses: types epoch
 -- Moves a group's checkpoint in one partition by hand, while nobody works on it. The epoch is
 -- raised, so that an owner which was thought dead cannot commit any more. The acked log stays:
 -- entries that are read again add their rows again.
@@ -9,13 +9,13 @@
 -- reply [OK, checkpoint before] | [HELD, owner] | [MISSING] | [BADTYPE, key]
 local wrong = wrong_type({'hash', 'stream'})
 if wrong then return {'BADTYPE', wrong} end
-local held = redis.call('HMGET', KEYS[1], 'owner', 'checkpoint')
+local held = redis.call('HMGET', KEYS[1], 'owner', 'checkpoint', 'epoch')
 if not held[2] then return {'MISSING'} end
 local holder = held[1] or ''
 if holder ~= ARGV[4] and holder ~= '' then return {'HELD', holder} end
 -- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
 redis.call('HDEL', KEYS[1], 'wanted_since', 'wanted_at', 'wanted_in')
-redis.call('HINCRBY', KEYS[1], 'epoch', 1)
+raise_epoch(KEYS[1], held[3])
 redis.call('HSET', KEYS[1], 'owner', '', 'state', '', 'reason', '', 'checkpoint', ARGV[2], 'entries', ARGV[3])
 local moved = redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[1], ARGV[2], 'ENTRIESREAD', ARGV[3])
 if moved.err then
