@@ -1,4 +1,4 @@
-"""A plain client, of one server or of a Cluster: what other programs may do to our keys, and see of them."""
+"""A plain client, of a server, a Cluster or sentinels: what others may do to our keys, and see of them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 import redis
 from redis.cluster import ClusterNode, RedisCluster
 
-from streamworker.urls import each_server, kind_of
+from streamworker.urls import each_server, kind_of, read_sentinels
 
 
 class RawCluster(RedisCluster):
@@ -58,8 +58,9 @@ _clusters: dict[str, RawCluster] = {}
 @contextlib.contextmanager
 def opened(url: str) -> Iterator[Any]:
     """Open a plain client; that of a Cluster stays open until :func:`close_clusters`."""
-    if not kind_of(url):
-        with redis.Redis.from_url(url, protocol=2) as client:
+    kind = kind_of(url)
+    if kind != "cluster":
+        with _primary_of(url) if kind else redis.Redis.from_url(url, protocol=2) as client:
             yield client
         return
     if url not in _clusters:
@@ -68,6 +69,15 @@ def opened(url: str) -> Iterator[Any]:
         password = seeds[0].get("password")
         _clusters[url] = RawCluster(startup_nodes=nodes, password=password, protocol=2)
     yield _clusters[url]
+
+
+def _primary_of(url: str) -> redis.Redis:
+    """Return a client of the primary that sentinels name."""
+    named = read_sentinels(url)
+    sentinels = redis.Sentinel([])
+    sentinels.sentinels = [redis.Redis.from_url(one) for one in named.urls]
+    place = sentinels.discover_master(named.service)
+    return redis.Redis.from_url(named.server_url(*place), protocol=2)
 
 
 def close_clusters() -> None:

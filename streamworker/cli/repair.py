@@ -12,6 +12,8 @@ from streamworker.cli.support import AppPath, AsJson, connected, print_json, pri
 from streamworker.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from streamworker.app import App
     from streamworker.cli.repair_plan import Patience, Step
     from streamworker.redisio.client import Backend
@@ -40,7 +42,7 @@ def repair(
         typer.Option(
             "--drop-damaged",
             metavar="PROCESSOR",
-            help="Remove what was put aside in place of its membership document.",
+            help="Remove what was put aside in place of its membership document or heartbeats.",
         ),
     ] = None,
     forget_group: Annotated[
@@ -227,30 +229,32 @@ async def _do(backend: "Backend", step: "Step") -> str:
     facts = step.facts
     assert facts is not None
     by = f"{getpass.getuser()}@{socket.gethostname()}"
+
+    async def noted(what: str, partitions: "Sequence[int]" = ()) -> str:
+        is_noted = await deeds.note(backend, facts.keys, what, partitions, by=by)
+        return "" if is_noted else f"; the history does not have it: {facts.keys.control} is no stream"
+
     match step.deed:
         case "remove members":
             return "done" if await deeds.remove_members(backend, facts, step.names) else _CHANGED
         case "forget reader":
-            done = await deeds.forget_reader(backend, facts, step.names[0])
-            if done:
-                await deeds.note(backend, facts.keys, f"{step.deed} {step.what}", by=by)
-            return "done" if done else _CHANGED
+            if not await deeds.forget_reader(backend, facts, step.names[0]):
+                return _CHANGED
+            return f"done{await noted(f'{step.deed} {step.what}')}"
         case "release locks":
             released = [
                 p for p in step.partitions if await deeds.release_lock(backend, facts.keys, p, facts.locks[p])
             ]
-            if released:
-                await deeds.note(backend, facts.keys, step.deed, released, by=by)
-            return _counted(len(released), len(step.partitions))
+            end = await noted(step.deed, released) if released else ""
+            return f"{_counted(len(released), len(step.partitions))}{end}"
         case "trim log":
             dropped = {
                 p: await deeds.trim_log(backend, facts.keys, p, facts.locks[p]) for p in step.partitions
             }
             trimmed = [p for p, count in dropped.items() if count is not None]
             total = sum(count or 0 for count in dropped.values())
-            if total:
-                await deeds.note(backend, facts.keys, f"{step.deed}: {total} entries", trimmed, by=by)
-            return f"{_counted(len(trimmed), len(step.partitions))}; {total:,} entries dropped"
+            end = await noted(f"{step.deed}: {total} entries", trimmed) if total else ""
+            return f"{_counted(len(trimmed), len(step.partitions))}; {total:,} entries dropped{end}"
         case "drop damaged":
             return "done" if await deeds.drop_damaged(backend, facts) else _CHANGED
         case "forget group":

@@ -126,7 +126,7 @@ def plan_log(facts: Facts) -> list[Step]:
 
 
 def plan_damaged(facts: Facts) -> list[Step]:
-    """Plan to remove what was put aside in place of the membership document."""
+    """Plan to remove what was put aside in place of the membership document or the heartbeats."""
     if not facts.damaged:
         return []
     return [

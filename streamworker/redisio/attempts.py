@@ -11,6 +11,7 @@ A refusal to let somebody in is an answer: the server is there, and who asks is 
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import threading
@@ -31,8 +32,39 @@ FULL_PAUSE_S = (1.4, 2.0)
 HUNG_S = 0.5
 """An attempt that was given up after so long counts as one that failed: its caller's time was over."""
 TURN_S = 2.5
-"""Whose turn it is loses it after so long: a handler may have blocked its event loop, and heartbeats, which
-have their own, must not wait for it."""
+"""Whose turn it is loses it after so long."""
+BLOCKED_S = 0.25
+"""And to another event loop after so long without a sign of its own: a handler may have blocked it, and
+heartbeats, which have theirs, must not wait for it. It is short beside a worker's session."""
+
+
+class _Turn:
+    """Who may make an attempt, while the gate is not open."""
+
+    def __init__(self, now_s: float) -> None:
+        self.since_s = now_s
+        self._loop = asyncio.get_running_loop()
+        self._asked_s: float | None = None
+        """Since when its event loop owes a sign."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is that of the event loop that asks."""
+        return self._loop is asyncio.get_running_loop()
+
+    def is_blocked(self, now_s: float) -> bool:
+        """Whether its event loop gives no sign; it is asked for one."""
+        if self._asked_s is not None:
+            return now_s - self._asked_s >= BLOCKED_S
+        self._asked_s = now_s
+        try:
+            self._loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:  # It has ended.
+            return True
+        return False
+
+    def _answer(self) -> None:
+        self._asked_s = None
 
 
 class Gate:
@@ -75,8 +107,8 @@ class Gate:
         self._in_vain = 0
         """Attempts since one succeeded."""
         self._not_before_s = 0.0
-        self._turn_since_s: float | None = None
-        """Since when somebody has the turn, while the gate is not open. It tells turns apart, too."""
+        self._held: _Turn | None = None
+        """The turn of somebody, while the gate is not open."""
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
 
     def doubt(self) -> None:
@@ -121,8 +153,8 @@ class Gate:
             raise
         self._succeeded(turn)
 
-    async def _turn(self, *, waits: bool) -> float | None:
-        """Return when an attempt may be made: since when we have the turn, None if there are none."""
+    async def _turn(self, *, waits: bool) -> _Turn | None:
+        """Return when an attempt may be made: with our turn, or None if there are no turns."""
         loop = asyncio.get_running_loop()
         came_in_vain = self._in_vain
         while True:
@@ -133,17 +165,17 @@ class Gate:
                     return None
                 if self._error is not None and self._in_vain > came_in_vain:
                     break
-                free_s = max(self._not_before_s, (self._turn_since_s or -TURN_S) + TURN_S)
+                free_s, look_s = self._free_s(now_s)
                 if free_s <= now_s:
-                    self._turn_since_s = now_s
+                    self._held = _Turn(now_s)
                     self.attempts += 1
-                    return now_s
+                    return self._held
                 if self._error is not None and not waits:
                     break
                 news = loop.create_future()
                 self._waiting.add((loop, news))
             try:
-                await asyncio.wait((news,), timeout=free_s - now_s)
+                await asyncio.wait((news,), timeout=min(free_s, look_s) - now_s)
             finally:
                 with self._lock:
                     self._waiting.discard((loop, news))
@@ -151,14 +183,24 @@ class Gate:
         assert error is not None
         raise error
 
+    def _free_s(self, now_s: float) -> tuple[float, float]:
+        """Return when the turn is free as far as is known, and when to look again."""
+        held = self._held
+        if held is None:
+            return self._not_before_s, math.inf
+        if held.is_ours:
+            return max(self._not_before_s, held.since_s + TURN_S), math.inf
+        free_s = now_s if held.is_blocked(now_s) else held.since_s + TURN_S
+        return max(self._not_before_s, free_s), now_s + BLOCKED_S
+
     # -- how attempts end --------------------------------------------------------------------
 
-    def _succeeded(self, turn: float | None) -> None:
+    def _succeeded(self, turn: _Turn | None) -> None:
         with self._lock:
             self._open, self._error, self._in_vain = True, None, 0
             self._ended(turn)
 
-    def _failed(self, error: BackendUnavailable, turn: float | None) -> None:
+    def _failed(self, error: BackendUnavailable, turn: _Turn | None) -> None:
         with self._lock:
             # Of some at a time the first counts; of one that lost its turn nothing, where another was let in.
             if (turn is None) == self._open:
@@ -166,7 +208,7 @@ class Gate:
                 self._pause()
             self._ended(turn)
 
-    def _given_up(self, lasted_s: float, turn: float | None) -> None:
+    def _given_up(self, lasted_s: float, turn: _Turn | None) -> None:
         with self._lock:
             if lasted_s > HUNG_S and (turn is None) == self._open:
                 self._open = False
@@ -180,9 +222,9 @@ class Gate:
             pause_s = FULL_PAUSE_S
         self._not_before_s = time.monotonic() + self._rng.uniform(*pause_s)
 
-    def _ended(self, turn: float | None) -> None:
-        if turn is not None and turn == self._turn_since_s:
-            self._turn_since_s = None
+    def _ended(self, turn: _Turn | None) -> None:
+        if turn is not None and turn is self._held:
+            self._held = None
         for loop, news in self._waiting:
             with contextlib.suppress(RuntimeError):  # Its loop may have ended.
                 loop.call_soon_threadsafe(_tell, news)

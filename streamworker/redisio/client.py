@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.cluster import Cluster, key_of
 from streamworker.redisio.durability import MEMORY, Durability
-from streamworker.redisio.failures import no_answer
+from streamworker.redisio.failures import is_wrong_type, no_answer
 from streamworker.redisio.info import ServerInfo, read_info
 from streamworker.redisio.link import Argument, Link, answer_of, pack
 from streamworker.redisio.node import Node, ScriptCall, Server
@@ -475,7 +475,7 @@ def _named(commands: Sequence[Sequence[Argument]], answers: Sequence[Any]) -> li
     """Return the answers; where a key holds another type, which the server does not name, we do."""
     return [
         BackendRefused(f"{answer.message.rstrip('.')}: {key_of(command)}.", remedy=answer.remedy)
-        if isinstance(answer, BackendRefused) and "WRONGTYPE" in answer.message
+        if is_wrong_type(answer)
         else answer
         for command, answer in zip(commands, answers, strict=True)
     ]

@@ -88,6 +88,11 @@ def has_no_room(error: BackendError) -> bool:
     return _NO_ROOM in error.message
 
 
+def is_wrong_type(error: object) -> bool:
+    """Whether a server refused a command since a key holds another type of value."""
+    return isinstance(error, BackendRefused) and "WRONGTYPE" in error.message
+
+
 def tls_remedy(said: str, *, tls: bool, certified: bool) -> str:
     """Return what to do about a connection that could not be made, if TLS may be the reason.
 

@@ -175,7 +175,7 @@ class GroupKeys:
 
     @property
     def damaged(self) -> str:
-        """What stood in place of the membership document."""
+        """What stood in place of the membership document or the heartbeats."""
         return f"{self._group_tag}:damaged"
 
     @property
@@ -251,8 +251,8 @@ KEY_TABLE: tuple[KeyRow, ...] = (
     KeyRow(
         "sw:{app.stream.P}:producer:ID",
         "string, expires after an hour",
-        "Number and last entry id of the producer's last send, so that a repeated send writes nothing; and "
-        "the number before it.",
+        "Number and last entry id of each of the producer's last two sends, so that a repeated send writes "
+        "nothing; and the number before them.",
         "sw:{shop.orders.3}:producer:4f1c2a",
     ),
     KeyRow(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.client import Backend
+from streamworker.redisio.failures import is_wrong_type
 from streamworker.redisio.keys import GroupKeys
 
 _LOADS = re.compile(rb"-|\d{1,9}:\d{1,9}(?:,\d{1,9}:\d{1,9})*")
@@ -38,7 +39,7 @@ async def read_loads(backend: Backend, keys: GroupKeys) -> tuple[dict[str, dict[
     try:
         flat = await backend.execute("HGETALL", keys.loads)
     except BackendRefused as error:
-        if "WRONGTYPE" not in error.message:
+        if not is_wrong_type(error):
             raise
     loads: dict[str, dict[int, int]] = {}
     for member, value in zip(flat[::2], flat[1::2], strict=True):

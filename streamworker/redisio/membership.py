@@ -91,7 +91,7 @@ async def look_at_members(backend: Backend, keys: GroupKeys) -> tuple[bytes | No
 
 
 async def put_aside(backend: Backend, keys: GroupKeys) -> str:
-    """Return the fingerprint of what was put aside in place of a document; empty if there is nothing.
+    """Return the fingerprint of what was put aside for the document or heartbeats; empty if there is none.
 
     Raises
     ------
@@ -138,7 +138,7 @@ async def change_members(
     BackendError
         ``BackendUnavailable``: it may or may not have been done.
     """
-    flat = _flat(message)
+    flat = fields_of(message)
     args: list[Argument] = [expected or "", body, len(flat), *flat, len(removed), *removed, len(added)]
     for member in added:
         args += (member, _beat_text(0, "", 0))
@@ -182,7 +182,7 @@ async def mend_members(
     BackendError
         ``BackendUnavailable``: it may or may not have been done.
     """
-    flat = _flat(message)
+    flat = fields_of(message)
     args: list[Argument] = [seen, body, at_least, len(flat), *flat, *present]
     touched = (keys.members, keys.control, keys.beats, keys.loads, keys.damaged)
     reply = checked(await backend.run(MEND_MEMBERS, touched, args))
@@ -191,7 +191,7 @@ async def mend_members(
     return Conflict(reply[1], int(reply[2]), reply[3].decode())
 
 
-def _flat(message: Mapping[str, str]) -> list[Argument]:
+def fields_of(message: Mapping[str, str]) -> list[Argument]:
     """Return the fields of a message but for its generation, as the scripts take them."""
     return [part for name, value in message.items() if name != "generation" for part in (name, value)]
 

@@ -200,12 +200,14 @@ class Node:
         if self._closed:
             raise was_closed()
         link: Link | None = None
+        asked = False
         try:
             async with asyncio.timeout(timeout_ms / 1000), self._free:
                 link = self._idle.pop() if self._idle else Link(self.target)
                 # Another call's connection is free sooner than one can be made where there is no room.
                 await link.ready(waits=self.waits and not self._in_use)
                 self._in_use += 1
+                asked = True
                 try:
                     answers = await use.on(link)
                 finally:
@@ -214,7 +216,7 @@ class Node:
                 link = self._surplus()
         except TimeoutError:
             # One that had no connection yet has asked for nothing, and knows why it had none.
-            why = None if link is not None and link.connected else self.target.unreachable
+            why = None if asked else self.target.unreachable
             raise why or no_answer(self.address, timeout_ms) from None
         finally:
             if link is not None:

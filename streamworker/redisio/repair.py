@@ -12,13 +12,14 @@ from typing import Any
 from streamworker.core.control import GroupChanged, to_fields
 from streamworker.core.events import Beat
 from streamworker.core.membership import Membership
-from streamworker.errors import BackendError
+from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio import control
 from streamworker.redisio.client import Backend
+from streamworker.redisio.failures import is_wrong_type
 from streamworker.redisio.health import connection_names, in_pieces
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.locks import LockView, lock_view
-from streamworker.redisio.membership import connected, put_aside, read_beats
+from streamworker.redisio.membership import connected, fields_of, put_aside, read_beats
 from streamworker.redisio.readers import ReaderPosition, read_readers
 from streamworker.redisio.scripts import (
     REPAIR_DAMAGED,
@@ -57,7 +58,7 @@ class Facts:
     readers: Mapping[str, str]
     """Positions as they are stored."""
     damaged: str = ""
-    """Fingerprint of what was put aside in place of the membership document; empty if there is nothing."""
+    """Fingerprint of what was put aside in place of document or heartbeats; empty if there is nothing."""
 
     def beat(self, member: str) -> Beat | None:
         """Return a member's last heartbeat."""
@@ -134,7 +135,7 @@ async def remove_members(backend: Backend, facts: Facts, members: Sequence[str])
         return False
     after = before.without(members)
     message = to_fields(GroupChanged(0, "repair", before.names(members), before.moved(after)))
-    flat = [part for name, value in message.items() if name != "generation" for part in (name, value)]
+    flat = fields_of(message)
     seen = [part for member in members for part in (member, _stored(facts.beats.get(member, "")))]
     keys = facts.keys
     return await _done(
@@ -171,7 +172,7 @@ async def trim_log(backend: Backend, keys: GroupKeys, partition: int, lock: Lock
 
 
 async def drop_damaged(backend: Backend, facts: Facts) -> bool:
-    """Remove what was put aside in place of the membership document."""
+    """Remove what was put aside in place of the membership document or the heartbeats."""
     return await _done(backend, REPAIR_DAMAGED, (facts.keys.damaged,), (facts.damaged,))
 
 
@@ -209,8 +210,11 @@ def group_keys(keys: GroupKeys) -> tuple[str, ...]:
 
 async def note(
     backend: Backend, keys: GroupKeys, what: str, partitions: Sequence[int] = (), *, by: str
-) -> None:
-    """Write what was done to the group's history."""
+) -> bool:
+    """Write what was done to the group's history, and return whether it could be.
+
+    Another program's value may stand there, which is no reason to leave the rest of a repair undone.
+    """
     message = {
         "kind": "repaired",
         "generation": "0",
@@ -218,7 +222,13 @@ async def note(
         "partitions": ",".join(map(str, partitions)),
         "by": by,
     }
-    await control.post(backend, keys, [message])
+    try:
+        await control.post(backend, keys, [message])
+    except BackendRefused as error:
+        if not is_wrong_type(error):
+            raise
+        return False
+    return True
 
 
 async def _done(backend: Backend, script: Any, keys: Sequence[str], arguments: Sequence[Any]) -> bool:

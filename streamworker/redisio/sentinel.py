@@ -23,7 +23,7 @@ from redis.exceptions import RedisError, ResponseError
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.attempts import Gate
 from streamworker.redisio.failures import look_at_error, no_answer
-from streamworker.redisio.link import Target, hang_up, pack, pack_all
+from streamworker.redisio.link import CONNECT_TIMEOUT_S, Target, hang_up, pack, pack_all
 from streamworker.redisio.primaries import (
     ASK_ROLE,
     CHANNELS,
@@ -85,6 +85,8 @@ class SentinelTarget(Target):
     ) -> None:
         self._sentinels = read_sentinels(url)
         self._made: weakref.WeakSet[AbstractConnection] = weakref.WeakSet()
+        self._let_in: weakref.WeakSet[AbstractConnection] = weakref.WeakSet()
+        """Those that came to a primary when they connected last."""
         super().__init__(self._sentinels.server_url(*self._sentinels.hosts[0]), name)
         self._service = self._sentinels.service
         self._asked = [Target(one, f"{name}:sentinel") for one in self._sentinels.urls]
@@ -95,7 +97,7 @@ class SentinelTarget(Target):
         """Of the answer that named it: an older one is that of a sentinel that has not heard yet. Unless
         that server says that it is no primary, or all sentinels say so, or nobody got in there for long."""
         self._failing_since_s: float | None = None
-        """Since when attempts to get in there have failed, if they do."""
+        """Since when attempts to get in there have failed, if they do and nobody is in."""
         self._fresh_until_s = 0.0
         self._finding: asyncio.Task[Place] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -129,6 +131,7 @@ class SentinelTarget(Target):
             raise BackendRefused(error.message, remedy=error.remedy) from None
         connection.host, connection.port = place  # type: ignore[attr-defined]
         self._gate = self.gate(connection)
+        self._let_in.discard(connection)
         try:
             await self._through(self._gate, connection, waits=waits)
             is_one = await self._is_primary(connection)
@@ -142,13 +145,17 @@ class SentinelTarget(Target):
             await hang_up(connection)
             raise
         self._failing_since_s = None
+        self._let_in.add(connection)
         if self._listener is None and not self._closed:
             self._listener = asyncio.get_running_loop().create_task(self._listen())
 
     async def _is_primary(self, connection: AbstractConnection) -> bool:
         try:
-            await connection.send_packed_command(pack(ASK_ROLE), check_health=False)
-            return is_primary(await connection.read_response())
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await connection.send_packed_command(pack(ASK_ROLE), check_health=False)
+                return is_primary(await connection.read_response())
+        except TimeoutError:
+            raise no_answer(self.address, CONNECT_TIMEOUT_S * 1_000) from None
         except (RedisError, OSError) as error:
             raise self.refusal(error) from None
 
@@ -220,6 +227,9 @@ class SentinelTarget(Target):
                 task.cancel()
             await asyncio.gather(*asks, return_exceptions=True)
         answer = newest(said, self._sentinels)
+        if any(one.is_connected and self.leads_here(one) for one in self._let_in):
+            # An attempt may fail for its caller's sake, too, whose time was over.
+            self._failing_since_s = None
         if self._failing_since_s is None or answer.epoch >= self._epoch:
             return await self._settle(answer)
         if loop.time() - self._failing_since_s > REMEMBERED_S:

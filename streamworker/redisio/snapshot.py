@@ -30,6 +30,7 @@ from streamworker.core.snapshot import (
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.client import Backend, ScriptCall
 from streamworker.redisio.control import fields_of
+from streamworker.redisio.failures import is_wrong_type
 from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in
 from streamworker.redisio.link import Argument
 from streamworker.redisio.locks import LockView, lock_view
@@ -77,7 +78,7 @@ async def take_snapshot(
     replies = await backend.pipeline([("TIME",), ("GET", keys.members), *asked.values()])
     problems: list[str] = []
     for at, key in enumerate(asked, start=2):
-        if isinstance(refusal := replies[at], BackendRefused) and "WRONGTYPE" in refusal.message:
+        if is_wrong_type(refusal := replies[at]):
             problems.append(f"{key} cannot be read: {refusal.remedy}")
             replies[at] = None
     for reply in replies:

@@ -161,6 +161,23 @@ def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_n
     assert (gone.exit_code, "has a group 'old'" in gone.stderr) == (ExitCode.CONFIGURATION, True)
 
 
+def test_a_repair_goes_on_where_the_history_cannot_be_written_and_says_so(
+    streamworker: Invoke, raw: "redis.Redis", shop: Path
+) -> None:
+    """It ended after the first step, without a word of what it had done."""
+    unwell(raw)
+    control = "sw:{shop.orders:price}:control"
+    raw.delete(control)
+    raw.set(control, "mine")
+    done = streamworker("repair", "shop:app", "--yes", "--trim-log", "price")
+    assert done.exit_code == ExitCode.OK, done.output
+    missing = f"the history does not have it: {control} is no stream"
+    assert f"release locks of price: done; {missing}" in done.stdout
+    assert f"trim log of price: done; 8 entries dropped; {missing}" in done.stdout
+    assert raw.hget("sw:{shop.orders.2}:lock:price", "owner") == b""
+    assert raw.get(control) == b"mine"
+
+
 def test_a_reader_that_rests_is_named_and_forgotten_only_when_it_is_gone(
     streamworker: Invoke, raw: "redis.Redis", shop: Path
 ) -> None:

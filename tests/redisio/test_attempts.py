@@ -1,6 +1,7 @@
 """Attempts to connect: few while a server is away, all at once when it is back."""
 
 import asyncio
+import contextlib
 import random
 import threading
 import time
@@ -17,7 +18,9 @@ from streamworker.redisio.attempts import Gate, gate_of
 from streamworker.redisio.client import Backend
 from streamworker.redisio.failures import has_no_room
 from streamworker.redisio.link import Link, Target
+from streamworker.settings import Settings
 from tests.chaos.proxy import proxied
+from tests.stub import stub
 
 pytestmark = pytest.mark.anyio
 
@@ -157,6 +160,27 @@ async def test_who_does_not_wait_knocks_too_when_it_is_time() -> None:
     assert gate.attempts == 2 and gate.error is None
 
 
+async def test_a_call_that_was_sent_is_never_told_why_others_could_not_connect() -> None:
+    """It may have been done, and whoever reads its error must know that."""
+    sent = asyncio.Event()
+
+    def answer(words: list[bytes]) -> bytes:
+        if words[0] != b"XADD":
+            return b"+OK\r\n"
+        sent.set()
+        return b""
+
+    async with stub(answer) as port:
+        backend = Backend.open(f"redis://127.0.0.1:{port}/0", name="t", call_timeout_ms=1_000)
+        adds = asyncio.create_task(backend.execute("XADD", "s", "*", "a", "b"))
+        await sent.wait()
+    async with backend:
+        with pytest.raises(BackendUnavailable, match="Connect call failed"):
+            await backend.execute("PING")
+        with pytest.raises(BackendUnavailable, match="may or may not have done"):
+            await adds
+
+
 async def test_an_attempt_that_was_given_up_early_holds_nobody_up() -> None:
     """Its caller's time was over, which says nothing about the server."""
     gate = Gate()
@@ -170,25 +194,67 @@ async def test_an_attempt_that_was_given_up_early_holds_nobody_up() -> None:
     await asyncio.wait_for(waiting, 0.1)
 
 
-async def test_a_loop_that_is_blocked_holds_no_other_thread_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler may compute for a minute while its connection is made: heartbeats need theirs meanwhile."""
-    monkeypatch.setattr(attempts, "TURN_S", 0.2)
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_loop_that_is_blocked_holds_no_other_thread_up(
+    monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """A handler may compute for a minute while its connection is made: heartbeats need theirs meanwhile,
+    well before their worker is taken for dead.
+    """
+    monkeypatch.setattr(attempts, "TURN_S", 600)
     gate = Gate()
-    gate.doubt()
+
+    async def refuse() -> None:
+        raise BackendUnavailable(GONE)
+
+    async def come_in() -> None:
+        while True:  # Who does not wait is told the last error, and comes again.
+            with contextlib.suppress(BackendUnavailable):
+                return await gate.through(_succeed, waits=waits)
+            await asyncio.sleep(0.05)
+
+    with pytest.raises(BackendUnavailable):
+        await gate.through(refuse, waits=waits)
     began, done = threading.Event(), threading.Event()
 
     async def block() -> None:
         began.set()
-        done.wait(5)
+        done.wait(60)
 
     blocked = threading.Thread(target=lambda: asyncio.run(gate.through(block, waits=True)))
     blocked.start()
     try:
         await asyncio.to_thread(began.wait)
-        await asyncio.wait_for(gate.through(_succeed, waits=True), 1.0)
+        await asyncio.wait_for(come_in(), Settings().dead_after_ms / 1000)
+        assert not done.is_set()
     finally:
         done.set()
         blocked.join()
+
+
+async def test_a_loop_that_runs_keeps_its_turn_for_as_long_as_its_attempt_takes() -> None:
+    """Connecting may take a second, and each more attempt would be one too many at a server that hangs."""
+    gate, ends = Gate(), threading.Event()
+    gate.doubt()
+    began = threading.Event()
+
+    async def take_long() -> None:
+        began.set()
+        while not ends.is_set():
+            await asyncio.sleep(0.01)
+
+    busy = threading.Thread(target=lambda: asyncio.run(gate.through(take_long, waits=True)))
+    busy.start()
+    try:
+        await asyncio.to_thread(began.wait)
+        waiting = asyncio.create_task(gate.through(_succeed, waits=True))
+        await asyncio.sleep(4 * attempts.BLOCKED_S)
+        assert gate.attempts == 1
+        ends.set()
+        await waiting
+    finally:
+        ends.set()
+        busy.join()
 
 
 async def test_an_attempt_that_lost_its_turn_says_nothing_of_a_server_that_let_another_in(

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
+from streamworker.redisio import sentinel as sentinel_module
 from streamworker.redisio.client import Backend
+from streamworker.redisio.link import hang_up
 from streamworker.redisio.node import Node
 from streamworker.redisio.sentinel import SentinelTarget
 from tests.helpers import wait_for_async
@@ -51,6 +53,11 @@ def names(host: str, port: int, epoch: int) -> Callable[[list[bytes]], bytes]:
                 return b"+OK\r\n"
 
     return answer
+
+
+def says_primary(words: list[bytes]) -> bytes:
+    """Answer as a primary does that knows little."""
+    return b"*2\r\n$4\r\nrole\r\n$6\r\nmaster\r\n" if words[0] == b"HELLO" else b"+OK\r\n"
 
 
 async def test_calls_go_to_the_primary_that_the_sentinels_name(calm: Trio) -> None:
@@ -247,3 +254,52 @@ async def test_a_failed_attempt_is_no_reason_to_believe_what_is_older(calm: Trio
                 await backend.execute("PING")
             answers[1] = True
             assert await backend.execute("PING") == b"PONG"
+
+
+async def test_an_attempt_whose_time_was_over_is_no_reason_to_believe_what_is_older_later(
+    calm: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other connections are well, so nobody connects again, and nobody has failed to get in for long."""
+    monkeypatch.setattr(sentinel_module, "REMEMBERED_S", 0.0)
+    told, answers = [("127.0.0.1", 0, 5)], [True, True]
+    lets_in = [True]
+
+    def sentinel(number: int) -> Callable[[list[bytes]], bytes]:
+        return lambda words: names(*told[0])(words) if answers[number] else b""
+
+    def primary(words: list[bytes]) -> bytes:
+        return says_primary(words) if lets_in[0] else b""
+
+    async with stub(primary) as port, stub(sentinel(0)) as first, stub(sentinel(1)) as second:
+        told[0] = ("127.0.0.1", port, 5)
+        url = f"redis+sentinel://:{calm.password}@127.0.0.1:{first},127.0.0.1:{second}/0?service=orders"
+        target = SentinelTarget(url, "t")
+        kept, other = target.connection(), target.connection()
+        try:
+            await target.connect(kept)
+            lets_in[0] = False
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(target.connect(other), 0.2)
+            told[0], answers[1] = ("127.0.0.1", calm.primary.port, 4), False
+            await target._look()
+            assert target.leads_here(kept) and kept.is_connected
+        finally:
+            await hang_up(kept)
+            await target.aclose()
+
+
+async def test_a_read_does_not_wait_for_a_primary_that_hangs_before_it_says_so() -> None:
+    """It has let us in, and a read that waits at the server has no other deadline for this."""
+    said: list[bytes] = []
+
+    def primary(words: list[bytes]) -> bytes:
+        said.append(words[0])
+        return b"" if words[0] == b"HELLO" else b"+OK\r\n"
+
+    async with stub(primary) as server, stub(names("127.0.0.1", server, 1)) as sentinel:
+        url = f"redis+sentinel://127.0.0.1:{sentinel}/0?service=orders"
+        async with Backend.open(url, name="t") as backend:
+            read = backend.blocking("k").execute("XREAD", "BLOCK", 200, "STREAMS", "k", "0", block_ms=200)
+            with pytest.raises(BackendUnavailable, match="no answer within 2000 ms"):
+                await asyncio.wait_for(read, 30)
+            assert b"HELLO" in said

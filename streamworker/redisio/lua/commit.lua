@@ -1,4 +1,4 @@
--- uses: types ids trim
+-- uses: types ids trim epoch
 -- Commits a batch, all or nothing: checkpoint, acked rows, dead letters, state, and the group's
 -- position for everybody who looks. Only the owner at its epoch may, only from the checkpoint it
 -- knows, and a repeated commit is recognised by the checkpoint it leads to.
@@ -37,9 +37,9 @@ local function reply(code)
   return {code, held[2] or '', held[3] or '', held[4] or '0'}
 end
 if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
-local total, committed = tonumber(held[4] or ''), tonumber(held[5] or '')
 -- To find this out later would leave rows in the log that no checkpoint knows of.
-if not (total and committed) then return {'BADTYPE', lock} end
+if not (is_count(held[4]) and is_count(held[5])) then return {'BADTYPE', lock} end
+local total, committed = tonumber(held[4]), tonumber(held[5])
 if held[3] == new then
   -- Whoever waits for this to be safe waits for what this connection writes, so it writes what is there.
   -- HDEL changes nothing, may always be called, and lets HSET through when memory is full.

@@ -1,5 +1,5 @@
 -- uses: types document
--- Removes what was put aside in place of a membership document, if it is what somebody looked at.
+-- Removes what was put aside in place of a membership document or of heartbeats, if it is what somebody looked at.
 --
 -- KEYS  1 damaged (any)
 -- ARGV  1 fingerprint of what was looked at
