@@ -184,24 +184,29 @@ class Lanes:
         await self._send(batches)
 
     async def _send(self, batches: Sequence[Batch]) -> None:
-        """Send appends until they have ended, or have an answer that has to wait for another."""
+        """Send appends until they have ended, or have an answer that has to wait for another.
+
+        What has its answer is out of this task's charge: it may be repeated by another (``_end``) while
+        this one still repeats the rest, and who has no charge of it must not end it.
+        """
+        charge = list(batches)
         try:
-            await self._append(list(batches))
+            await self._append(charge)
         except StreamworkerError as error:
-            self._fail_all(batches, error)
+            self._fail_all(charge, error)
         except Exception as error:
             # Whatever it is: nobody may wait for ever, and it may have come behind the sending.
-            for batch in batches:
+            for batch in charge:
                 batch.unanswered = True
-            self._fail_all(batches, InternalError(f"An append failed: {error!r}."))
+            self._fail_all(charge, InternalError(f"An append failed: {error!r}."))
             raise
         finally:
-            for batch in batches:
+            for batch in charge:
                 if batch.outcome is None and batch.answer is None:
                     self._end(batch, Outcome.UNKNOWN)
 
     async def _append(self, batches: list[Batch]) -> None:
-        """Append until there is an answer, or until nobody waits for one."""
+        """Append until there is an answer, or until nobody waits for one; what is through leaves the list."""
         pauses = Pauses(self._rng, max_ms=self._backend.pause_max_ms)
         while any(batch.is_wanted for batch in batches):
             try:
@@ -220,7 +225,7 @@ class Lanes:
                 self._fail_all(batches, error)
                 return
             pairs = zip(batches, replies, strict=True)
-            batches = [batch for batch, reply in pairs if not self._is_through(batch, reply)]
+            batches[:] = [batch for batch, reply in pairs if not self._is_through(batch, reply)]
             if batches:
                 self._others_go_on()
                 pause_ms = pauses.next_ms()
