@@ -12,6 +12,7 @@ from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
 from tests.helpers import WorkerProcess
 from tests.raw import close_clusters, opened
+from tests.sentinel.trio import QUIET_MS, Trio
 
 REDIS_SERVER = shutil.which("redis-server")
 NO_REDIS_SERVER = (
@@ -29,9 +30,9 @@ ALONE = {
 }
 """What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""
 
-ON_A_CLUSTER = {"test_commit", "test_membership", "test_snapshot", "test_trim"}
-"""Modules of tests/contract that are tried on a Cluster in the default suite; the others with the marker
-``soak``, since a test takes three times as long there."""
+ELSEWHERE_TOO = {"test_commit", "test_membership", "test_snapshot", "test_trim"}
+"""Modules of tests/contract that are tried on a Cluster and by way of sentinels in the default suite; the
+others with the marker ``soak``, since a test takes three times as long there."""
 
 OURS = "STREAMWORKER_"
 """How the names of our environment variables begin."""
@@ -54,12 +55,14 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what lies in tests/contract on both servers, and on a Cluster what is not about one server."""
+    """Run what lies in tests/contract on both servers, and what is not about one of them by way of
+    sentinels and on a Cluster.
+    """
     if CONTRACT in metafunc.definition.path.parents and "server" in metafunc.fixturenames:
         servers: list[Any] = ["valkey", "redis7"]
         if not metafunc.definition.get_closest_marker("one_server"):
-            is_short = metafunc.definition.path.stem in ON_A_CLUSTER
-            servers.append(pytest.param("cluster", marks=() if is_short else pytest.mark.soak))
+            marks = () if metafunc.definition.path.stem in ELSEWHERE_TOO else pytest.mark.soak
+            servers += [pytest.param(name, marks=marks) for name in ("sentinel", "cluster")]
         metafunc.parametrize("server", servers, indirect=True, scope="session")
 
 
@@ -137,15 +140,22 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> EmbeddedServer | EmbeddedCluster:
-    """The shared server of this test; in tests/contract each in turn, and a Cluster."""
+def sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    """A primary, two replicas and three sentinels, for the whole run; no test disturbs them."""
+    with Trio(tmp_path_factory.mktemp("trio"), down_after_ms=QUIET_MS) as trio:
+        yield trio
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> EmbeddedServer | EmbeddedCluster | Trio:
+    """The shared server of this test; in tests/contract each in turn, what sentinels name, and a Cluster."""
     found = request.getfixturevalue(getattr(request, "param", "valkey"))
-    assert isinstance(found, EmbeddedServer | EmbeddedCluster)
+    assert isinstance(found, EmbeddedServer | EmbeddedCluster | Trio)
     return found
 
 
 @pytest.fixture
-def redis_url(server: EmbeddedServer | EmbeddedCluster) -> str:
+def redis_url(server: EmbeddedServer | EmbeddedCluster | Trio) -> str:
     """URL of a server that holds nothing, and has room: a test that made it full may have failed."""
     with opened(server.url) as client:
         client.config_set("maxmemory", "1gb")

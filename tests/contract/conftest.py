@@ -1,4 +1,4 @@
-"""Fixtures of the contract: one set of cases, run on Valkey, on Redis 7.0 and on a Cluster."""
+"""Fixtures of the contract: one set of cases, for Valkey, Redis 7.0, what sentinels name, and a Cluster."""
 
 from collections.abc import AsyncIterator, Iterator
 

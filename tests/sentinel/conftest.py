@@ -9,10 +9,9 @@ from tests.sentinel.trio import QUIET_MS, Trio
 
 
 @pytest.fixture(scope="session")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+def calm(sentinel: Trio) -> Trio:
     """Servers and sentinels that no test disturbs."""
-    with Trio(tmp_path_factory.mktemp("calm"), down_after_ms=QUIET_MS) as trio:
-        yield trio
+    return sentinel
 
 
 @pytest.fixture
