@@ -17,18 +17,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 FLIGHTS = 40_000
 
 
-def start_demo(directory: Path, *, send_s: float, errors: Path) -> "subprocess.Popen[str]":
+def start_demo(
+    directory: Path, *, send_s: float, errors: Path, cluster: bool = False
+) -> "subprocess.Popen[str]":
     """Start a demo of the first flights of the year."""
-    arguments = f"json_output=True, directory={str(directory)!r}, flights={FLIGHTS}, send_s={send_s}"
+    size = f"flights={FLIGHTS}, send_s={send_s}, cluster={cluster}"
+    arguments = f"json_output=True, directory={str(directory)!r}, {size}"
     source = f"import sys; from streamworker.dev.demo import run_demo; sys.exit(run_demo({arguments}))"
     with errors.open("w") as log:
         return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=log, text=True)
 
 
 @pytest.mark.alone  # its verdict has times in it
-def test_every_flight_becomes_one_row_while_workers_join_die_and_leave(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cluster", [pytest.param(False, id="server"), pytest.param(True, id="cluster", marks=pytest.mark.soak)]
+)
+def test_every_flight_becomes_one_row_while_workers_join_die_and_leave(tmp_path: Path, cluster: bool) -> None:
     """Three joins, one SIGKILL, one SIGTERM; the tables are exactly right and the exit code says so."""
-    demo = start_demo(tmp_path / "demo", send_s=12, errors=tmp_path / "errors")
+    demo = start_demo(tmp_path / "demo", send_s=12, errors=tmp_path / "errors", cluster=cluster)
     printed, _ = demo.communicate(timeout=280)
 
     assert demo.returncode == 0, (tmp_path / "errors").read_text()

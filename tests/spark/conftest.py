@@ -48,6 +48,9 @@ def spark_session(connections_file: Path, tmp_path_factory: pytest.TempPathFacto
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": str(folder),
         "spark.eventLog.compress": "false",
+        # A user's has one; it is looked at by test_secrets.
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder / "site"))

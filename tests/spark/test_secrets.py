@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,21 @@ def printed(frame: DataFrame) -> str:
     with contextlib.redirect_stdout(out):
         frame.explain(extended=True)
     return out.getvalue()
+
+
+def ui_pages(url: str, application: str) -> dict[str, str]:
+    """Return what Spark's web pages show that could hold options or settings, and the details behind them."""
+    api = f"api/v1/applications/{application}"
+    paths = ["environment/", "SQL/", "StreamingQuery/", "jobs/", "stages/", "executors/"]
+    paths += [f"{api}/{what}" for what in ("environment", "jobs", "stages", "sql?details=true&length=1000")]
+    found = {}
+    for path in paths:
+        with urllib.request.urlopen(f"{url}/{path}", timeout=60) as page:
+            found[path.removeprefix(f"{api}/")] = page.read().decode()
+    for execution in json.loads(found["sql?details=true&length=1000"]):
+        with urllib.request.urlopen(f"{url}/SQL/execution/?id={execution['id']}", timeout=60) as page:
+            found[f"execution {execution['id']}"] = page.read().decode()
+    return found
 
 
 def test_the_password_is_nowhere_in_spark(spark_session: Session, connect: Connect, tmp_path: Path) -> None:
@@ -58,6 +75,10 @@ def test_the_password_is_nowhere_in_spark(spark_session: Session, connect: Conne
     context: Any = spark.sparkContext
     shown += [f"{key}={value}" for key, value in context.getConf().getAll()]
     shown += [str(context._jvm.java.lang.System.getProperties())]
+    pages = ui_pages(context.uiWebUrl, context.applicationId)
+    assert str(query.id) in pages["StreamingQuery/"] and "spark.app.name" in pages["environment"]
+    assert any("streamworker" in page for name, page in pages.items() if name.startswith("execution"))
+    shown += pages.values()
     jvm = spark_session._jvm
     assert jvm is not None
     for process in [psutil.Process(jvm.pid), *psutil.Process(jvm.pid).children(recursive=True)]:
