@@ -569,6 +569,10 @@ class Judge:
 
     # -- figures -----------------------------------------------------------------------------------
 
+    def _faults_that(self, what: str) -> dict[str, int]:
+        """Return how often each kind of fault came about (``end``), or was tried in vain (``failed``)."""
+        return dict(sorted(Counter(e["name"] for e in self.faults if e["what"] == what).items()))
+
     def delays_ms(self) -> list[float]:
         """Return how long after its confirmation each record was committed, sorted."""
         marks: dict[int, list[tuple[Id, float]]] = {}
@@ -618,7 +622,8 @@ class Judge:
                 for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
             },
             "longest_stall_s": round(max((end - start for _, start, end in stalls), default=0) / 1000, 1),
-            "faults": dict(sorted(Counter(e["name"] for e in self.faults if e["what"] == "begin").items())),
+            "faults": self._faults_that("end"),
+            "faults_that_failed": self._faults_that("failed"),
         }
 
 

@@ -18,6 +18,7 @@ TAKE_OVER_S = 20.0
 """A failover that has not come about after this long is given up."""
 MIGRATE_MS = 5_000
 BEHIND = "what its replica had not received"
+NOBODY_TOOK_OVER = f"nobody took over in {TAKE_OVER_S:.0f} s"
 
 
 class OnCluster(Nemesis):
@@ -102,8 +103,10 @@ class FailoverPlanned(OfPair):
 
     def end(self) -> bool:
         if self.replica.is_primary and self.primary.follows:
+            self.failure = ""
             return True
         # One that was not agreed upon in time leaves everything as it was.
+        self.failure = self.failure or NOBODY_TOOK_OVER
         return time.monotonic() > self._until_s and self.primary.is_primary and self.replica.follows
 
 
@@ -115,8 +118,9 @@ class _Unprepared(OfPair):
 
     def begin(self) -> None:
         self._until_s = time.monotonic() + TAKE_OVER_S
-        self._is_back = False
+        self._is_hurt = self._is_back = False
         self.replica.may_take_over(True)
+        self._is_hurt = True
         self.hurt()
 
     def hurt(self) -> None:
@@ -124,19 +128,23 @@ class _Unprepared(OfPair):
         self.primary.kill()
 
     def bring_back(self) -> None:
-        """Let it answer again: it finds that it has a successor."""
-        self.primary.start()
+        """Let it answer again, if it does not: it finds that it has a successor."""
+        if not self.primary.server.running:
+            self.primary.start()
 
     def end(self) -> bool:
         if not self._is_back:
-            if not self.replica.is_primary and time.monotonic() < self._until_s:
+            if self._is_hurt and not self.replica.is_primary and time.monotonic() < self._until_s:
                 return False
-            self._is_back = True
+            # What of it fails is done again: a replica that may take over would do so unasked.
             self.bring_back()
             self.replica.may_take_over(False)
-        return (self.replica.is_primary and self.primary.follows) or (
-            self.primary.is_primary and self.replica.follows
-        )
+            self._is_back = True
+        if self.replica.is_primary and self.primary.follows:
+            self.failure = ""
+            return True
+        self.failure = self.failure or NOBODY_TOOK_OVER
+        return self.primary.is_primary and self.replica.follows
 
 
 class PrimaryLost(_Unprepared):
@@ -164,7 +172,8 @@ class PrimaryFrozen(_Unprepared):
         self.primary.pause()
 
     def bring_back(self) -> None:
-        self.primary.resume()
+        if self.primary.is_paused:
+            self.primary.resume()
 
 
 class PrimaryLostUnfollowed(_Unprepared):
@@ -174,7 +183,7 @@ class PrimaryLostUnfollowed(_Unprepared):
     lasts_s = (0.3, 1.0)
 
     def hurt(self) -> None:
-        self._is_hurt = False
+        self._is_killed = False
         self.replica.config("masterauth", "wrong")
         with self.primary.client() as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "replica")
@@ -184,8 +193,8 @@ class PrimaryLostUnfollowed(_Unprepared):
         self.replica.config("masterauth", self.primary.node.password)
 
     def end(self) -> bool:
-        if not self._is_hurt:
-            self._is_hurt = True
+        if self._is_hurt and not self._is_killed:
+            self._is_killed = True
             self.primary.kill()
         return super().end()
 
@@ -243,6 +252,7 @@ class SlotMovesByKeys(_SlotMoves):
                 for client in (there, here):
                     client.execute_command("CLUSTER", "SETSLOT", self.slot, "NODE", self.target_node.node.id)
                 self._is_given = True
+        self.failure = ""
         return self._followed()
 
     def _move(self, here: "redis.Redis", count: int) -> int:
@@ -269,9 +279,11 @@ class SlotMovesWhole(_SlotMoves):
 
     def end(self) -> bool:
         if self.cluster.ports().get(self.slot) == self.target_node.node.port:
+            self.failure = ""
             return self._followed()
         if time.monotonic() < self._until_s:
             return False
+        self.failure = self.failure or f"the slot had not moved in {TAKE_OVER_S:.0f} s"
         with self.source.client() as here:
             here.execute_command("CLUSTER", "CANCELSLOTMIGRATIONS")
         return True

@@ -133,6 +133,8 @@ class Nemesis(ABC):
         """What other faults have hold of."""
         self.partitions: Sequence[int] | None = None
         """Those that may lose something by it; None for all."""
+        self.failure = ""
+        """Why it did not come about, or not whole; empty if it did. Final once it is over."""
 
     @classmethod
     def missing(cls, field: Field) -> str:
@@ -619,7 +621,8 @@ class ClientsKilled(_OfServer):
 
     def begin(self) -> None:
         with self.server.client() as client:
-            client.client_kill_filter(_type="normal", skipme=True)
+            if not client.client_kill_filter(_type="normal", skipme=True):
+                self.failure = "nobody was connected"
 
 
 class ScriptsFlushed(_OfServer):
@@ -669,6 +672,8 @@ class ClockStepped(_OfServer):
 
 
 # -- what lies in the server -----------------------------------------------------------------------
+
+NOT_THERE = "what it was to take away was not there"
 
 
 class _OfData(_OfServer):
@@ -728,7 +733,8 @@ class MembershipGone(_OfData):
         what = self.rng.choice((("beats",), ("beats", "members"), ("beats", "members", "control")))
         self.target = " ".join(what)
         with self.server.client() as client:
-            client.delete(*(self.field.names.of_group(each) for each in what))
+            if not client.delete(*(self.field.names.of_group(each) for each in what)):
+                self.failure = NOT_THERE
 
 
 class ControlTrimmed(_OfData):
@@ -741,11 +747,9 @@ class ControlTrimmed(_OfData):
 
     def begin(self) -> None:
         with self.server.client() as client:
-            if self.rng.random() < 0.5:
-                client.delete(self.key)
-            else:
-                with contextlib.suppress(redis.ResponseError):
-                    client.xtrim(self.key, maxlen=0)
+            whole = self.rng.random() < 0.5
+            if not (client.delete(self.key) if whole else client.xtrim(self.key, maxlen=0)):
+                self.failure = NOT_THERE
 
 
 class WrongType(_OfData):
@@ -820,8 +824,9 @@ class GroupDestroyed(_OfData):
         return self.field.names.events(self.partition())
 
     def begin(self) -> None:
-        with self.server.client() as client, contextlib.suppress(redis.ResponseError):
-            client.xgroup_destroy(self.key, self.field.names.group)
+        with self.server.client() as client:
+            if not client.xgroup_destroy(self.key, self.field.names.group):
+                self.failure = NOT_THERE
 
 
 # -- what loses data, by right ---------------------------------------------------------------------

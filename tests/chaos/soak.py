@@ -176,7 +176,10 @@ class Soak:
         """Producers that have sent all."""
         self._active: list[tuple[float, int, Nemesis]] = []
         """Faults that go on: when they are over, their number."""
-        self._begun: Counter[str] = Counter()
+        self._tried = 0
+        """Faults that were begun; each has the number of those before it."""
+        self._made: Counter[str] = Counter()
+        """Faults that came about, or are under way: by kind."""
         self._missing: dict[str, str] = {}
 
     # -- the whole -----------------------------------------------------------------------------
@@ -291,7 +294,7 @@ class Soak:
         pace_s = 60 * plan.minutes / plan.faults
         next_s = began_s = time.monotonic()
         told = 0
-        while sum(self._begun.values()) < plan.faults:
+        while self._made.total() < plan.faults:
             self._tend()
             is_due = time.monotonic() >= next_s and len(self._active) < OVERLAP_MAX
             if is_due and self._begin_one_of(put_off, deck):
@@ -299,7 +302,7 @@ class Soak:
                 next_s = max(next_s + pace_s, time.monotonic() - pace_s)
             if (minutes := int((time.monotonic() - began_s) / 60)) > told:
                 told = minutes
-                self._say(f"{minutes} min: {sum(self._begun.values())} faults, {self._rows_seen()} rows")
+                self._say(f"{minutes} min: {self._made.total()} faults, {self._rows_seen()} rows")
             time.sleep(TICK_S)
 
     def _begin_one_of(self, put_off: list[type[Nemesis]], deck: Iterator[type[Nemesis]]) -> bool:
@@ -340,20 +343,26 @@ class Soak:
         taken = frozenset().union(*(each.takes for _, _, each in self._active))
         if not any(fault.aim(self._field, self._rng, taken) for _ in range(4)):
             return False
-        number = sum(self._begun.values())
-        self._begun[kind.name] += 1
+        number = self._tried
+        self._tried += 1
+        self._made[kind.name] += 1
         lasts_s = self._rng.uniform(*kind.lasts_s)
         # Written before it is done: what is lost by it was confirmed before.
         self._fault("begin", fault, number)
         self._active.append((time.monotonic() + lasts_s, number, fault))
-        with contextlib.suppress(redis.RedisError):
+        try:
             fault.begin()
+        except redis.RedisError as error:
+            # Half of it may be done: it goes on, and is ended, as if it had come about.
+            fault.failure = repr(error)
         return True
 
     def _fault(self, what: str, fault: Nemesis, number: int) -> None:
         words = {"name": fault.name, "target": fault.target, "loses": fault.loses, "number": number}
         if fault.partitions is not None:
             words["partitions"] = list(fault.partitions)
+        if what == "failed":
+            words["why"] = fault.failure
         self._recorder.write("fault", what=what, **words)
 
     def _tend(self, *, at_once: bool = False) -> None:
@@ -368,7 +377,9 @@ class Soak:
                 over = fault.end()
             if over:
                 self._active.remove(each)
-                self._fault("end", fault, number)
+                self._made[fault.name] -= bool(fault.failure)
+                # What it may cost is allowed for as long as it was tried, whatever came of it.
+                self._fault("failed" if fault.failure else "end", fault, number)
         taken = frozenset().union(*(each.takes for _, _, each in self._active))
         for slot in self._slots:
             if not slot.running and f"process {slot.name}" not in taken and slot.name not in self._done:
@@ -401,7 +412,9 @@ class Soak:
     def _heal(self) -> None:
         self._until(self._all_over, "all faults are over", STOP_S)
         self._recorder.write("run", what="healed")
-        self._say(f"{sum(self._begun.values())} faults of {len(self._begun)} kinds are over")
+        made = +self._made
+        said = f"{made.total()} faults of {len(made)} kinds came about and are over"
+        self._say(f"{said}, {self._tried - made.total()} could not be made")
 
     def _all_over(self) -> bool:
         self._tend(at_once=True)

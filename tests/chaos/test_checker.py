@@ -348,6 +348,19 @@ def test_what_a_failover_lost_is_right_once_its_producer_has_said_so() -> None:
     }  # fmt: skip
 
 
+def test_a_fault_that_did_not_come_about_may_have_cost_something_and_is_counted_by_itself() -> None:
+    """Half of it may have happened while it was tried."""
+    story = failed_over()
+    story.find("fault", what="end").update(what="failed", why="nobody took over")
+    judge = Judge(story.history(), dump_of(story.dump), Limits(silent_ms=500))
+    assert judge.judge() == []
+    assert judge.figures()["faults"] == {}
+    assert judge.figures()["faults_that_failed"] == {"primary killed": 1}
+    assert judge.lost_and_said == 2
+    story.find("lost").update(first="1-0", last="2-0")
+    assert "I1" in promises(story)
+
+
 def test_what_a_failover_lost_in_silence_is_a_violation() -> None:
     """So is what another partition's failover is to excuse, or a report about another partition, and what
     was confirmed long after it.

@@ -10,6 +10,7 @@ import redis
 
 from tests.chaos.cluster_kinds import (
     CLUSTER_KINDS,
+    NOBODY_TOOK_OVER,
     MembershipPrimaryLost,
     OfPair,
     PrimaryFrozen,
@@ -93,6 +94,7 @@ def test_a_fault_of_a_cluster_leaves_it_whole_with_what_it_held(field: Field, ki
         return False
 
     wait_for(is_over, f"{kind.name} is over", 40)
+    assert not fault.failure
     cluster.wait_until_whole()
     wait_for(lambda: None not in held(cluster).values(), "all slots are served")
     assert held(cluster) == before
@@ -109,6 +111,27 @@ def test_a_fault_of_a_cluster_leaves_it_whole_with_what_it_held(field: Field, ki
     with cluster.client() as client:
         for partition in range(NAMES.partitions):
             client.set(f"{NAMES.events(partition)}:written", "1")
+
+
+def test_a_failover_that_does_not_come_about_says_so_and_leaves_a_whole_cluster(field: Field) -> None:
+    """A report counts the failovers that there were."""
+    cluster = field.server
+    assert isinstance(cluster, ChaosCluster)
+    cluster.wait_until_whole()
+    fault = PrimaryLost()
+    assert fault.aim(field, random.Random(3), frozenset())
+    fault.begin()
+    fault.replica.may_take_over(False)
+    fault._until_s = 0.0
+
+    def is_over() -> bool:
+        with contextlib.suppress(redis.RedisError):
+            return fault.end()
+        return False
+
+    wait_for(is_over, "the primary is back", 40)
+    assert fault.failure == NOBODY_TOOK_OVER
+    assert fault.primary.is_primary and fault.replica.follows
 
 
 def test_a_fault_takes_no_pair_that_another_one_has(field: Field) -> None:

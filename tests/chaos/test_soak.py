@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.nemesis import LOSSLESS
+from tests.chaos.history import read_history
+from tests.chaos.nemesis import LOSSLESS, Emptied, Field, Names
 from tests.chaos.plants import PLANTS
-from tests.chaos.soak import Plan, Verdict, run_soak
+from tests.chaos.servers import ChaosServer
+from tests.chaos.soak import Plan, Soak, Verdict, run_soak
 
 SEED = int(os.environ.get("CHAOS_SEED", "20"))
 SURE = "commits-again"
@@ -25,6 +27,28 @@ def run(plan: Plan, folder: Path) -> Verdict:
     verdict = run_soak(plan, folder, print)
     print(verdict.figures)
     return verdict
+
+
+def test_a_fault_that_cannot_be_made_is_written_down_as_failed_and_not_counted(tmp_path: Path) -> None:
+    """It may have half happened, so it has an end too: until then its cost is allowed for."""
+    soak = Soak(Plan(SEED), tmp_path / "run")
+    with ChaosServer(tmp_path / "data") as server:
+        soak._field = Field(server, [], Names("chaos", "events", "handled", 1))
+        server.kill()
+        assert soak._begin(Emptied)
+        server.start()
+        assert soak._begin(Emptied) is False, "the first still has hold of the server"
+        soak._tend(at_once=True)
+        assert soak._begin(Emptied)
+        soak._tend(at_once=True)
+    soak._recorder.close()
+    assert soak._made == {Emptied.name: 1}
+    history = read_history(tmp_path / "run" / "history")
+    assert [(e["what"], e["number"]) for e in history] == [
+        ("begin", 0), ("failed", 0), ("begin", 1), ("end", 1),
+    ]  # fmt: skip
+    assert "Connection" in history[1]["why"]
+    assert all(event["loses"] == Emptied.loses for event in history)
 
 
 @pytest.mark.alone

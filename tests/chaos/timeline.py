@@ -87,7 +87,8 @@ def _words(event: Event, violation: Violation) -> str:
             shown = ", ".join(places[:IDS_SHOWN]) or f"{len(seqs)} records from {seqs[0]}"
             return f"send {event['what']} ({event['producer']}): {shown}"
         case "fault":
-            return f"fault {event['what']}: {event['name']} ({event['target']})"
+            why = f": {event['why']}" if event["what"] == "failed" else ""
+            return f"fault {event['what']}: {event['name']} ({event['target']}){why}"
         case "said":
             said = {
                 k: v for k, v in event.fields.items() if k in ("event", "reason", "detail", "error", "code")
