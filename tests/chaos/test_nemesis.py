@@ -3,14 +3,21 @@
 import contextlib
 import os
 import random
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
+from tests.chaos import nemesis
 from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Poisoned, Slot, WrongType
 from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 from tests.chaos.soak import Program
@@ -21,6 +28,8 @@ ADDS = {Poisoned.name}
 """What adds entries, which stay."""
 DELETES = {"membership corrupt", "membership deleted", "control messages deleted", "consumer group destroyed"}
 """What takes away what a group makes anew."""
+ANSWER_S = 1.0
+"""What takes longer counts as no answer; the slowest line takes 0.6 s."""
 
 
 def sleeper() -> Program:
@@ -71,11 +80,176 @@ def held(client: "redis.Redis") -> dict[bytes | str, object]:
     return {key: client.dump(key) for key in sorted(client.keys("*"))}
 
 
+class Scene:
+    """What can be seen of the server, and of the lines to it.
+
+    Its connections are made before the fault: to the server itself, and through each process's proxy.
+    """
+
+    def __init__(self, field: Field, stack: contextlib.ExitStack) -> None:
+        assert isinstance(field.server, ChaosServer)
+        self.server, self._stack = field.server, stack
+        self.raw = self.connect(self.server.url)
+        self._lines = {slot.name: self.connect(slot.proxy.url) for slot in field.slots if slot.proxy}
+        self.sha = self.raw.script_load("return 1")
+        self.log_bytes = self.server.last_log().stat().st_size
+        """Of the append-only file."""
+        self._probes = 0
+
+    def connect(self, url: str) -> Any:
+        """Open one connection."""
+        client = redis.Redis.from_url(
+            url, socket_timeout=ANSWER_S, retry=Retry(NoBackoff(), 0), single_connection_client=True
+        )
+        self._stack.enter_context(client)
+        return client
+
+    def asks(self, work: Callable[[], object]) -> str:
+        """Return what comes of a call: ``answered``, ``no answer``, ``broken``, or what the server says."""
+        try:
+            work()
+        except redis.TimeoutError:
+            return "no answer"
+        except redis.ConnectionError as error:
+            return str(error) if "max number of clients" in str(error) else "broken"
+        except redis.ResponseError as error:
+            return str(error)
+        return "answered"
+
+    def pings(self) -> str:
+        """Ask the server itself, on a new connection."""
+        return self.asks(lambda: self.connect(self.server.url).ping())
+
+    def done(self, command: str) -> int:
+        """Return how often the server has done a command."""
+        return int(self.raw.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
+
+    def old(self, fault: Any, command: str = "echo", *words: object) -> tuple[str, int]:
+        """Ask on the connection of before; returns what comes of it, and how often the server did it."""
+        before = self.done(command.lower())
+        client = self._lines[fault.slot.name]
+        said = self.asks(lambda: client.execute_command(command, *(words or ("x",))))
+        return said, self.done(command.lower()) - before
+
+    def new(self, proxy: Any) -> tuple[str, int]:
+        """Ask on a new connection through a proxy."""
+        before = self.done("echo")
+        said = self.asks(lambda: self.connect(proxy.url).echo("x"))
+        return said, self.done("echo") - before
+
+    def took_s(self, fault: Any, size: int = 1) -> float:
+        """Return how long so many bytes take there and back, on the connection of before."""
+        began_s = time.monotonic()
+        assert self._lines[fault.slot.name].echo(b"x" * size)
+        return time.monotonic() - began_s
+
+    def writes(self) -> str:
+        """Write something large."""
+        self._probes += 1
+        return self.asks(lambda: self.raw.set(f"probe {self._probes}", b"x" * 200_000))
+
+    def connects(self, times: int) -> str:
+        """Make so many connections more; returns what is said of the first that fails."""
+        said = [self.pings() for _ in range(times)]
+        return next((each for each in said if each != "answered"), "answered")
+
+    def ahead_s(self) -> float:
+        """Return how far the server's clock is ahead of ours."""
+        seconds, micros = self.raw.time()
+        return float(seconds) + float(micros) / 1e6 - time.time()
+
+    def poisoned(self) -> bool:
+        """Whether there is an entry that is no record."""
+        entries = [entry for p in range(NAMES.partitions) for entry in self.raw.xrange(NAMES.events(p))]
+        return any(fields in Poisoned.POISON for _, fields in entries)
+
+    def is_cut_short(self, fault: Any) -> bool:
+        """Whether the append-only file is as much shorter as a fault says."""
+        count = int(fault.target.split()[0])
+        return count > 0 and self.server.last_log().stat().st_size == self.log_bytes - count
+
+
+def ended_by(fault: Any, number: signal.Signals) -> bool:
+    """Whether a signal has ended the process of a fault."""
+    return bool(fault.slot.process.code == -number)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped where it stands."""
+    return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def is_starved(fault: Any) -> bool:
+    """Whether a process has the lowest priority, and others compute on each core."""
+    nice = os.getpriority(os.PRIO_PROCESS, fault.slot.process.pid)
+    return nice == 19 and [burner.poll() for burner in fault._burners] == [None] * (os.cpu_count() or 1)
+
+
+def is_reached_from(link: Namespace) -> bool:
+    """Whether packets pass between a network and ours: nobody listens there, so the answer is a refusal."""
+    code = (
+        "import errno, socket, sys; line = socket.socket(); line.settimeout(1); "
+        f"sys.exit(line.connect_ex(({link.host!r}, 9)) != errno.ECONNREFUSED)"
+    )
+    command = ["ip", "netns", "exec", link.name, sys.executable, "-c", code]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+LET_THROUGH, NOT_SENT, NOT_ANSWERED = ("answered", 1), ("no answer", 0), ("no answer", 1)
+
+SHOWS: dict[type[Nemesis], Callable[[Any, Scene], bool]] = {
+    nemesis.WorkerKilled: lambda f, s: ended_by(f, signal.SIGKILL),
+    nemesis.WorkerStopped: lambda f, s: ended_by(f, signal.SIGTERM),
+    nemesis.WorkerFrozen: lambda f, s: is_stopped(f.slot.process.pid),
+    nemesis.WorkerFlaps: lambda f, s: ended_by(f, signal.SIGKILL),
+    nemesis.ProducerKilled: lambda f, s: ended_by(f, signal.SIGKILL),
+    nemesis.Starved: lambda f, s: is_starved(f),
+    nemesis.LineSlow: lambda f, s: f.proxy.delay_ms > 0 and s.took_s(f) >= 2 * f.proxy.delay_ms / 1000,
+    nemesis.LineNarrow: lambda f, s: (
+        f.proxy.bandwidth > 0 and s.took_s(f, 4_000) >= 2 * 4_000 / f.proxy.bandwidth
+    ),
+    nemesis.LineCut: lambda f, s: (
+        not f.proxy.up.is_set() and not f.proxy.down.is_set() and s.old(f) == NOT_SENT
+    ),
+    nemesis.RequestsHeld: lambda f, s: f.proxy.down.is_set() and s.old(f) == NOT_SENT,
+    nemesis.RepliesHeld: lambda f, s: f.proxy.up.is_set() and s.old(f) == NOT_ANSWERED,
+    nemesis.RepliesLost: lambda f, s: s.old(f, "EVALSHA", s.sha, 0) == ("broken", 1) and f.proxy.lost > 0,
+    nemesis.RepliesCut: lambda f, s: s.old(f) == ("broken", 1) and f.proxy.lost > 0,
+    nemesis.ConnectionsReset: lambda f, s: s.old(f) == ("broken", 0) and s.new(f.proxy) == LET_THROUGH,
+    nemesis.ConnectionsRefused: lambda f, s: s.old(f) == ("broken", 0) and s.new(f.proxy) == ("broken", 0),
+    nemesis.ConnectionsStranded: lambda f, s: s.old(f) == NOT_SENT and s.new(f.proxy) == LET_THROUGH,
+    nemesis.LinkDown: lambda f, s: not is_reached_from(f._link),
+    nemesis.Swizzled: lambda f, s: all(s.new(slot.proxy) == NOT_SENT for slot in f._slots),
+    nemesis.ServerKilled: lambda f, s: not s.server.server.running and s.pings() == "broken",
+    nemesis.ServerFrozen: lambda f, s: is_stopped(s.server.server.pid) and s.pings() == "no answer",
+    nemesis.ScriptBusy: lambda f, s: "busy running a script" in s.pings(),
+    nemesis.MemoryFull: lambda f, s: "used memory" in s.writes(),
+    nemesis.DiskFull: lambda f, s: "MISCONF" in s.writes(),
+    nemesis.ClientsLimited: lambda f, s: "max number of clients" in s.connects(6),
+    nemesis.ClientsKilled: lambda f, s: s.asks(s.raw.ping) == "broken" and s.pings() == "answered",
+    nemesis.ScriptsFlushed: lambda f, s: s.raw.script_exists(s.sha) == [False],
+    nemesis.ClockStepped: lambda f, s: abs(s.ahead_s() - f._seconds) < 0.1,
+    nemesis.MembershipCorrupt: lambda f, s: s.raw.get(f.key) in f.WRONG,
+    nemesis.MembershipGone: lambda f, s: not s.raw.exists(*map(NAMES.of_group, ("beats", *f.target.split()))),
+    nemesis.ControlTrimmed: lambda f, s: s.raw.xlen(f.key) == 0,
+    nemesis.WrongType: lambda f, s: s.raw.type(f.key) == b"string",
+    nemesis.Poisoned: lambda f, s: s.poisoned(),
+    nemesis.GroupDestroyed: lambda f, s: s.raw.xinfo_groups(f.key) == [],
+    nemesis.Emptied: lambda f, s: s.raw.dbsize() == 0,
+    nemesis.ServerForgot: lambda f, s: (
+        not s.server.server.running and not (s.server.folder / "appendonlydir").exists()
+    ),
+    nemesis.PowerLost: lambda f, s: not s.server.server.running and s.is_cut_short(f),
+}
+"""How each kind can be seen while it goes on, and only then."""
+
+
 @pytest.mark.parametrize("kind", [*LOSSLESS, *LOSSY], ids=lambda kind: kind.name)
-def test_a_fault_leaves_a_server_that_takes_writes_and_holds_what_it_held(
+def test_a_fault_shows_and_leaves_a_server_that_takes_writes_and_holds_what_it_held(
     field: Field, kind: type[Nemesis]
 ) -> None:
     """Unless it says that it may lose something; and its processes run again."""
+    shows = SHOWS[kind]
     if why := kind.missing(field):
         pytest.skip(f"{kind.name}: {why}")
     with field.server.client() as client:
@@ -84,8 +258,11 @@ def test_a_fault_leaves_a_server_that_takes_writes_and_holds_what_it_held(
     fault = kind()
     assert fault.aim(field, random.Random(3), frozenset())
     assert fault.target and fault.takes
-    fault.begin()
-    time.sleep(0.05)
+    with contextlib.ExitStack() as stack:
+        scene = Scene(field, stack)
+        assert not shows(fault, scene), "what is to show it shows without it, too"
+        fault.begin()
+        wait_for(lambda: shows(fault, scene), f"{kind.name} shows", 10)
 
     def is_over() -> bool:
         with contextlib.suppress(redis.RedisError):
@@ -93,7 +270,10 @@ def test_a_fault_leaves_a_server_that_takes_writes_and_holds_what_it_held(
         return False
 
     wait_for(is_over, f"{kind.name} is over", 20)
+    assert not fault.failure
     with field.server.client() as client:
+        for key in client.keys("probe *"):
+            client.delete(key)
         if not kind.loses and kind.name not in ADDS | DELETES:
             assert held(client) == before
         assert client.set("written", "1")
