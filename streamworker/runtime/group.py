@@ -430,9 +430,8 @@ class Group:
             del self._running[partition]
 
     def _unreadable(self, partition: int, reason: str) -> None:
-        running = self._running.get(partition)
-        if running is not None and running.runner is not None:
-            running.runner.hinder(reason)
+        if runner := self.runners().get(partition):
+            runner.hinder("reads", reason)
 
     def _regressed(self, partition: int, detail: str) -> None:
         self._log.error("stream_went_back", partition=partition, detail=detail)
@@ -448,6 +447,8 @@ class Group:
         if running is None or partition in gone or running is not self._running.get(partition):
             return
         if not running.drained.is_set():
+            if running.runner is not None:
+                running.runner.shows_trouble = False  # What is in hand may still be committed.
             self.deliver(RunnerHalted(partition, running.epoch, detail))
 
     async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:

@@ -132,13 +132,11 @@ class Witness:
         self._told: dict[int, Committed] = {}
         """Of each partition, what was reported as gone last: several events lead here, to be told once."""
         self._run_id = ""
-        self._unanswered: set[int] = set()
-        """Partitions whose lock could not be read when it was to be compared."""
+        self._unanswered: dict[int, str] = {}
+        """Partitions whose lock could not be read when it was to be compared, and why."""
         self._asking_again = anyio.Lock()
         self._askers: dict[object, set[int]] = {}
         """Of each comparison under way, whose runners have been ended."""
-        self._reasons: frozenset[str] = frozenset()
-        """Why locks could not be read, as far as it was said."""
 
     def is_another(self, run_id: str) -> bool:
         """Note the server's run id; say whether it is another one than before."""
@@ -160,13 +158,13 @@ class Witness:
         """Compare all partitions that run with their locks; end the runners of those that have gone back.
 
         What is answered is judged at once. Who has no answer, or is refused it, is asked again until there
-        is one; by one caller, whatever many there are, while the others wait for that.
+        is one. Of those who want to know of all partitions one asks, while the others wait for that.
 
         Parameters
         ----------
         about
-            The partition that somebody has to know of: others are not waited for then. They are asked
-            again with the next comparison, and there is one when their node is back.
+            The partition that somebody has to know of: it alone is asked again then, and no other is waited
+            for. Those are asked with the next comparison, and there is one when their node is back.
 
         Returns
         -------
@@ -177,16 +175,21 @@ class Witness:
         self._askers[asker] = ended
         try:
             await self._look([p for p, runner in self._runners().items() if runner])
-            if about is not None and about not in self._unanswered:
-                return sorted(ended)
-            async with self._asking_again:
-                pauses = Pauses(self._rng)
-                while self._unanswered:
-                    await anyio.sleep(pauses.next_ms() / 1000)
-                    await self._look(sorted(self._unanswered))
+            if about is None:
+                async with self._asking_again:
+                    await self._ask_again(lambda: sorted(self._unanswered))
+            else:
+                await self._ask_again(lambda: [about] if about in self._unanswered else [])
         finally:
             del self._askers[asker]
         return sorted(ended)
+
+    async def _ask_again(self, unanswered: Callable[[], Collection[int]]) -> None:
+        """Ask about some partitions until there is an answer for each."""
+        pauses = Pauses(self._rng)
+        while partitions := unanswered():
+            await anyio.sleep(pauses.next_ms() / 1000)
+            await self._look(partitions)
 
     async def _look(self, partitions: Collection[int]) -> None:
         """Compare some partitions, those of them that still run, and note which had no answer."""
@@ -199,8 +202,10 @@ class Witness:
         except BackendError as error:
             found = dict.fromkeys(known, error)
         errors = {p: lock for p, lock in found.items() if isinstance(lock, BackendError)}
-        self._unanswered = self._unanswered.difference(partitions).union(errors)
-        self._say_unknown(errors)
+        said = set(self._unanswered.values())
+        kept = {p: reason for p, reason in self._unanswered.items() if p not in partitions}
+        self._unanswered = kept | {p: str(error) for p, error in errors.items()}
+        self._say_unknown(errors, said)
         gone = {
             p: rollback
             for p, lock in found.items()
@@ -213,14 +218,13 @@ class Witness:
         for partition, rollback in gone.items():
             await self._report(partition, known[partition], rollback)
 
-    def _say_unknown(self, errors: Mapping[int, BackendError]) -> None:
+    def _say_unknown(self, errors: Mapping[int, BackendError], said: Collection[str]) -> None:
         """Say once of each reason that it keeps us from knowing."""
         reasons = {
             str(error): sorted(p for p in errors if str(errors[p]) == str(error)) for error in errors.values()
         }
-        for reason in reasons.keys() - self._reasons:
+        for reason in reasons.keys() - said:
             self._log.warning("rollback_unknown", partitions=reasons[reason], error=reason)
-        self._reasons = frozenset(reasons) if self._unanswered else frozenset()
 
     async def _report(self, partition: int, known: Committed, rollback: Rollback) -> None:
         if self._told.get(partition) == known:

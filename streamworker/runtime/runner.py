@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from typing import Literal
 
 import anyio
 import anyio.abc
@@ -77,6 +78,10 @@ def _ways_of(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
     from streamworker.runtime.columns import ColumnsInvoker, RowsMode
 
     return ColumnsInvoker, RowsMode if spec.stream.codec == "arrow" else BatchMode
+
+
+Trouble = Literal["reads", "commit"]
+"""What of a partition may be held up. Either goes on by itself, so each has a reason of its own."""
 
 
 class StopReason(Enum):
@@ -186,8 +191,9 @@ class PartitionRunner:
         self._landed = Signal()
         self._ticket: Ticket | None = None
         """The commit that was handed in last."""
-        self.trouble = ""
-        """What holds the reads or the commit that is under way up, if anything does."""
+        self._troubles: dict[Trouble, str] = {"reads": "", "commit": ""}
+        self.shows_trouble = True
+        """Whether the lock says what holds the partition up: not once it says why it is halted."""
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
         self._mode = mode(self)
@@ -212,6 +218,7 @@ class PartitionRunner:
         finally:
             # A thread that was left behind sees it and handles no further record.
             self._draining = True
+            self.shows_trouble = False
             self.busy_since_ms = None
             if self._ticket is not None:
                 self._ticket.withdraw()
@@ -287,6 +294,7 @@ class PartitionRunner:
     async def _stay_halted(self, reason: str) -> None:
         self.log.error("partition_halted", reason=reason)
         self._stopped = Stopped(StopReason.HALTED, reason)
+        self.shows_trouble = False
         self.busy_since_ms = None
         self.rests()
         self.buffer.close()
@@ -372,7 +380,9 @@ class PartitionRunner:
         )
         self._previous = last
         self._in_flight = True
-        self._ticket = self._committer.hand_in(request, partial(self._answered, request, work), self.hinder)
+        self._ticket = self._committer.hand_in(
+            request, partial(self._answered, request, work), self._hinder_commit
+        )
         if self.buffer.waiting:
             for _ in range(HANDOVER_YIELDS):
                 await asyncio.sleep(0)
@@ -405,26 +415,35 @@ class PartitionRunner:
         self.trims.committed(count, size)
         self._in_flight = False
         self._landed.fire()
-        if self.trouble:
-            self.hinder("")
+        if self._troubles["commit"]:
+            self._hinder_commit("")
 
     async def _commit_later(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
         """Send a commit that is held up again and again, until it is not."""
         pauses = Pauses(self.rng, max_ms=1_000)
         while reply.code in _HELD_UP:
             reason = _held_up(request, reply)
-            if not self.trouble:
+            if not self._troubles["commit"]:
                 full = reply.code is CommitCode.FULL
                 self.log.warning("acked_log_full" if full else "commit_held_up", reason=reason)
-            self.hinder(reason)
+            self._hinder_commit(reason)
             await anyio.sleep(pauses.next_ms() / 1000)
-            reply = await self._committer.submit(request, on_trouble=self.hinder)
+            reply = await self._committer.submit(request, on_trouble=self._hinder_commit)
         self._answered(request, work, reply)
 
-    def hinder(self, reason: str) -> None:
-        """Show what holds the partition up, or with an empty reason that it goes on."""
-        self.trouble = reason
-        self._on_state(self.partition, reason)
+    @property
+    def trouble(self) -> str:
+        """What holds the reads or the commit that is under way up, if anything does."""
+        return self._troubles["reads"] or self._troubles["commit"]
+
+    def hinder(self, what: Trouble, reason: str) -> None:
+        """Show what holds the reads or a commit up, or with an empty reason that this one goes on."""
+        self._troubles[what] = reason
+        if self.shows_trouble:
+            self._on_state(self.partition, self.trouble)
+
+    def _hinder_commit(self, reason: str) -> None:
+        self.hinder("commit", reason)
 
     def _lost(self, request: CommitRequest, reply: CommitReply) -> None:
         detail = _refusal(request, reply)

@@ -73,7 +73,7 @@ class StreamWatch:
         self._on_unreadable = on_unreadable
         self._broken: set[int] = set()
         self._unreadable: dict[int, bool] = {}
-        """Partitions whose key held another type, and whether it was missing at the last look."""
+        """Partitions whose key held another type, and whether the last answer was that it is missing."""
         self._added = Signal()
         self._compared = 0
 
@@ -125,7 +125,9 @@ class StreamWatch:
         partition = buffer.partition
         is_missing = _is_missing(answer)
         if isinstance(answer, Exception) and not is_missing:
-            return  # Of another type still, or its node gives no answer.
+            if not isinstance(answer, BackendUnavailable):
+                self._unreadable[partition] = False  # Of another type still; else its node gives no answer.
+            return
         if is_missing and not self._unreadable[partition]:
             self._unreadable[partition] = True
             return

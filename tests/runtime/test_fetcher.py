@@ -7,6 +7,7 @@ from functools import partial
 
 import anyio
 import pytest
+import redis
 
 from streamworker.core.batching import ENTRY_OVERHEAD_BYTES, BatchLimits
 from streamworker.core.entries import ZERO, Entry, EntryId
@@ -332,6 +333,32 @@ async def test_a_key_that_was_of_another_type_is_read_on_when_it_is_right(
         await wait_for_async(lambda: buffer.waiting == 3, "and on")
         assert [entry.fields[b"v"] for entry in buffer.take(9, 9_999)] == [b"1", b"2", b"3"]
         assert desk.unreadable[1:] == [(0, "")] and not desk.regressed
+
+
+async def test_a_key_that_is_written_over_again_while_it_is_put_right_is_not_taken_for_deleted(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is missing at one look, of another type at the next and missing again: never for two looks."""
+    monkeypatch.setattr(streamwatch, "LOOK_AGAIN_MS", 300)
+    async with bench(redis_url, fetch_block_ms=100) as desk:
+        key = desk.stream_keys.events(0)
+        spare = f"{key}:spare"
+        buffer = await set_aside(desk, spare=spare)
+        with redis.Redis.from_url(redis_url) as direct:
+
+            def looks() -> int:
+                found: dict[str, int] = direct.info("commandstats").get("cmdstat_xinfo|stream", {"calls": 0})
+                return found["calls"]
+
+            for change in (direct.delete, lambda each: direct.set(each, "x"), direct.delete):
+                change(key)
+                before = looks()
+                await wait_for_async(lambda before=before: looks() > before, "it was looked at")  # type: ignore[misc]
+                await asyncio.sleep(0.05)  # For what it said to be taken in.
+            direct.rename(spare, key)
+            direct.xadd(key, {"v": "2"}, id="9-2")
+        await wait_for_async(lambda: buffer.waiting == 2 or bool(desk.regressed), "it is judged")
+        assert not desk.regressed
 
 
 async def test_a_key_that_was_of_another_type_and_is_not_the_stream_that_it_was_is_reported(

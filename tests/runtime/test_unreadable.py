@@ -1,11 +1,15 @@
 """A partition whose entries cannot be read for a while goes on by itself."""
 
+import asyncio
+
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from streamworker import App
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.testing import local_worker
+from tests.helpers import wait_for_async
 from tests.raw import opened
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +59,42 @@ async def test_a_partition_whose_key_was_of_another_type_says_so_and_goes_on_whe
                 lambda group: not raw.hget(lock, "reason"), "it is said no more", processor=keep
             )
             assert (shown.partitions[0].state, shown.partitions[0].reason) == ("running", "")
+
+
+async def test_a_partition_that_halted_while_it_was_unreadable_stays_shown_as_halted(redis_url: str) -> None:
+    """When its key is right it could be read on; the lock still says that its handler gave up, and why."""
+    app = App("shop", redis_url=redis_url)
+    items = app.stream("items", Item, partitions=1)
+    called, may_fail = asyncio.Event(), asyncio.Event()
+
+    @app.processor(items, attempts=1)
+    async def keep(item: Item) -> Item:
+        called.set()
+        await may_fail.wait()
+        raise ValueError("bad")
+
+    key, lock = StreamKeys("shop", "items").events(0), GroupKeys("shop", "items", "keep").lock(0)
+
+    def shown() -> list[str]:
+        return [(each or b"").decode() for each in raw.hmget(lock, "state", "reason")]
+
+    with opened(redis_url) as raw, capture_logs() as logs:
+        async with local_worker(app):
+            await items.send(Item(1))
+            await called.wait()
+            with raw.pipeline(transaction=True) as swap:
+                swap.rename(key, f"{key}:spare").set(key, "x").execute()
+            await wait_for_async(lambda: "and not a stream" in shown()[1], "its reads are held up")
+            may_fail.set()
+            await wait_for_async(lambda: shown()[0] == "halted", "it is halted")
+            halted = shown()
+            assert "bad" in halted[1]
+            raw.rename(f"{key}:spare", key)
+            await wait_for_async(
+                lambda: any(log["event"] == "partition_readable" for log in logs), "its key is right"
+            )
+            await asyncio.sleep(0.3)  # For it to be shown, if it were.
+            assert shown() == halted
 
 
 async def test_a_lock_that_somebody_wrote_to_holds_up_its_partition_alone_until_it_is_right(

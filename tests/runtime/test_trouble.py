@@ -1,0 +1,85 @@
+"""What holds a partition up is shown; the reasons of its reads and its commits do not clear each other."""
+
+import asyncio
+import random
+from typing import Any, cast
+
+import pytest
+import structlog
+from structlog.stdlib import BoundLogger
+
+from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.rollback import Committed, Witness
+from tests.chaos.proxy import proxied
+from tests.helpers import wait_for_async
+from tests.runtime.bench import Order, Priced, bench
+
+pytestmark = pytest.mark.anyio
+
+UNREADABLE = "key events holds a string and not a stream"
+
+
+async def price(batch: list[Order]) -> list[Priced]:
+    """Forward as many."""
+    return [Priced(order.number, 1.0) for order in batch]
+
+
+async def test_a_commit_that_lands_does_not_hide_that_the_partition_cannot_be_read(redis_url: str) -> None:
+    """The log is full, and then something else stands in place of the stream; each ends by itself."""
+    async with bench(redis_url, acked_entries_max=1) as desk:
+        await desk.send(range(20))
+        running = await desk.start(desk.spec(price, batch=10))
+        await wait_for_async(lambda: bool(running.states), "the commit is held up")
+        assert "acked log full" in running.runner.trouble
+        running.runner.hinder("reads", UNREADABLE)
+        assert running.states[-1] == UNREADABLE
+        await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
+        await desk.until_committed(20)
+        await wait_for_async(lambda: not running.runner.is_committing, "the commit is done")
+        assert running.runner.trouble == running.states[-1] == UNREADABLE
+        running.runner.hinder("reads", "")
+        assert running.runner.trouble == running.states[-1] == ""
+
+
+async def test_reads_that_go_on_do_not_hide_that_the_acked_log_is_full(redis_url: str) -> None:
+    """Somebody put the key right, and no reader has made room yet."""
+    async with bench(redis_url, acked_entries_max=1) as desk:
+        await desk.send(range(20))
+        running = await desk.start(desk.spec(price, batch=10))
+        running.runner.hinder("reads", UNREADABLE)
+        await wait_for_async(lambda: len(running.states) > 1, "the commit is held up")
+        assert running.runner.trouble == UNREADABLE
+        running.runner.hinder("reads", "")
+        assert "acked log full" in running.runner.trouble
+        assert running.states[-1] == running.runner.trouble
+
+
+class Runner:
+    """A partition that runs: what is known of its last commit."""
+
+    def __init__(self, committed: Committed) -> None:
+        self.committed = committed
+
+
+async def test_who_asks_about_one_partition_waits_for_no_other_whose_lock_cannot_be_read(
+    redis_url: str,
+) -> None:
+    """The server gave no answer for a moment; something else stands in place of the other's lock."""
+    keys = GroupKeys("shop", "orders", "price")
+    async with proxied(redis_url) as proxy, bench(proxy.url, partitions=2, call_timeout_ms=200) as desk:
+        locks = {p: await desk.acquire(p, "w1") for p in range(2)}
+        await desk.backend.execute("DEL", keys.lock(1))
+        await desk.backend.execute("SET", keys.lock(1), "x")
+        runners = cast(Any, {p: Runner(Committed.at(lock)) for p, lock in locks.items()})
+        log = cast(BoundLogger, structlog.get_logger("test"))
+        witness = Witness(desk.backend, desk.keys, lambda: runners, random.Random(1), log)
+        proxy.hold()
+        both = [asyncio.create_task(witness.compare(0)), asyncio.create_task(witness.compare())]
+        await wait_for_async(lambda: 0 in witness._unanswered, "there was no answer")
+        proxy.heal()
+        proxy.reset()
+        assert await asyncio.wait_for(both[0], 10) == []
+        assert not both[1].done()
+        await desk.backend.execute("DEL", keys.lock(1))
+        await desk.acquire(1, "w1")
+        assert await asyncio.wait_for(both[1], 10) == []
