@@ -1,0 +1,79 @@
+"""Scenes that are played together: what becomes of one is told by its own test, and by no other."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.chaos.yard import SCENES, Together, Yard
+
+
+async def skips(yard: Yard) -> None:
+    """End as a scene does for which this machine has not what it needs."""
+    pytest.skip("only root can mount a small disk")
+
+
+async def fails(yard: Yard) -> None:
+    """End as a scene does in which what was to be raised was not."""
+    with pytest.raises(ValueError, match="never"):
+        await asyncio.sleep(0)
+
+
+async def breaks(yard: Yard) -> None:
+    """End by an error of its own."""
+    raise RuntimeError("its own")
+
+
+async def passes(yard: Yard) -> None:
+    """End last, when all others have."""
+    await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Together]:
+    """Return what plays some scenes, none of which needs a worker."""
+
+    def make(*scenes: Any) -> Together:
+        for scene in scenes:
+            monkeypatch.setitem(SCENES, scene.__name__, scene)
+        return Together(cast(Any, None), tmp_path, [scene.__name__ for scene in scenes])
+
+    return make
+
+
+def test_a_scene_that_skips_or_fails_is_its_own_tests_matter(together: Callable[..., Together]) -> None:
+    """In any order, though all were played when the first was asked for."""
+    played = together(skips, fails, breaks, passes)
+    played.outcome("passes")
+    with pytest.raises(pytest.skip.Exception, match="small disk"):
+        played.outcome("skips")
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        played.outcome("fails")
+    with pytest.raises(RuntimeError, match="its own"):
+        played.outcome("breaks")
+    played.outcome("passes")
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_what_ends_the_run_is_no_scenes_outcome(
+    together: Callable[..., Together], ends: type[BaseException]
+) -> None:
+    """Whoever presses Ctrl-C means all scenes."""
+
+    async def ended(yard: Yard) -> None:
+        raise ends
+
+    with pytest.raises(ends):
+        together(passes, ended).outcome("passes")
+
+
+def test_the_end_of_the_time_for_all_scenes_ends_them_all(together: Callable[..., Together]) -> None:
+    """It is raised in whichever just runs, and only once."""
+
+    async def late(yard: Yard) -> None:
+        pytest.fail("Timeout (>240.0s) from pytest-timeout.")
+
+    with pytest.raises(pytest.fail.Exception, match="pytest-timeout"):
+        together(passes, late).outcome("passes")
