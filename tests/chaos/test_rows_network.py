@@ -345,6 +345,7 @@ async def echoes(yard: Yard, count: int) -> None:
             healing.cancel()
             disturbed, answered = disturbed + len(done), answered + sum(done)
     assert wrong == []
+    assert 0 < answered < disturbed, "all answers came, or none: nothing was to be mixed up"
     record(
         "F15",
         "reset, half open, cut in mid-frame, lost, delayed",

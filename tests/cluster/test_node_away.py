@@ -31,7 +31,7 @@ from tests.helpers import wait_for_async
 from tests.raw import RawCluster
 from tests.stub import stub
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 KEYS = GroupKeys("shop", "orders", "price")
 STREAM = StreamKeys("shop", "orders")

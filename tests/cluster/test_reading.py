@@ -87,7 +87,8 @@ async def test_entries_of_a_partition_that_moves_are_read_once(
     nodes: EmbeddedCluster, redis_url: str
 ) -> None:
     """Its old node sends the read on to the new one, which is asked by itself meanwhile."""
-    with through_proxies(nodes, OneSlot()) as lines:
+    watch = OneSlot()
+    with through_proxies(nodes, watch) as lines:
         lines.disturb(delay_ms=40)  # So that reads are under way when one is sent on.
         async with (
             bench(lines.url, partitions=12, fetch_count=10_000) as desk,
@@ -106,3 +107,4 @@ async def test_entries_of_a_partition_that_moves_are_read_once(
             await wait_for_async(lambda: buffers[0].waiting >= len(sent), "all is read")
             await asyncio.sleep(0.3)
             assert [str(entry.id) for entry in buffers[0].each_waiting()] == sent
+    assert watch.sent_on["MOVED"] > 0, "no read was sent on"

@@ -23,7 +23,7 @@ from tests.cluster.stub import AWAY, HERE, StubNode, url_of
 from tests.helpers import wait_for_async
 from tests.stub import stub
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize("host", ["", "?"])

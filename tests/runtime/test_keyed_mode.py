@@ -945,7 +945,8 @@ async def test_what_concurrency_costs_a_record(redis_url: str, capsys: pytest.Ca
     with capsys.disabled():
         said = (f"{name} {median(found):,.0f}/s ({shares[name]:.3f})" for name, found in rates.items())
         print("\ninstant handlers: " + ", ".join(said))
-    # 0.23 to 0.31, and 0.08 to 0.13, in twelve runs on a machine that was never quiet. With a look at all
-    # records in hand for each of them: 0.11 and 0.06.
+    # 0.23 to 0.39, and 0.08 to 0.15, in twenty runs, five of them beside three busy processes on two cores.
+    # With a look at all records in hand for each of them (`min(self._in_hand)` in KeyedMode._finish): 0.08 to
+    # 0.11 and 0.046 to 0.064 in five runs.
     assert shares["side by side"] > 0.15
-    assert shares["forwarding a row"] > 0.055
+    assert shares["forwarding a row"] > 0.07
