@@ -110,11 +110,10 @@ async def test_what_follows_an_append_that_may_still_come_stays_what_it_is(redis
         await desk.producer.send_many([Order(-1)])
         await desk.producer.send_many(ORDERS)  # Which makes the second connection.
         proxy.strand()
-        first = asyncio.create_task(desk.producer.send_many(ORDERS[:300]))
-        await asyncio.sleep(0)  # It is under way before the second is there to go with it.
-        second = asyncio.create_task(desk.producer.send_many(ORDERS[300:600]))
-        await asyncio.sleep(0.05)
-        with full_memory(redis_url):
+        with full_memory(redis_url):  # Of which what is on its way does not hear.
+            first = asyncio.create_task(desk.producer.send_many(ORDERS[:300]))
+            await asyncio.sleep(0)  # It is under way before the second is there to go with it.
+            second = asyncio.create_task(desk.producer.send_many(ORDERS[300:600]))
             for each in (first, second):
                 with pytest.raises(ProducerError, match="may or may not"):
                     await each

@@ -1,9 +1,10 @@
 """Reading the logs, without Spark: in bounded chunks, with few rights, on after an outage."""
 
 import os
-import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -86,16 +87,24 @@ def test_a_new_reader_loses_nothing_to_a_worker_that_has_not_heard_of_it(
     acked: AckedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker asks for the readers every two seconds, and trims by what it was told then meanwhile."""
-    monkeypatch.setattr(source, "HEARD_S", 0.3)
+    waited: list[float] = []
+
+    def while_a_worker_trims(seconds: float) -> None:
+        time.sleep(seconds / 2)
+        acked.trim(0, 30)
+        time.sleep(seconds / 2)
+        waited.append(seconds)
+
+    clock = SimpleNamespace(sleep=while_a_worker_trims, monotonic=time.monotonic)
+    monkeypatch.setattr(source, "time", clock)
+    monkeypatch.setattr(source, "HEARD_S", 0.02)
     acked.fill(0, [1] * 40)
     acked.trim(0, 20)
     ahead = AckedLogs(replace(OPTIONS, reader="ahead"))
     ahead.register(ahead.tails(), 1, retry=False)
     reader = LogStreamReader(OPTIONS, spark_schema(ORDER))
-    late = threading.Timer(0.1, lambda: acked.trim(0, 30))
-    late.start()
     begin = reader.initialOffset()
-    late.join()
+    assert waited == [0.02], "it did not wait until all workers have heard of it"
     end = reader.latestOffset(begin, ReadAllAvailable())
     read = [batch for task in reader.partitions(begin, end) for batch in reader.read(task)]
     assert sum(batch.num_rows for batch in read) == len(acked.entries(0)) == 10
