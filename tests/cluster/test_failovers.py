@@ -6,13 +6,12 @@
 import contextlib
 import os
 import random
-import statistics
 import time
 from functools import partial
 
 import pytest
 
-from tests.chaos.figures import record
+from tests.chaos.figures import percentile, record
 from tests.cluster.support import (
     KEYS,
     ClusterScene,
@@ -64,10 +63,10 @@ def test_failovers_again_and_again(scene: ClusterScene) -> None:
     reported = sum(each.entries for each in told.lost)
     print(
         f"\n{FAILOVERS} failovers, seed {SEED}: {len(told.places)} records confirmed, {len(gone)} lost, "
-        f"{reported} reported as lost; elected after p50 {_at(elected_s, 50):.2f} s, p99 "
-        f"{_at(elected_s, 99):.2f} s; all partitions ran again after p50 {_at(resumed_s, 50):.2f} s, p99 "
-        f"{_at(resumed_s, 99):.2f} s"
+        f"{reported} reported as lost"
     )
+    for what, times_s in (("elected", elected_s), ("all partitions ran again", resumed_s)):
+        print(f"{what} after p50 {percentile(times_s, 50):.2f} s, p99 {percentile(times_s, 99):.2f} s")
     record(
         "F17",
         f"Cluster: a primary killed, every {CUT_OFF_EVERY}th time one whose replica had not followed",
@@ -80,7 +79,3 @@ def test_failovers_again_and_again(scene: ClusterScene) -> None:
         seed=SEED,
     )
     assert reported == len(gone)
-
-
-def _at(values: list[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
