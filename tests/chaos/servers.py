@@ -340,9 +340,13 @@ class ChaosServer:
         As an operator must: Redis 7.0 and Valkey 9.1 leave zeros in a file that was rewritten before the disk
         was full, and do not load it after their next end; see docs/durability.md.
         """
-        self._resize(TMPFS_BYTES)
+        self.give_room()
         with self.client() as client:
             rewrite(client)
+
+    def give_room(self) -> None:
+        """Give the room back, and do nothing else."""
+        self._resize(TMPFS_BYTES)
 
     def _resize(self, size: int) -> None:
         # Not by mount(8): it looks the mount up in a list from which others may be taking theirs meanwhile.
