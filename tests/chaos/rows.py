@@ -82,7 +82,11 @@ ROWS: dict[str, Row] = {
         "no time to run",
         "all in one session",
         (
-            *_rows("workers", "workers_that_hardly_get_to_run_for_ten_minutes_lose_nothing_for_it"),
+            *_rows(
+                "workers",
+                "workers_that_hardly_get_to_run_lose_nothing_for_it",
+                "workers_that_hardly_get_to_run_for_ten_minutes_lose_nothing_for_it",
+            ),
             f"{REBALANCES}a_handler_that_blocks_or_computes_for_a_minute_causes_no_rebalance",
         ),
     ),

@@ -314,39 +314,63 @@ async def test_a_handler_that_holds_the_interpreter_may_lose_its_partitions_and_
 # -- F7: a machine that is too busy -------------------------------------------------------------------
 
 
+@pytest.mark.alone
+async def test_workers_that_hardly_get_to_run_lose_nothing_for_it(yard: Yard) -> None:
+    """For two sessions."""
+    assert await starved(yard, seconds=20) == []
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1_200)
 async def test_workers_that_hardly_get_to_run_for_ten_minutes_lose_nothing_for_it(yard: Yard) -> None:
-    """Four busy processes beside workers at nice 19. All are of one session, which is what nice is within."""
+    """Two rebalances may be: what else such a machine does, nobody knows."""
     minutes = float(os.environ.get("STREAMWORKER_MINUTES", "10"))
+    assert len(await starved(yard, seconds=60 * minutes, may_move=2)) <= 2
+
+
+async def starved(yard: Yard, *, seconds: float, may_move: int = 0) -> list[tuple[str, int, int | None]]:
+    """Run four busy processes beside workers at nice 19; return the rebalances.
+
+    All are of one session, which is what nice is within.
+    """
     async with yard.server() as server, yard.team(server.url, "starved", environ=ONE_SESSION) as team:
         await team.hired("w0", "w1", "w2", "w3")
         before = await team.rebalances()
         for worker in team.workers.values():
             be_nice(worker.pid)
+        had_s = cpu_s(team)
         burners = [
             yard.forge.fork(f"burner{n}", {"ROWS_BURN": "1", **ONE_SESSION}, yard.folder / f"burner{n}.log")
             for n in range(4)
         ]
         try:
             async with team.load(per_second=8):
-                await asyncio.sleep(60 * minutes)
-            shares = [psutil.Process(worker.pid).cpu_times() for worker in team.workers.values()]
+                await asyncio.sleep(seconds)
+            had_s = cpu_s(team) - had_s
         finally:
             for burner in burners:
                 burner.signal(signal.SIGKILL)
         moved = [each for each in await team.rebalances() if each not in before]
         await team.finished()
-    seconds = sum(share.user + share.system for share in shares)
+    said = f"{len(moved)} rebalances; all four workers had {had_s:.1f} s of a core"
+    assert had_s < seconds / 4, f"nobody was starved: {said}"
+    lasts = f"{seconds / 60:.0f} minutes" if seconds >= 60 else f"{seconds:.0f} s"
     found = record(
         "F7",
-        f"4 busy processes beside 4 workers at nice 19, {minutes:.0f} minutes",
+        f"4 busy processes beside 4 workers at nice 19, {lasts}",
         times=1,
-        target="<= 2 rebalances in 10 minutes, none without a cause",
-        verdict="met" if len(moved) <= 2 else "missed",
-        said=f"{len(moved)} rebalances; all four workers had {seconds:.0f} s of a core",
+        target=f"{'<= ' if may_move else ''}{may_move} rebalances in {lasts}, none without a cause",
+        verdict="met" if len(moved) <= may_move else "missed",
+        said=said,
     )
     assert found["verdict"] == "met", moved
+    return moved
+
+
+def cpu_s(team: Team) -> float:
+    """Return how long a team's workers have run so far."""
+    shares = [psutil.Process(worker.pid).cpu_times() for worker in team.workers.values()]
+    return float(sum(share.user + share.system for share in shares))
 
 
 def be_nice(pid: int) -> None:
