@@ -26,6 +26,7 @@ ALONE = {
     "rebalance/test_many_workers.py": "counts commands, and how long partitions stand still",
     "rebalance/test_rebalances.py": "how long partitions stand still, with sessions of about a second",
     "rebalance/test_weighted.py": "shares by the load that is measured",
+    "redisio/test_attempts.py": "how seldom is knocked, and how soon who waits is let in",
     "simulation/test_simulation.py": "uses both cores itself",
 }
 """What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""

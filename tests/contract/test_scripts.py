@@ -110,7 +110,8 @@ ANY_TYPE = {
     *(("lease_challenge", 2), ("lease_update", 2)),
     *(("repair_damaged", 0), ("repair_group", 9)),
 }
-"""What stands there may be of any type: tests/contract/test_mending.py and test_lease.py."""
+"""What stands there may be of any type. The document: tests/contract/test_mending.py; heartbeats, loads and
+the control stream, also of changes, repairs and leases: test_beats.py; what was put aside: test_repair.py."""
 KEY_PLACES = [
     (name, place)
     for name, call in CALLS.items()

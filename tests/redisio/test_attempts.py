@@ -22,7 +22,7 @@ from streamworker.settings import Settings
 from tests.chaos.proxy import proxied
 from tests.stub import stub
 
-pytestmark = [pytest.mark.anyio, pytest.mark.alone]  # measures time
+pytestmark = pytest.mark.anyio
 
 GONE = "Redis at db1:6379 cannot be reached: Connection refused."
 
