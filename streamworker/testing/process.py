@@ -11,8 +11,8 @@ from streamworker.core import events as ev
 from streamworker.core.protocols import Coordinator
 from streamworker.core.pulse import BEAT_RETRIES
 from streamworker.errors import ConfigurationError
+from streamworker.redisio.operations import OPERATIONS
 from streamworker.testing.clock import Lane
-from streamworker.testing.extensions import UNANSWERED
 from streamworker.testing.runner import SimRunner
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class SimWorker:
             self._is_hurried = True
             return
         self._rounds += 1
-        self.world.clock.after(0, self._beat, self._thread)
+        self.world.clock.after(0, self._beat_in(self._rounds), self._thread)
 
     def _stop_heartbeat(self, _: ev.StopHeartbeat) -> None:
         self._beats_for = None
@@ -364,8 +364,17 @@ class SimWorker:
         self.request(
             lambda: model.perform(effect, lambda: world.random.random() < world.conditions.lost),
             answered,
-            lambda: answered(UNANSWERED[type(effect)](effect)),
+            lambda: answered(OPERATIONS[type(effect)].failed(effect)),
         )
+
+    def _beat_in(self, this_round: int) -> Callable[[], None]:
+        """Return what sends a heartbeat if no other round of them has begun by then."""
+
+        def beat() -> None:
+            if self._rounds == this_round:
+                self._beat()
+
+        return beat
 
     def _beat(self) -> None:
         """Send heartbeats, from a thread of its own: a busy loop does not delay them."""
@@ -376,11 +385,8 @@ class SimWorker:
             self._is_beating = False
             if self._is_hurried:
                 self._is_hurried, after_ms = False, 0
+            next_beat = self._beat_in(this_round)
             world.clock.after(max(0, sent_ms + after_ms - self.now_ms), next_beat, self._thread)
-
-        def next_beat() -> None:
-            if self._rounds == this_round:
-                self._beat()
 
         interval_ms = world.timing.heartbeat_interval_ms
         retry_ms = interval_ms // BEAT_RETRIES
@@ -439,7 +445,7 @@ def _subjects(effect: ev.Effect) -> frozenset[object]:
             return frozenset((owner, partition) for partition in partitions)
         case ev.ReleaseLocks(owner, epochs):
             return frozenset((owner, partition) for partition in epochs)
-        case ev.ReadDocument() | ev.ChangeDocument():
+        case ev.ReadDocument() | ev.ChangeDocument() | ev.MendDocument():
             return frozenset(["document"])
         case ev.ProbePeers():
             return frozenset(["probe"])

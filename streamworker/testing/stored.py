@@ -102,4 +102,4 @@ class Stored:
             return None
         if not is_one or not all(isinstance(each, str) for each in ids):
             return None
-        return [each["id"] for each in fields["members"] if each["state"] != "held"]
+        return [each["id"] for each in fields["members"] if each.get("state") != "held"]

@@ -1,0 +1,71 @@
+"""A worker of the simulator does what one in production does: its calls, its heartbeats, what Redis answers."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from streamworker.core import events as ev
+from streamworker.core.control import GroupChanged
+from streamworker.core.membership import Member, Membership
+from streamworker.core.protocols import Coordinator
+from streamworker.testing.stored import Stored
+from streamworker.testing.world import World
+
+ME = "w1.x"
+GROUP = Membership.empty(2, "range").with_member(Member(ME, "w1", "host", 1, 1))
+
+
+class Says(Coordinator):
+    """A core that asks for some things when it has started, and for nothing more."""
+
+    def __init__(self, effects: Sequence[ev.Effect]) -> None:
+        self._effects = effects
+        self.heard: list[ev.Event] = []
+
+    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
+        """Answer its start."""
+        self.heard.append(event)
+        return list(self._effects) if isinstance(event, ev.Started) else []
+
+    def next_deadline_ms(self) -> int | None:
+        """Return that it waits for nothing."""
+        return None
+
+
+def world_of(*effects: ev.Effect) -> tuple[World, Says]:
+    """Return a world in which a worker asks for some things at once, and its core, after ten seconds."""
+    core = Says(effects)
+    wrap: Callable[[Coordinator], Coordinator] = lambda _: core  # noqa: E731
+    world = World(1, partitions=2, entry_every_ms=None, wrap=wrap)
+    world.start()
+    world.clock.run_for(10_000)
+    return world, core
+
+
+def test_a_core_that_mends_a_document_while_it_reads_it_is_found() -> None:
+    """One call at most is under way about the document, whichever kind it is."""
+    mend = ev.MendDocument("list", GROUP, GroupChanged(0, "mended", "w1", ()), 1)
+    for other in (ev.ReadDocument(), mend):
+        world, _ = world_of(mend, other)
+        assert ["two calls about one thing" in str(each) for each in world.checker.violations] == [True]
+    world, _ = world_of(mend)
+    assert world.checker.violations == []
+
+
+def test_heartbeats_that_are_asked_for_twice_at_once_are_not_sent_twice_from_then_on() -> None:
+    """The second takes the place of the first, as the thread of the heartbeats would have it."""
+    once, twice = (
+        sum(
+            isinstance(event, ev.HeartbeatDone)
+            for event in world_of(ev.StartHeartbeat(ME), *[ev.SendHeartbeat()] * times)[1].heard
+        )
+        for times in (1, 2)
+    )
+    assert twice == once >= 9
+
+
+def test_a_member_without_a_state_is_there_as_the_scripts_have_it() -> None:
+    """The script that gives members heartbeats anew looks for those that are held."""
+    fields = json.loads(replace(GROUP, generation=7).document())
+    del fields["members"][0]["state"]
+    assert Stored([], json.dumps(fields).encode()).present() == [ME]
