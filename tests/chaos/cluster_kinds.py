@@ -7,6 +7,7 @@ faults have hold of one primary and its replica at a time, so that what one of t
 
 # ruff: noqa: D102 - what the methods of a kind of fault do, its class says
 import time
+from typing import ClassVar
 
 import redis
 from redis.crc import key_slot
@@ -17,6 +18,8 @@ from tests.chaos.nodes import ChaosCluster, ChaosNode
 TAKE_OVER_S = 20.0
 """A failover that has not come about after this long is given up."""
 MIGRATE_MS = 5_000
+VOTE = "the vote of the primaries"
+"""What only one fault has hold of that needs it: with two of three primaries gone nobody is elected."""
 BEHIND = "what its replica had not received"
 NOBODY_TOOK_OVER = f"nobody took over in {TAKE_OVER_S:.0f} s"
 
@@ -40,6 +43,8 @@ class OfPair(OnCluster):
 
     primary: ChaosNode
     replica: ChaosNode
+    is_voted: ClassVar[bool] = False
+    """Whether the other primaries must agree; two such faults at a time would both come to nothing."""
 
     def choose(self) -> tuple[str, frozenset[str]] | None:
         shards = self.cluster.free_shards(self.taken)
@@ -57,7 +62,8 @@ class OfPair(OnCluster):
             self.partitions = held
         members = self.cluster.held_by(primary, [names.of_group("members")])
         what = f"the membership and partitions {held}" if members else f"partitions {held}"
-        return f"{primary.name} with {what}", frozenset({primary.holds})
+        takes = {primary.holds, VOTE} if self.is_voted else {primary.holds}
+        return f"{primary.name} with {what}", frozenset(takes)
 
 
 class ReplicaKilled(OfPair):
@@ -94,6 +100,7 @@ class FailoverPlanned(OfPair):
     """``CLUSTER FAILOVER``: a replica takes over once it has everything."""
 
     name = "failover planned"
+    is_voted = True
     lasts_s = (0.2, 0.5)
 
     def begin(self) -> None:
@@ -115,6 +122,7 @@ class _Unprepared(OfPair):
 
     loses = BEHIND
     lasts_s = (0.0, 0.1)
+    is_voted = True
 
     def begin(self) -> None:
         self._until_s = time.monotonic() + TAKE_OVER_S

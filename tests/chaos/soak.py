@@ -28,6 +28,7 @@ from typing import Any
 
 import redis
 
+from streamworker.cli.exit_codes import ExitCode
 from tests.chaos.chaos_app import APP, PROCESSOR, STREAM
 from tests.chaos.checker import Judge, Limits, Violation
 from tests.chaos.cluster_kinds import CLUSTER_KINDS
@@ -35,7 +36,7 @@ from tests.chaos.dump import dump_of, take_dump
 from tests.chaos.forked import ROOT, Forge
 from tests.chaos.history import Recorder, monotonic_ms, read_history
 from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Running, Slot
-from tests.chaos.nodes import ChaosCluster
+from tests.chaos.nodes import PRIMARIES, ChaosCluster
 from tests.chaos.plants import PLANTS
 from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 from tests.chaos.timeline import draw
@@ -63,7 +64,13 @@ NETWORKS = 2
 """Workers with a network of their own, where namespaces can be made."""
 TICK_S = 0.02
 PUT_OFF_MAX = 8
-"""Faults of a Cluster that wait until a primary is free: each can be hurt in one way at a time."""
+"""Faults on a Cluster that wait until a primary is free: each can be hurt in one way at a time. Beyond this
+only the kinds wait that a Cluster alone has: nothing else stands for them."""
+EVERY_SHARD = frozenset(f"shard {number}" for number in range(PRIMARIES))
+TRIES_MAX = 3
+"""How often a fault that only a Cluster has is tried at its turn, until it comes about."""
+STORM_TIMES, STORM_MORE_S = 3, 120
+"""How long all faults may take: so many times the minutes that they were to take, and so much more."""
 START_S = 90
 SETTLE_S = 180
 STOP_S = 60
@@ -180,6 +187,12 @@ class Soak:
         """Faults that were begun; each has the number of those before it."""
         self._made: Counter[str] = Counter()
         """Faults that came about, or are under way: by kind."""
+        self._put_off: list[type[Nemesis]] = []
+        """Kinds that found nobody to hurt when it was their turn, and wait."""
+        self._dropped: Counter[str] = Counter()
+        """Of those that did not wait, or waited until the end: by kind."""
+        self._failed: Counter[str] = Counter()
+        """Faults that did not come about since the last of their kind that did."""
         self._missing: dict[str, str] = {}
 
     # -- the whole -----------------------------------------------------------------------------
@@ -287,42 +300,52 @@ class Soak:
     # -- faults ----------------------------------------------------------------------------------
 
     def _storm(self) -> None:
-        plan = self.plan
-        deck = self._deck()
-        put_off: list[type[Nemesis]] = []
-        """Kinds that found nobody to hurt when it was their turn."""
+        plan, deck = self.plan, self._deck()
         pace_s = 60 * plan.minutes / plan.faults
         next_s = began_s = time.monotonic()
         told = 0
-        while self._made.total() < plan.faults:
+
+        def is_done() -> bool:
+            nonlocal next_s, told
             self._tend()
             is_due = time.monotonic() >= next_s and len(self._active) < OVERLAP_MAX
-            if is_due and self._begin_one_of(put_off, deck):
+            if is_due and self._begin_one_of(deck):
                 # Behind on a busy machine, it does not rush to catch up.
                 next_s = max(next_s + pace_s, time.monotonic() - pace_s)
             if (minutes := int((time.monotonic() - began_s) / 60)) > told:
                 told = minutes
                 self._say(f"{minutes} min: {self._made.total()} faults, {self._rows_seen()} rows")
-            time.sleep(TICK_S)
+            return self._made.total() >= plan.faults
 
-    def _begin_one_of(self, put_off: list[type[Nemesis]], deck: Iterator[type[Nemesis]]) -> bool:
-        """Begin a fault that was put off if one can be, or else the next; what cannot be is put off.
+        limit_s = STORM_TIMES * 60 * plan.minutes + STORM_MORE_S
+        self._until(is_done, f"{plan.faults} faults came about", limit_s, TICK_S)
+        self._dropped.update(kind.name for kind in self._put_off)
 
-        On one server it is left out: half of all faults want the server, and would wait for each other.
+    def _begin_one_of(self, deck: Iterator[type[Nemesis]]) -> bool:
+        """Begin a fault that was put off if one can be, or else the next.
+
+        On a Cluster a fault that finds nobody to hurt is put off, its own kinds whatever comes: while one of
+        those waits, no other may have a shard. On one server it is left out: half of all faults want the
+        server, and would wait for each other.
         """
-        for kind in put_off:
+        for kind in self._put_off:
             if self._begin(kind):
-                put_off.remove(kind)
+                self._put_off.remove(kind)
                 return True
         kind = next(deck)
-        if self._begin(kind):
+        if kind in CLUSTER_KINDS and kind in self._put_off:
+            return False
+        waits = any(each in CLUSTER_KINDS for each in self._put_off)
+        if self._begin(kind, EVERY_SHARD if waits else frozenset()):
             return True
-        if self.plan.cluster and len(put_off) < PUT_OFF_MAX:
-            put_off.append(kind)
+        if kind in CLUSTER_KINDS or (self.plan.cluster and len(self._put_off) < PUT_OFF_MAX):
+            self._put_off.append(kind)
+        else:
+            self._dropped[kind.name] += 1
         return False
 
     def _deck(self) -> Iterator[type[Nemesis]]:
-        """Deal all kinds in a new order each round, so that none is left out."""
+        """Deal all kinds in a new order each round, so that none is left out; a Cluster's own kinds first."""
         kinds = [
             *LOSSLESS,
             *(LOSSY if self.plan.lossy else ()),
@@ -336,11 +359,11 @@ class Soak:
         while True:
             round_of = [kind for kind in kinds for _ in range(OFTEN.get(kind.name, 1))]
             self._rng.shuffle(round_of)
-            yield from round_of
+            yield from sorted(round_of, key=lambda kind: kind not in CLUSTER_KINDS)
 
-    def _begin(self, kind: type[Nemesis]) -> bool:
+    def _begin(self, kind: type[Nemesis], barred: frozenset[str] = frozenset()) -> bool:
         fault = kind()
-        taken = frozenset().union(*(each.takes for _, _, each in self._active))
+        taken = barred.union(*(each.takes for _, _, each in self._active))
         if not any(fault.aim(self._field, self._rng, taken) for _ in range(4)):
             return False
         number = self._tried
@@ -359,6 +382,7 @@ class Soak:
 
     def _fault(self, what: str, fault: Nemesis, number: int) -> None:
         words = {"name": fault.name, "target": fault.target, "loses": fault.loses, "number": number}
+        words["takes"] = sorted(fault.takes)
         if fault.partitions is not None:
             words["partitions"] = list(fault.partitions)
         if what == "failed":
@@ -377,13 +401,24 @@ class Soak:
                 over = fault.end()
             if over:
                 self._active.remove(each)
-                self._made[fault.name] -= bool(fault.failure)
                 # What it may cost is allowed for as long as it was tried, whatever came of it.
                 self._fault("failed" if fault.failure else "end", fault, number)
+                self._count(fault)
         taken = frozenset().union(*(each.takes for _, _, each in self._active))
         for slot in self._slots:
             if not slot.running and f"process {slot.name}" not in taken and slot.name not in self._done:
                 self._ended(slot)
+
+    def _count(self, fault: Nemesis) -> None:
+        """Count a fault that is over; one of a Cluster's own kinds that did not come about is tried again."""
+        name, kind = fault.name, type(fault)
+        if not fault.failure:
+            del self._failed[name]
+            return
+        self._made[name] -= 1
+        self._failed[name] += 1
+        if kind in CLUSTER_KINDS and kind not in self._put_off and self._failed[name] % TRIES_MAX:
+            self._put_off.append(kind)
 
     def _ended(self, slot: Slot) -> None:
         """A process ended, and no fault is the cause."""
@@ -394,14 +429,15 @@ class Soak:
             return
         log = self._log_of(slot)
         # A worker that cannot reach Redis at its start says so and ends: whoever started it starts it again.
-        if not slot.is_worker or "worker_started" in log:
+        if slot.is_worker and code == ExitCode.REDIS and "worker_started" not in log:
+            self._recorder.write("run", what="not begun", name=slot.name, code=code, last=_last_words(log))
+        else:
             self._died(slot, code, log)
         self._recorder.write("run", what="started again", name=slot.name, code=code)
         slot.begin()
 
     def _died(self, slot: Slot, code: int | None, log: str) -> None:
-        lines = [line for line in log.splitlines() if line.strip()]
-        self._recorder.write("died", name=slot.name, code=code, last=" / ".join(lines[-3:])[-600:])
+        self._recorder.write("died", name=slot.name, code=code, last=_last_words(log))
 
     def _log_of(self, slot: Slot) -> str:
         path = self._worker_log(slot.name) if slot.is_worker else self._history / f"{slot.name}.txt"
@@ -481,6 +517,7 @@ class Soak:
         judge = Judge(history, dump, Limits(replicated=self.plan.durability == "replicas"))
         violations = judge.judge()
         figures = {"seed": self.plan.seed, **judge.figures(), "not_here": self._missing}
+        figures["dropped"] = dict(sorted(self._dropped.items()))
         figures["starts"] = sum(self._starts.values())
         if isinstance(self._server, ChaosCluster):
             watch = self._server.watch
@@ -511,14 +548,21 @@ class Soak:
         except redis.RedisError:
             return -1
 
-    def _until(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+    def _until(
+        self, condition: Callable[[], bool], what: str, timeout_s: float, poll_s: float = 0.05
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"Waited {timeout_s:.0f} s in vain until {what}. Again: {self.plan.command}"
                 )
-            time.sleep(0.05)
+            time.sleep(poll_s)
+
+
+def _last_words(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.strip()]
+    return " / ".join(lines[-3:])[-600:]
 
 
 def run_soak(

@@ -11,6 +11,7 @@ import redis
 from tests.chaos.cluster_kinds import (
     CLUSTER_KINDS,
     NOBODY_TOOK_OVER,
+    VOTE,
     MembershipPrimaryLost,
     OfPair,
     PrimaryFrozen,
@@ -143,7 +144,21 @@ def test_a_fault_takes_no_pair_that_another_one_has(field: Field) -> None:
         found = fault.aim(field, random.Random(3), every - {"shard 2"})
         # A slot needs two to move between; the primary of the membership may be one of the others.
         assert found or not issubclass(kind, OfPair) or kind is MembershipPrimaryLost, kind.name
-        assert not found or fault.takes == {"shard 2"}, kind.name
+        assert not found or fault.takes - {VOTE} == {"shard 2"}, kind.name
+
+
+def test_one_failover_at_a_time_is_voted_on(field: Field) -> None:
+    """With a second primary gone nobody would be elected, and neither failover would come about."""
+    for kind in CLUSTER_KINDS:
+        fault = kind()
+        wait_for(lambda fault=fault: fault.aim(field, random.Random(3), frozenset()), kind.name)
+        takes_over = bool(kind.loses) or kind.name == "failover planned"
+        assert (VOTE in fault.takes) is takes_over, kind.name
+        other = kind()
+        if takes_over:
+            assert not other.aim(field, random.Random(3), frozenset({VOTE})), kind.name
+        else:
+            wait_for(lambda other=other: other.aim(field, random.Random(3), frozenset({VOTE})), kind.name)
 
 
 def test_a_line_is_disturbed_as_a_whole_or_to_one_node(field: Field) -> None:

@@ -4,15 +4,20 @@ The seed is fixed, so that a change is judged by what it changes; ``CHAOS_SEED``
 """
 
 import os
+import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
+from streamworker.cli.exit_codes import ExitCode
+from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.history import read_history
-from tests.chaos.nemesis import LOSSLESS, Emptied, Field, Names
+from tests.chaos.nemesis import LOSSLESS, DiskFull, Emptied, Field, Names, Slot
 from tests.chaos.plants import PLANTS
 from tests.chaos.servers import ChaosServer
-from tests.chaos.soak import Plan, Soak, Verdict, run_soak
+from tests.chaos.soak import Plan, Program, Soak, Verdict, run_soak
+from tests.helpers import wait_for
 
 SEED = int(os.environ.get("CHAOS_SEED", "20"))
 SURE = "commits-again"
@@ -49,6 +54,34 @@ def test_a_fault_that_cannot_be_made_is_written_down_as_failed_and_not_counted(t
     ]  # fmt: skip
     assert "Connection" in history[1]["why"]
     assert all(event["loses"] == Emptied.loses for event in history)
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "excused"),
+    [
+        (ExitCode.REDIS, "", True),
+        (ExitCode.REDIS, '{"event": "worker_started"}', False),
+        (ExitCode.FAILED, "", False),
+        (ExitCode.CONFIGURATION, "", False),
+        (ExitCode.BUG, "", False),
+        (ExitCode.OK, "", False),
+    ],
+)
+def test_only_a_worker_that_did_not_reach_redis_at_its_start_may_end_by_itself(
+    code: ExitCode, log: str, excused: bool, tmp_path: Path
+) -> None:
+    """Any other end before its start is a crash, and said to be one; each is started again."""
+    soak = Soak(Plan(SEED), tmp_path)
+    slot = Slot("w0", lambda: Program(subprocess.Popen(["sh", "-c", f"exit {code:d}"])))
+    (tmp_path / "history" / "w0.0.log").write_text(f"what it said\n{log}\n")
+    slot.begin()
+    wait_for(lambda: not slot.running, "the process has ended")
+    soak._ended(slot)
+    wait_for(lambda: not slot.running, "the next has ended, too")
+    soak._recorder.close()
+    first, again = [e for e in read_history(tmp_path / "history") if e.kind in ("run", "died")]
+    assert (first.kind, again["what"]) == ("run" if excused else "died", "started again")
+    assert first["code"] == code and "what it said" in first["last"]
 
 
 @pytest.mark.alone
@@ -92,6 +125,34 @@ def test_a_mistake_in_the_code_is_caught(name: str, tmp_path: Path) -> None:
     assert is_caught(name, tmp_path), PLANTS[name].do.__doc__
 
 
+def check_machine(verdict: Verdict, *, lacks: Collection[str] = ()) -> None:
+    """Where the suite decides about a change, no kind may be left out for what the machine lacks.
+
+    Raises
+    ------
+    AssertionError
+        With each kind that is left out, and what to do about it.
+    """
+    not_here = {name: why for name, why in verdict.figures["not_here"].items() if name not in lacks}
+    assert not not_here or os.environ.get("CI") != "true", (
+        f"CI needs all kinds of faults, and has not {not_here}: apt-get install libfaketime iproute2, "
+        "and run as root with the right to make network namespaces and to mount"
+    )
+
+
+def test_what_this_machine_lacks_for_a_fault_fails_where_a_change_is_decided_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Elsewhere it is named in the report, and the other kinds are tried."""
+    lacking = Verdict(Plan(SEED), [], {"not_here": {"clock stepped": "libfaketime is not installed"}}, "")
+    monkeypatch.delenv("CI", raising=False)
+    check_machine(lacking)
+    monkeypatch.setenv("CI", "true")
+    check_machine(lacking, lacks={"clock stepped"})
+    with pytest.raises(AssertionError, match="apt-get install libfaketime"):
+        check_machine(lacking)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1_200)
 def test_the_soak(tmp_path: Path) -> None:
@@ -99,6 +160,7 @@ def test_the_soak(tmp_path: Path) -> None:
     verdict = run(Plan(SEED), tmp_path)
     verdict.check()
     assert sum(verdict.figures["faults"].values()) >= 150
+    check_machine(verdict)
     made_or_missing = verdict.figures["faults"].keys() | verdict.figures["not_here"].keys()
     assert {kind.name for kind in LOSSLESS} <= made_or_missing, "each kind that can be had here came"
     assert len(verdict.figures["faults"]) >= 12
@@ -113,7 +175,9 @@ def test_the_soak_on_a_cluster(tmp_path: Path) -> None:
     plan = Plan(SEED, minutes=1.5, events=4_500, faults=50, partitions=8, workers=5, cluster=True)
     verdict = run(plan, tmp_path)
     verdict.check()
+    check_machine(verdict, lacks={DiskFull.name})
     assert len(verdict.figures["faults"]) >= 30
+    assert {kind.name for kind in CLUSTER_KINDS} <= verdict.figures["faults"].keys(), "each came about"
     assert verdict.figures["rows"] > 3_500
     seen = verdict.figures["one_slot_each"]
     assert seen["crossing"] == 0 and seen["commands_with_keys"] > 5_000
