@@ -28,6 +28,8 @@ DONE = ("OK", "DUP")
 REFUSED = ("FENCED", "GAP")
 CONTROL_MESSAGES_MAX = 12_000
 """The stream keeps about 10,000, by whole nodes."""
+REACHED_MS = 10_000
+"""Who asks each second has an answer in so long without a fault: connections are made anew in seconds."""
 SHOWN_MAX = 5
 """Violations of one promise in one partition that are told one by one."""
 
@@ -138,6 +140,8 @@ class Judge:
         """Confirmed records that a failover lost, and their producer reported."""
         self.lost_unheard = 0
         """The same of producers that were killed before they could notice."""
+        self.lost_unasked = 0
+        """The same of producers that asked in the end, and had no answer."""
         self._tries: dict[int, dict[Id, list[Commit]]] = defaultdict(lambda: defaultdict(list))
         for commit in self.commits:
             self._tries[commit.partition][commit.new].append(commit)
@@ -169,6 +173,7 @@ class Judge:
         self.nothing_left()
         self.table_equals_log()
         self.not_silent()
+        self.all_asked()
         return self.violations
 
     # -- what was sent is there (I1, I2, I3) ---------------------------------------------------
@@ -203,7 +208,10 @@ class Judge:
                     self.found("I1", text, partition, [event], [entry_id])
 
     def _is_said(self, send: Send) -> bool:
-        """Whether a failover may have lost a record, and its producer said so or was killed before."""
+        """Whether a failover may have lost a record, and its producer said so or had no chance to.
+
+        Whether one that had no answer has an excuse is judged by itself (:meth:`all_asked`).
+        """
         assert send.answered is not None
         where = (send.producer, send.partition)
         if self.limits.replicated or not self.lapses.covers(send.partition, send.answered.at):
@@ -213,7 +221,10 @@ class Judge:
             return True
         if self.lapses.could_be_said(*where, send.answered.at):
             return False
-        self.lost_unheard += 1
+        if send.producer in self.lapses.unverified:
+            self.lost_unasked += 1
+        else:
+            self.lost_unheard += 1
         return True
 
     def _where(self, partition: int, entry_id: Id) -> str:
@@ -528,6 +539,38 @@ class Judge:
                 at = [e for e in self.history if start <= e.at <= end and e.get("partition") == partition]
                 self.found("I10", text, partition, [*at[:1], *at[-1:]])
 
+    def all_asked(self) -> None:
+        """A producer that asks in the end what is lost has an answer, unless faults keep it from one."""
+        for event in self.history:
+            if event.kind != "unverified":
+                continue
+            slot = event["producer"].rpartition("-")[0]
+            free_ms, free_from = 0.0, event["since"]
+            for start, end in [*self._faults_of(slot), (event.at, event.at)]:
+                free_ms = max(free_ms, min(start, event.at) - free_from)
+                free_from = max(free_from, end)
+            if free_ms > REACHED_MS:
+                text = (
+                    f"{event['producer']} asked for {(event.at - event['since']) / 1000:.0f} s what is lost, "
+                    f"{free_ms / 1000:.0f} s of them without a fault, and had no answer: {event['why']}"
+                )
+                self.found("unverified", text, evidence=[event])
+
+    def _faults_of(self, slot: str) -> list[tuple[float, float]]:
+        """Return from when until when each fault went on that the process of a slot could feel, sorted."""
+        ends = {event["number"]: event.at for event in self.faults if event["what"] != "begin"}
+        mine = {f"process {slot}", f"line {slot}"}
+
+        def is_felt(event: Event) -> bool:
+            takes = event.get("takes", ("server",))
+            return any(each in mine or not each.startswith(("process", "line")) for each in takes)
+
+        return [
+            (event.at, ends.get(event["number"], float("inf")))
+            for event in self.faults
+            if event["what"] == "begin" and is_felt(event)
+        ]
+
     def stalls(self, longer_than_ms: float) -> list[tuple[int, float, float]]:
         """Return when partitions had confirmed entries and committed none for so long."""
         found = []
@@ -612,6 +655,7 @@ class Judge:
             "gone_by_failover": {
                 "reported_by_id": self.lost_and_said,
                 "of_producers_killed_before": self.lost_unheard,
+                "of_producers_that_had_no_answer": self.lost_unasked,
                 "reports": self.lapses.reported,
             },
             "commits": dict(Counter(commit.code or "unanswered" for commit in self.commits)),

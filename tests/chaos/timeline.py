@@ -54,7 +54,7 @@ def _faults_at(history: Sequence[Event], at: float) -> list[str]:
 
 
 def _concerns(event: Event, violation: Violation) -> bool:
-    if event.kind in ("fault", "run", "died"):
+    if event.kind in ("fault", "run", "died", "unverified"):
         return True
     if event.kind == "send":
         return False  # Those that matter are evidence.
