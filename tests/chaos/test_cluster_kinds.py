@@ -1,6 +1,7 @@
 """A fault of a Cluster does what it says, and leaves a whole Cluster that holds what it held."""
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -149,16 +150,20 @@ def test_a_fault_takes_no_pair_that_another_one_has(field: Field) -> None:
 
 def test_one_failover_at_a_time_is_voted_on(field: Field) -> None:
     """With a second primary gone nobody would be elected, and neither failover would come about."""
+    rng, voted_on = random.Random(3), frozenset({VOTE})
+
+    def is_aimed(fault: Nemesis, taken: frozenset[str] = frozenset()) -> bool:
+        return fault.aim(field, rng, taken)
+
     for kind in CLUSTER_KINDS:
         fault = kind()
-        wait_for(lambda fault=fault: fault.aim(field, random.Random(3), frozenset()), kind.name)
+        wait_for(functools.partial(is_aimed, fault), f"{kind.name} finds somebody to hurt")
         takes_over = bool(kind.loses) or kind.name == "failover planned"
         assert (VOTE in fault.takes) is takes_over, kind.name
-        other = kind()
         if takes_over:
-            assert not other.aim(field, random.Random(3), frozenset({VOTE})), kind.name
+            assert not is_aimed(kind(), voted_on), kind.name
         else:
-            wait_for(lambda other=other: other.aim(field, random.Random(3), frozenset({VOTE})), kind.name)
+            wait_for(functools.partial(is_aimed, kind(), voted_on), f"{kind.name} needs no vote")
 
 
 def test_a_line_is_disturbed_as_a_whole_or_to_one_node(field: Field) -> None:
