@@ -60,6 +60,16 @@ def test_each_test_that_a_row_names_exists(row: str) -> None:
         assert re.search(rf"^(async )?def {function}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), name
 
 
+@pytest.mark.parametrize("row", ROWS)
+def test_one_command_measures_each_row_wherever_its_tests_are(writer: ModuleType, row: str) -> None:
+    """Its figures come from the files whose tests are run, at full count or in small."""
+    full, short = (writer.tests_of(row, short=short) for short in (False, True))
+    assert full and short
+    files = {test.partition("::")[0] for test in (*full, *short)}
+    for figure in json.loads((DOCS / "reliability.json").read_text("utf-8"))[row]:
+        assert "by" not in figure or figure["by"] in files, figure["what"]
+
+
 def test_the_table_is_current(writer: ModuleType) -> None:
     """Else: python docs/reliability.py."""
     assert writer.page() == writer.PAGE.read_text("utf-8")
