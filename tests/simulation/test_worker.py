@@ -1,4 +1,4 @@
-"""A worker of the simulator does what one in production does: its calls, its heartbeats, what Redis answers."""
+"""A worker of the simulator does what one in production does, and so does its Redis."""
 
 import json
 from collections.abc import Callable, Sequence
