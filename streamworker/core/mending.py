@@ -6,8 +6,9 @@ the group keeps one copy for people, and writes the document anew as it was **kn
 stay what they are, its owners, held places and weights. So nothing moves, and nobody joins again. Somebody
 whom the writer did not know yet joins anew, as after a failover that lost the latest change.
 
-Nobody who is a member knows it? Then it is put aside and there is none, so that the group begins anew, as
-it does after its keys were deleted.
+A member does so, or later whoever else has read a version: one who wants to join, or who was removed. Does
+nobody who is there know any? Then it is put aside and there is none, so that the group begins anew, as it
+does after its keys were deleted.
 
 Either way is as safe as any other change. What may be committed is said by the locks. The generation is the
 server's time, so it is above all that were before. And it is put aside only if it is still the very same

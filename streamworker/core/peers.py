@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from streamworker.core.events import Beat, Effect, SendHeartbeat
 
-RANKS_MAX = 8
+AHEAD_MAX = 8
 """Beyond this rank peers no longer wait longer for each other, and send no heartbeat early: a slow peer would
 else bring those of a large group together."""
 SOON = 0.9
@@ -160,7 +160,7 @@ class PeerWatch:
             end_ms
             for silence in self._peers.values()
             if silence.silent_ms + soon_ms > self._dead_after_ms
-            and (ahead := self._ahead(silence)) < RANKS_MAX
+            and (ahead := self._ahead(silence)) < AHEAD_MAX
             for span_ms in spans_ms
             if 0 < (end_ms := span_ms + self._patience_ms(ahead) - silence.silent_ms) < soon_ms
         ]
@@ -171,13 +171,13 @@ class PeerWatch:
         count = 0
         for member in self._before:
             peer = self._peers.get(member)
-            if peer is not None and peer.silent_ms < silence.silent_ms and (count := count + 1) == RANKS_MAX:
+            if peer is not None and peer.silent_ms < silence.silent_ms and (count := count + 1) == AHEAD_MAX:
                 break
         return count
 
     def _patience_ms(self, ahead: int) -> int:
         """Return how much longer than a peer's time we wait for those who act before us."""
-        return min(ahead, RANKS_MAX) * self._interval_ms // 2
+        return min(ahead, AHEAD_MAX) * self._interval_ms // 2
 
     def _is_suspect(self, silence: _Silence) -> bool:
         return silence.silent_ms >= self._dead_after_ms

@@ -54,18 +54,6 @@ class HeartbeatReply:
     which were begun anew, or are none until somebody has mended the document, too."""
 
 
-async def read_members(backend: Backend, keys: GroupKeys) -> bytes | None:
-    """Return the membership document; None if there is none.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if the key is no string.
-    """
-    document: bytes | None = await backend.execute("GET", keys.members)
-    return document
-
-
 async def look_at_members(backend: Backend, keys: GroupKeys) -> tuple[bytes | None, int, str]:
     """Return the membership document, the server's clock in ms, and the type of what stands in its place.
 

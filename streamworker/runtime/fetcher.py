@@ -121,7 +121,6 @@ class Fetcher:
         """Buffers that have changed since the last plan."""
         self._sharing = 0
         """Buffers that shared the budget at the last plan."""
-        self._compared = 0
         self._reads = 0
         self._polling: Polling | None = None
         if backend.is_cluster:

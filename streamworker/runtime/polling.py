@@ -55,7 +55,7 @@ class Reads(Protocol):
         """Take what a read of so many entries each brought; return how many these are."""
 
     async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
-        """Find the partitions that can never be read, after a refusal, and pause."""
+        """Find the partitions that cannot be read until their keys are right, after a refusal, and pause."""
 
 
 class _Pace:

@@ -4,6 +4,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from streamworker.core.membership import FORMAT
+
+LATER = "is of a later release"
+"""It is left alone by workers, until somebody puts back what was there."""
+
 
 def _with(document: bytes, **fields: object) -> bytes:
     """Return a document in which some fields say something else; its generation stays in front."""
@@ -37,18 +42,27 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
     "has another format": lambda document: _with(document, v=0),
 }
 """What the document then is or has, and how it is made; None for a value that is no string."""
+WRITTEN = {**DAMAGES, LATER: lambda document: _with(document, v=FORMAT + 1)}
+"""All that the simulator writes there: damage, which the group mends, and what it has to leave alone."""
 
 
 def damaged(document: bytes, pick: int) -> tuple[str, bytes | None]:
     """Return what is wrong with a document from now on, and the document.
 
+    One that was damaged before may say too little for that; then somebody writes behind it.
+
     Examples
     --------
     >>> damaged(b"{}", 0)
     ('is empty', b'')
+    >>> damaged(b"[1,2,3]", tuple(WRITTEN).index("has no owners"))
+    ('is damaged once more', b'[1,2,3]?')
     """
-    what = tuple(DAMAGES)[pick % len(DAMAGES)]
-    return what, DAMAGES[what](document)
+    what = tuple(WRITTEN)[pick % len(WRITTEN)]
+    try:
+        return what, WRITTEN[what](document)
+    except (ValueError, LookupError, TypeError):
+        return "is damaged once more", document + b"?"
 
 
 PLACES = (
@@ -63,7 +77,7 @@ def places(pick: int) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> places(0), places(len(DAMAGES))
+    >>> places(0), places(len(WRITTEN))
     (('document',), ('heartbeats',))
     """
-    return PLACES[pick // len(DAMAGES) % len(PLACES)]
+    return PLACES[pick // len(WRITTEN) % len(PLACES)]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streamworker.testing.damage import damaged, places
+from streamworker.testing.damage import LATER, damaged, places
 from streamworker.testing.faults import Fault, Kind
 from streamworker.testing.stored import Lock
 
@@ -21,6 +21,10 @@ LAG_MS = (50, 500, 2_000)
 """How far a replica may be behind."""
 LOADS_AWAY_MS = 20_000
 """Nobody mends these: they are put right by hand."""
+LATER_AWAY_MS = 6_000
+"""Nor a document of a later release."""
+LATER_LOOKS = 3
+"""So often somebody looks whether it is there: a replica that takes over may bring it back."""
 WORSE: dict[Kind, dict[str, float]] = {
     Kind.LOST: {"lost": 0.15, "repeated": 0.1, "latency_ms": 400},
     Kind.SILENCE: {"control_lost": 1.0},
@@ -137,8 +141,8 @@ class Trouble:
         self._reconnect(away_ms)
 
     def _damage(self, fault: Fault) -> None:
-        world, document = self._world, self._world.model.stored.document
-        if document is None or world.model.membership is None:
+        world, stored = self._world, self._world.model.stored
+        if not world.has_document:
             return
         damage = places(fault.pick)
         world.checker.figures.happened()
@@ -150,12 +154,23 @@ class Trouble:
             world.damage_loads(LOADS_AWAY_MS)
         if "document" not in damage:
             return
-        what, after = damaged(document, fault.pick)
+        before = stored.document or b""  # There may be none yet, or a list that somebody put there.
+        what, after = damaged(before, fault.pick)
         world.note(f"the membership document {what}")
         world.model.damage(after)
+        if what == LATER:
+            for turn in range(1, LATER_LOOKS + 1):
+                self._then(turn * LATER_AWAY_MS, lambda: self._put_back(before, after))
         for worker in world.workers:
             if worker.is_wrong:
                 worker.kill()  # without a document it is its stream's declaration that refuses it
+
+    def _put_back(self, before: bytes, later: bytes | None) -> None:
+        """Take the document of a later release away, if it is still there."""
+        if self._world.model.stored.document == later:
+            self._world.note("the document of a later release is taken away again")
+            self._world.checker.figures.happened()
+            self._world.model.damage(before)
 
     def _reconnect(self, away_ms: int) -> None:
         world = self._world

@@ -99,8 +99,8 @@ class World:
         if assignment == "weighted":
             self.checker.figures.happened(LOAD_IS_A_REASON_MS)
         self._locked_ms = start_ms
-        self._measurable_ms = start_ms
         """When a lock had another owner last."""
+        self._measurable_ms = start_ms
         self.model.on_lock = self._lock_changed
         self.model.on_held = lambda partition: self.checker.held(partition, drain_deadline_ms)
         self.model.on_commit = self.checker.committed
@@ -174,6 +174,11 @@ class World:
     def reads_partitions(self) -> bool:
         """Whether the protocol reads the number of partitions again and again."""
         return self._protocol in GROWING
+
+    @property
+    def has_document(self) -> bool:
+        """Whether the protocol has a membership document."""
+        return self._protocol == "membership"
 
     def setup(self, worker: SimWorker) -> Setup:
         """Return what a worker's core is made from."""

@@ -3,7 +3,7 @@
 import pytest
 
 from streamworker.core.events import Beat, SendHeartbeat
-from streamworker.core.peers import RANKS_MAX, PeerWatch
+from streamworker.core.peers import AHEAD_MAX, PeerWatch
 from tests.core.bench import TIMING, beat
 
 INTERVAL_MS = TIMING.heartbeat_interval_ms
@@ -153,7 +153,7 @@ def test_nobody_waits_longer_than_a_few_heartbeats_for_those_before() -> None:
     """The last of a hundred members may be the only one whose network works."""
     members = tuple(f"w{n}" for n in range(100))
     watch = Watch(members[-1], members)
-    patience_beats = RANKS_MAX // 2
+    patience_beats = AHEAD_MAX // 2
     assert watch.judge(watch.silence("w0", beats=2 + patience_beats)) == ()
     assert watch.judge(watch.observe("w0")) == ("w0",)
 
@@ -223,7 +223,7 @@ def test_the_oldest_member_is_looked_at_as_soon_as_any_other() -> None:
     assert watch.judge(watch.observe("w1", "w2", gap_ms=600)) == ("w1", "w2")
 
 
-@pytest.mark.parametrize("rank, looks", [(RANKS_MAX, True), (RANKS_MAX + 1, False), (40, False)])
+@pytest.mark.parametrize("rank, looks", [(AHEAD_MAX, True), (AHEAD_MAX + 1, False), (40, False)])
 def test_in_a_large_group_few_look_early_at_one_that_is_slow(rank: int, looks: bool) -> None:
     """All the others would else do so at one moment, and at the same moments from then on."""
     members = tuple(f"w{n}" for n in range(50))
