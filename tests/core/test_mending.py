@@ -148,6 +148,17 @@ def test_who_is_no_member_waits_until_members_would_have_done_it() -> None:
     assert founds.expected == 0 and founds.added == (ME,)
 
 
+def test_who_is_no_member_and_has_read_a_version_writes_that_one() -> None:
+    """It wanted to join, and the members died since: the group goes on from what it was."""
+    bench = Bench()
+    bench.send(ev.Started())
+    assert names(bench.read(group("w2.1", "w3.1"))) == ["ChangeDocument"]
+    bench.send(ev.ChangeRefused(b"{}", 5_000))
+    assert names(bench.wait(STRANGER_BEATS * TIMING.heartbeat_interval_ms - 1)) == []
+    known = mends(bench.wait(TIMING.heartbeat_interval_ms)).membership
+    assert (known.generation, known.ids) == (10, ("w2.1", "w3.1"))
+
+
 def test_a_value_of_another_type_is_damage_too() -> None:
     """It has no bytes that could be read."""
     bench = Bench.running(ME)
