@@ -377,7 +377,7 @@ class Soak:
             fault.begin()
         except redis.RedisError as error:
             # Half of it may be done: it goes on, and is ended, as if it had come about.
-            fault.failure = repr(error)
+            fault.failure = f"{type(error).__name__}: {error}"
         return True
 
     def _fault(self, what: str, fault: Nemesis, number: int) -> None:

@@ -71,10 +71,7 @@ class Entry:
     id: bytes
     at_ms: int
     epoch: int
-    owner: str
-    first: str
     last: str
-    prev: str
     fields: Mapping[bytes, bytes]
 
     @property
@@ -221,10 +218,6 @@ class Team:
                         found.append(words)
         return found
 
-    def said(self, words: str) -> bool:
-        """Whether any worker has ever said something in its log."""
-        return any(words in worker.log() for worker in self.all_workers)
-
     # -- waiting -------------------------------------------------------------------------------
 
     async def until(
@@ -294,10 +287,7 @@ class Team:
                         entry_id,
                         int(fields[b"at"]),
                         int(fields[b"epoch"]),
-                        fields[b"owner"].decode(),
-                        fields[b"first"].decode(),
                         fields[b"last"].decode(),
-                        fields[b"prev"].decode(),
                         fields,
                     )
                 )
