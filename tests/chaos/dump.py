@@ -6,7 +6,7 @@ docs/redis-keys.md, with pyarrow and zlib alone.
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,9 +88,20 @@ class Dump:
 
 # -- from Redis ------------------------------------------------------------------------------------
 
+RowOf = Callable[[Mapping[str, Any]], list[Any]]
 
-def take_dump(client: Any, *, app: str, stream: str, group: str, partitions: int) -> dict[str, Any]:
-    """Read everything about a group; ``client`` is redis-py's, with bytes as answers."""
+
+def _row_of_soak(row: Mapping[str, Any]) -> list[Any]:
+    return [row["producer"], row["key"], row["seq"], row["source"]]
+
+
+def take_dump(
+    client: Any, *, app: str, stream: str, group: str, partitions: int, row_of: RowOf = _row_of_soak
+) -> dict[str, Any]:
+    """Read everything about a group; ``client`` is redis-py's, with bytes as answers.
+
+    ``row_of`` makes producer, key, seq and source of a row's columns, where those are others.
+    """
     tag = f"sw:{{{app}.{stream}:{group}}}:"
     schemas = {
         name: pa.ipc.read_schema(pa.py_buffer(value))
@@ -100,7 +111,7 @@ def take_dump(client: Any, *, app: str, stream: str, group: str, partitions: int
     document = client.get(f"{tag}members")
     return {
         "partitions": {
-            str(p): _partition(client, f"sw:{{{app}.{stream}.{p}}}:", group, schemas)
+            str(p): _partition(client, f"sw:{{{app}.{stream}.{p}}}:", group, schemas, row_of)
             for p in range(partitions)
         },
         "members": _members(document),
@@ -119,14 +130,16 @@ def _members(document: bytes | None) -> list[str]:
         return ["a document that cannot be read"]
 
 
-def _partition(client: Any, prefix: str, group: str, schemas: Mapping[bytes, pa.Schema]) -> dict[str, Any]:
+def _partition(
+    client: Any, prefix: str, group: str, schemas: Mapping[bytes, pa.Schema], row_of: RowOf
+) -> dict[str, Any]:
     lock = {k.decode(): v.decode() for k, v in client.hgetall(f"{prefix}lock:{group}").items()}
     checkpoint = lock.get("checkpoint", "0-0")
     return {
         "checkpoint": checkpoint,
         "owner": lock.get("owner", ""),
         "log": [
-            _entry(entry_id.decode(), fields, schemas)
+            _entry(entry_id.decode(), fields, schemas, row_of)
             for entry_id, fields in _pages(client, f"{prefix}acked:{group}")
         ],
         "dead": {f[b"id"].decode(): f[b"error"].decode() for _, f in _pages(client, f"{prefix}dead:{group}")},
@@ -141,7 +154,7 @@ def _pages(client: Any, key: str, after: str = "0-0") -> Any:
 
 
 def _entry(
-    entry_id: str, fields: Mapping[bytes, bytes], schemas: Mapping[bytes, pa.Schema]
+    entry_id: str, fields: Mapping[bytes, bytes], schemas: Mapping[bytes, pa.Schema], row_of: RowOf
 ) -> dict[str, Any]:
     text = {name.decode(): value.decode() for name, value in fields.items() if name != b"batch"}
     values: list[list[Any]] = []
@@ -154,7 +167,7 @@ def _entry(
             data = pa.decompress(data, int(text["size"]), codec=text["codec"], asbytes=True)
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schemas[fields[b"schema"]])
         batch.validate(full=True)
-        values = [[r["producer"], r["key"], r["seq"], r["source"]] for r in batch.to_pylist()]
+        values = [row_of(row) for row in batch.to_pylist()]
     return {
         "id": entry_id,
         "rows": int(text["rows"]),

@@ -1,6 +1,7 @@
 """The table equals the log, however often and whenever Spark's driver is killed (F35)."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +19,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from streamworker.spark.scratch import LOCK_NAME, LOG_NAME, PREFIX
+from tests.chaos.checker import Judge, Violation
+from tests.chaos.dump import dump_of, take_dump
 from tests.chaos.figures import record
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
@@ -277,12 +281,37 @@ def total(folder: Path) -> int:
 def assert_tables_equal_the_log(acked: AckedLog, folder: Path, spark: SparkSession) -> None:
     """Compare both tables with what was committed, row by row."""
     rows = spark.read.parquet(str(folder / "legs")).collect()
-    assert sorted((row._partition, row._offset, row.n) for row in rows) == acked.placed()
+    placed = sorted((row._partition, row._offset, row.n) for row in rows)
+    assert placed == acked.placed()
+    assert not violations_of_i9(acked, folder, placed)
+    for wrong in (placed[1:], [placed[0], *placed]):
+        assert violations_of_i9(acked, folder, wrong), "the judge finds a row too few, and one too many"
     counts: dict[str, int] = {}
     for row in (row for written in acked.written.values() for row in written):
         counts[row["user"]] = counts.get(row["user"], 0) + 1
     table = spark.read.parquet(str((folder / "totals").resolve()))
     assert {row.user: row.orders for row in table.collect()} == counts
+
+
+def violations_of_i9(
+    acked: AckedLog, folder: Path, placed: Sequence[tuple[int, int, int]]
+) -> list[Violation]:
+    """Have the soak's checker judge a table: it decodes the logs by itself, up to Spark's last commit."""
+    checkpoint = folder / ".streamworker" / "legs" / "legs" / "checkpoint"
+    offsets = (checkpoint / "offsets" / str(numbered(folder, "legs", "commits"))).read_text().splitlines()
+    committed = {int(p): rows for p, rows in json.loads(offsets[-1])["p"].items()}
+    assert committed == {p: len(rows) for p, rows in acked.written.items()}, "it has read all there is"
+    found = take_dump(
+        acked.redis, app=acked.app, stream="orders", group="price", partitions=acked.partitions,
+        row_of=lambda row: ["", "", row["n"], "0-0"],
+    )  # fmt: skip
+    found["table"] = {
+        p: {"committed": rows, "rows": [(offset, "", "", n) for q, offset, n in placed if q == p]}
+        for p, rows in committed.items()
+    }
+    judge = Judge([], dump_of(found))
+    judge.table_equals_log()
+    return judge.violations
 
 
 @pytest.mark.slow
