@@ -42,7 +42,10 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
     "has another format": lambda document: _with(document, v=0),
 }
 """What the document then is or has, and how it is made; None for a value that is no string."""
-WRITTEN = {**DAMAGES, LATER: lambda document: _with(document, v=FORMAT + 1)}
+WRITTEN: Mapping[str, Callable[[bytes], bytes | None]] = {
+    **DAMAGES,
+    LATER: lambda document: _with(document, v=FORMAT + 1),
+}
 """All that the simulator writes there: damage, which the group mends, and what it has to leave alone."""
 
 
