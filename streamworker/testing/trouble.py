@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from streamworker.core.mending import is_of_later_release
 from streamworker.testing.damage import LATER, damaged, places
 from streamworker.testing.faults import Fault, Kind
 from streamworker.testing.stored import Lock
@@ -47,6 +48,8 @@ class Trouble:
         self._is_over = False
         self._flapping: list[SimWorker] = []
         """Those that came to leave again soon."""
+        self._before_later = b""
+        """What stood in place of the document of a later release."""
 
     def happen(self, fault: Fault) -> None:
         """Let one thing happen."""
@@ -159,18 +162,20 @@ class Trouble:
         world.note(f"the membership document {what}")
         world.model.damage(after)
         if what == LATER:
+            # Whatever is written over a later release's document may be one, too: that is no other one.
+            self._before_later = self._before_later if is_of_later_release(before) else before
             for turn in range(1, LATER_LOOKS + 1):
-                self._then(turn * LATER_AWAY_MS, lambda: self._put_back(before, after))
+                self._then(turn * LATER_AWAY_MS, self._put_back)
         for worker in world.workers:
             if worker.is_wrong:
                 worker.kill()  # without a document it is its stream's declaration that refuses it
 
-    def _put_back(self, before: bytes, later: bytes | None) -> None:
-        """Take the document of a later release away, if it is still there."""
-        if self._world.model.stored.document == later:
+    def _put_back(self) -> None:
+        """Take the document of a later release away, if there is one."""
+        if is_of_later_release(self._world.model.stored.document or b""):
             self._world.note("the document of a later release is taken away again")
             self._world.checker.figures.happened()
-            self._world.model.damage(before)
+            self._world.model.damage(self._before_later)
 
     def _reconnect(self, away_ms: int) -> None:
         world = self._world

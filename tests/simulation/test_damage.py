@@ -37,7 +37,7 @@ def test_damage_on_top_of_damage_is_mended(how: str) -> None:
 def test_a_document_of_a_later_release_is_there_until_it_is_taken_away() -> None:
     """Workers leave it alone, whoever comes or dies meanwhile; then they go on with what was there."""
     plan = (damage(4_000, LATER), Fault(5_000, Kind.START, 0), Fault(6_000, Kind.KILL, 0))
-    assert noted(*plan) == [
-        f"the membership document {LATER}",
-        "the document of a later release is taken away again",
-    ]
+    away = "the document of a later release is taken away again"
+    assert noted(*plan) == [f"the membership document {LATER}", away]
+    twice = [damage(at_ms, how) for at_ms, how in ((4_000, LATER), (5_000, "has no owners"), (6_000, LATER))]
+    assert [line == away for line in noted(*twice)] == [False, False, False, True]
