@@ -315,7 +315,9 @@ class Soak:
             if (minutes := int((time.monotonic() - began_s) / 60)) > told:
                 told = minutes
                 self._say(f"{minutes} min: {self._made.total()} faults, {self._rows_seen()} rows")
-            return self._made.total() >= plan.faults
+            # Of those under way, one that could not be begun is not waited for.
+            in_doubt = sum(bool(fault.failure) for _, _, fault in self._active)
+            return self._made.total() - in_doubt >= plan.faults
 
         limit_s = STORM_TIMES * 60 * plan.minutes + STORM_MORE_S
         self._until(is_done, f"{plan.faults} faults came about", limit_s, TICK_S)
@@ -356,6 +358,8 @@ class Soak:
             kinds = [kind for kind in every if kind.name in self.plan.kinds]
         self._missing = {kind.name: why for kind in kinds if (why := kind.missing(self._field))}
         kinds = [kind for kind in kinds if kind.name not in self._missing]
+        if not kinds:
+            raise ValueError(f"No fault can be made here: {self._missing or self.plan.kinds}")
         while True:
             round_of = [kind for kind in kinds for _ in range(OFTEN.get(kind.name, 1))]
             self._rng.shuffle(round_of)

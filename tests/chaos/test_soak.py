@@ -6,10 +6,12 @@ The seed is fixed, so that a change is judged by what it changes; ``CHAOS_SEED``
 import os
 import subprocess
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import tests.chaos.soak as soak_module
 from streamworker.cli.exit_codes import ExitCode
 from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.history import read_history
@@ -54,6 +56,26 @@ def test_a_fault_that_cannot_be_made_is_written_down_as_failed_and_not_counted(t
     ]  # fmt: skip
     assert "Connection" in history[1]["why"]
     assert all(event["loses"] == Emptied.loses for event in history)
+
+
+def test_a_storm_whose_faults_do_not_come_about_ends_and_says_how_to_repeat_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of which this machine can make no fault at all."""
+    monkeypatch.setattr(soak_module, "STORM_MORE_S", 1)
+    plan = Plan(SEED, minutes=0.001, faults=1, kinds=(Emptied.name,))
+    soak = Soak(plan, tmp_path / "run")
+    with ChaosServer(tmp_path / "data") as server:
+        soak._field = Field(server, [], Names("chaos", "events", "handled", 1))
+        server.kill()
+        with pytest.raises(TimeoutError, match=f"1 faults came about. Again: .* --seed {SEED} "):
+            soak._storm()
+        soak._recorder.close()
+    others = Soak(replace(plan, kinds=("replica killed",)), tmp_path / "others")
+    others._field = soak._field
+    with pytest.raises(ValueError, match="it is no Cluster"):
+        others._storm()
+    others._recorder.close()
 
 
 @pytest.mark.parametrize(
