@@ -33,6 +33,7 @@ def make_app(environ: Mapping[str, str]) -> App:
         environ["ROWS_APP"],
         redis_url=environ.get("STREAMWORKER_REDIS_URL"),
         assignment=environ.get("ROWS_ASSIGNMENT", "range"),
+        coordination=environ.get("ROWS_COORDINATION", "membership"),
     )
     items = made.stream(STREAM, Item, key="key", partitions=int(environ["ROWS_PARTITIONS"]))
     ledger = environ.get("ROWS_LEDGER")

@@ -7,7 +7,7 @@ docs/reliability.md says what it came to.
 import asyncio
 import json
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,13 +16,17 @@ import pytest
 
 from streamworker.cli.doctor import in_redis
 from streamworker.core.membership import Membership
-from streamworker.errors import CoordinationError
+from streamworker.core.partitioner import partition_for
+from streamworker.errors import BackendRefused, CoordinationError
+from streamworker.redisio.keys import StreamKeys
 from tests.chaos.figures import insist, percentile, record
 from tests.chaos.forked import Forked
-from tests.chaos.rows_app import make_app
+from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
 from tests.chaos.team import PATIENCE_S, STEADY, Team, now_ms, setting
-from tests.chaos.yard import Yard, scene
+from tests.chaos.yard import Yard, gathered, scene
 from tests.rebalance.scene import FAST
+from tests.rebalance.test_claims import CLAIM
+from tests.rebalance.test_leases import LEASE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -275,10 +279,15 @@ WRONG: dict[str, Callable[[Any, str], Any]] = {
 }
 
 
-def kinds(team: Team) -> dict[str, tuple[str, str]]:
-    """Return a key of each kind that a group has, and its type."""
+async def place_of(team: Team, kind: str) -> tuple[str, str]:
+    """Return a key of some kind, and its type; of partition 0 where each has one."""
+    if kind == "producer":
+        found: list[Any] = await team.raw.keys(f"{team.keys.events(0).removesuffix('events')}producer:*")
+        (key,) = found
+        return key.decode(), "string"
     keys = team.keys
     return {
+        "stream": (StreamKeys(keys.app, keys.stream).meta, "hash"),
         "events": (keys.events(0), "stream"),
         "lock": (keys.lock(0), "hash"),
         "acked": (keys.acked(0), "stream"),
@@ -290,18 +299,34 @@ def kinds(team: Team) -> dict[str, tuple[str, str]]:
         "loads": (keys.loads, "hash"),
         "readers": (keys.readers, "hash"),
         "schemas": (keys.schemas, "hash"),
-    }
+        "damaged": (keys.damaged, "any"),
+        "claims": (keys.claims, "hash"),
+        "grab": (keys.lease_grab, "hash"),
+        "allocation": (keys.lease_allocation, "hash"),
+    }[kind]
 
 
-PARTITIONS_OWN = {"events", "lock", "acked", "dead", "state"}
-GROUPS_OWN = {"members", "beats", "control", "loads", "readers", "schemas"}
+PARTITIONS_OWN = {"events", "producer", "lock", "acked", "dead", "state"}
+GROUPS_OWN = {"stream", "members", "damaged", "beats", "control", "loads", "readers", "schemas"}
+PROTOCOLS_OWN = {"claims": "claim", "grab": "lease", "allocation": "lease"}
+"""Keys of groups that coordinate otherwise."""
+ALL_WAIT = {"claims"}
+"""Nobody can renew a claim without these, so all stop when theirs are over, and wait until they are right."""
+KEPT_MS = dict.fromkeys(GROUPS_OWN, SESSION_MS) | {
+    "claims": setting(CLAIM, "claim_expiry_ms"),
+    "grab": setting(LEASE, "lease_max_ms"),
+    "allocation": setting(LEASE, "lease_max_ms"),
+}
+"""For so long a worker keeps its partitions, whatever stands at a key of its group."""
 MENDED = {"members": "in place of the membership document", "beats": "heartbeats_mended"}
 """The group puts these right by itself, and keeps what stood there under a key of its own: row F23. What a
 worker says of it."""
 USED_AGAIN = {"control": "control_stream_readable", "loads": "key_right_again"}
 """What a worker says when these are right again, which it can do without."""
-UNSAID = {"schemas"}
-"""No worker says the name of this: `doctor` does."""
+UNSAID = {"schemas", "stream", "damaged", "producer"}
+"""No worker says the name of these: `doctor` does."""
+BY_SENDER = {"producer"}
+"""Nobody but the producer itself knows its key: its sends are refused, and name it."""
 
 
 @dataclass
@@ -311,17 +336,20 @@ class Cases:
     kinds: list[str] = field(default_factory=list)
     by_doctor: int = 0
     by_worker: int = 0
+    by_sender: int = 0
     went_on: int = 0
     """Cases in which all partitions but the key's own went on, for longer than a session."""
+    waited: int = 0
+    """Cases in which the whole group waited until the key was put right."""
 
 
-async def wrong_types(team: Team, cases: list[tuple[str, str]], came_to: Cases) -> None:
+async def wrong_types(team: Team, cases: Sequence[tuple[str, str]], came_to: Cases) -> None:
     """Put a value of another type in a key's place, and put it right again."""
     await team.hired("w0", "w1")
     async with team.load(per_second=60):
         await team.first_commits(now_ms(), range(team.partitions))
         for kind, wrong in cases:
-            key, right = kinds(team)[kind]
+            key, right = await place_of(team, kind)
             if wrong == right:
                 continue
             said = {worker: len(worker.log()) for worker in team.all_workers}
@@ -339,6 +367,9 @@ async def wrong_types(team: Team, cases: list[tuple[str, str]], came_to: Cases) 
             if kind in MENDED:
                 await team.until(f"{key} is put right", partial(has_type, team, key, right))
                 was = False
+            elif kind in BY_SENDER:
+                assert key in await refusal(team), f"a send does not name {key}"
+                came_to.by_sender += 1
             else:
                 assert await is_named_by_doctor(team, key), f"doctor does not name {key}"
                 came_to.by_doctor += 1
@@ -348,12 +379,18 @@ async def wrong_types(team: Team, cases: list[tuple[str, str]], came_to: Cases) 
                 await team.until(f"a worker names {key}, a {wrong}", names_it)
                 came_to.by_worker += 1
             others = range(1, team.partitions) if kind in PARTITIONS_OWN else range(team.partitions)
-            # What needs a heartbeat goes on for a session yet: that is not what is asked.
-            session_ms = SESSION_MS if kind in GROUPS_OWN else 0
-            went_on = await works_on(team, since + session_ms, others, PATIENCE_S)
-            assert went_on, f"{key}, a {wrong}, stops partitions that are not its own"
-            came_to.went_on += 1
-            if kind in GROUPS_OWN:
+            # What needs a heartbeat, or a claim, goes on for its time yet: that is not what is asked.
+            session_ms = KEPT_MS.get(kind, 0)
+            if kind in ALL_WAIT:
+                await asyncio.sleep(2 * session_ms / 1000)
+                goes_on = await works_on(team, since + 2 * session_ms, others, 1.0)
+                assert not goes_on, f"{key}, a {wrong}, stops nobody: docs/protocols.md says that it does"
+                came_to.waited += 1
+            else:
+                went_on = await works_on(team, since + session_ms, others, PATIENCE_S)
+                assert went_on, f"{key}, a {wrong}, stops partitions that are not its own"
+                came_to.went_on += 1
+            if kind in GROUPS_OWN | ALL_WAIT:  # Races move partitions by themselves.
                 assert await team.locks() == before, f"{key}, a {wrong}: a partition moved"
             async with team.raw.pipeline(transaction=True) as swap:
                 swap.delete(spare if kind in MENDED else key)
@@ -388,7 +425,23 @@ async def is_named_by_doctor(team: Team, key: str) -> bool:
         {"ROWS_APP": team.name, "ROWS_PARTITIONS": str(team.partitions), "STREAMWORKER_REDIS_URL": team.url}
     )
     checks = {check.name: check for check in await in_redis(app, "tests.chaos.rows_app:app")}
+    if key == team.keys.damaged:  # What may be of any type; that it is there at all is worth a word.
+        kept = checks[f"membership {PROCESSOR}"]
+        return kept.verdict == "warn" and key in kept.found
     return checks["keys"].verdict == "fail" and key in checks["keys"].found
+
+
+async def refusal(team: Team) -> str:
+    """Return how a send to partition 0 is refused; empty if it is not."""
+    number, team.issued = team.issued, team.issued + 1
+    key = next(key for n in range(999) if partition_for((key := f"own{n}").encode(), team.partitions) == 0)
+    try:
+        await team._app.streams[STREAM].send(Item(key, number))
+    except BackendRefused as error:
+        team.sends.refused.add(number)
+        return str(error)
+    team.sends.confirmed.add(number)
+    return ""
 
 
 async def has_type(team: Team, key: str, kind: str) -> bool:
@@ -402,25 +455,57 @@ def is_named_in_logs(team: Team, key: str, said: Mapping[Forked, int]) -> bool:
 
 
 async def many_wrong_types(yard: Yard, teams: int, cases: list[tuple[str, str]]) -> None:
-    """Share the cases out to several teams."""
+    """Share the cases out to several teams, and those of each other protocol to one."""
     came_to = Cases()
-    rest = iter(range(teams))
-    await yard.many(teams, lambda team: wrong_types(team, cases[next(rest) :: teams], came_to), "wrong")
-    count, went_on = len(came_to.kinds), came_to.went_on
+
+    async def share(
+        cases: Sequence[tuple[str, str]], teams: int, name: str, environ: Mapping[str, str]
+    ) -> None:
+        rest = iter(range(teams))
+        await yard.many(
+            teams, lambda team: wrong_types(team, cases[next(rest) :: teams], came_to), name, environ=environ
+        )
+
+    async def of_protocol(protocol: str) -> None:
+        theirs = [case for case in cases if PROTOCOLS_OWN.get(case[0]) == protocol]
+        if theirs:
+            environ = {**PROTOCOLS[protocol], "ROWS_COORDINATION": protocol}
+            await share(theirs, 1, f"wrong-{protocol}", environ)
+
+    ours = [case for case in cases if case[0] not in PROTOCOLS_OWN]
+    await gathered(share(ours, teams, "wrong", FAST), *map(of_protocol, PROTOCOLS))
+    went_on, waited = came_to.went_on, came_to.waited
+    assert went_on + waited == len(came_to.kinds)
+    some = "" if len(cases) > 10 else ", some of them"
+    target = "the key is named; other partitions go on"
     record(
         "F25",
-        "each kind of key, each other type" + ("" if len(cases) > 10 else ", some of them"),
-        times=count,
-        target="the key is named; other partitions go on",
+        f"each kind of key, each other type{some}",
+        times=went_on,
+        target=target,
         verdict="met",
-        said=f"0 violations; nobody ended; doctor named the key in {came_to.by_doctor}, a worker in "
-        f"{came_to.by_worker}; the others went on in {went_on}, and all when the key was put right",
+        said=f"0 violations; nobody ended; doctor named the key in {came_to.by_doctor - waited}, a worker in "
+        f"{came_to.by_worker - waited}, its producer in {came_to.by_sender}; the others went on in "
+        f"{went_on}, and all when the key was put right",
         seed=yard.seed,
     )
-    assert went_on == count
+    if waited:
+        record(
+            "F25",
+            f"the claims of `coordination=claim`, each other type{some}",
+            times=waited,
+            target=target,
+            verdict="missed",
+            said=f"0 violations; nobody ended; doctor and a worker named the key in {waited}; all waited in "
+            f"{waited}, no partition moved, and all went on when the key was put right",
+            why="nobody can renew a claim without that key, and without a claim nobody may go on",
+            seed=yard.seed,
+        )
 
 
-EVERY_CASE = [(kind, wrong) for kind in (*sorted(PARTITIONS_OWN), *sorted(GROUPS_OWN)) for wrong in WRONG]
+PROTOCOLS = {"claim": CLAIM, "lease": LEASE}
+EVERY_KIND = (*sorted(PARTITIONS_OWN), *sorted(GROUPS_OWN), *PROTOCOLS_OWN)
+EVERY_CASE = [(kind, wrong) for kind in EVERY_KIND for wrong in WRONG]
 
 
 @scene
