@@ -47,6 +47,8 @@ WRITTEN: Mapping[str, Callable[[bytes], bytes | None]] = {
     LATER: lambda document: _with(document, v=FORMAT + 1),
 }
 """All that the simulator writes there: damage, which the group mends, and what it has to leave alone."""
+LATER_FROM = 910
+"""Draws from here on, of a thousand, are of a later release; all others are damage."""
 
 
 def damaged(document: bytes, pick: int) -> tuple[str, bytes | None]:
@@ -58,10 +60,10 @@ def damaged(document: bytes, pick: int) -> tuple[str, bytes | None]:
     --------
     >>> damaged(b"{}", 0)
     ('is empty', b'')
-    >>> damaged(b"[1,2,3]", tuple(WRITTEN).index("has no owners"))
+    >>> damaged(b"[1,2,3]", tuple(DAMAGES).index("has no owners"))
     ('is damaged once more', b'[1,2,3]?')
     """
-    what = tuple(WRITTEN)[pick % len(WRITTEN)]
+    what = LATER if pick >= LATER_FROM else tuple(DAMAGES)[pick % len(DAMAGES)]
     try:
         return what, WRITTEN[what](document)
     except (ValueError, LookupError, TypeError):
@@ -80,7 +82,7 @@ def places(pick: int) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> places(0), places(len(WRITTEN))
+    >>> places(0), places(len(DAMAGES))
     (('document',), ('heartbeats',))
     """
-    return PLACES[pick // len(WRITTEN) % len(PLACES)]
+    return PLACES[pick // len(DAMAGES) % len(PLACES)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamworker.testing.damage import LATER, WRITTEN
+from streamworker.testing.damage import DAMAGES, LATER, LATER_FROM, WRITTEN
 from streamworker.testing.faults import Fault, Kind
 from streamworker.testing.simulation import Schedule, run
 from streamworker.testing.transcript import Transcript
@@ -10,7 +10,7 @@ from streamworker.testing.transcript import Transcript
 
 def damage(at_ms: int, how: str) -> Fault:
     """Return the fault that does this to the document, and nothing to the keys beside it."""
-    return Fault(at_ms, Kind.DAMAGE, tuple(WRITTEN).index(how))
+    return Fault(at_ms, Kind.DAMAGE, LATER_FROM if how == LATER else tuple(DAMAGES).index(how))
 
 
 def noted(*plan: Fault) -> list[str]:
