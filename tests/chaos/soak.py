@@ -328,19 +328,20 @@ class Soak:
 
         On a Cluster a fault that finds nobody to hurt is put off, its own kinds whatever comes: while one of
         those waits, no other may have a shard. On one server it is left out: half of all faults want the
-        server, and would wait for each other.
+        server, and would wait for each other. Once; one of whose kind none has come waits at its next turn.
         """
         for kind in self._put_off:
             if self._begin(kind):
                 self._put_off.remove(kind)
                 return True
         kind = next(deck)
-        if kind in CLUSTER_KINDS and kind in self._put_off:
+        is_wanted = kind in CLUSTER_KINDS or (self._dropped[kind.name] and not self._made[kind.name])
+        if is_wanted and kind in self._put_off:
             return False
         waits = any(each in CLUSTER_KINDS for each in self._put_off)
         if self._begin(kind, EVERY_SHARD if waits else frozenset()):
             return True
-        if kind in CLUSTER_KINDS or (self.plan.cluster and len(self._put_off) < PUT_OFF_MAX):
+        if is_wanted or (self.plan.cluster and len(self._put_off) < PUT_OFF_MAX):
             self._put_off.append(kind)
         else:
             self._dropped[kind.name] += 1
