@@ -246,7 +246,7 @@ async def _greet(connection: AbstractConnection) -> None:
             if await connection.can_read():
                 # A server without room says so and hangs up; to write to it would lose what it said.
                 await connection.read_response()
-            await connection.send_packed_command(pack_all([*needed, library]), check_health=False)
+            await write(connection, pack_all([*needed, library]))
             for _ in needed:
                 await connection.read_response()
             with contextlib.suppress(ResponseError):  # An older server, or a user without that right.
@@ -254,6 +254,21 @@ async def _greet(connection: AbstractConnection) -> None:
             return
     await hang_up(connection)
     raise RedisTimeoutError(f"it did not let us in within {CONNECT_TIMEOUT_S:.0f} s")
+
+
+async def write(connection: AbstractConnection, packed: bytes) -> None:
+    """Send packed commands.
+
+    Raises
+    ------
+    RedisError
+        If the other end has hung up. uvloop says so by a ``RuntimeError`` of its own where it has noticed
+        already, asyncio by an ``OSError``.
+    """
+    try:
+        await connection.send_packed_command(packed, check_health=False)
+    except RuntimeError as error:
+        raise RedisConnectionError(f"the other end hung up: {error}") from error
 
 
 async def hang_up(connection: AbstractConnection) -> None:
@@ -327,7 +342,7 @@ class Link:
         connection = self._connection
         answers: list[Reply] = []
         try:
-            await connection.send_packed_command(packed, check_health=False)
+            await write(connection, packed)
             while len(answers) < replies:
                 try:
                     answers.append(await connection.read_response())

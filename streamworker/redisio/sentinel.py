@@ -23,7 +23,7 @@ from redis.exceptions import RedisError, ResponseError
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.attempts import Gate
 from streamworker.redisio.failures import look_at_error, no_answer
-from streamworker.redisio.link import CONNECT_TIMEOUT_S, Target, hang_up, pack, pack_all
+from streamworker.redisio.link import CONNECT_TIMEOUT_S, Target, hang_up, pack, pack_all, write
 from streamworker.redisio.primaries import (
     ASK_ROLE,
     CHANNELS,
@@ -152,7 +152,7 @@ class SentinelTarget(Target):
     async def _is_primary(self, connection: AbstractConnection) -> bool:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await connection.send_packed_command(pack(ASK_ROLE), check_health=False)
+                await write(connection, pack(ASK_ROLE))
                 return is_primary(await connection.read_response())
         except TimeoutError:
             raise no_answer(self.address, CONNECT_TIMEOUT_S * 1_000) from None
@@ -287,7 +287,7 @@ class SentinelTarget(Target):
         commands = questions(self._service)
         try:
             await sentinel.connect(connection, waits=False)
-            await connection.send_packed_command(pack_all(commands), check_health=False)
+            await write(connection, pack_all(commands))
             for _ in commands:
                 try:
                     replies.append(await connection.read_response())
@@ -319,7 +319,7 @@ class SentinelTarget(Target):
         try:
             async with asyncio.timeout(LAST_S):
                 await sentinel.connect(connection, waits=False)
-                await connection.send_packed_command(pack(("SUBSCRIBE", *CHANNELS)), check_health=False)
+                await write(connection, pack(("SUBSCRIBE", *CHANNELS)))
                 for _ in CHANNELS:
                     await connection.read_response()
             await self._look()  # It may have happened before we listened.
@@ -331,7 +331,7 @@ class SentinelTarget(Target):
                 except TimeoutError:
                     if asked:
                         return
-                    await connection.send_packed_command(pack(("PING",)), check_health=False)
+                    await write(connection, pack(("PING",)))
                     asked = True
                     await self._look()
                 else:

@@ -1,5 +1,8 @@
 """URLs, and what becomes of redis-py's errors."""
 
+import asyncio
+
+import anyio
 import pytest
 from redis import exceptions
 
@@ -11,7 +14,7 @@ from streamworker.errors import (
     ConfigurationError,
 )
 from streamworker.redisio.failures import no_answer, translate
-from streamworker.redisio.link import Argument, Link, Target, pack_all
+from streamworker.redisio.link import Argument, Link, Target, pack, pack_all
 
 SECRET = "canary-Pa55word"
 
@@ -155,3 +158,25 @@ async def test_replies_that_come_together_are_taken_together(
     assert isinstance(answers.pop(100), exceptions.ResponseError)
     assert answers == texts
     assert waits < 200
+
+
+@pytest.mark.parametrize("use_uvloop", [False, True])
+def test_a_connection_that_was_lost_as_it_is_written_to_is_an_error_of_ours(
+    redis_url: str, use_uvloop: bool
+) -> None:
+    """Each event loop says it in its own way, uvloop by no OSError: it ended workers whose primary died."""
+
+    async def main() -> None:
+        link = Link(Target(redis_url, "t"))
+        await link.ready()
+        writer = link._connection._writer
+        assert writer is not None
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        with pytest.raises(BackendUnavailable):
+            await link.roundtrip(pack(("PING",)), 1)
+        await link.ready()
+        assert await link.roundtrip(pack(("PING",)), 1) == [b"PONG"]
+        await link.close()
+
+    anyio.run(main, backend_options={"use_uvloop": use_uvloop})
