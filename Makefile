@@ -4,8 +4,7 @@
 #   make test     all tests but the soak tests
 #   make soak     faults of all kinds at random for four minutes, and on a Cluster for one and a half, mistakes
 #                 that must be caught by that, the whole contract on a Cluster and by way of sentinels, a
-#                 small demo on a Cluster, a starved machine, three kills of Spark's driver, and 10,000 schedules
-#                 of the simulator: what CI runs beside the tests
+#                 small demo on a Cluster, and 10,000 schedules of the simulator: what CI runs beside the tests
 #   make lint     ruff: rules and format
 #   make types    mypy --strict
 #   make docs     write the generated pages of docs/ anew
@@ -53,8 +52,6 @@ soak: $(READY)
 	$(PY) -m pytest -m soak -s tests/chaos/test_soak.py tests/chaos/test_cluster_kinds.py
 	$(PY) -m pytest -m soak tests/contract -k "sentinel or cluster"
 	$(PY) -m pytest -m soak tests/dev/test_demo.py
-	$(PY) -m pytest -m soak tests/chaos/test_rows_workers.py -k hardly_get_to_run_lose
-	$(PY) -m pytest -m soak tests/spark/test_driver_killed.py -k three_times
 	$(PY) -m pytest -m soak tests/simulation/test_simulation.py -k ten_thousand
 
 lint: $(READY)

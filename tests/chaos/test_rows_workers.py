@@ -314,7 +314,7 @@ async def test_a_handler_that_holds_the_interpreter_may_lose_its_partitions_and_
 # -- F7: a machine that is too busy -------------------------------------------------------------------
 
 
-@pytest.mark.soak
+@pytest.mark.alone
 async def test_workers_that_hardly_get_to_run_lose_nothing_for_it(yard: Yard) -> None:
     """For two sessions."""
     assert await starved(yard, seconds=20) == []

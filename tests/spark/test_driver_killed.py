@@ -314,7 +314,6 @@ def violations_of_i9(
     return judge.violations
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_driver_killed_three_times_in_mid_batch_leaves_no_trace(
