@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from streamworker.errors import ConfigurationError
 from streamworker.processors import PipelineSpec
+from streamworker.spark.options import is_source_option, parse_options
 
 FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text"})
 """Formats that Spark writes as files in a directory: append only, unless we swap directories."""
@@ -16,6 +17,8 @@ PATHLESS_FORMATS = frozenset({"console", "noop", "memory"})
 
 _INTERVAL = re.compile(r"(\d+) *(millisecond|second|minute|hour|day)s?")
 AVAILABLE_NOW = ("available now", "once")
+
+_FROM_PROCESSOR = ("app", "stream", "processor")
 
 CONTROL_FOLDER = ".streamworker"
 """Beside a result: checkpoint directories and versions. A dot keeps it out of listings, and
@@ -39,10 +42,34 @@ def check_pipeline(spec: PipelineSpec) -> None:
     if spec.mode not in ("append", "complete", "update"):
         raise _wrong(spec, f"has mode={spec.mode!r}.", "Use append, complete or update.")
     trigger_of(spec)
+    _check_options(spec)
     if spec.format in FILE_FORMATS:
         _check_files(spec)
     elif spec.format not in PATHLESS_FORMATS and spec.path is not None and not spec.path:
         raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
+
+
+def _check_options(spec: PipelineSpec) -> None:
+    for option in spec.options:
+        if option.lower() in _FROM_PROCESSOR:
+            raise _wrong(
+                spec,
+                f"has option {option!r}.",
+                "Leave it out: a pipeline reads the rows of the processor that it is declared for.",
+            )
+    try:
+        parse_options(source_options(spec), streaming=True)
+    except ConfigurationError as error:
+        raise _wrong(spec, f"cannot read its rows. {error.message}", error.remedy) from None
+
+
+def source_options(spec: PipelineSpec) -> dict[str, str]:
+    """Return what a pipeline asks of the source, its processor and reader included."""
+    stream = spec.processor.stream
+    given = {name: value for name, value in spec.options.items() if is_source_option(name)}
+    if "reader" not in map(str.lower, given):
+        given["reader"] = spec.name
+    return {"app": stream.app, "stream": stream.name, "processor": spec.processor.name, **given}
 
 
 def _check_files(spec: PipelineSpec) -> None:

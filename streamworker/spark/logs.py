@@ -8,7 +8,7 @@ fetched to learn how far a log goes.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,9 +185,29 @@ class AckedLogs:
         begins
             Whether the query is at its very first position: nothing was read under the name.
         """
-        reader = self._options.reader
-        if reader is None:
-            return
+        if self._options.reader is not None:
+            self._tell(self._options.reader, offset, at_ms, begins=begins, retry=retry)
+
+    def hold(self, readers: Sequence[str], tails: Offset, at_ms: int, *, retry: bool) -> None:
+        """Say for each of these readers that has said nothing yet that it begins at the first row.
+
+        One that comes in between may be set back by that, never forward, and tells its position again.
+        """
+        key = self._keys.readers
+
+        def ask(redis: Client) -> list[Any]:
+            pipe = redis.pipeline(transaction=False)
+            for name in readers:  # Not HMGET, which users of ACL files made earlier may not.
+                pipe.hget(key, name)
+            return list(pipe.execute())
+
+        told = self._connection.call(ask, retry=retry)
+        silent = [name for name, value in zip(readers, told, strict=True) if value is None]
+        firsts = self.first_positions(tails) if silent else {}
+        for name in silent:
+            self._tell(name, firsts, at_ms, begins=True, retry=retry)
+
+    def _tell(self, reader: str, offset: Offset, at_ms: int, *, begins: bool, retry: bool) -> None:
         value = {
             "p": {str(p): position.rows for p, position in sorted(offset.items())},
             "log": {str(p): position.log for p, position in sorted(offset.items())},

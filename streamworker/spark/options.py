@@ -55,6 +55,8 @@ class SourceOptions:
     include_metadata: bool = False
     reader: str | None = None
     """Name under which the position is registered; without one, trimming does not wait."""
+    siblings: tuple[str, ...] = ()
+    """Readers of the same logs that begin with this one, and may be later."""
     retry_timeout_ms: int = RETRY_TIMEOUT_MS
 
 
@@ -71,11 +73,13 @@ NAMES = {
     "failOnDataLoss": "true (default): missing rows end the query; false: a warning, and it goes on",
     "includeMetadata": "true adds _partition, _offset, _acked_at, _entry_id and _epoch; default false",
     "reader": "name under which the position is kept in Redis, so that trimming waits; not for batch reads",
+    "siblings": "readers that begin together with this one, with commas between: it holds the first rows for "
+    "those that have no position in Redis yet, so that none is trimmed before they come; pipelines set it",
     "retryTimeout": "seconds for which Redis may be away before the query fails; default 60",
 }
 """Every option and what it is for; docs/spark.md shows this table."""
 
-STREAM_ONLY = ("maxRowsPerTrigger", "reader")
+STREAM_ONLY = ("maxRowsPerTrigger", "reader", "siblings")
 BATCH_ONLY = ("endingOffsets",)
 _BY_LOWER = {name.lower(): name for name in NAMES}
 
@@ -110,6 +114,14 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
     for name in ("app", "stream", "processor", "reader", "connection"):
         if name in options:
             check_name(name, options[name])
+    siblings = tuple(name.strip() for name in options.get("siblings", "").split(",") if name.strip())
+    for name in siblings:
+        check_name("siblings", name)
+    if siblings and "reader" not in options:
+        raise ConfigurationError(
+            "Option siblings is given, and reader is not.",
+            remedy="Give the query a reader name: without one it tells Redis nothing.",
+        )
     parsed = SourceOptions(
         app=options["app"],
         stream=options["stream"],
@@ -123,6 +135,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
         include_metadata=_flag(options, "includeMetadata", default=False),
         reader=options.get("reader"),
+        siblings=siblings,
         retry_timeout_ms=_seconds_as_ms(options, "retryTimeout", RETRY_TIMEOUT_MS),
     )
     _check_tasks(parsed)

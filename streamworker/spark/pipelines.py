@@ -176,11 +176,11 @@ def _watch(runs: "list[_Run]", stop: threading.Event) -> int:
     failed = False
     try:
         for run in runs:
-            run.start()
+            run.start(runs)
         while not (failed or stop.is_set()) and any(run.active for run in runs):
             stop.wait(POLL_S)
             for run in runs:
-                run.look()
+                run.look(runs)
             failed = any(run.failure is not None for run in runs)
     finally:
         # Also on Ctrl-C and on an error: a query that is not stopped keeps the JVM busy.
@@ -213,24 +213,25 @@ class _Run:
     _rows: int = 0
     _rng: random.Random = field(default_factory=random.Random)
 
-    def start(self) -> None:
-        """Build the query and start it.
+    def start(self, runs: "Iterable[_Run]") -> None:
+        """Build the query and start it, as one of those that have not ended yet.
 
         Raises
         ------
         ConfigurationError
             If the pipeline's function does not fit its declaration.
         """
-        self._query = start_query(self.spec, self.session, once=self.once)
+        together = [run.spec for run in runs if run.active]
+        self._query = start_query(self.spec, self.session, together=together, once=self.once)
         log.info("pipeline %s runs", self.spec.name)
 
-    def look(self) -> None:
+    def look(self, runs: "Iterable[_Run]") -> None:
         """Pass on progress, and deal with a query that has ended."""
         if not self.active:
             return
         if self._query is None:
             if time.monotonic() >= self._start_at:
-                self.start()
+                self.start(runs)
             return
         ended = not self._query.isActive
         self._pass_on(self._query)

@@ -1,6 +1,7 @@
 """From a pipeline's declaration to a running query."""
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from streamworker.spark.checks import (
     checkpoint_of,
     is_local,
     local,
+    source_options,
     trigger_of,
 )
-from streamworker.spark.options import is_source_option
+from streamworker.spark.options import SourceOptions, is_source_option, parse_options
 from streamworker.spark.session import Session, register
 from streamworker.spark.sink import WholeResult
 from streamworker.spark.tables import check_belongs
@@ -27,8 +29,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def start_query(spec: PipelineSpec, session: Session, *, once: bool = False) -> "StreamingQuery":
+def start_query(
+    spec: PipelineSpec, session: Session, *, together: Iterable[PipelineSpec] = (), once: bool = False
+) -> "StreamingQuery":
     """Start the query of a pipeline from its checkpoint directory, and return it.
+
+    Parameters
+    ----------
+    together
+        The pipelines that run together with it. Of those that read the same logs each begins with the
+        first rows, however late it comes to it.
+    once
+        Read what is there and end, whatever the trigger says.
 
     Raises
     ------
@@ -40,7 +52,7 @@ def start_query(spec: PipelineSpec, session: Session, *, once: bool = False) -> 
     trigger = {"availableNow": True} if once else trigger_of(spec)
     checkpoint = _absolute(checkpoint_of(spec, spec.processor.stream.app))
     try:
-        writer = _writer_of(spec, spec.function(source_rows(spec, session)), checkpoint)
+        writer = _writer_of(spec, spec.function(source_rows(spec, session, together)), checkpoint)
         writer = writer.queryName(spec.name).option("checkpointLocation", checkpoint)
         query: StreamingQuery = writer.trigger(**trigger).start()
     except AnalysisException as error:
@@ -51,7 +63,7 @@ def start_query(spec: PipelineSpec, session: Session, *, once: bool = False) -> 
     return query
 
 
-def source_rows(spec: PipelineSpec, session: Session) -> "DataFrame":
+def source_rows(spec: PipelineSpec, session: Session, together: Iterable[PipelineSpec] = ()) -> "DataFrame":
     """Return the streaming DataFrame of the rows that a pipeline reads.
 
     Its type comes from the processor, so that a pipeline can start before the first row.
@@ -59,15 +71,13 @@ def source_rows(spec: PipelineSpec, session: Session) -> "DataFrame":
     from streamworker.spark.schema import spark_schema
     from streamworker.spark.source import FORMAT
 
-    source = {name: value for name, value in spec.options.items() if is_source_option(name)}
-    given = {name.lower(): value for name, value in source.items()}
-    stream = spec.processor.stream
-    options = {"app": stream.app, "stream": stream.name, "processor": spec.processor.name}
-    if "reader" not in given:
-        options["reader"] = spec.name
+    options = source_options(spec)
+    given = {name.lower(): value for name, value in options.items()}
+    if "siblings" not in given and (siblings := _siblings(spec, together)):
+        options["siblings"] = ",".join(siblings)
     if session.parallelism and not {"minpartitions", "maxpartitions"} & set(given):
         options["maxPartitions"] = str(session.parallelism)
-    record = spec.processor.output or stream.record
+    record = spec.processor.output or spec.processor.stream.record
     declared = spark_schema(
         record.arrow_schema(), include_metadata=given.get("includemetadata", "").lower() == "true"
     )
@@ -75,7 +85,18 @@ def source_rows(spec: PipelineSpec, session: Session) -> "DataFrame":
     # them, for good.
     register(session.spark, by_value=session.remote)
     reader = session.spark.readStream.format(FORMAT).schema(declared)
-    return reader.options(**options, **source).load()
+    return reader.options(**options).load()
+
+
+def _siblings(spec: PipelineSpec, together: Iterable[PipelineSpec]) -> list[str]:
+    """Return the readers of the other pipelines that read the logs that this one reads."""
+
+    def logs(options: SourceOptions) -> tuple[str, ...]:
+        return options.connection, options.app, options.stream, options.processor
+
+    mine = parse_options(source_options(spec), streaming=True)
+    each = [parse_options(source_options(other), streaming=True) for other in together]
+    return sorted({str(o.reader) for o in each if logs(o) == logs(mine) and o.reader != mine.reader})
 
 
 def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:

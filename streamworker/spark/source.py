@@ -205,7 +205,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tails, now_ms = self._logs.tails_and_time()
         self._check_is_new(tails)
         self._first = start
-        self._register(start, now_ms, must=True)
+        self._register(start, tails, now_ms, must=True)
         if self._options.reader and any(0 < at.rows < tails[p].rows for p, at in start.items()):
             # Somebody trims these logs, for readers that may be far ahead of this one.
             time.sleep(HEARD_S)
@@ -237,7 +237,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tails = tails
         self._report(position, tails)
         self._check_goes_on(position, tails)
-        self._register(position, now_ms, must=self._registered is None)
+        self._register(position, tails, now_ms, must=self._registered is None)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
         self._planned = start if end == position else offsets.to_json(end)
@@ -321,16 +321,19 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_registered(end):
             return
         try:
-            _, now_ms = self._logs.tails_and_time()
-            self._register(offsets.from_json(end), now_ms, must=False)
+            tails, now_ms = self._logs.tails_and_time()
+            self._register(offsets.from_json(end), tails, now_ms, must=False)
         except BackendError as error:
             log.warning("The reader's position was not told to Redis: %s", error)
 
-    def _register(self, position: offsets.Offset, now_ms: int, *, must: bool) -> None:
+    def _register(self, position: offsets.Offset, tails: offsets.Offset, now_ms: int, *, must: bool) -> None:
         document = offsets.to_json(position)
         if self._is_registered(document):
             return
         try:
+            if self._registered is None and self._options.siblings:
+                # Before this one says anything: from then on workers trim by what readers have said.
+                self._logs.hold(self._options.siblings, tails, now_ms, retry=must)
             self._logs.register(position, now_ms, begins=position == self._first, retry=must)
         except BackendError as error:
             if must:

@@ -377,6 +377,7 @@ def test_a_reader_has_all_that_it_needs(
     slices = [Slice(p, tail.log, 0, tail.rows) for p, tail in tails.items() if tail.rows]
     assert sum(entry.batch.num_rows for part in slices for entry in logs.read(part)) == 2
     logs.register(tails, 1, retry=False)
-    assert admin.hexists(READERS, "q")
+    logs.hold(["late"], tails, 1, retry=False)
+    assert admin.hexists(READERS, "q") and admin.hexists(READERS, "late")
     for client in clients.values():
         client.close()

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.options import parse_options
@@ -144,6 +144,45 @@ def test_a_start_that_spark_did_not_come_to_write_down_may_be_made_again(
         reader_of(options).partitions(begin, end)
     acked.redis.hset(acked.keys.readers, "mine", b"[no json")
     assert reader_of(options).initialOffset() == begin
+
+
+def places(acked: AckedLog) -> dict[str, int]:
+    """Return up to which row of partition 0 each reader needs nothing any more."""
+    told = acked.redis.hgetall(acked.keys.readers)
+    return {name.decode(): json.loads(value)["p"]["0"] for name, value in told.items()}
+
+
+def test_the_first_of_readers_that_begin_together_holds_the_first_rows_for_the_others(
+    acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that came late would find them trimmed, and begin behind them in silence."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
+    early = reader_of(acked.options(reader="early", siblings="late", startingOffsets="latest"))
+    late = reader_of(acked.options(reader="late", siblings="early"))
+    acked.fill(0, [4])
+    end = early.initialOffset()
+    assert places(acked) == {"early": 4, "late": 0}
+    acked.fill(0, [4])
+    early.commit(early.latestOffset(end, ReadAllAvailable()))
+    assert places(acked) == {"early": 8, "late": 0}
+    assert late.initialOffset()["p"] == {"0": 0, "1": 0}
+    late.commit(late.latestOffset(late.initialOffset(), ReadAllAvailable()))
+    assert places(acked) == {"early": 8, "late": 8}
+
+
+def test_a_reader_that_goes_on_holds_the_rows_of_one_that_nothing_is_known_of(
+    acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Redis has lost what both had told, the slower one finds what it has yet to read."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
+    acked.fill(0, [2, 2])
+    first = reader_of(acked.options())
+    begin = first.initialOffset()
+    behind, ahead = first.latestOffset(begin, ReadMaxRows(2)), first.latestOffset(begin, ReadAllAvailable())
+    reader_of(acked.options(reader="fast", siblings="slow")).latestOffset(ahead, ReadAllAvailable())
+    assert places(acked) == {"fast": 4, "slow": 0}
+    reader_of(acked.options(reader="slow", siblings="fast")).latestOffset(behind, ReadAllAvailable())
+    assert places(acked) == {"fast": 4, "slow": 2}
 
 
 def test_spark_by_itself_leaves_rows_out_in_silence(

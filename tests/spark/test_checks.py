@@ -52,6 +52,19 @@ def test_a_whole_result_is_swapped_in_on_a_local_disk_only() -> None:
     check_pipeline(pipeline(mode="complete", path="s3a://bucket/revenue", format="delta"))
 
 
+@pytest.mark.parametrize("option", ["app", "Stream", "processor"])
+def test_what_a_pipeline_reads_is_no_option_of_it(option: str) -> None:
+    """It would read one processor's rows with the schema of another."""
+    with pytest.raises(ConfigurationError, match=f"has option '{option}'.*Leave it out"):
+        check_pipeline(pipeline(options={option: "other"}))
+
+
+def test_a_wrong_option_of_the_source_is_said_by_the_name_of_its_pipeline() -> None:
+    """Before Spark is started, and whichever of its pipelines is."""
+    with pytest.raises(ConfigurationError, match=r"'revenue' .*startingOffsets is 'frist'.*earliest"):
+        check_pipeline(pipeline(options={"startingOffsets": "frist"}))
+
+
 def test_an_unknown_mode_is_refused() -> None:
     """With the ones there are."""
     with pytest.raises(ConfigurationError, match="append, complete or update"):

@@ -105,6 +105,17 @@ def test_options_of_the_other_kind_of_read_are_refused() -> None:
         parse_options({**NEEDED, "maxRowsPerTrigger": "5"}, streaming=False)
 
 
+def test_siblings_are_names_of_readers() -> None:
+    """With commas between them; no list at all is none."""
+    mine = {**NEEDED, "reader": "mine"}
+    assert parse_options({**mine, "siblings": "legs, totals,"}).siblings == ("legs", "totals")
+    assert parse_options({**NEEDED, "siblings": ""}).siblings == ()
+    with pytest.raises(ConfigurationError, match="siblings"):
+        parse_options({**mine, "siblings": "legs;totals"})
+    with pytest.raises(ConfigurationError, match="Give the query a reader name"):
+        parse_options({**NEEDED, "siblings": "legs"})
+
+
 def test_more_tasks_at_least_than_at_most_is_refused() -> None:
     """Both cannot hold."""
     with pytest.raises(ConfigurationError, match="minPartitions"):

@@ -1,5 +1,6 @@
 """Pipelines: a function of a DataFrame becomes a table, whatever happens on the way."""
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.spark.acked import AckedLog
 from tests.spark.queries import wait_for_rows
 from tests.spark.running import Running
 from tests.spark.specs import pipeline
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +94,34 @@ def test_no_two_queries_share_a_map_that_spark_writes_to(spark_session: Session,
     finally:
         for query in queries:
             query.stop()
+
+
+def test_a_pipeline_that_comes_late_finds_the_rows_that_another_has_read(
+    spark_session: Session, acked: AckedLog
+) -> None:
+    """Both begin with the first row, though the log is trimmed as far as the readers allow."""
+    acked.fill(0, [5])
+    held: list[int] = []
+
+    def late(frame: DataFrame) -> DataFrame:
+        if not held:  # It is asked again where its query is started again.
+            early = next(query for query in spark_session.spark.streams.active if query.name == "early")
+            wait_for_rows(early, 5)
+            # A second batch begins where the first has ended, and that is told before it is read.
+            acked.fill(0, [5])
+            wait_for_rows(early, 10)
+            told = [json.loads(value)["p"] for value in acked.redis.hvals(acked.keys.readers)]
+            held.append(min(each["0"] for each in told))
+            acked.trim(0, held[0])
+        return frame
+
+    # Each function is asked when the query of the pipeline before it runs.
+    specs = [pipeline(same, name="early", path="lake/early"), pipeline(late, name="late", path="lake/late")]
+    running = Running(spark_session, *specs)
+    wait_for(lambda: running.rows() >= 20 or running.code is not None, "both have read all", timeout_s=60)
+    assert running.end() == 0
+    assert held == [0]
+    assert numbers(spark_session, "lake/late") == numbers(spark_session, "lake/early") == acked.numbers()
 
 
 # -- what is written -------------------------------------------------------------------------

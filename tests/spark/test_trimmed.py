@@ -194,11 +194,14 @@ async def test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so(
 
     with capture_logs() as logs:
         async with local_worker(app) as worker:
-            await send(0, 50)
-            await worker.until_drained()
             watch = Watch(redis_url)
             fast, slow = begin("fast"), begin("slow")
             try:
+                # They are run apart: once one had read rows, the other could begin behind them.
+                both = lambda: watch.told("slow") == watch.told("fast") == 0  # noqa: E731
+                await wait_for_async(both, "both queries hold their places", MAY_TAKE_S)
+                await send(0, 50)
+                await worker.until_drained()
                 await wait_for_async(lambda: watch.told("slow") == 50, "the slow query is at 50", MAY_TAKE_S)
                 await asyncio.to_thread(slow.end)
                 await send(50, 500)
