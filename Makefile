@@ -21,6 +21,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 CLASSES := $(VENV)/spark.jsa
+BYTECODE := $(VENV)/.bytecode
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 
 # Where it is set, as images of containers do, each of the hundreds of processes that tests start compiles
@@ -38,10 +39,11 @@ demo: $(READY)
 	$(VENV)/bin/streamworker demo
 
 # Spark's classes ready to be mapped, for the JVMs of tests: nearly half of each start (tests/spark/archive.py).
+# And the bytecode of its modules: more than half of the start of each Python process of Spark.
 test: export SPARK_SUBMIT_OPTS = "-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)" -Xlog:cds*=off
 
-test: $(READY) $(CLASSES)
-	@# What measures time runs by itself; the rest, which mostly waits, three files at a time. Both parts
+test: $(READY) $(BYTECODE) $(CLASSES)
+	@# What measures time runs by itself; the rest, of which much waits, three files at a time. Both parts
 	@# run whatever becomes of the first, so that one look at the output tells all that is wrong.
 	@status=0; \
 	$(PY) -m pytest -m "not soak and alone" || status=$$?; \
@@ -79,9 +81,12 @@ bench-check: $(READY)
 	$(VENV)/bin/streamworker bench $(GUARD) --check benchmarks/ratios.json || \
 		$(VENV)/bin/streamworker bench $(GUARD) --check benchmarks/ratios.json
 
-$(CLASSES): $(READY) tests/spark/archive.py
-	@# Without it tests take longer, and are the same.
+# Without these two, tests take longer and are the same.
+$(CLASSES): $(READY) tests/spark/archive.py | $(BYTECODE)
 	@$(PY) -m tests.spark.archive $@ || true
+
+$(BYTECODE): $(READY) tests/spark/bytecode.py
+	@$(PY) -m tests.spark.bytecode && touch $@ || true
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -20,6 +20,8 @@ from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
 from tests.spark.conftest import Connect
 from tests.spark.queries import batch, rows, run, start, table, wait_for_rows, wait_for_stuck
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_stream_written_to_parquet_equals_the_log(
     spark: SparkSession, acked: AckedLog, tmp_path: Path
