@@ -407,7 +407,7 @@ class App:
         checkpoint
             Spark's checkpoint directory; beside ``path`` if None.
         options
-            Options of the writer.
+            Options of the source, by the names in docs/spark.md, and of the writer.
         """
 
         def bind(function: Callable[P, R]) -> Callable[P, R]:

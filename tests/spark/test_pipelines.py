@@ -312,6 +312,35 @@ def test_a_failed_query_is_started_again_from_its_checkpoint(
     assert [each.error for each in restarts] == ["OSError: the disk is away"] * 2
 
 
+def test_no_rows_are_held_for_a_pipeline_that_is_done_and_was_forgotten(
+    spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor when the query of one that goes on is started again: nobody would come for them."""
+    quick(monkeypatch)
+    is_away = threading.Event()
+
+    def sometimes(frame: DataFrame, batch: int) -> None:
+        if is_away.is_set():
+            is_away.clear()
+            raise OSError("the disk is away")
+        frame.collect()
+
+    acked.fill(0, [3])
+    done = pipeline(same, name="done", path="lake/done", trigger="available now")
+    goes_on = pipeline(lambda frame: frame.writeStream.foreachBatch(sometimes), name="goes-on", path=None)
+    running = Running(spark_session, done, goes_on)
+    running.wait_for_state("done")
+    running.wait_for_rows(6)
+    assert set(acked.redis.hkeys(acked.keys.readers)) == {b"done", b"goes-on"}
+    acked.redis.hdel(acked.keys.readers, "done")
+    is_away.set()
+    acked.fill(0, [3])
+    running.wait_for_rows(9)
+    assert running.end() == 0
+    assert running.restarts() == 1
+    assert acked.redis.hkeys(acked.keys.readers) == [b"goes-on"]
+
+
 def test_a_busy_machine_does_not_use_up_the_restarts_for_what_is_really_wrong(
     spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
