@@ -75,8 +75,9 @@ def _primary_of(url: str) -> redis.Redis:
     """Return a client of the primary that sentinels name."""
     named = read_sentinels(url)
     sentinels = redis.Sentinel([])
-    sentinels.sentinels = [redis.Redis.from_url(one) for one in named.urls]
-    place = sentinels.discover_master(named.service)
+    with contextlib.ExitStack() as stack:
+        sentinels.sentinels = [stack.enter_context(redis.Redis.from_url(one)) for one in named.urls]
+        place = sentinels.discover_master(named.service)
     return redis.Redis.from_url(named.server_url(*place), protocol=2)
 
 

@@ -231,8 +231,8 @@ async def _do(backend: "Backend", step: "Step") -> str:
     by = f"{getpass.getuser()}@{socket.gethostname()}"
 
     async def noted(what: str, partitions: "Sequence[int]" = ()) -> str:
-        is_noted = await deeds.note(backend, facts.keys, what, partitions, by=by)
-        return "" if is_noted else f"; the history does not have it: {facts.keys.control} is no stream"
+        refusal = await deeds.note(backend, facts.keys, what, partitions, by=by)
+        return f"; the history does not have it: {refusal}" if refusal else ""
 
     match step.deed:
         case "remove members":

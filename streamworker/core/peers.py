@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from streamworker.core.events import Beat, Effect, SendHeartbeat
 
 AHEAD_MAX = 8
-"""Beyond this rank peers no longer wait longer for each other, and send no heartbeat early: a slow peer would
-else bring those of a large group together."""
+"""With so many before them peers no longer wait longer for each other, and send no heartbeat early: a slow
+peer would else bring those of a large group together."""
 SOON = 0.9
 """What ends after more than this part of the interval waits for the heartbeat that is due then. A peer whose
 heartbeats come just after ours is unchanged in an answer now and then, and would else hold up what is said

@@ -54,8 +54,8 @@ class _Turn:
 
     def is_blocked(self, now_s: float) -> bool:
         """Whether its event loop gives no sign; it is asked for one."""
-        if self._asked_s is not None:
-            return now_s - self._asked_s >= BLOCKED_S
+        if (asked_s := self._asked_s) is not None:  # Once: the other thread may answer in between.
+            return now_s - asked_s >= BLOCKED_S
         self._asked_s = now_s
         try:
             self._loop.call_soon_threadsafe(self._answer)

@@ -210,10 +210,11 @@ def group_keys(keys: GroupKeys) -> tuple[str, ...]:
 
 async def note(
     backend: Backend, keys: GroupKeys, what: str, partitions: Sequence[int] = (), *, by: str
-) -> bool:
-    """Write what was done to the group's history, and return whether it could be.
+) -> str:
+    """Write what was done to the group's history, and return why not; empty if it was written.
 
-    Another program's value may stand there, which is no reason to leave the rest of a repair undone.
+    Another program's value may stand there, or memory be full: no reason to leave the rest of a repair
+    undone, which may be what makes room.
     """
     message = {
         "kind": "repaired",
@@ -225,10 +226,8 @@ async def note(
     try:
         await control.post(backend, keys, [message])
     except BackendRefused as error:
-        if not is_wrong_type(error):
-            raise
-        return False
-    return True
+        return f"{keys.control} is no stream" if is_wrong_type(error) else error.message
+    return ""
 
 
 async def _done(backend: Backend, script: Any, keys: Sequence[str], arguments: Sequence[Any]) -> bool:

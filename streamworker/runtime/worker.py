@@ -112,7 +112,8 @@ class Worker:
             connections=OTHER_CALLS + pipelines_of(settings) * len(self._specs),
             allow_plaintext=settings.allow_plaintext,
         ) as backend:
-            await self._prepare(backend)
+            if not await self._prepare(backend):
+                return
             keeper, listener = Keeper(settings, self.name), Listener(backend, rng)
             watchdog = Watchdog(settings, self.name)
             for spec in self._specs:
@@ -148,8 +149,10 @@ class Worker:
         for group in self._groups:
             group.stop()
 
-    async def _prepare(self, backend: Backend) -> None:
+    async def _prepare(self, backend: Backend) -> bool:
         """Check the server or the Cluster, and declare streams, groups and schemas: all before joining.
+
+        Returns whether to go on: not where it was asked to stop while that was delayed.
 
         Groups of processors that this worker does not run are registered too, so that nothing is
         trimmed that they have not read. A wrong address is said at once; what answered and cannot do it
@@ -163,12 +166,14 @@ class Worker:
                 for spec in self._app.processors.values():
                     await declare(backend, spec)
             except BackendUnavailable as error:
-                if self._stopping or anyio.current_time() > until:
+                if anyio.current_time() > until:
                     raise
                 log.warning("start_delayed", worker=self.name, error=str(error))
                 await anyio.sleep(pauses.next_ms() / 1000)
+                if self._stopping:
+                    return False
             else:
-                return
+                return True
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
         settings = self._settings

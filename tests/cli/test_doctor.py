@@ -178,6 +178,19 @@ def test_a_repair_goes_on_where_the_history_cannot_be_written_and_says_so(
     assert raw.get(control) == b"mine"
 
 
+def test_a_repair_makes_room_where_memory_is_full(
+    streamworker: Invoke, raw: "redis.Redis", shop: Path
+) -> None:
+    """It ended after the first step: what makes room came after a line of history that found none."""
+    unwell(raw)
+    raw.config_set("maxmemory", "1")
+    done = streamworker("repair", "shop:app", "--yes", "--trim-log", "price")
+    raw.config_set("maxmemory", "1gb")
+    assert done.exit_code == ExitCode.OK, done.output
+    assert "trim log of price: done; 8 entries dropped; the history does not have it: " in done.stdout
+    assert raw.hget("sw:{shop.orders.2}:lock:price", "owner") == b""
+
+
 def test_a_reader_that_rests_is_named_and_forgotten_only_when_it_is_gone(
     streamworker: Invoke, raw: "redis.Redis", shop: Path
 ) -> None:

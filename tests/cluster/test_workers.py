@@ -92,6 +92,10 @@ def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(scene: ClusterScen
     move_keys(scene.cluster, source, target, lock)
     second = scene.worker("w2", **FAST)
     wait_for(lambda: "start_delayed" in second.log(), "it says that it waits", 30)
+    third = scene.worker("w3", **FAST)
+    wait_for(lambda: "start_delayed" in third.log(), "another says so, too", 30)
+    third.terminate()
+    assert third.wait() == 0, "it was asked to end, and waits for nothing then"
     finish_move(scene.cluster, lock, source, target)
     scene.wait_for_owners({"w2": 8}, 30)
     assert "moving its slots" in second.log()

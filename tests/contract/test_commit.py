@@ -314,7 +314,14 @@ async def test_an_acked_log_that_is_ahead_of_its_lock_is_not_written_to(
     [
         *(("checkpoint", "x"), ("rows", "x"), ("rows", None), ("entries", "x"), ("entries", None)),
         # What Lua takes for numbers, and we have not written.
-        *(("rows", "1e3"), ("rows", "0x10"), ("entries", "nan"), ("entries", "-5"), ("entries", "1.5")),
+        *(
+            ("rows", "1e3"),
+            ("rows", "0x10"),
+            ("entries", "nan"),
+            ("entries", "-5"),
+            ("entries", "1.5"),
+            ("rows", "007"),
+        ),
     ],
 )
 async def test_a_lock_that_somebody_wrote_to_is_named_and_nothing_is_written(

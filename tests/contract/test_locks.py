@@ -200,7 +200,7 @@ async def test_one_broken_lock_does_not_stop_the_others(group: Group, raw: "redi
         await group.own(partition=1)
 
 
-@pytest.mark.parametrize("epoch", ["x", "", "-3", "9" * 19])
+@pytest.mark.parametrize("epoch", ["x", "", "-3", "007", "9" * 19])
 async def test_an_epoch_that_another_program_wrote_over_begins_anew_and_fences_who_had_it(
     group: Group, raw: "redis.Redis", epoch: str
 ) -> None:

@@ -80,6 +80,20 @@ async def test_a_released_lock_fences_its_former_owner_and_keeps_the_checkpoint(
     assert (await group.commit(request(taken, entries, owner="w2.1"))).code is CommitCode.OK
 
 
+@pytest.mark.parametrize("epoch", ["x", "", "9" * 19, "007", "nan"])
+async def test_a_lock_is_released_and_forgotten_whatever_was_written_for_its_epoch(
+    group: Group, raw: "redis.Redis", epoch: str
+) -> None:
+    """Script and looker read it alike: it was left alone for ever, as one that had changed meanwhile."""
+    await group.register()
+    raw.hset(group.keys.lock(0), mapping={"owner": "w1.1", "epoch": epoch})
+    assert await repair.release_lock(group.backend, group.keys, 0, await group.lock())
+    raw.hset(group.keys.lock(0), "epoch", epoch)
+    facts = await repair.look(group.backend, group.keys, 1)
+    assert await repair.forget_place(group.backend, facts, 0)
+    assert not raw.exists(group.keys.lock(0))
+
+
 @pytest.mark.parametrize(
     "taken", [{"owner": "w2.1"}, {"epoch": 6}, {"owner": "w2.1", "epoch": 6}], ids=["owner", "epoch", "both"]
 )

@@ -9,8 +9,7 @@
 local wrong = wrong_type({'hash'})
 if wrong then return {'BADTYPE', wrong} end
 local held = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
-local epoch = is_count(held[2]) and held[2] or '0'  -- as who looks at the lock reads it
-if ARGV[1] == '' or held[1] ~= ARGV[1] or epoch ~= ARGV[2] then return {'CHANGED'} end
+if ARGV[1] == '' or held[1] ~= ARGV[1] or seen_epoch(held[2]) ~= ARGV[2] then return {'CHANGED'} end
 -- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
 redis.call('HDEL', KEYS[1], 'wanted_since', 'wanted_at', 'wanted_in')
 raise_epoch(KEYS[1], held[2])
