@@ -6,6 +6,7 @@ later is thrown away. That is what SIGKILL leaves. What only a real kill has, a 
 that waits for it, is in ``test_driver_killed.py``.
 """
 
+import contextlib
 import os
 import random
 import shutil
@@ -20,6 +21,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.chaos.figures import record
+from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.test_driver_killed import (
     PIPELINES,
@@ -81,12 +83,18 @@ class Lives:
             os.killpg(self._process.pid, signal.SIGCONT)
         self.tell("die")
         self._hears("dead")
-        shutil.rmtree(self.folder)
+        wait_for(self._is_gone, "the last tasks write no more", timeout_s=60)
         image.rename(self.folder)
         self._acked.redis.delete(readers)
         if told:
             self._acked.redis.hset(readers, mapping=told)
         return {name: stage(self.folder, name) for name in PIPELINES}
+
+    def _is_gone(self) -> bool:
+        """Remove what is on its disk; a task that was told to end may still write to it for a moment."""
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self.folder)
+        return not self.folder.exists()
 
     def end(self) -> int:
         """Let it end in order; returns its exit code."""
