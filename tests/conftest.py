@@ -21,7 +21,6 @@ NO_REDIS_SERVER = (
 )
 TESTS = Path(__file__).parent
 CONTRACT = TESTS / "contract"
-SPARK = TESTS / "spark"
 
 ALONE = {
     "rebalance/test_many_workers.py": "counts commands, and how long partitions stand still",
@@ -82,17 +81,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a server that is not there: it is counted, and its reason stands at the end.
 
-    And spread the files that keep the processors busy over those that mostly wait: several at once are no
-    sooner done. Of these files those that take long come first: at the end one process would work on them
-    alone.
+    And begin with the files that take long: at the end one process would work on them alone.
     """
-    files = dict.fromkeys(item.path for item in items)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    busy = [file for file in files if file in slow or SPARK in file.parents]
-    busy.sort(key=lambda file: file not in slow)
-    others = [file for file in files if file not in set(busy)]
-    place = {file: n / len(kind) for kind in (busy, others) for n, file in enumerate(kind)}
-    items.sort(key=lambda item: place[item.path])
+    items.sort(key=lambda item: item.path not in slow)
     if REDIS_SERVER is not None:
         return
     for item in items:

@@ -152,7 +152,8 @@ async def test_a_call_that_waits_for_a_free_thread_is_told_from_one_that_runs(re
     """More threads are what helps, not a look at the function."""
     go_on = threading.Event()
 
-    app = App("shop", redis_url=redis_url, stalled_after_ms=STALLED_AFTER_MS, handler_threads=1)
+    # Long enough for both calls to be there first: what a partition waits for is told once.
+    app = App("shop", redis_url=redis_url, stalled_after_ms=8 * STALLED_AFTER_MS, handler_threads=1)
     items = app.stream("items", Item, key="number", partitions=2)
 
     @app.processor(items)
