@@ -450,7 +450,7 @@ async def full_memory(yard: Yard, *, rounds: int) -> list[float]:
 @scene
 async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_hammered(yard: Yard) -> None:
     """Who is in works on beside one who is not; who is thrown out comes back when there is room."""
-    seconds = 8.0
+    seconds = 4.0
     async with (
         yard.server() as server,
         yard.team(server.url, "clients", environ={}) as team,
