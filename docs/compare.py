@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from streamworker.dev.rebalance_picture import draw
+from rebalance_picture import draw
 from streamworker.dev.rebalances import Story, tell
 from streamworker.dev.server import EmbeddedServer
 

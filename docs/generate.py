@@ -12,22 +12,30 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
+from docs.reference import render as render_cli
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.metrics import METRICS
-from streamworker.cli.reference import render as render_cli
+from streamworker.cli.workers.metrics import METRICS
 from streamworker.core import events
-from streamworker.core.lifecycle import diagram
-from streamworker.core.partitioner import VECTORS
-from streamworker.redisio.keys import KEY_TABLE
-from streamworker.redisio.rights import ROLES, acl_rules
-from streamworker.settings import ENV_PREFIX, Settings
-from streamworker.spark.options import NAMES as SPARK_OPTIONS
-from streamworker.testing.scenario import HAPPENINGS, play, read
+from streamworker.core.data.partitioner import VECTORS
+from streamworker.core.ownership.lifecycle import diagram
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS
+from streamworker.core.rules import Rule
+from streamworker.records.entries import REPLAYED_FOR
+from streamworker.redisio.admin.rights import ROLES, acl_rules
+from streamworker.redisio.group.protocols import KEY_TABLE
+from streamworker.settings import AT_MOST, RULES, Settings
+from streamworker.sim.scenario import HAPPENINGS, play, read
+from streamworker.spark.source.options import NAMES as SPARK_OPTIONS
+from streamworker.variables import ENV_PREFIX, OTHER_VARIABLES
 
 MADE_BY = "<!-- Made by `make docs` from {source}; edit that, not this. A test compares them. -->"
 
@@ -36,63 +44,91 @@ MADE_BY = "<!-- Made by `make docs` from {source}; edit that, not this. A test c
 
 
 def settings_page() -> str:
-    """Return docs/settings.md, from the fields of `Settings` and what is written below each."""
-    tree = ast.parse(inspect.getsource(sys.modules[Settings.__module__]))
-    body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings").body
-    reasons = {
-        field.target.id: inspect.cleandoc(text.value.value).replace("\n", " ").replace("``", "`")
-        for field, text in zip(body, body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
+    """Return docs/settings.md, from the fields of each class of settings and what is written below each."""
+    own = [(kind, f"{kind.name}_") for entry in PROTOCOLS.values() if fields(kind := entry.settings)]
     lines = [
         "# Settings",
         "",
-        MADE_BY.format(source="streamworker/settings.py"),
+        MADE_BY.format(source="streamworker/settings.py and core/protocols/*/settings.py"),
         "",
         "Each setting is an argument of `App(...)` and an environment variable; the argument wins.",
-        f'`App("shop", grace_period_ms=20_000)` and `{ENV_PREFIX}GRACE_PERIOD_MS=20000` say the same.',
+        f'`App("shop", trim_interval_ms=5_000)` and `{ENV_PREFIX}TRIM_INTERVAL_MS=5000` say the same.',
         "A name that does not exist, a value of the wrong type, and values that contradict each",
         "other are refused when the `App` is made, with the inequality that does not hold.",
+        "A variable that is like one of these and is none is warned about, with the name that is near.",
         "",
         "Times are in milliseconds, sizes in bytes.",
         "",
-        "| setting | default | for |",
-        "|---|---|---|",
+        *settings_of(Settings, ""),
     ]
-    for field in dataclasses.fields(Settings):
-        default = f"{field.default:,}" if type(field.default) is int else str(field.default)
-        default = f"`{default}`" if default else "none"
-        lines.append(f"| `{field.name}` | {default} | {reasons[field.name]} |")
+    for kind, prefix in own:
+        example = fields(kind)[0]
+        lines += [
+            "",
+            f"## With coordination {kind.name}",
+            "",
+            f'Only this protocol reads these. With `App("shop", coordination="{kind.name}")` each is an argument',
+            "and a variable, like those above. After `from streamworker import "
+            f"{kind.__name__}` one may also write",
+            f'`App("shop", coordination={kind.__name__}({example.name}={example.default:_}))`: the others then have '
+            "their",
+            "defaults, and the variables are not read.",
+            "",
+            *settings_of(kind, prefix),
+        ]
     lines += ["", "## Variables", "", "| variable | sets |", "|---|---|"]
-    lines += [f"| `{ENV_PREFIX}{f.name.upper()}` | `{f.name}` |" for f in dataclasses.fields(Settings)]
+    for kind, prefix in [(Settings, ""), *own]:
+        names = [prefix + field.name for field in fields(kind)]
+        lines += [f"| `{ENV_PREFIX}{name.upper()}` | `{name}` |" for name in names]
     lines += [
-        "| `STREAMWORKER_CONNECTION_<NAME>` | the URL of a named connection of Spark, see [Spark](spark.md) |",
-        "| `STREAMWORKER_CONNECTIONS` | a file with such connections |",
-        "| `STREAMWORKER_DEV_REDIS_URL` | set by `streamworker dev` for the processes that it starts |",
+        *(f"| `{name}` | {purpose} |" for name, purpose in OTHER_VARIABLES.items()),
         "",
         "## What must hold",
         "",
         "| setting | must be at least | |",
         "|---|---|---|",
     ]
-    for name, relation, factor, other in _requirements():
-        times = f"{factor} x " if factor > 1 else ""
-        more = "more than " if relation == ">" else ""
-        lines.append(
-            f"| `{name}` | {more}{times}`{other}` | {getattr(Settings(), name):,} {relation} {times}"
-            f"{getattr(Settings(), other):,} |"
-        )
+    for entry in PROTOCOLS.values():
+        settings = Settings(coordination=entry.settings())
+        values = {field.name: getattr(settings, field.name) for field in fields(Settings)}
+        values |= settings.coordination.values()
+        rules = RULES if entry.settings is type(DEFAULT) else entry.settings.RULES
+        lines += [rule_row(rule, values) for rule in rules]
+    lines += ["", "| setting | must be at most |", "|---|---|"]
+    lines += [f"| `{name}` | {most:,} |" for name, most in AT_MOST.items()]
     return "\n".join(lines) + "\n"
 
 
-def _requirements() -> list[tuple[str, str, int, str]]:
-    source = inspect.getsource(Settings.__post_init__)
-    found = re.findall(r'_require\("(\w+)", "(>=?)", (\d+), "(\w+)"\)', source)
-    return [(name, relation, int(factor), other) for name, relation, factor, other in found]
+def settings_of(kind: type, prefix: str) -> list[str]:
+    """Return the table of a class of settings."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    reasons = {
+        field.target.id: inspect.cleandoc(text.value.value).replace("\n", " ").replace("``", "`")
+        for field, text in pairwise(body.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+    lines = ["| setting | default | for |", "|---|---|---|"]
+    for field in fields(kind):
+        default = f"{field.default:,}" if type(field.default) is int else str(field.default)
+        default = f"`{default}`" if default else "none"
+        lines.append(f"| `{prefix}{field.name}` | {default} | {reasons[field.name]} |")
+    return lines
+
+
+def rule_row(rule: Rule, values: dict[str, Any]) -> str:
+    """Return a rule as a row, with the defaults."""
+    times = f"{rule.factor} x " if rule.factor > 1 else ""
+    more = "more than " if rule.relation == ">" else ""
+    unless = ", unless `{}` is `{}`".format(*rule.unless) if rule.unless else ""
+    return (
+        f"| `{rule.name}` | {more}{times}`{rule.other}`{unless} | "
+        f"{values[rule.name]:,} {rule.relation} {times}{values[rule.other]:,} |"
+    )
 
 
 def keys_page() -> str:
@@ -125,6 +161,11 @@ def keys_page() -> str:
         'with `codec="fields"` has the record\'s own fields instead. A producer in another language',
         "appends with `XADD key * v '{...}'`. It must pick the partition by the rule in",
         "[protocol](protocol.md#which-partition), or records with one key lose their order.",
+        "",
+        f"An entry whose first field is `{REPLAYED_FOR.decode()}` was a dead letter of the group that this field",
+        "names, and was replayed: that group handles it, and all others pass over it. A program that",
+        "reads the stream by itself should pass over it, too: it has read the record before. A worker of a",
+        "version that does not know the field handles the entry as any other.",
         "",
         'With `codec="arrow"` an entry holds many rows ([columns](columns.md)), in these fields:',
         "",
@@ -252,11 +293,13 @@ def words() -> str:
     """Return the table of events and effects that occur in the story, from their docstrings."""
     told = "\n".join(transcripts().values())
     rows = []
-    for cls in vars(events).values():
-        if inspect.isclass(cls) and re.search(rf"\b{cls.__name__}\b", told):
-            kind = "event" if issubclass(cls, events.Event) else "effect"
-            says = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ").replace("``", "`")
-            rows.append(f"| `{cls.__name__}` | {kind} | {says} |")
+    known = (*vars(events).values(), *vars(membership_events).values())
+    for kind, base in (("event", events.Event), ("effect", events.Effect)):
+        for cls in known:
+            if inspect.isclass(cls) and issubclass(cls, base) and re.search(rf"\b{cls.__name__}\b", told):
+                says = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
+                says = says.replace("\n", " ").replace("``", "`")
+                rows.append(f"| `{cls.__name__}` | {kind} | {says} |")
     return "\n".join(["| word | is an | says |", "|---|---|---|", *rows])
 
 

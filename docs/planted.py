@@ -13,8 +13,8 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
-from streamworker.testing.planted import PLANTS  # noqa: E402
-from streamworker.testing.simulation import Schedule, run  # noqa: E402
+from tests.simulation.planted import PLANTS  # noqa: E402
+from streamworker.sim.simulation import Schedule, run  # noqa: E402
 
 PAGE = DOCS / "protocols" / "simulated.md"
 BEGIN, END = "<!-- made by docs/planted.py -->\n", "<!-- end of planted -->\n"

@@ -2,7 +2,7 @@
 
     python docs/reliability.py                  write the table from docs/reliability.json
     python docs/reliability.py --row F1 F8      measure rows at their full counts, and write the table
-    python docs/reliability.py --row F1 --short run them as the suite does, and keep nothing
+    python docs/reliability.py --row F1 --short run them as `make test-full` does, and keep nothing
 
 ``STREAMWORKER_SEED`` repeats a run. The rows of tests/chaos together take about an hour; most of it is waiting.
 F17 and F35 to F39 are measured by the tests of Sentinel, Cluster and Spark, which have seeds and counts of their

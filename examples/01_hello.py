@@ -2,8 +2,8 @@
 
     python examples/01_hello.py
 
-starts a server of its own, sends three records, handles them, and ends. On your own Redis the
-same app runs with `streamworker run 01_hello:app` in as many terminals as you like.
+This sends three records to a server in memory, handles them and ends. To run the same app on your own
+Redis, use `streamworker run 01_hello:app`, in as many terminals as you like.
 """
 # prints: handled 3 greetings
 
@@ -11,7 +11,6 @@ import anyio
 import msgspec
 
 from streamworker import App
-from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import local_worker, quiet_logs
 
 app = App("hello")
@@ -32,11 +31,10 @@ async def greet(greeting: Greeting) -> None:
 
 
 async def main() -> None:
-    with EmbeddedServer() as server:
-        async with local_worker(app, redis_url=server.url) as worker:
-            await greetings.send(Greeting("Ada"))
-            await greetings.send_many([Greeting("Grace"), Greeting("Barbara")])
-            await worker.until_drained()
+    async with local_worker(app) as worker:
+        await greetings.send(Greeting("Ada"))
+        await greetings.send_many([Greeting("Grace"), Greeting("Barbara")])
+        await worker.until_drained()
     print(f"handled {len(handled)} greetings")
 
 

@@ -1,8 +1,8 @@
 """Batches in, rows out.
 
-A processor that takes a list is called with up to `batch` records, or with fewer once the first
-of them is `within` seconds old. What it returns is committed together with the checkpoint, in one
-step on the server, into the partition's acked log: each row is there once, whatever crashes.
+A processor that takes a list is called with up to `batch` records, or with fewer once the first of
+them has waited `within` seconds. The server writes the returned rows to the partition's acked log
+and moves the checkpoint in one step, so the log holds each row once, even after a crash.
 """
 # prints: 250 orders became 250 rows worth 27935.60
 
@@ -10,7 +10,6 @@ import anyio
 import msgspec
 
 from streamworker import App, Context
-from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import local_worker, quiet_logs
 
 app = App("shop")
@@ -38,11 +37,10 @@ async def price(batch: list[Order], ctx: Context) -> list[Priced]:
 
 
 async def main() -> None:
-    with EmbeddedServer() as server:
-        async with local_worker(app, redis_url=server.url) as worker:
-            sent = await orders.send_many(Order(n, f"customer-{n % 20}", 10.0 + n % 211) for n in range(250))
-            await worker.until_drained()
-            rows = await worker.rows(price)
+    async with local_worker(app) as worker:
+        sent = await orders.send_many(Order(n, f"customer-{n % 20}", 10.0 + n % 211) for n in range(250))
+        await worker.until_drained()
+        rows = await worker.rows(price)
     print(f"{sent} orders became {len(rows)} rows worth {sum(row['total'] for row in rows):.2f}")
 
 

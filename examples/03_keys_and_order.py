@@ -1,9 +1,9 @@
 """Order by key.
 
-The key decides the partition, and each partition is handled strictly in order by one worker. So
-all moves of one aircraft come in the order in which they were sent, while other aircraft are
-handled beside them, here by two workers that share the partitions. A record whose key is None
-goes to any partition: nothing is promised about its order.
+The key decides the partition, and one worker handles each partition strictly in order. So all moves
+of one aircraft are handled in the order in which they were sent. Other aircraft are handled at the
+same time, here by two workers that share the partitions. A record whose key is None goes to any
+partition, and its order is not guaranteed.
 """
 # prints: 40 aircraft, 25 moves each, 0 out of order
 
@@ -13,7 +13,6 @@ import anyio
 import msgspec
 
 from streamworker import App, Context
-from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import local_worker, quiet_logs
 
 app = App("airport")
@@ -36,14 +35,13 @@ async def follow(move: Move, ctx: Context) -> None:
 
 
 async def main() -> None:
-    with EmbeddedServer() as server:
-        async with (
-            local_worker(app, redis_url=server.url, name="first") as worker,
-            local_worker(app, redis_url=server.url, name="second"),
-        ):
-            await moves.send_many(Move(f"N{plane:03}", n) for n in range(25) for plane in range(40))
-            await moves.send_many(Move(None, n) for n in range(8))
-            await worker.until_drained()
+    async with (
+        local_worker(app, name="first") as worker,
+        local_worker(app, name="second"),
+    ):
+        await moves.send_many(Move(f"N{plane:03}", n) for n in range(25) for plane in range(40))
+        await moves.send_many(Move(None, n) for n in range(8))
+        await worker.until_drained()
     print(f"the moves without a key went to {len(places.pop(None))} partitions")
     assert all(len(partitions) == 1 for partitions in places.values())
     unkeyed = seen.pop(None)

@@ -1,9 +1,9 @@
 """A record that cannot be handled.
 
-The function is called again, `attempts` times in all, with growing pauses. After that
-`on_error="halt"`, the default, stops this one partition. `on_error="dead_letter"` looks for the
-poison record by halving the batch, takes it out in the same commit, and goes on; the order of the
-rest is kept. An entry that is no record of the stream takes the same road.
+A worker calls the function up to `attempts` times, with exponential backoff. After that
+`on_error="halt"`, the default, stops this partition. `on_error="dead_letter"` finds the failing
+record by halving the batch, stores it as a dead letter in the same commit, and goes on; the other
+records keep their order. An entry that is not a record of the stream is treated in the same way.
 """
 # prints: 9 payments booked, 1 dead letter
 
@@ -11,7 +11,6 @@ import anyio
 import msgspec
 
 from streamworker import App
-from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import local_worker, quiet_logs
 
 app = App("bank")
@@ -35,11 +34,10 @@ async def book(batch: list[Payment]) -> list[Payment]:
 
 
 async def main() -> None:
-    with EmbeddedServer() as server:
-        async with local_worker(app, redis_url=server.url) as worker:
-            await payments.send_many(Payment(n, -5 if n == 6 else 5) for n in range(10))
-            await worker.until_drained()
-            rows, letters = await worker.rows(book), await worker.dead_letters(book)
+    async with local_worker(app) as worker:
+        await payments.send_many(Payment(n, -5 if n == 6 else 5) for n in range(10))
+        await worker.until_drained()
+        rows, letters = await worker.rows(book), await worker.dead_letters(book)
     for letter in letters:
         print(f"dead after {letter.attempts} attempts: {letter.fields[b'v'].decode()}: {letter.error}")
     print(f"{len(rows)} payments booked, {len(letters)} dead letter")

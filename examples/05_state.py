@@ -1,8 +1,8 @@
 """State that moves with its partition.
 
-`ctx.state` is a mapping that belongs to the partition. What a call assigns is committed together
-with its records, or forgotten if the call fails. So a total never counts a record twice, and the
-next owner of the partition goes on where the last one committed, here a second worker.
+`ctx.state` is a mapping that belongs to the partition. The values that a call assigns are committed
+together with its records, or dropped if the call fails. So a total never counts a record twice, and
+the next owner of the partition, here a second worker, continues from the last commit.
 """
 # prints: ann 60, bob 150
 
@@ -10,8 +10,7 @@ import anyio
 import msgspec
 
 from streamworker import App, Context
-from streamworker.dev.server import EmbeddedServer
-from streamworker.testing import local_worker, quiet_logs
+from streamworker.testing import MemoryServer, local_worker, quiet_logs
 
 app = App("bank")
 
@@ -38,9 +37,9 @@ async def balances(deposit: Deposit, ctx: Context) -> Balance:
 
 async def main() -> None:
     latest: dict[str, int] = {}
-    with EmbeddedServer() as server:
+    with MemoryServer() as server:
         for name, factor in (("monday", 1), ("tuesday", 2)):
-            async with local_worker(app, redis_url=server.url, name=name) as worker:
+            async with local_worker(app, url=server.url, name=name) as worker:
                 await deposits.send_many(
                     [Deposit("ann", 10 * factor), Deposit("bob", 50 * factor), Deposit("ann", 10 * factor)]
                 )

@@ -1,9 +1,9 @@
-"""What was processed, as a Spark table.
+"""Processed records as a Spark table.
 
-A pipeline is a function from DataFrame to DataFrame over what a processor forwarded. Spark reads
-the acked logs by row number, without a consumer group, and continues from its own checkpoint
-directory after a crash. In production `streamworker spark 06_spark_pipeline:app` runs it; here
-`run_pipelines(..., once=True)` reads what is there and ends. It needs Java 17 or later.
+A pipeline is a function from DataFrame to DataFrame over the rows that a processor forwarded. Spark
+reads the acked logs by row number, without a consumer group, and continues from its own checkpoint
+directory after a crash. In production `streamworker spark 06_spark_pipeline:app` runs the pipeline;
+here `run_pipelines(..., once=True)` reads the present rows and ends. Spark needs Java 17 or later.
 """
 # prints: ann 30.0, bob 70.0
 
@@ -17,9 +17,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from streamworker import App
-from streamworker.dev.server import EmbeddedServer
-from streamworker.spark.pipelines import run_pipelines
-from streamworker.testing import local_worker, quiet_logs
+from streamworker.spark.driver.pipelines import run_pipelines
+from streamworker.testing import EmbeddedServer, local_worker, quiet_logs
 
 app = App("shop")
 lake = Path(tempfile.mkdtemp(prefix="lake-"))
@@ -45,7 +44,7 @@ def revenue(checked: DataFrame) -> DataFrame:
 
 async def main() -> None:
     with EmbeddedServer() as server:
-        async with local_worker(app, redis_url=server.url) as worker:
+        async with local_worker(app, url=server.url) as worker:
             await orders.send_many(
                 [Order("ann", 10.0), Order("bob", 70.0), Order("ann", 20.0), Order("bob", -1.0)]
             )

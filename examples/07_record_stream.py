@@ -1,8 +1,8 @@
-"""The records as a stream that the function iterates over.
+"""A function that iterates over the records of a partition.
 
-The function is called once for each partition and runs until the partition is handed over. A
-record is acked when the loop asks for the next one, so local variables may span records: here a
-connection that is opened once. With `records.take(n, within=s)` the loop gets lists instead.
+The function is called once for each partition and runs until the worker releases the partition. A
+record is acked when the loop asks for the next one, so local variables may outlive a record: here a
+connection that is opened once. With `records.take(n, within=s)` the loop gets lists of records.
 """
 # prints: 30 readings in 3 reports
 
@@ -13,7 +13,6 @@ import anyio
 import msgspec
 
 from streamworker import App, Context, Records
-from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import local_worker, quiet_logs
 
 app = App("meters")
@@ -44,10 +43,9 @@ async def report(records: Records[Reading], ctx: Context) -> None:
 
 
 async def main() -> None:
-    with EmbeddedServer() as server:
-        async with local_worker(app, redis_url=server.url) as worker:
-            await readings.send_many(Reading(1, n) for n in range(30))
-            await worker.until_drained()
+    async with local_worker(app) as worker:
+        await readings.send_many(Reading(1, n) for n in range(30))
+        await worker.until_drained()
     print(f"{sum(len(values) for values in reports)} readings in {len(reports)} reports")
 
 

@@ -1,9 +1,9 @@
-"""A handler that waits for others, and calls that overlap.
+"""Concurrent calls of a handler that waits.
 
-Each call asks a payment service and waits 10 ms for its answer: in order, one partition would get
-through 100 a second. With `concurrency=32` so many calls run at a time. Orders of one customer
-still never overlap and come in the order in which they were sent, the log is in the order of the
-stream, and the checkpoint moves only over what is done without a gap.
+Each call asks a payment service and waits 10 ms for its answer: in order, one partition would handle
+100 records a second. With `concurrency=32` up to 32 calls run at a time. Payments of one customer
+never overlap and are handled in the order in which they were sent. The log keeps the order of the
+stream, and the checkpoint does not pass a record that is not done.
 """
 # prints: 600 payments, 32 at a time, 0 customers out of order, the log in order
 
@@ -14,7 +14,6 @@ import anyio
 import msgspec
 
 from streamworker import App
-from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import local_worker, quiet_logs
 
 app = App("till")
@@ -43,12 +42,11 @@ async def charge(payment: Payment) -> Payment:
 
 
 async def main() -> None:
-    with EmbeddedServer() as server:
-        async with local_worker(app, redis_url=server.url) as worker:
-            began = time.monotonic()
-            await payments.send_many(Payment(f"customer-{n % 60}", n) for n in range(600))
-            await worker.until_drained()
-            took, rows = time.monotonic() - began, await worker.rows(charge)
+    async with local_worker(app) as worker:
+        began = time.monotonic()
+        await payments.send_many(Payment(f"customer-{n % 60}", n) for n in range(600))
+        await worker.until_drained()
+        took, rows = time.monotonic() - began, await worker.rows(charge)
     print(f"{600 / took:.0f} a second, where one after the other would be 100")
     wrong = sum(numbers != sorted(numbers) for numbers in seen.values())
     log = "in order" if [row["number"] for row in rows] == list(range(600)) else "out of order"

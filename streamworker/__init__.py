@@ -2,6 +2,8 @@
 
 from streamworker.app import App, Processor, Stream
 from streamworker.context import Context, Records
+from streamworker.core.protocols.claim.settings import Claim
+from streamworker.core.protocols.lease.settings import Lease
 from streamworker.errors import (
     ConfigurationError,
     RecordError,
@@ -9,13 +11,15 @@ from streamworker.errors import (
     StreamworkerError,
 )
 from streamworker.records import Precision
-from streamworker.runtime.producer import Sent
+from streamworker.runtime.send.producer import Sent
 from streamworker.settings import Settings
 
 __all__ = [
     "App",
+    "Claim",
     "ConfigurationError",
     "Context",
+    "Lease",
     "Precision",
     "Processor",
     "RecordError",

@@ -1,4 +1,4 @@
-"""``python -m streamworker`` is the command line."""
+"""Runs the command line with ``python -m streamworker``."""
 
 from streamworker.cli import main
 

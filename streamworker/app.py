@@ -1,29 +1,28 @@
-"""The public face: an app declares streams, processors and pipelines, and connects to nothing.
+"""The public API: an app declares streams, processors and pipelines, and connects to nothing.
 
 Importing a module with an ``App`` has no side effects. A worker (``streamworker run``), a Spark
-driver (``streamworker spark``) or a send makes the connection that it needs when it needs it.
+driver (``streamworker spark``) or a send connects to Redis when it first needs a connection.
 """
 
-import asyncio
 import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
-from streamworker.core.membership import Membership
-from streamworker.core.protocols import PROTOCOLS
+from streamworker.core.protocols.membership.document import Membership
+from streamworker.core.protocols.registry import PROTOCOLS
+from streamworker.core.protocols.settings import Coordination
 from streamworker.declare import check_whole, describe
 from streamworker.errors import ConfigurationError
 from streamworker.processors import Codec, PipelineSpec, ProcessorSpec, Start, StreamSpec
 from streamworker.records import RecordType
-from streamworker.redisio.client import CONNECTIONS, Backend
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
-from streamworker.runtime.durability import pipelines_of
-from streamworker.runtime.lane import OnFull
-from streamworker.runtime.producer import Producer, Sent
+from streamworker.runtime.send.lane import OnFull
+from streamworker.runtime.send.producer import Producer, Sent
+from streamworker.runtime.send.producers import Producers
 from streamworker.settings import Settings
-from streamworker.spark.checks import check_pipeline
+from streamworker.spark.driver.checks import check_pipeline
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -34,10 +33,10 @@ STARTS: tuple[str, ...] = ("earliest", "latest")
 
 
 class Stream(Generic[T]):
-    """A logical stream of records, split into partitions; made by ``App.stream``.
+    """A logical stream of records, split into partitions; ``App.stream`` makes it.
 
-    Records with one key go to one partition and keep their order. A record whose key is None
-    goes to the partitions in turn.
+    Records with the same key go to the same partition and keep their order. Records whose key is
+    None are spread over the partitions in turn.
     """
 
     def __init__(self, app: "App", spec: StreamSpec) -> None:
@@ -62,30 +61,30 @@ class Stream(Generic[T]):
         on_full: OnFull = "wait",
         timeout: float | None = None,
     ) -> Sent:
-        """Append one record and return where it is once Redis has it.
+        """Append one record, and return its partition and entry id once Redis has it.
 
-        Sends that run at the same time share round trips.
+        Sends that run concurrently share round trips.
 
         Parameters
         ----------
         record
             A record of the stream's type.
         headers
-            Carried beside the record; a processor finds them in ``ctx.headers``.
+            Stored with the record; a processor reads them from ``ctx.headers``.
         on_full
-            What to do when the partition is at its limit because a group is behind: ``wait`` for
-            room, or ``raise`` StreamFull. Nothing unread is ever dropped.
+            What to do when the partition is at its limit because a group lags: ``wait`` for room,
+            or ``raise`` StreamFull. Unread entries are never dropped.
         timeout
-            Seconds to wait at most; for ever if None.
+            Maximum seconds to wait; None waits without limit.
 
         Raises
         ------
         RecordError
             If the record cannot be encoded or routed, or is too large.
         StreamFull
-            If there is no room, or none within ``timeout``.
+            If the partition has no room, or gets none within ``timeout``.
         ProducerError
-            If Redis did not answer in time: the record may or may not be there.
+            If Redis does not answer in time: the record may or may not have been written.
         """
         return await self._app.producer(self).send(record, headers=headers, on_full=on_full, timeout=timeout)
 
@@ -96,10 +95,10 @@ class Stream(Generic[T]):
         on_full: OnFull = "wait",
         timeout: float | None = None,
     ) -> int:
-        """Append many records in few round trips, in order, and return how many.
+        """Append many records in few round trips, in order, and return their number.
 
-        Takes any iterable, an endless one too: only a bounded chunk is in memory at a time. If it
-        raises, the records before the failed chunk are there.
+        The iterable may be endless: only a bounded chunk is in memory at a time. If a send raises,
+        the records before the failed chunk have been written.
         """
         return await self._app.producer(self).send_many(records, on_full=on_full, timeout=timeout)
 
@@ -112,17 +111,17 @@ class Stream(Generic[T]):
         on_full: OnFull = "wait",
         timeout: float | None = None,
     ) -> int:
-        """Append the rows of a table to a stream with ``codec="arrow"``, and return how many.
+        """Append the rows of a table to a stream with ``codec="arrow"``, and return their number.
 
-        Each row goes where ``send`` would put it, and rows of one key keep their order. If it
-        raises, the rows before the failed part (some 64 MB) are there.
+        Each row goes to the partition that ``send`` would choose, and rows with the same key keep
+        their order. If it raises, the rows before the failed part (about 64 MB) have been written.
 
         Parameters
         ----------
         table
-            A table or record batch of pyarrow, or what gives one away, as polars' DataFrames do.
+            A pyarrow table or record batch, or an object that exports one, such as a polars DataFrame.
         rows_per_entry
-            Rows of one partition in one entry at most; bounded by ``entry_bytes_max``, too.
+            Maximum rows in one entry; ``entry_bytes_max`` limits an entry, too.
         """
         return await self._app.producer(self).send_table(
             table, rows_per_entry=rows_per_entry, compression=compression, on_full=on_full, timeout=timeout
@@ -130,7 +129,7 @@ class Stream(Generic[T]):
 
 
 class Processor(Generic[P, R]):
-    """A processor function under its decorator; still callable as the function it is."""
+    """A decorated processor function; calling it calls the function itself."""
 
     def __init__(self, app: "App", name: str, function: Callable[P, R]) -> None:
         functools.update_wrapper(self, function)
@@ -145,35 +144,36 @@ class Processor(Generic[P, R]):
 
     @property
     def spec(self) -> ProcessorSpec:
-        """Return how the processor is called; a pipeline that is bound later may change it."""
+        """Return the processor's specification; a pipeline that is bound later may change it."""
         return self._app.processors[self._name]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, as a test of it would."""
+        """Call the function itself, for instance from a test."""
         return self._function(*args, **kwargs)
 
 
 class App:
-    """Streams, processors and pipelines of one application.
+    """The streams, processors and pipelines of one application.
 
     Parameters
     ----------
     name
         Part of every key in Redis: letters, digits, ``_ . -``.
     redis_url
-        ``redis://``, ``rediss://`` or ``unix://``; else ``STREAMWORKER_REDIS_URL``.
+        ``redis://``, ``rediss://`` or ``unix://``; ``STREAMWORKER_REDIS_URL`` if None.
     coordination
-        The protocol by which workers share partitions.
+        The protocol by which workers share partitions, by its name or with its own settings; see
+        docs/protocols.md. ``STREAMWORKER_COORDINATION`` if None, and without it ``membership``.
     assignment
-        Who should own what: ``range`` (one run of partitions a worker), ``sticky`` (as few moves
-        as can be) or ``weighted`` (by measured load and capacity); see docs/assignments.md.
+        How partitions are assigned: ``range`` (each worker gets one contiguous range), ``sticky`` (as
+        few moves as possible) or ``weighted`` (by measured load and capacity); see docs/assignments.md.
     **settings
         Any setting of ``Settings`` by name; see docs/settings.md.
 
     Raises
     ------
     ConfigurationError
-        For a name or a setting that cannot be.
+        If a name or a setting is invalid.
 
     Examples
     --------
@@ -194,30 +194,25 @@ class App:
         name: str,
         *,
         redis_url: str | None = None,
-        coordination: str = "membership",
+        coordination: str | Coordination | None = None,
         assignment: str = "range",
         **settings: Any,
     ) -> None:
         self.name = check_name("app", name)
-        self.settings = Settings.from_env(redis_url=redis_url, **settings)
-        if coordination not in PROTOCOLS:
-            raise ConfigurationError(
-                f"There is no coordination {coordination!r}.",
-                remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}.",
-            )
+        self.settings = Settings.from_env(redis_url=redis_url, coordination=coordination, **settings)
         Membership.empty(1, assignment)
-        if assignment == "weighted" and coordination != "membership":
+        chosen = self.settings.coordination.name
+        if assignment == "weighted" and not PROTOCOLS[chosen].has_document:
             raise ConfigurationError(
-                f'The assignment "weighted" does not work with coordination={coordination!r}.',
+                f'The assignment "weighted" does not work with coordination={chosen!r}.',
                 remedy='Use coordination="membership": only its heartbeats carry load.',
             )
-        self.coordination = coordination
         self.assignment = assignment
         self.streams: dict[str, Stream[Any]] = {}
         self.processors: dict[str, ProcessorSpec] = {}
         self.pipelines: dict[str, PipelineSpec] = {}
-        self._backends: dict[asyncio.AbstractEventLoop, Backend] = {}
-        self._producers: dict[tuple[asyncio.AbstractEventLoop, str], Producer] = {}
+        self._producers = Producers()
+        self._silent: set[str] = set()  # declared with forward=False, which a pipeline does not change
 
     # -- declaring -----------------------------------------------------------------------------
 
@@ -239,20 +234,20 @@ class App:
         name
             The stream's name.
         record
-            msgspec.Struct, dataclass, TypedDict, NamedTuple, attrs class or pydantic model.
+            A msgspec.Struct, dataclass, TypedDict, NamedTuple, attrs class or pydantic model.
         key
-            A field, several fields, or a function of the record. Records with one key keep their
-            order. None spreads all records.
+            A field, several fields, or a function of the record. Records with the same key keep
+            their order. None spreads the records over all partitions.
         partitions
-            How many; the most workers that can share the stream. It cannot be changed later.
+            Their number: the most workers that can share the stream. It cannot be changed later.
         codec
-            ``json``, ``msgpack``, ``fields`` for entries whose fields are the record's, as programs
-            write them that know nothing of streamworker, or ``arrow`` for entries of many rows in
-            columns; see docs/columns.md.
+            ``json``, ``msgpack``, ``fields`` or ``arrow``. With ``fields`` an entry's fields are the
+            record's fields, as programs without streamworker write them. With ``arrow`` an entry
+            holds many rows in columns; see docs/columns.md.
         max_entries
-            Entries a partition may hold before senders wait; ``partition_entries_max`` if None.
+            Entries that a partition may hold before senders wait; ``partition_entries_max`` if None.
         start
-            Where a processor that is new begins: ``earliest`` or ``latest``.
+            Where a new processor begins: ``earliest`` or ``latest``.
         """
         check_name("stream", name)
         if name in self.streams:
@@ -302,42 +297,42 @@ class App:
         concurrency: int = 1,
         ordered_by: Literal["key", "none"] = "key",
     ) -> Callable[[Callable[P, R]], Processor[P, R]]:
-        """Bind a function to a stream; each record reaches it at least once, in order by key.
+        """Bind a function to a stream; it gets each record at least once, in order by key.
 
         Parameters
         ----------
         stream
-            What it reads.
+            The stream that the processor reads.
         name
             Name of the processor and its group; the function's name if None.
         batch
-            Records in one call at most, for a function that takes a list.
+            Maximum records in one call, for a function that takes a list.
         within
-            Seconds that a batch waits for more once it has a record.
+            Seconds that a batch waits for more records once it has one.
         batch_bytes
-            Bytes of entries in one batch at most.
+            Maximum bytes of entries in one batch.
         on_error
-            What happens once ``attempts`` are used up. ``halt`` (``retry`` means the same): this
-            partition stops and says so, all else goes on. ``dead_letter``: the poison record goes
-            to the dead letters, the rest goes on in order. ``skip``: it is logged and passed over.
+            What happens when all ``attempts`` have failed. ``halt`` (``retry`` means the same): this
+            partition stops and reports it; the others continue. ``dead_letter``: the failing record goes
+            to the dead letters, the others continue in order. ``skip``: it is logged and passed over.
         attempts
-            Calls for one record or batch before ``on_error``.
+            Calls for one record or batch before ``on_error`` applies.
         backoff, backoff_max
-            Seconds before the second attempt, doubled for each further one, and their limit.
+            Seconds before the second attempt, doubled for each further one; and the upper limit.
         timeout
-            Seconds that one call may take; a longer one counts as failed. None: no limit, and
-            ``max_processing_time_ms`` raises an alarm. A ``def`` function cannot be interrupted:
-            its thread is left behind, and what it still does has no effect.
+            Seconds that one call may take; a longer call counts as failed. None sets no limit: a call
+            that hangs is only reported, after ``max_processing_time_ms``. A ``def`` function cannot be
+            interrupted: its thread keeps running, and its results are discarded.
         forward
-            Whether rows go to the acked log. None: if the function returns something.
+            Whether rows go to the acked log. None forwards if the function returns something.
         output
-            Type of the rows, where the return annotation does not say it.
+            Type of the rows, if the return annotation does not give it.
         concurrency
-            Calls at a time in one partition, for a function that takes one record and waits for
-            something else meanwhile. Such a function has no ``ctx.state``.
+            Maximum concurrent calls in one partition, for a function that takes one record and waits
+            for I/O. Such a function has no ``ctx.state``.
         ordered_by
-            What stays in order where calls overlap: ``key``: records with one key never overlap and
-            keep their order. ``none``: any records may overlap.
+            Which order is kept where calls overlap. ``key``: records with the same key never overlap
+            and keep their order. ``none``: any records may overlap.
         """
         if not isinstance(stream, Stream):
             raise ConfigurationError(
@@ -374,11 +369,6 @@ class App:
 
         return bind
 
-    @functools.cached_property
-    def _silent(self) -> set[str]:
-        """Processors that were told not to forward; a pipeline does not change their mind."""
-        return set()
-
     def pipeline(
         self,
         processor: Processor[..., Any],
@@ -396,18 +386,18 @@ class App:
         Parameters
         ----------
         processor
-            Whose forwarded rows it reads. A processor that returns nothing forwards its records.
+            Whose forwarded rows are read. A processor that returns nothing forwards its records.
         name
             Name of the pipeline; the function's name if None.
         trigger
-            ``"10 seconds"``, or ``"available now"`` for what is there.
+            ``"10 seconds"``, or ``"available now"`` to process the existing rows and stop.
         path, format, mode
-            Where and how a returned DataFrame is written. A function that returns a stream writer
+            Where and how the returned DataFrame is written. A function that returns a stream writer
             needs none of them.
         checkpoint
             Spark's checkpoint directory; beside ``path`` if None.
         options
-            Options of the source, by the names in docs/spark.md, and of the writer.
+            Options of the source, named as in docs/spark.md, and of the writer.
         """
 
         def bind(function: Callable[P, R]) -> Callable[P, R]:
@@ -441,52 +431,15 @@ class App:
     # -- sending -------------------------------------------------------------------------------
 
     def producer(self, stream: Stream[Any]) -> Producer:
-        """Return the producer of a stream for the event loop that runs now."""
-        loop = asyncio.get_running_loop()
-        producer = self._producers.get((loop, stream.name))
-        if producer is None:
-            backend = self._backends.get(loop)
-            if backend is None:
-                self._forget_ended_loops()
-                backend = Backend.open(
-                    self.settings.redis_url,
-                    name=f"{self.name}:producer",
-                    call_timeout_ms=self.settings.call_timeout_ms,
-                    allow_plaintext=self.settings.allow_plaintext,
-                    connections=max(CONNECTIONS, pipelines_of(self.settings) * len(self.streams)),
-                )
-                self._backends[loop] = backend
-            producer = Producer(backend, stream.spec, self.settings)
-            self._producers[loop, stream.name] = producer
-        return producer
+        """Return the producer of a stream for the running event loop."""
+        return self._producers.of(stream.spec, self.settings, streams=len(self.streams))
 
     async def aclose(self) -> None:
-        """Close what sending has opened in this event loop. Sending again opens it again.
+        """Close the producers and connections of this event loop; a later send opens new ones.
 
-        Sends that are under way are waited for, for ``call_timeout_ms`` at most; then they fail.
+        Waits up to ``call_timeout_ms`` for sends in progress; then they fail.
         """
-        loop = asyncio.get_running_loop()
-        ours = [self._producers.pop(key) for key in list(self._producers) if key[0] is loop]
-        backend = self._backends.pop(loop, None)
-        if backend is None:
-            return
-        try:
-            async with asyncio.timeout(self.settings.call_timeout_ms / 1000):
-                for producer in ours:
-                    await producer.aclose()
-        except TimeoutError:
-            pass  # Redis does not answer, or a partition is full: what waits is told so now.
-        await backend.aclose()
-
-    def _forget_ended_loops(self) -> None:
-        """Drop what was opened in event loops that were closed since, and their sockets with it.
-
-        A program may send from one ``asyncio.run`` after the other and never close the app.
-        """
-        for loop in [loop for loop in list(self._backends) if loop.is_closed()]:
-            self._backends.pop(loop, None)
-            for key in [key for key in list(self._producers) if key[0] is loop]:
-                self._producers.pop(key, None)
+        await self._producers.aclose(self.settings)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
-"""What a processor function is given beside its records: ``Context``; and ``Records``.
+"""``Context``, which a processor function gets with its records, and ``Records``.
 
-Nothing here does I/O. What a function forwards or stores through its context takes effect with
-the commit of its records, all or nothing, and is forgotten if the function fails.
+Nothing here does I/O. Rows that a function forwards and state that it sets through its context take
+effect with the commit of its records, all or nothing. They are discarded if the function fails.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from streamworker.core.entries import Entry, EntryId
+from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import ConfigurationError, RecordError
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RowsOf = Callable[[Mapping[bytes, bytes]], int]
-"""From the fields of an entry to its rows, where entries hold several."""
+"""Returns the number of rows in an entry from its fields, where entries hold several rows."""
 
 HEADER_PREFIX = b"h."
-"""Fields of an entry that carry headers begin with this."""
+"""Prefix of the entry fields that carry headers."""
 
 
 class Place:
-    """Where calls run: the same for all calls of one partition while it is ours."""
+    """Where calls run: the same for all calls of a partition while this worker owns it."""
 
     __slots__ = ("app", "epoch", "log", "partition", "processor")
 
@@ -37,7 +37,7 @@ class Place:
 
 
 class Call:
-    """One call of a function, as the runtime sees it: what its context reads and fills."""
+    """One call of a function, as the runtime sees it; its context reads and fills it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Call:
         self.renew(entries, state, attempt)
 
     def renew(self, entries: Sequence[Entry], state: MutableMapping[str, Any], attempt: int) -> None:
-        """Go on with other records, where one call of a function sees many (``Records``)."""
+        """Continue the call with other records, for a function that takes ``Records``."""
         self.state = state
         self.attempt = attempt
         self.outputs: list[Any] = []
@@ -58,14 +58,14 @@ class Call:
         self.show(entries)
 
     def show(self, entries: Sequence[Entry]) -> None:
-        """Go on with other entries, and all else as it is."""
+        """Continue with other entries, and keep everything else."""
         self.entries = entries
         self.__dict__.pop("entry_ids", None)
         self.__dict__.pop("headers", None)
 
     @cached_property
     def entry_ids(self) -> list[EntryId]:
-        """The id of each record's entry."""
+        """The entry id of each record."""
         return [entry.id for entry in self._by_record()]
 
     @cached_property
@@ -79,11 +79,11 @@ class Call:
 
 
 class Context:
-    """What a processor function may know and do beside its records.
+    """The metadata, state, log and outputs that a processor function can use beside its records.
 
-    Take it as the second parameter. A context belongs to one call: for a function that takes one
-    record there is one a record, and for a function that takes ``Records`` one for as long as it
-    runs, whose ``entry_ids`` and ``headers`` are those of the records in hand.
+    Take it as the second parameter. A context belongs to one call. A function that takes one record
+    gets a new context for each record. A function that takes ``Records`` gets one context for as long
+    as it runs, whose ``entry_ids`` and ``headers`` are those of the current records.
 
     Examples
     --------
@@ -110,12 +110,12 @@ class Context:
 
     @property
     def partition(self) -> int:
-        """The partition that the records come from."""
+        """The partition of the records."""
         return self._place.partition
 
     @property
     def epoch(self) -> int:
-        """The number of this ownership of the partition; it only grows from owner to owner.
+        """The number of this ownership of the partition, which grows with each new owner.
 
         Pass it to another system as a fencing token.
         """
@@ -128,15 +128,15 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """1 for the first call with these records."""
+        """The number of this attempt; 1 for the first call with these records."""
         return self._call.attempt
 
     @property
     def state(self) -> MutableMapping[str, Any]:
-        """Keyed state of this partition: a mapping from text to plain values.
+        """The keyed state of this partition: a mapping from text to plain values.
 
-        Assignments are committed with the records, or forgotten if the call fails. A value that
-        is changed in place is not stored: assign it.
+        Assignments are committed with the records, or discarded if the call fails. A value that is
+        changed in place is not stored: assign it again.
         """
         return self._call.state
 
@@ -152,31 +152,31 @@ class Context:
 
     @property
     def entry_id(self) -> EntryId:
-        """The entry id, where the call has one entry.
+        """The entry id, if the call has one entry.
 
         Raises
         ------
         ConfigurationError
-            If it has several; ``entry_ids`` has theirs.
+            If the call has several entries; use ``entry_ids``.
         """
         return self._only().id
 
     def header(self, name: str, default: str | None = None) -> str | None:
-        """Return a header, where the call has one entry.
+        """Return a header, if the call has one entry.
 
         Raises
         ------
         ConfigurationError
-            If it has several; ``headers`` has theirs.
+            If the call has several entries; use ``headers``.
         """
         value = self._only().fields.get(HEADER_PREFIX + name.encode())
         return default if value is None else value.decode("utf-8", "replace")
 
     def forward(self, row: Any) -> None:
-        """Add a row to what this call forwards, after those it has added before.
+        """Forward a row, after the rows that this call has forwarded before.
 
-        It reaches the acked log with the commit of the call's records, before what the function
-        returns. The row is of the processor's output type.
+        The commit of the call's records writes the row to the acked log, before the rows that the
+        function returns. The row has the processor's output type.
 
         Raises
         ------
@@ -201,13 +201,13 @@ class Context:
 
 
 def show_only(context: Context, entry: Entry) -> None:
-    """Let a context show one entry, of which the function has one row in hand."""
+    """Let a context show one entry while the function handles one of its rows."""
     call = context._call  # noqa: SLF001 - not for users' functions to see
     call.show((entry,))
 
 
 def take_forwarded(context: Context) -> list[Any]:
-    """Take what was forwarded since the last time: between the rows of an entry."""
+    """Take the rows forwarded since the last take; called between the rows of an entry."""
     call = context._call  # noqa: SLF001
     forwarded, call.outputs = call.outputs, []
     return forwarded
@@ -223,10 +223,10 @@ def headers_of(fields: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 class Feed(Protocol):
-    """Where ``Records`` come from: a partition's runner."""
+    """The source of ``Records``: a partition's runner."""
 
     async def next(self, count: int, within_ms: int) -> list[Any]:
-        """Ack what was given last, and give the next records; none at the end."""
+        """Ack the records returned last, and return the next ones; an empty list at the end."""
         ...
 
 
@@ -234,8 +234,8 @@ class Records(Generic[T]):
     """The records of a partition as a stream, for a processor that iterates over them.
 
     A record is acked when the loop asks for the next one, or when the function returns. If the
-    function raises, it is called again from the first record that is not acked. The stream
-    ends when the partition is handed over: the loop ends, and the function should return.
+    function raises, the worker calls it again from the first record that is not acked. When the
+    worker gives up the partition, the stream ends: the loop ends, and the function should return.
 
     Examples
     --------
@@ -243,7 +243,7 @@ class Records(Generic[T]):
     ...     async for order in records:
     ...         print(order)
 
-    In lists of at most 100, each waiting at most a second for its last record:
+    In lists of at most 100 records, each of which waits at most a second for more:
 
     >>> async def prices(records: Records[dict]) -> None:
     ...     async for batch in records.take(100, within=1):
@@ -269,10 +269,10 @@ class Records(Generic[T]):
         Parameters
         ----------
         count
-            Records in one list at most.
+            Maximum records in one list.
         within
-            Seconds that a list waits for more, once it has a record. None: as long as the
-            processor's own ``within``.
+            Seconds that a list waits for more records once it has one. None uses the processor's
+            own ``within``.
 
         Raises
         ------

@@ -1,10 +1,10 @@
-"""From a decorated function to a ``ProcessorSpec``: what its annotations say.
+"""Makes a ``ProcessorSpec`` from the annotations of a decorated function.
 
-A processor says by its first parameter how it wants its records: ``Order`` one at a time,
-``list[Order]`` in batches, ``Records[Order]`` as a stream to iterate over, and ``pa.RecordBatch``,
-``pa.Table`` or ``pl.DataFrame`` in batches of columns. It says by its return annotation what it
-forwards. Everything that does not fit is refused here, when the program is
-imported, with the name of the function and what to write instead.
+The annotation of the first parameter says how a processor takes its records: ``Order`` one at a
+time, ``list[Order]`` in batches, ``Records[Order]`` as a stream to iterate over, and
+``pa.RecordBatch``, ``pa.Table`` or ``pl.DataFrame`` in batches of columns. The return annotation says
+what it forwards. This module refuses invalid declarations when the program is imported; the error
+names the function and what to write instead.
 """
 
 import inspect
@@ -21,14 +21,14 @@ from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
 
 BATCH_DEFAULT = 500
-"""Records a batch where the function takes a list and no size is given."""
+"""Records in a batch if the function takes a list and no size is given."""
 ROWS_DEFAULT = 10_000
-"""The same where it takes columns: a call then costs 10 ns a row."""
+"""Rows in a batch if the function takes columns: a call then costs 10 ns a row."""
 ON_ERROR: tuple[str, ...] = ("halt", "dead_letter", "skip")
 ORDERED_BY: tuple[str, ...] = ("key", "none")
 CONCURRENCY_MAX = 1_000
-"""Calls at a time in one partition. Each is a task, and up to 32 times as many records are repeated
-after a crash; whoever needs more has partitions for it."""
+"""Maximum concurrent calls in one partition. Each is a task, and up to 32 times as many records are
+repeated after a crash. For more concurrency, use more partitions."""
 
 
 def describe(
@@ -54,7 +54,7 @@ def describe(
     Raises
     ------
     ConfigurationError
-        Naming the processor and what does not fit.
+        If something does not fit; the error names the processor and what is wrong.
     """
     name = check_name("processor", name or function.__name__)
     parameters, returns = _signature(function, name)
@@ -82,7 +82,7 @@ def describe(
     _check_concurrency(name, mode, stream, concurrency, ordered_by)
     returned = _returned(returns)
     _check_columns(name, mode, stream, takes, returned)
-    # What columns there are in what it returns is for `output` to say; else they are the stream's own.
+    # `output` says which columns the function returns; without it they are those of the stream.
     produced = output or (stream.record.python_type if _columns(returned) else returned)
     forwards = forward if forward is not None else produced is not None
     return ProcessorSpec(
@@ -132,7 +132,7 @@ def _check_concurrency(name: str, mode: Mode, stream: StreamSpec, concurrency: i
 def _columns(annotation: Any) -> Takes | None:
     """Return which kind of columns an annotation names, if any.
 
-    Nothing is imported for the sake of a look: who names one of these has imported it.
+    This imports nothing: a program that names one of these types has imported it already.
     """
     pyarrow, polars = sys.modules.get("pyarrow"), sys.modules.get("polars")
     if annotation is None:
@@ -262,7 +262,7 @@ def _output_type(produced: Any, stream: StreamSpec, name: str) -> RecordType:
 
 
 def check_whole(stream: str, name: str, value: object, most: int | None) -> None:
-    """Raise ConfigurationError if a number of a stream is none, or too large."""
+    """Raise ConfigurationError if a value is not a whole number from 1 to ``most``."""
     if type(value) is int and value >= 1 and (most is None or value <= most):
         return
     raise ConfigurationError(

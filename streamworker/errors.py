@@ -1,25 +1,23 @@
-"""Every error that streamworker raises, and whose fault it is.
+"""Every error that streamworker raises, and what causes it.
 
     StreamworkerError
-    ├── ConfigurationError        yours, before anything runs: a name, a setting, a type
-    │   └── JavaMissing           Spark needs a Java that is not there
+    ├── ConfigurationError        a wrong name, setting or type; nothing was started
+    │   └── JavaMissing           Spark needs a Java runtime, and none was found
     ├── RecordError               one record: it cannot be encoded or routed
     │   └── DecodeError           one entry in Redis is not a record of this stream
-    ├── ProducerError             a send was not done
-    │   └── StreamFull            ... because readers are behind; nothing unread is dropped
-    ├── CoordinationError         the group decided otherwise
-    │   ├── FencedError           another worker owns the partition now
-    │   └── MembershipLost        the group removed this worker; it rejoins by itself
-    ├── BackendError              Redis
-    │   ├── BackendUnavailable    no answer: the outcome of the call is unknown
-    │   ├── BackendRefused        an answer: no
-    │   └── AuthenticationFailed  an answer: who are you
+    ├── ProducerError             a send failed, or its outcome is unknown
+    │   └── StreamFull            the partition is full because a group lags; nothing was written
+    ├── CoordinationError         the group's view and this worker's view differ
+    ├── BackendError              Redis did not execute a call
+    │   ├── BackendUnavailable    Redis did not answer: the outcome of the call is unknown
+    │   ├── BackendRefused        Redis refused the call
+    │   └── AuthenticationFailed  Redis did not accept the user or password
     ├── DataLoss                  a reader of the acked log found rows missing or changed
     ├── ProcessingError           a processor function failed and its policy gave up
-    └── InternalError             a broken invariant: a bug of ours
+    └── InternalError             a broken invariant: a bug in streamworker
 
-Outcomes that a healthy system produces every day (a lock held by a peer, a commit that
-was fenced) are values, not exceptions; see ``core.locks`` and ``redisio.commit``.
+Outcomes that are normal in a healthy system (a peer holds the lock, a commit was fenced) are
+values, not exceptions; see ``core.locks`` and ``redisio.commit``.
 """
 
 
@@ -29,9 +27,9 @@ class StreamworkerError(Exception):
     Parameters
     ----------
     message
-        What is wrong; names the setting, key, record or entry.
+        What is wrong; it names the setting, key, record or entry.
     remedy
-        What to do about it. Shown after the message.
+        What to do about it; shown after the message.
     """
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
@@ -43,7 +41,7 @@ class StreamworkerError(Exception):
         return f"{self.message} {self.remedy}".strip()
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross processes, from Spark's workers for one; pickle would lose the keyword.
+        # Spark, for one, pickles errors between processes; the default would lose the keyword argument.
         return _again, (type(self), self.message, self.remedy)
 
 
@@ -52,7 +50,7 @@ class ConfigurationError(StreamworkerError):
 
 
 class JavaMissing(ConfigurationError):
-    """Spark needs a Java runtime, and none fits."""
+    """Spark needs a Java runtime, and no suitable one was found."""
 
 
 class RecordError(StreamworkerError):
@@ -64,11 +62,11 @@ class DecodeError(RecordError):
 
 
 class ProducerError(StreamworkerError):
-    """A send did not happen, or its outcome is unknown."""
+    """A send failed, or its outcome is unknown."""
 
 
 class StreamFull(ProducerError):
-    """A partition is at its limit because a group is behind; nothing was written."""
+    """A partition is at its limit because a group lags; nothing was written."""
 
 
 class CoordinationError(StreamworkerError):
@@ -76,15 +74,15 @@ class CoordinationError(StreamworkerError):
 
 
 class BackendError(StreamworkerError):
-    """Redis did not do what it was asked."""
+    """Redis did not execute a call."""
 
 
 class BackendUnavailable(BackendError):
-    """No answer from Redis: what was asked may or may not have been done."""
+    """Redis did not answer: the call may or may not have been executed."""
 
 
 class BackendRefused(BackendError):
-    """Redis answered no: out of memory, read-only, no permission, wrong type."""
+    """Redis refused a call: out of memory, read-only, no permission, wrong type."""
 
 
 class AuthenticationFailed(BackendError):
@@ -92,7 +90,7 @@ class AuthenticationFailed(BackendError):
 
 
 class DataLoss(StreamworkerError):
-    """Rows of an acked log that a reader counts on are gone or were replaced."""
+    """Rows of an acked log that a reader needs are missing or were replaced."""
 
 
 class ProcessingError(StreamworkerError):
@@ -104,6 +102,16 @@ class InternalError(StreamworkerError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, remedy="This is a bug in streamworker; please report it with the log.")
+
+
+def in_words(error: BaseException, *, named: bool = True) -> str:
+    """Return an error's class name and message in one line; the name alone without a message."""
+    name = " ".join(type.__dict__["__name__"].__get__(type(error)).split())  # A metaclass may redefine it.
+    try:
+        text = " ".join(str(error).split())
+    except BaseException:  # noqa: BLE001 - the class is somebody's
+        text = "str() of it raises an error, too"
+    return (f"{name}: {text}" if named else text) if text else name
 
 
 def _again(kind: type[StreamworkerError], message: str, remedy: str) -> StreamworkerError:

@@ -1,10 +1,10 @@
-"""From ``shop:app`` on a command line to the object: what a path may name, and what to say if not.
+"""Resolves a path such as ``shop:app`` on the command line to its object, with errors that help.
 
-A path is ``MODULE:ATTRIBUTE``, as uvicorn has it. The module is imported with the current folder
-first on the path. Behind the colon stands an :class:`~streamworker.App`, or where a command is
-about a stream or a processor, the stream or the function itself, or just its name.
+A path is ``MODULE:ATTRIBUTE``, as in uvicorn. The module is imported with the current folder first on the
+import path. The attribute is an :class:`~streamworker.App`. For commands about a stream or a processor it
+may also be the stream or the function itself, or its name.
 
-Importing an app connects to nothing, so all of this runs without Redis.
+Importing an app connects to nothing, so this module needs no Redis.
 """
 
 import importlib
@@ -19,15 +19,12 @@ from typing import Any
 from streamworker.app import App, Processor, Stream
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.processors import ProcessorSpec
-
-REDIS_URL_OVERRIDE = "STREAMWORKER_DEV_REDIS_URL"
-"""Set by ``streamworker dev`` for the processes it starts: its server wins over the URL that an
-app names, so that an app written for production runs on a laptop unchanged."""
+from streamworker.variables import REDIS_URL_OVERRIDE
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """An app, and those of its processors that a path means."""
+    """An app, and the processors of it that a path selects."""
 
     app: App
     processors: tuple[ProcessorSpec, ...]
@@ -39,7 +36,7 @@ def resolve_app(path: str) -> App:
     Raises
     ------
     ConfigurationError
-        Saying which part of the path is wrong, and which apps there are.
+        If there is none; the error says which part of the path is wrong, and lists the apps.
     """
     module, found = _resolve(path)
     if isinstance(found, App):
@@ -57,12 +54,12 @@ def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
     path
         ``module:orders`` for a stream or the name of one, or ``module:app``.
     stream
-        Name of the stream where the path is that of an app; not needed if it has one only.
+        Name of the stream if the path names an app; not needed if the app has only one stream.
 
     Raises
     ------
     ConfigurationError
-        Naming the streams that there are.
+        If there is none; the error lists the streams.
     """
     module, found = _resolve(path, names=lambda app: app.streams)
     if isinstance(found, Stream):
@@ -84,19 +81,19 @@ def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
 
 
 def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
-    """Return the processors that a path means: one by its own path, or those of an app.
+    """Return the processors that a path selects: one by its own path, or those of an app.
 
     Parameters
     ----------
     path
         ``module:price`` for a processor function or the name of one, or ``module:app``.
     names
-        Which processors of an app; all if empty.
+        Names of processors of an app; all processors if empty.
 
     Raises
     ------
     ConfigurationError
-        Naming the processors that there are.
+        If there is none; the error lists the processors.
     """
     module, found = _resolve(path, names=lambda app: app.processors)
     if isinstance(found, App):
@@ -127,12 +124,12 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
 
 
 def resolve_processor(path: str) -> Selection:
-    """Return the one processor that a path names; an app must have only one.
+    """Return the processor that a path names; an app must have only one.
 
     Raises
     ------
     ConfigurationError
-        Naming the processors that there are.
+        If there is not exactly one; the error lists the processors.
     """
     selection = resolve_processors(path)
     if len(selection.processors) == 1:
@@ -145,7 +142,7 @@ def resolve_processor(path: str) -> Selection:
 
 
 def _resolve(path: str, names: Any = None) -> tuple[ModuleType, object]:
-    """Import the module and look behind the colon: an attribute, or a name within its apps."""
+    """Import the module, and return its attribute, or the stream or processor of that name in its apps."""
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigurationError(f"{path!r} is not the path of an app.", remedy=_path_hint(path))
@@ -165,7 +162,7 @@ def _resolve(path: str, names: Any = None) -> tuple[ModuleType, object]:
     for app in _apps(module).values() if names is not None else ():
         if attribute in names(app):
             named = names(app)[attribute]
-            # A processor is found by its name even where its function has another one.
+            # A processor is found by its name, even if its function has another name.
             return module, named if isinstance(named, Stream) else Processor(app, attribute, named.function)
     raise ConfigurationError(
         f"Module {module_name!r} ({_place(module)}) has no {attribute!r}.",
@@ -180,7 +177,7 @@ def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Only if the module itself is missing; one that it imports is a fault inside it.
+        # Only if the module itself is missing: a missing import inside it is a fault of the module.
         if error.name and (name == error.name or name.startswith(error.name + ".")):
             raise ConfigurationError(
                 f"There is no module {name!r} in {folder}, nor is one installed.",
@@ -192,15 +189,17 @@ def _import(name: str) -> ModuleType:
         if frame:
             error.add_note(f"At {frame[0].filename}, line {frame[0].lineno}: {frame[0].line}")
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(name, error) from error
 
 
-def _failed(name: str, error: Exception) -> ConfigurationError:
-    """Show the fault inside the user's module as Python would, without our frames around it."""
+def _failed(name: str, error: BaseException) -> ConfigurationError:
+    """Return the error for a fault in the user's module, with its traceback without our frames."""
     frames = "".join(traceback.format_list(_user_frames(error)))
     what = "".join(traceback.format_exception_only(error)).rstrip()
-    return ConfigurationError(f"Importing module {name!r} failed.\n{frames}{what}")
+    failed = ConfigurationError(f"Importing module {name!r} failed: {what.splitlines()[-1]}")
+    failed.add_note(frames + what)
+    return failed
 
 
 def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
@@ -208,12 +207,13 @@ def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((ours, "<frozen importlib")) and "importlib" not in frame.filename
+        # "<" begins the names of generated or frozen code, which has no file to show.
+        if not frame.filename.startswith((ours, "<")) and "importlib" not in frame.filename
     ]
 
 
 def with_override(app: App) -> App:
-    """Let ``streamworker dev`` put its server in the place of the one that the app names."""
+    """Use the server of ``streamworker dev``, if it is set, instead of the one that the app names."""
     url = os.environ.get(REDIS_URL_OVERRIDE)
     if url and app.settings.redis_url != url:
         app.settings = replace(app.settings, redis_url=url)
@@ -221,7 +221,7 @@ def with_override(app: App) -> App:
 
 
 def _apps(module: ModuleType) -> dict[str, App]:
-    """Return the apps in a module by attribute; the first name of each."""
+    """Return the apps in a module by attribute name; each app under its first name."""
     apps: dict[str, App] = {}
     for name, value in vars(module).items():
         if isinstance(value, App) and value not in apps.values():

@@ -1,8 +1,7 @@
-"""Loggers that cost nothing to import.
+"""Loggers that import structlog only when they are first used.
 
-structlog imports rich for its tracebacks, which takes 0.1 s and which ``import streamworker`` must
-not do: it is imported by whoever declares or calls an app. So structlog is loaded with the first
-line that is logged.
+structlog imports rich for its tracebacks, which takes 0.1 s. ``import streamworker`` must not do that,
+since every program that declares or calls an app imports it. So the first logged line imports structlog.
 """
 
 from typing import TYPE_CHECKING, cast

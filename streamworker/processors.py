@@ -1,7 +1,6 @@
-"""What the decorators declare: streams, processors and pipelines as plain values.
+"""The declarations of the decorators: streams, processors and pipelines as plain values.
 
-Nothing here connects to anything. ``app.py`` makes these values, ``runtime`` and ``spark``
-read them.
+This module connects to nothing. ``app.py`` makes these values, and ``runtime`` and ``spark`` read them.
 """
 
 from collections.abc import Callable
@@ -16,18 +15,18 @@ Codec = Literal["json", "msgpack", "fields", "arrow"]
 Start = Literal["earliest", "latest"]
 OrderedBy = Literal["key", "none"]
 Takes = Literal["records", "record_batch", "table", "polars"]
-"""What a processor function is given: records, or columns as pyarrow or polars have them."""
+"""What a processor function receives: records, or columns of pyarrow or polars."""
 
 
 class Mode(Enum):
     """How a processor function takes its records."""
 
     RECORD = "record"
-    """One call a record."""
+    """One call for each record."""
     BATCH = "batch"
-    """One call a list of records, or their columns."""
+    """One call for each list of records, or for their columns."""
     STREAM = "stream"
-    """One call a partition; the function iterates over the records itself."""
+    """One call for each partition; the function iterates over the records itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +37,16 @@ class StreamSpec:
     name: str
     record: RecordType
     key: Callable[[Any], object]
-    """From a record to its key; ``None`` spreads the record round robin."""
+    """Returns a record's key; records with the key ``None`` are spread round robin."""
     partitions: int
     codec: Codec
     entries_max: int
-    """Entries a partition may hold before senders wait."""
+    """Entries that a partition may hold before senders wait."""
     start: Start
-    """Where a group that is new to the stream begins."""
+    """Where a new group begins to read the stream."""
     key_fields: str | tuple[str, ...] | None = None
-    """The fields that ``key`` reads, for keys of tables; ``()`` for no key, None if ``key`` does not
-    tell."""
+    """The fields that ``key`` reads, for the keys of tables; ``()`` for no key, None if they are not
+    known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,32 +60,32 @@ class ProcessorSpec:
     is_async: bool
     takes_context: bool
     batch: int
-    """Records in one call at most (BATCH), or between two commits (RECORD, STREAM)."""
+    """Maximum records in one call (BATCH), or between two commits (RECORD, STREAM)."""
     takes: Takes = "records"
     within_ms: int
     """How long a batch waits for more records once it has one."""
     batch_bytes: int
-    """Bytes of entries in one batch at most."""
+    """Maximum bytes of entries in one batch."""
     on_error: OnError
-    """What happens to a record whose attempts are used up."""
+    """What happens to a record when all attempts have failed."""
     attempts: int
     backoff_ms: int
-    """Pause before the second attempt; doubled for each further one, with jitter."""
+    """Backoff before the second attempt; it doubles for each further attempt, with jitter."""
     backoff_max_ms: int
     forward: bool
     """Whether acked rows go to the acked log."""
     output: RecordType | None
-    """Type of the forwarded rows; the stream's own type where the records themselves are."""
+    """Type of the forwarded rows; the stream's type if the records themselves are forwarded."""
     timeout_ms: int | None = None
     """How long one call of the function may take before it counts as failed."""
     concurrency: int = 1
-    """Calls of a function that takes one record, in one partition at a time."""
+    """Maximum concurrent calls in one partition, for a function that takes one record."""
     ordered_by: OrderedBy = "key"
-    """Which records never overlap where several calls may run at a time."""
+    """Which records never overlap if calls run concurrently."""
 
     @property
     def uses_columns(self) -> bool:
-        """Whether the function takes columns, or its stream holds them."""
+        """Whether the function takes columns, or its stream has columns."""
         return self.takes != "records" or self.stream.codec == "arrow"
 
 
@@ -98,10 +97,10 @@ class PipelineSpec:
     processor: ProcessorSpec
     function: Callable[..., Any]
     trigger: str
-    """``"10 seconds"`` for a micro-batch every so often, or ``"available now"``."""
+    """``"10 seconds"`` for a micro-batch at that interval, or ``"available now"``."""
     path: str | None
     format: str
     mode: Literal["append", "complete", "update"]
     checkpoint: str | None
-    """Spark's checkpoint directory; beside ``path`` where none is given."""
+    """Spark's checkpoint directory; beside ``path`` if None."""
     options: dict[str, str] = field(default_factory=dict)

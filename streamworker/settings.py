@@ -1,24 +1,49 @@
-"""Settings: every number that a user can turn, why it is what it is, and what it must satisfy.
+"""Settings: their defaults, the reasons for these, and the inequalities that they must satisfy.
 
-Each can be given to ``App(...)`` by name or by an environment variable
-``STREAMWORKER_<NAME>``; an argument wins over the environment.
+A setting is an argument of ``App(...)`` or an environment variable ``STREAMWORKER_<NAME>``; the argument
+takes precedence over the environment. What only a protocol other than the default reads is in that protocol's
+folder (``Coordination``).
 """
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from difflib import get_close_matches
+from typing import Any, Self, TypeVar
 
+from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS, entry_of
+from streamworker.core.protocols.settings import Coordination
+from streamworker.core.rules import Rule, check_numbers, check_rules
 from streamworker.errors import ConfigurationError
-from streamworker.urls import PLAINTEXT_VARIABLE, refuse_plaintext
+from streamworker.urls import refuse_plaintext, warn_of_unverified
+from streamworker.variables import CONNECTION_VARIABLE, ENV_PREFIX, OTHER_VARIABLES, read_value
 
-ENV_PREFIX = "STREAMWORKER_"
-_SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+T = TypeVar("T")
+
 DURABILITIES = ("memory", "aof", "replicas")
 MAY_BE_ZERO = frozenset({"founding_pause_ms"})
-"""Settings that 0 turns off; any other number must be greater."""
-CAPACITY_MAX = 1_000
-"""Beyond this it is no proportion between machines but a mistake."""
+"""Settings that 0 turns off; all other settings must be greater than 0."""
+AT_MOST = {
+    "balance_threshold_percent": 99,
+    "balance_damping_percent": 100,
+    "capacity": 1_000,  # a larger ratio between machines is probably a mistake
+}
+RULES = (
+    # The last commit before a partition is released must have time to be confirmed.
+    Rule("grace_period_ms", ">=", 1, "durability_timeout_ms", unless=("durability", "memory")),
+    Rule("dead_after_ms", ">=", 2, "heartbeat_interval_ms"),
+    Rule("session_timeout_ms", ">=", 3, "heartbeat_interval_ms"),
+    Rule("session_timeout_ms", ">=", 3, "call_timeout_ms"),
+    Rule("slow_after_ms", ">=", 1, "session_timeout_ms"),
+    Rule("session_timeout_ms", ">=", 1, "dead_after_ms"),
+    Rule("drain_deadline_ms", ">=", 1, "grace_period_ms"),
+    Rule("shutdown_timeout_ms", ">=", 1, "grace_period_ms"),
+    Rule("balance_interval_ms", ">=", 1, "heartbeat_interval_ms"),
+    Rule("heartbeat_interval_ms", ">=", 1, "founding_pause_ms"),
+    Rule("prefetch_bytes", ">=", 2, "entry_bytes_max"),
+)
+"""What must hold between settings. A protocol has such a table of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +53,7 @@ class Settings:
     Raises
     ------
     ConfigurationError
-        Naming the setting and the inequality that does not hold.
+        If an inequality does not hold; the error names the setting and the inequality.
     """
 
     # -- connection --------------------------------------------------------------------------
@@ -57,6 +82,11 @@ class Settings:
     appendfsync_always: bool = False
     """Say that the server has ``appendfsync always``, where ``durability="aof"`` needs that and this
     user may not ask for it (``CONFIG GET``)."""
+
+    # -- who shares partitions how -----------------------------------------------------------
+    coordination: Coordination = DEFAULT
+    """The protocol by which workers share partitions: its name, or one with its own settings. A variable
+    names it. See [the protocols](protocols.md)."""
 
     # -- liveness ----------------------------------------------------------------------------
     heartbeat_interval_ms: int = 1_000
@@ -114,36 +144,6 @@ class Settings:
     balance_moves_per_minute: int = 10
     """The most partitions of a group that load moves in a minute, whatever it does."""
 
-    # -- handover by claims (coordination="claim") --------------------------------------------
-    claim_cycle_ms: int = 1_000
-    """A worker renews its claims, and claims at most one partition more, once in this time. The
-    shorter, the sooner load is balanced, and the more calls: three or four a worker and cycle."""
-    claim_expiry_ms: int = 10_000
-    """A claim that was not renewed for this long is nobody's. At least two cycles and three calls,
-    so that one that fails loses nothing; the rest is how long a worker may be slow. A dead one is
-    noticed no sooner."""
-
-    # -- handover by races (coordination="lease") ---------------------------------------------
-    lease_normal_ms: int = 5_000
-    """How long a partition is held, as a rule, before it is challenged: the pace at which load
-    is balanced. The author of the algorithm uses 60,000; each challenge costs each worker one
-    call, and 5 seconds are long beside the wait of a race and short for who watches."""
-    lease_max_ms: int = 20_000
-    """How long a challenge may stay undecided before it is cleared away: a worker that died
-    between winning and starting is noticed after this. Significantly longer than the normal
-    lease, and than a shutdown, which is waited for while nothing may be challenged."""
-    lease_max_shutdown_ms: int = 10_000
-    """How long the winner waits for the former owner's shutdown before it starts anyway; its
-    lock then refuses the former owner's commits. At least the grace period, so that a healthy
-    owner is never overtaken."""
-    lease_min_grab_ms: int = 4_000
-    """How long after its start a winner cannot be challenged. Less than the normal lease, and
-    long enough for every worker's wait to be over."""
-    lease_held_delay_ms: int = 100
-    """How much longer a worker waits for each partition that it has, before it tries to take a
-    challenged one. The author uses 100 to 500. Shorter, and jitter decides instead of load; it
-    is shortened for streams of more than ``lease_min_grab_ms / lease_held_delay_ms`` partitions."""
-
     # -- data --------------------------------------------------------------------------------
     prefetch_bytes: int = 32 * 1024 * 1024
     """Bytes that one processor may hold fetched but not committed, over all its partitions."""
@@ -162,9 +162,7 @@ class Settings:
     """How often an owner drops what every group and every reader is past."""
 
     # -- handlers ----------------------------------------------------------------------------
-    max_processing_time_ms: int = 300_000
-    """A handler that makes no progress for this long raises an alarm; it loses nothing by it."""
-    stalled_after_ms: int = 30_000
+    max_processing_time_ms: int = 30_000
     """A partition that has entries and commits none for this long is named in the log and in
     ``status``, with what it waits for. It loses nothing by it. Longer than an ordinary batch takes."""
     handler_threads: int = 16
@@ -172,80 +170,43 @@ class Settings:
     (``concurrency``) are bounded by it too."""
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if isinstance(value, int) and not isinstance(value, bool):
-                self._check_least(spec.name, value)
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        check_numbers(values, MAY_BE_ZERO, AT_MOST)
         if self.durability not in DURABILITIES:
             raise ConfigurationError(
                 f"Setting durability is {self.durability!r}.",
                 remedy=f"It must be one of: {', '.join(DURABILITIES)}.",
             )
-        if self.durability != "memory":
-            # The last commit of a partition that is given away must have the time to be confirmed.
-            self._require("grace_period_ms", ">=", 1, "durability_timeout_ms")
         if not self.allow_plaintext:
             refuse_plaintext(self.redis_url, "The URL of Redis")
-        self._require("dead_after_ms", ">=", 2, "heartbeat_interval_ms")
-        self._require("session_timeout_ms", ">=", 3, "heartbeat_interval_ms")
-        self._require("session_timeout_ms", ">=", 3, "call_timeout_ms")
-        self._require("slow_after_ms", ">=", 1, "session_timeout_ms")
-        self._require("session_timeout_ms", ">=", 1, "dead_after_ms")
-        self._require("drain_deadline_ms", ">=", 1, "grace_period_ms")
-        self._require("shutdown_timeout_ms", ">=", 1, "grace_period_ms")
-        self._require("balance_interval_ms", ">=", 1, "heartbeat_interval_ms")
-        self._require("heartbeat_interval_ms", ">=", 1, "founding_pause_ms")
-        self._limit("balance_threshold_percent", 99)
-        self._limit("balance_damping_percent", 100)
-        self._limit("capacity", CAPACITY_MAX)
-        self._require("claim_expiry_ms", ">=", 2, "claim_cycle_ms")
-        self._require("claim_expiry_ms", ">=", 3, "call_timeout_ms")
-        self._require("prefetch_bytes", ">=", 2, "entry_bytes_max")
-        self._require("lease_max_ms", ">=", 2, "lease_normal_ms")
-        self._require("lease_max_ms", ">=", 2, "lease_max_shutdown_ms")
-        self._require("lease_max_shutdown_ms", ">=", 1, "grace_period_ms")
-        self._require("lease_normal_ms", ">", 1, "lease_min_grab_ms")
-        self._require("lease_min_grab_ms", ">=", 2, "lease_held_delay_ms")
+        warn_of_unverified(self.redis_url, "The URL of Redis")
+        check_rules(values | self.coordination.values(), (*RULES, *self.coordination.RULES))
 
-    @staticmethod
-    def _check_least(name: str, value: int) -> None:
-        if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
-            least = "0 or more" if name in MAY_BE_ZERO else "greater than 0"
-            raise ConfigurationError(f"Setting {name} is {value}.", remedy=f"It must be {least}.")
-
-    def _require(self, name: str, relation: str, factor: int, other: str) -> None:
-        """Check ``name >= factor * other``, or ``>``; the reason stands at the setting itself."""
-        mine, theirs = getattr(self, name), getattr(self, other)
-        least = factor * theirs + (relation == ">")
-        if mine < least:
-            times = f"{factor} x " if factor > 1 else ""
-            raise ConfigurationError(
-                f"Setting {name} is {mine}, and must be {relation} {times}{other} ({theirs}).",
-                remedy=f"Raise {name} to {least} or more, or lower {other}.",
-            )
-
-    def _limit(self, name: str, most: int) -> None:
-        if (value := getattr(self, name)) > most:
-            raise ConfigurationError(f"Setting {name} is {value}.", remedy=f"It must be {most} at most.")
+    def part(self, kind: type[T], prefix: str = "") -> T:
+        """Return those settings that are the fields of another class, whose names may lack a prefix."""
+        return kind(**{spec.name: getattr(self, prefix + spec.name) for spec in fields(kind)})  # type: ignore[arg-type]
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Self:
-        """Make settings from ``STREAMWORKER_*`` variables; arguments that are not None win.
+        """Make settings from ``STREAMWORKER_*`` variables; arguments that are not None take precedence.
+
+        A protocol that is named gets its own settings from arguments and variables, too. One that is given
+        with its settings has them all.
 
         Raises
         ------
         ConfigurationError
-            For a variable that is not of its setting's type.
+            If a variable does not have its setting's type, or an argument is no setting.
         """
         environ = os.environ if environ is None else environ
-        values: dict[str, Any] = {}
-        for spec in fields(cls):
-            text = environ.get(ENV_PREFIX + spec.name.upper())
-            if given.get(spec.name) is not None:
-                values[spec.name] = given[spec.name]
-            elif text is not None:
-                values[spec.name] = _read(spec.name, text, spec.default)
-        unknown = sorted(set(given) - {spec.name for spec in fields(cls)})
+        _warn_of_misspelt(environ)
+        values = _values_of(cls, environ, given)
+        known = {spec.name for spec in fields(cls)}
+        if not isinstance(chosen := values.get("coordination", DEFAULT.name), Coordination):
+            kind = entry_of(chosen).settings
+            values["coordination"] = kind(**_values_of(kind, environ, given, f"{kind.name}_"))
+            known |= _own_names()
+        unknown = sorted(set(given) - known)
         if unknown:
             raise ConfigurationError(
                 f"There is no setting {unknown[0]!r}.",
@@ -254,21 +215,32 @@ class Settings:
         return cls(**values)
 
 
-def plaintext_allowed(environ: Mapping[str, str]) -> bool:
-    """Return what the environment says of plain text."""
-    return bool(_read("allow_plaintext", environ.get(PLAINTEXT_VARIABLE, "0"), default=False))
+def _values_of(
+    kind: type[Any], environ: Mapping[str, str], given: Mapping[str, Any], prefix: str = ""
+) -> dict[str, Any]:
+    """Return what arguments and variables say about the fields of a class of settings."""
+    values: dict[str, Any] = {}
+    for spec in fields(kind):
+        name = prefix + spec.name
+        text = environ.get(ENV_PREFIX + name.upper())
+        if given.get(name) is not None:
+            values[spec.name] = given[name]
+        elif text is not None:
+            values[spec.name] = read_value(name, text, spec.default)
+    return values
 
 
-def _read(name: str, text: str, default: object) -> object:
-    if isinstance(default, bool):
-        if text.lower() not in _SWITCH:
-            raise ConfigurationError(f"{ENV_PREFIX}{name.upper()} is {text!r}.", remedy="It must be 1 or 0.")
-        return _SWITCH[text.lower()]
-    if not isinstance(default, int):
-        return text
-    try:
-        return int(text.replace("_", ""))
-    except ValueError:
-        raise ConfigurationError(
-            f"{ENV_PREFIX}{name.upper()} is {text!r}.", remedy="It must be a whole number."
-        ) from None
+def _own_names() -> set[str]:
+    """Return the settings that only one protocol reads, of all protocols."""
+    return {name for entry in PROTOCOLS.values() for name in entry.settings().values()}
+
+
+def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
+    """Warn of misspelt variables; others are not ours, such as Kubernetes' ..._SERVICE_HOST."""
+    names = {spec.name for spec in fields(Settings)} | _own_names()
+    ours = {ENV_PREFIX + name.upper() for name in names} | OTHER_VARIABLES.keys()
+    for name in sorted(environ.keys() - ours):
+        if name.startswith(ENV_PREFIX) and not name.startswith(CONNECTION_VARIABLE):
+            for near in get_close_matches(name, ours, n=1, cutoff=0.82):
+                said = f"The variable {name} sets nothing. Is {near} meant?"
+                warnings.warn(said, RuntimeWarning, stacklevel=2)

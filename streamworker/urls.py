@@ -1,18 +1,18 @@
-"""URLs of Redis that name more than one server: those of a Cluster, and those of Sentinels.
+"""URLs of Redis that name more than one server: those of a Cluster, and those of sentinels.
 
-``redis+cluster://user:password@host1:port1,host2:port2`` says that these are some nodes of a Cluster:
-any of them tells where the others are. With ``rediss+`` each is spoken to by TLS. Here such a URL is
-taken apart into one ordinary URL for each server, which whoever reads URLs already knows how to read,
-check and refuse; nothing else takes one apart.
+``redis+cluster://user:password@host1:port1,host2:port2`` names some nodes of a Cluster; any of them knows
+the others. With ``rediss+`` all connections use TLS. This module splits such a URL into one ordinary URL for
+each server, which the readers of ordinary URLs can parse, check and refuse. No other module splits URLs.
 
-``redis+sentinel://user:password@host1:26379,host2:26379/0?service=orders`` names sentinels, which know where
-the primary is that they call by that name. User and password are those of Redis; where the sentinels
-ask for some as well, these are ``sentinel_username=`` and ``sentinel_password=``. Other libraries write the
-name as the path, ``/orders/0``: that is read too.
+``redis+sentinel://user:password@host1:26379,host2:26379/0?service=orders`` names sentinels, which know the
+primary of that service. User and password are those of Redis. If the sentinels require a login, too, it is
+in ``sentinel_username=`` and ``sentinel_password=``. Other libraries write the service as the path,
+``/orders/0``; this form is accepted, too.
 """
 
 import ipaddress
 import re
+import warnings
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -21,6 +21,7 @@ from streamworker.errors import ConfigurationError
 CLUSTER, SENTINEL = "cluster", "sentinel"
 PLAINTEXT_VARIABLE = "STREAMWORKER_ALLOW_PLAINTEXT"
 
+_UNVERIFIED = {"ssl_cert_reqs": ("none",), "ssl_check_hostname": ("0", "f", "false", "n", "no")}
 _END_OF_HOSTS = re.compile(r"[/?#]")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@\s]+)(?::([0-9]{1,5}))?")
 
@@ -32,7 +33,7 @@ _SENTINEL_REMEDY = (
 
 
 def kind_of(url: str) -> str:
-    """Return what stands behind the plus of a URL's scheme; nothing for a URL of one server.
+    """Return the text after the plus in a URL's scheme; empty for a URL of one server.
 
     Examples
     --------
@@ -44,9 +45,9 @@ def kind_of(url: str) -> str:
 
 
 def each_server(url: str) -> list[str]:
-    """Return a URL for each server that a URL names; that of one server as it is.
+    """Return a URL for each server that a URL names; a URL of one server is returned unchanged.
 
-    Nothing is checked here: whoever reads the parts says what is wrong with them.
+    This function checks nothing: the readers of the returned URLs report what is wrong with them.
 
     Examples
     --------
@@ -62,7 +63,7 @@ def each_server(url: str) -> list[str]:
 
 
 def _taken_apart(url: str) -> tuple[str, str, list[str], str]:
-    """Return scheme without what stands behind its plus, user and password, hosts, and the rest."""
+    """Return the scheme up to its plus, the user and password, the hosts, and the rest."""
     scheme, _, rest = url.partition("://")
     end = _END_OF_HOSTS.search(rest)
     place, tail = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
@@ -72,7 +73,7 @@ def _taken_apart(url: str) -> tuple[str, str, list[str], str]:
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
-    """What a URL says that names sentinels.
+    """The parts of a URL that names sentinels.
 
     Examples
     --------
@@ -87,18 +88,18 @@ class Sentinels:
 
     hosts: tuple[tuple[str, int], ...]
     service: str
-    """The name under which they know the primary."""
+    """The name by which the sentinels know the primary."""
     scheme: str
-    """``redis`` or ``rediss``: for them as for the servers."""
+    """``redis`` or ``rediss``, for the sentinels and for the servers."""
     login: str = field(repr=False)
-    """User and password for the servers, as they stand before a host."""
+    """User and password for the servers, as the URL has them before a host."""
     sentinel_login: str = field(repr=False)
     db: int
     options: tuple[tuple[str, str], ...] = field(repr=False)
-    """What else the URL says, for each connection."""
+    """Other options of the URL, for each connection."""
 
     def server_url(self, host: str, port: int) -> str:
-        """Return the URL of one server of Redis."""
+        """Return the URL of one Redis server."""
         return self._url(self.login, host, port, self.db)
 
     @property
@@ -108,7 +109,7 @@ class Sentinels:
 
     @property
     def addresses(self) -> str:
-        """Where they are, for messages."""
+        """Host and port of each sentinel, for messages."""
         return ", ".join(host_and_port(host, port) for host, port in self.hosts)
 
     def _url(self, login: str, host: str, port: int, db: int) -> str:
@@ -117,7 +118,7 @@ class Sentinels:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """Return both as they stand in URLs and messages.
+    """Return host and port in the form of URLs and messages.
 
     Examples
     --------
@@ -128,13 +129,13 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def read_sentinels(url: str) -> Sentinels:
-    """Read a URL that names sentinels.
+    """Parse a URL that names sentinels.
 
     Raises
     ------
     ConfigurationError
-        If it cannot be read, or names no service. The text holds no part of the URL: each may be one of
-        a password that was not encoded.
+        If the URL is invalid, or names no service. The message contains no part of the URL, since any part
+        may belong to a password that was not encoded.
     """
     scheme, login, places, tail = _taken_apart(url)
     path, _, query = tail.partition("?")
@@ -173,7 +174,7 @@ def _address(place: str) -> tuple[str, int]:
 
 
 def plaintext_host(url: str) -> str | None:
-    """Return the other machine that a URL of Redis would send plain text to, if it would.
+    """Return the other machine to which a URL of Redis would send plain text, or None.
 
     Examples
     --------
@@ -190,12 +191,12 @@ def plaintext_host(url: str) -> str | None:
 def _plaintext_host(url: str) -> str | None:
     try:
         parts = urlsplit(url)
-        if parts.scheme != "redis" or parts.port == 0:  # Asked for since it raises where it is no number.
+        if parts.scheme != "redis" or parts.port == 0:  # Reading port raises if it is not a number.
             return None
-        # As redis-py reads it.
+        # redis-py reads the host in the same way.
         host = unquote(parts.hostname or "") or parse_qs(parts.query).get("host", ["localhost"])[0]
     except ValueError:
-        return None  # It cannot be read at all: whoever opens it says so.
+        return None  # The URL is invalid; the code that opens it reports that.
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return None
@@ -211,15 +212,24 @@ def refuse_plaintext(url: str, what: str) -> None:
     Raises
     ------
     ConfigurationError
-        Naming the host.
+        If it would; the error names the host.
     """
     host = plaintext_host(url)
     if host is None:
         return
-    # With an @ further on, the host is a piece of a user or password with characters that were not encoded.
+    # If an @ follows, the host is a part of a user or password with characters that were not encoded.
     where = "another machine" if "@" in url.rpartition(host)[2] else host
     raise ConfigurationError(
         f"{what} is redis://, and would send passwords and records as plain text to {where}.",
         remedy="Use rediss://, which is TLS. Where the network itself is trusted or encrypted, say so: "
         f"allow_plaintext=True or {PLAINTEXT_VARIABLE}=1.",
     )
+
+
+def warn_of_unverified(url: str, what: str) -> None:
+    """Warn of a URL of Redis with which redis-py does not verify the server's certificate."""
+    for option, value in parse_qsl(url.partition("?")[2]):
+        if value.lower() in _UNVERIFIED.get(option, ()):
+            said = f"{what} has {option}={value}: whoever is on the way can pass for the server."
+            said += " To trust an authority of your own, name it instead: ssl_ca_certs=/path/ca.pem."
+            warnings.warn(said, RuntimeWarning, stacklevel=2)

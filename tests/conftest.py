@@ -2,7 +2,9 @@
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +21,7 @@ NO_REDIS_SERVER = (
     "There is no redis-server on the PATH, so tests run on Valkey only. "
     "To run them on Redis too: apt-get install redis-server"
 )
+CI = os.environ.get("CI") == "true"
 TESTS = Path(__file__).parent
 CONTRACT = TESTS / "contract"
 
@@ -31,8 +34,79 @@ ALONE = {
 }
 """What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""
 
+FULL = {
+    "chaos/test_cluster_kinds.py": "faults of a Cluster take seconds each",
+    "chaos/test_nemesis.py": "faults that need root, and parts of seconds to be right",
+    "chaos/test_rows_data.py": "rows of the fault matrix wait for what a fault leads to",
+    "chaos/test_rows_network.py": "as above",
+    "chaos/test_rows_server.py": "as above",
+    "chaos/test_rows_versions.py": "as above, and needs the whole history of git",
+    "chaos/test_rows_workers.py": "as above",
+    "chaos/test_soak.py": "a storm of faults, and a mistake that it must catch",
+    "cli/test_bench.py": "runs the bench eight times",
+    "cli/test_dev.py": "starts a server, a worker and a watcher each time",
+    "cli/test_hostile_text.py::test_no_command_writes_to_a_terminal_what_it_obeys": "20 commands",
+    "cli/test_run.py::test_with_reload_a_change_starts_the_worker_anew": "starts workers again and again",
+    "cli/test_spark.py::test_run_with_spark_writes_the_table_and_ends_both": "Spark and workers, 20 s of CPU",
+    "cluster/test_calls.py": "a Cluster of its own that loses nodes",
+    "cluster/test_node_away.py": "waits for a Cluster to replace a node",
+    "cluster/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
+    "cluster/test_workers.py": "workers on a Cluster that loses nodes and moves slots",
+    "dev/test_bench.py::test_calls_that_overlap_are_faster_than_calls_in_order": "compares times",
+    "dev/test_bench.py::test_each_contestant_handles_all_records_of_the_same_streams": "runs each contestant",
+    "dev/test_bench.py::test_upkeep_is_measured_from_outside": "measures for seconds",
+    "dev/test_demo.py": "the whole demo, as users run it; its verdict has times in it",
+    "durability/test_failover.py": "failovers and power failures, one after the other",
+    "durability/test_full_disk.py": "root mounts a small disk",
+    "rebalance": "how long partitions stand still is measured, and sessions and holds run out",
+    "runtime/test_fetcher.py::test_a_new_entry_reaches_its_buffer_within_milliseconds": "measures a latency",
+    "runtime/test_keyed_mode.py::test_waiting_handlers_go_faster_by_far_side_by_side": "measures rates",
+    "runtime/test_keyed_mode.py::test_what_concurrency_costs_a_record": "measures rates",
+    "security/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
+    "sentinel": "sentinels, replicas and failovers, which take seconds each",
+    "spark": "a query of Spark takes seconds, and the source has some hundred tests of them",
+}
+"""What ``make test`` leaves to ``make test-full``, and why. Besides these: all that runs on ``redis7``, what
+runs on a Cluster or by way of sentinels in tests/contract, and parameters with the marker."""
+
+STAYS = {
+    "cli/test_dev.py::test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it",
+    "cluster/test_workers.py::test_workers_process_forward_and_share_on_a_cluster",
+    "rebalance/test_claims.py::test_a_worker_that_leaves_gives_up_its_entries",
+    "rebalance/test_keyed_takeovers.py",
+    "rebalance/test_leases.py::test_a_worker_that_leaves_leaves_nothing_in_the_hashes",
+    "rebalance/test_outages.py::test_a_restart_of_redis_moves_nothing_and_loses_nothing",
+    "sentinel/test_doctor.py",
+    "sentinel/test_judge.py",
+    "sentinel/test_urls.py",
+    "spark/test_checks.py",
+    "spark/test_connection.py",
+    "spark/test_failures.py",
+    "spark/test_java.py",
+    "spark/test_logs.py",
+    "spark/test_offsets.py",
+    "spark/test_options.py",
+    "spark/test_scratch.py",
+}
+"""What ``make test`` keeps of them. The narrowest place decides."""
+
+SPARK = {
+    "cli/test_spark.py",
+    "dev/test_demo.py",
+    "dev/test_flights.py",  # its data set, as that of the next, comes with the extra `demo`
+    "dev/test_verdict.py",
+    "records/test_arrow.py::test_spark_takes_the_schema_without_a_cast",
+    "sentinel/test_spark.py",
+    "spark",
+    "test_guarantees.py::test_i9_the_spark_table_equals_the_log",
+    "test_wrong_use.py::test_spark_without_java",
+}
+"""What needs pyspark, which `make test-no-spark` does without; and parameters with the marker."""
+
+collect_ignore = [place for place in SPARK if "::" not in place] if find_spec("pyspark") is None else []
+
 ELSEWHERE_TOO = {"test_commit", "test_membership", "test_snapshot", "test_trim"}
-"""Modules of tests/contract that are tried on a Cluster and by way of sentinels in the default suite; the
+"""Modules of tests/contract that are tried on a Cluster and by way of sentinels in ``make test-full``; the
 others with the marker ``soak``, since a test takes three times as long there."""
 
 OURS = "STREAMWORKER_"
@@ -44,17 +118,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="write tests/protocol/*.txt as they come out now")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Insist on both servers where the suite decides about a change."""
-    if REDIS_SERVER is None and os.environ.get("CI") == "true":
-        raise pytest.UsageError("CI needs a redis-server on the PATH: apt-get install redis-server")
-
-
-def pytest_report_header() -> str | None:
-    """Say when a server is missing."""
-    return NO_REDIS_SERVER if REDIS_SERVER is None else None
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what lies in tests/contract on both servers, and what is not about one of them by way of
     sentinels and on a Cluster.
@@ -62,20 +125,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if CONTRACT in metafunc.definition.path.parents and "server" in metafunc.fixturenames:
         servers: list[Any] = ["valkey", "redis7"]
         if not metafunc.definition.get_closest_marker("one_server"):
-            marks = () if metafunc.definition.path.stem in ELSEWHERE_TOO else pytest.mark.soak
-            servers += [pytest.param(name, marks=marks) for name in ("sentinel", "cluster")]
+            mark = pytest.mark.full if metafunc.definition.path.stem in ELSEWHERE_TOO else pytest.mark.soak
+            servers += [pytest.param(name, marks=mark) for name in ("sentinel", "cluster")]
         metafunc.parametrize("server", servers, indirect=True, scope="session")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what runs by itself."""
-    places = {
-        place.relative_to(TESTS).as_posix()
-        for place in [item.path, *item.path.parents]
-        if TESTS in place.parents
-    }
-    if places & ALONE.keys():
+    """Mark what runs by itself, what only ``make test-full`` runs, and what needs Spark."""
+    file = item.path.relative_to(TESTS)
+    test = f"{file.as_posix()}::{getattr(item, 'originalname', item.name)}"
+    places = [test, *(place.as_posix() for place in (file, *file.parents))]
+    narrowest = next((place for place in places if place in STAYS or place in FULL), None)
+    if narrowest in FULL or _needs_redis(item):
+        item.add_marker(pytest.mark.full)
+    if not ALONE.keys().isdisjoint(places):
         item.add_marker(pytest.mark.alone)
+    if not SPARK.isdisjoint(places):
+        item.add_marker(pytest.mark.spark)
+
+
+def _needs_redis(item: pytest.Item) -> bool:
+    return "redis7" in getattr(item, "fixturenames", ()) or "[redis7" in item.name or "-redis7" in item.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -85,11 +155,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
-    if REDIS_SERVER is not None:
-        return
-    for item in items:
-        if "[redis7" in item.name or "-redis7" in item.name:
+    if REDIS_SERVER is None and not CI:
+        for item in filter(_needs_redis, items):
             item.add_marker(pytest.mark.skip(reason=NO_REDIS_SERVER))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each reason of a skip once, with its count, near the end: pytest prints it once a file."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"SKIPPED [{count}] {reason}")
 
 
 def _our_variables() -> dict[str, str]:
@@ -126,8 +203,7 @@ def valkey() -> Iterator[EmbeddedServer]:
 @pytest.fixture(scope="session")
 def redis7() -> Iterator[EmbeddedServer]:
     """The distribution's Redis server for the whole run."""
-    if REDIS_SERVER is None:
-        pytest.fail(NO_REDIS_SERVER)
+    assert REDIS_SERVER is not None, NO_REDIS_SERVER  # CI, which insists on both servers
     with EmbeddedServer(binary=REDIS_SERVER) as server:
         yield server
 
@@ -156,13 +232,19 @@ def server(request: pytest.FixtureRequest) -> EmbeddedServer | EmbeddedCluster |
 
 
 @pytest.fixture
-def redis_url(server: EmbeddedServer | EmbeddedCluster | Trio) -> str:
-    """URL of a server that holds nothing, and has room: a test that made it full may have failed."""
+def emptied(server: EmbeddedServer | EmbeddedCluster | Trio) -> str:
+    """URL of a real server that holds nothing, and has room: a test that made it full may have failed."""
     with opened(server.url) as client:
         client.config_set("maxmemory", "1gb")
         client.flushall()
         client.script_flush()
     return server.url
+
+
+@pytest.fixture
+def redis_url(emptied: str) -> str:
+    """URL of the server of this test."""
+    return emptied
 
 
 @pytest.fixture

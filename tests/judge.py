@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from streamworker.core.entries import ZERO, EntryId
-from streamworker.redisio.ackedlog import decode_entry, deserialize_schema
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.redisio.data.ackedlog import decode_entry, deserialize_schema
 from streamworker.redisio.keys import GroupKeys
 
 Row = Mapping[str, Any]

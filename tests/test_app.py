@@ -1,19 +1,22 @@
 """An app sends from any event loop, and holds on to nothing that has ended."""
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 import redis
 
-from streamworker import App, Stream
+from streamworker import App, Claim, Lease, Stream
+from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.settings import Settings
+from streamworker.variables import OTHER_VARIABLES
 from tests.helpers import wait_for
 
 
@@ -99,6 +102,55 @@ def test_a_number_that_is_none_is_refused_when_the_stream_is_declared(name: str,
         App("shop").stream("orders", Order, **{name: number})
 
 
+def test_a_protocol_is_chosen_by_name_with_its_settings_or_by_a_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An argument takes precedence over the environment; settings that were given are all there are."""
+    assert App("shop").settings.coordination.name == "membership"
+    assert App("shop", coordination="claim").settings.coordination == Claim()
+    assert App("shop", coordination="lease", lease_normal_ms=6_000).settings.coordination == Lease(
+        normal_ms=6_000
+    )
+    monkeypatch.setenv("STREAMWORKER_COORDINATION", "lease")
+    monkeypatch.setenv("STREAMWORKER_LEASE_NORMAL_MS", "7000")
+    assert App("shop").settings.coordination == Lease(normal_ms=7_000)
+    assert App("shop", lease_normal_ms=6_000).settings.coordination == Lease(normal_ms=6_000)
+    assert App("shop", coordination=Lease(max_ms=30_000)).settings.coordination == Lease(max_ms=30_000)
+    assert App("shop", coordination="claim").settings.coordination == Claim()
+
+
+def test_a_protocol_or_a_setting_of_one_that_does_not_exist_is_refused_by_name() -> None:
+    """With what there is; and a setting beside a protocol that was given with all of its settings."""
+    with pytest.raises(ConfigurationError, match=r"'raft'.*claim, lease, membership"):
+        App("shop", coordination="raft")
+    with pytest.raises(ConfigurationError, match="no setting 'lease_length_ms'"):
+        App("shop", coordination="lease", lease_length_ms=1)
+    with pytest.raises(ConfigurationError, match="no setting 'lease_normal_ms'"):
+        App("shop", coordination=Lease(), lease_normal_ms=6_000)
+    with pytest.raises(ConfigurationError, match="STREAMWORKER_CLAIM_CYCLE_MS is 'soon'"):
+        Settings.from_env({"STREAMWORKER_CLAIM_CYCLE_MS": "soon"}, coordination="claim")
+
+
+@pytest.mark.parametrize("name", [entry for entry in PROTOCOLS if entry != "membership"])
+def test_each_rule_of_a_protocol_is_checked_with_its_app(name: str) -> None:
+    """One less than the rule asks for is refused with both names."""
+    usual = Settings(coordination=PROTOCOLS[name].settings())
+    defaults = {spec.name: getattr(usual, spec.name) for spec in fields(Settings)}
+    defaults |= usual.coordination.values()
+    for rule in usual.coordination.RULES:
+        least = rule.factor * defaults[rule.other] + (rule.relation == ">")
+        with pytest.raises(ConfigurationError, match=f"{rule.name} .* {rule.other}"):
+            Settings.from_env({}, coordination=name, **{rule.name: least - 1})
+
+
+def test_rules_about_a_protocol_that_is_not_used_bind_nobody() -> None:
+    """An owner may drain for long under the default, whatever a race would ask."""
+    long: dict[str, Any] = {"grace_period_ms": 20_000, "drain_deadline_ms": 20_000}
+    assert App("shop", **long).settings.grace_period_ms == 20_000
+    with pytest.raises(ConfigurationError, match="lease_max_shutdown_ms"):
+        App("shop", coordination="lease", **long)
+
+
 @pytest.mark.parametrize("coordination", ["claim", "lease"])
 def test_sharing_by_load_needs_the_protocol_whose_heartbeats_carry_it(coordination: str) -> None:
     """The others have no document that could hold weights."""
@@ -129,3 +181,37 @@ def test_the_pause_of_a_young_group_can_be_left_out() -> None:
     """An app that is started by one worker has nobody to wait for."""
     assert App("shop", founding_pause_ms=0).settings.founding_pause_ms == 0
     assert Settings.from_env({"STREAMWORKER_FOUNDING_PAUSE_MS": "0"}).founding_pause_ms == 0
+
+
+@pytest.mark.parametrize(
+    "variable, near",
+    [
+        ("GRACE_PERIOD", "GRACE_PERIOD_MS"),
+        ("HEARTBEAT_INTERVALL_MS", "HEARTBEAT_INTERVAL_MS"),
+        ("URL", "REDIS_URL"),
+        ("ALLOW_PLAIN_TEXT", "ALLOW_PLAINTEXT"),
+        ("CONECTIONS", "CONNECTIONS"),
+        ("ACL_PASWORD", "ACL_PASSWORD"),
+        ("CORDINATION", "COORDINATION"),
+        ("LEASE_NORMAL", "LEASE_NORMAL_MS"),
+    ],
+)
+def test_a_misspelt_variable_is_warned_about_with_the_nearest_name(variable: str, near: str) -> None:
+    """It would be ignored otherwise, and nobody would know."""
+    with pytest.warns(
+        RuntimeWarning, match=f"STREAMWORKER_{variable} .* STREAMWORKER_{near} meant"
+    ) as warned:
+        assert Settings.from_env({f"STREAMWORKER_{variable}": "1"}) == Settings()
+    assert len(warned) == 1
+
+
+def test_variables_that_are_not_misspelt_are_not_warned_about() -> None:
+    """Each of ours, and what Kubernetes makes for a service of our name. Warnings are errors here."""
+    own = [name for entry in PROTOCOLS.values() for name in entry.settings().values()]
+    ours = [f"STREAMWORKER_{name.upper()}" for name in (*(spec.name for spec in fields(Settings)), *own)]
+    theirs = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR"]
+    named = dict.fromkeys([*OTHER_VARIABLES, "STREAMWORKER_CONNECTION_CONECTION"], "x")
+    Settings.from_env({**{f"STREAMWORKER_{each}": "x" for each in theirs}, **named})
+    for name in ours:
+        with contextlib.suppress(ConfigurationError):
+            Settings.from_env({name: "1"})

@@ -1,43 +1,39 @@
 """The documentation says what the code does."""
 
 import doctest
-import importlib.util
 import re
 import subprocess
 import sys
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import redis
 
-from streamworker.cli.reference import _commands
+from docs import generate
+from docs.reference import _commands
 from streamworker.cli.root import app as command_line
-from streamworker.core.lifecycle import diagram
+from streamworker.core.ownership.lifecycle import diagram
+from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.dev.server import EmbeddedServer
-from streamworker.redisio.keys import KEY_TABLE
-from streamworker.settings import ENV_PREFIX, Settings
+from streamworker.redisio.group.protocols import KEY_TABLE
+from streamworker.settings import Settings
 from streamworker.testing import local_worker
+from streamworker.variables import ENV_PREFIX
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+PAGES = sorted(
+    [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")), *DOCS.rglob("*.md")]
+)
 BLOCK = re.compile(
     r"(?:<!-- runnable: (?P<name>[\w.]+) -->\n)?^```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
 )
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-
-
-def load_generator() -> ModuleType:
-    """Import docs/generate.py, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+FILE = re.compile(r"(?<![\w/.-])(?:\.ci|benchmarks|docs|examples|streamworker|tests)/[\w./*-]*[\w/*]")
+TARGETS = re.compile(r"(?:`|^(?=make [a-z -]+(?:#|$)))make ([a-z -]+)", re.MULTILINE)
 
 
 def name_of(path: Path) -> str:
@@ -59,8 +55,7 @@ def anchors(path: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def rendered() -> dict[Path, str]:
     """Everything that docs/generate.py would write."""
-    pages: dict[Path, str] = load_generator().render()
-    return pages
+    return generate.render()
 
 
 def test_pages_that_are_made_from_the_code_are_current(rendered: dict[Path, str]) -> None:
@@ -85,18 +80,33 @@ def test_the_diagram_is_that_of_the_table_of_transitions() -> None:
     assert f"```mermaid\n{diagram()}\n```" in (DOCS / "protocol.md").read_text("utf-8")
 
 
+SETTINGS = {field.name for field in fields(Settings)}.union(
+    *(entry.settings().values() for entry in PROTOCOLS.values())
+)
+"""Of an application, and of single protocols."""
+
+
 def test_every_setting_is_documented_with_its_variable_and_default() -> None:
     """A setting without a reason below it cannot be rendered at all."""
     page = (DOCS / "settings.md").read_text("utf-8")
-    for field in fields(Settings):
-        assert f"| `{field.name}` |" in page
-        assert f"`{ENV_PREFIX}{field.name.upper()}`" in page
+    for name in SETTINGS:
+        assert f"| `{name}` |" in page
+        assert f"`{ENV_PREFIX}{name.upper()}`" in page
 
 
 def test_every_kind_of_key_is_documented() -> None:
     """Nobody should have to guess what a key in Redis is for."""
     page = (DOCS / "redis-keys.md").read_text("utf-8")
     assert all(f"`{row.key}`" in page and f"`{row.example}`" in page for row in KEY_TABLE)
+
+
+def test_of_every_kind_of_key_is_said_what_a_stranger_can_do_to_it_and_what_holds() -> None:
+    """One who can write it; and neither what is promised nor what is not is left open."""
+    section = (DOCS / "security.md").read_text("utf-8").partition("## Who can write a key\n")[2]
+    lines = [line.strip("| ").split(" | ") for line in section.partition("\n## ")[0].splitlines()]
+    said = {line[0].strip("`"): line[1:] for line in lines if line[0].startswith("`sw:")}
+    assert {row.key for row in KEY_TABLE} <= said.keys()
+    assert all(len(cells) == 3 and all(map(str.strip, cells)) for cells in said.values())
 
 
 ORDERS = """
@@ -132,10 +142,10 @@ async def test_the_documented_rights_are_enough_for_a_worker(own_server: Embedde
     with redis.Redis.from_url(own_server.url) as admin:
         admin.execute_command("ACL", "SETUSER", *rules[1].split(), ">PASSWORD")
         user_url = re.sub(r"//:[^@]*@", "//shop-worker:PASSWORD@", own_server.url)
-        async with local_worker(app, redis_url=user_url) as worker:
+        async with local_worker(app, url=user_url) as worker:
             await orders.send_many([order("ann", 5), order("bob", -1), order("ann", 6)])
             await worker.until_drained(10)
-            await worker.until(lambda s: s.members[0].beat_age_ms is not None, "it beats", processor="check")
+            await worker.until(lambda now: now.processors["check"].members[0].beat_age_ms is not None)
             assert len(await worker.rows("check")) == 2
             assert len(await worker.dead_letters("check")) == 1
         refused = {entry[b"object"] for entry in admin.execute_command("ACL", "LOG")}
@@ -157,12 +167,11 @@ def test_every_command_is_documented_and_used_in_the_guides() -> None:
 
 def test_every_setting_a_guide_names_exists() -> None:
     """A renamed setting must not live on in prose."""
-    known = {field.name for field in fields(Settings)}
     endings = ("_ms", "_bytes", "_max", "_entries_max")
     for page in PAGES:
         for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", page.read_text("utf-8")):
             if name.endswith(endings):
-                assert name in known, f"{name_of(page)} names {name}"
+                assert name in SETTINGS, f"{name_of(page)} names {name}"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
@@ -178,6 +187,16 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in anchors(page), f"{name_of(path)}: {target}"
 
 
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_files_and_targets_that_a_page_names_exist(path: Path) -> None:
+    """A reader finds each file of the repository, and each target of the Makefile, by its name."""
+    text = path.read_text("utf-8")
+    missing = {name for name in FILE.findall(text) if not any(ROOT.glob(name))}
+    known = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    missing |= {name for names in TARGETS.findall(text) for name in names.split()} - set(known)
+    assert not missing, f"{name_of(path)} names what is not there"
+
+
 @pytest.mark.parametrize("path", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_python_in_the_pages_compiles(path: Path) -> None:
     """Each block by itself."""
@@ -191,10 +210,11 @@ def test_python_in_the_pages_compiles(path: Path) -> None:
     ids=lambda value: name_of(value) if isinstance(value, Path) else None,
 )
 def test_python_that_a_reader_is_told_to_run_runs(path: Path, name: str, code: str, tmp_path: Path) -> None:
-    """Saved under the name that the page gives it, as a program of its own."""
+    """Saved under the name that the page gives it: a program of its own, or a test for pytest."""
     (tmp_path / name).write_text(code, "utf-8")
+    runner = ["-m", "pytest"] if name.startswith("test_") else []
     result = subprocess.run(
-        [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *runner, name], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert result.returncode == 0, f"{name_of(path)}\n{result.stdout}{result.stderr}"
 
@@ -227,7 +247,7 @@ def modules_with_examples() -> list[str]:
     """Return the names of the modules in whose docstrings is something to run, without Spark."""
     return [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for path in sorted((ROOT / "streamworker").rglob("*.py"))
+        for path in sorted([*(ROOT / "streamworker").rglob("*.py"), *DOCS.glob("*.py")])
         if re.search(r">>> (?!.*\+SKIP)", path.read_text("utf-8"))
     ]
 

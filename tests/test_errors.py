@@ -1,6 +1,7 @@
 """Errors name what is wrong and what to do, also in another process."""
 
 import pickle
+import re
 
 import pytest
 
@@ -28,6 +29,12 @@ def test_a_broken_invariant_says_that_it_is_our_bug() -> None:
     assert str(error).startswith("A lock has two owners. This is a bug in streamworker")
 
 
-def test_the_tree_in_the_docstring_names_every_error() -> None:
-    """The drawing at the head of the module is complete."""
-    assert all(kind.__name__ in (errors.__doc__ or "") for kind in KINDS)
+def test_the_tree_in_the_docstring_is_that_of_the_classes() -> None:
+    """Each class stands once, below its base; and no class is drawn that does not exist."""
+    drawn: dict[str, str] = {}
+    above: list[str] = []
+    for branch, name in re.findall(r"^    ([│├└─ ]*)([A-Z]\w+)", errors.__doc__ or "", re.MULTILINE):
+        above[len(branch) // 4 :] = [name]
+        assert name not in drawn
+        drawn[name] = above[-2] if branch else "Exception"
+    assert drawn == {kind.__name__: kind.__base__.__name__ for kind in KINDS if kind.__base__}

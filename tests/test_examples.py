@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+ENDS = [
+    pytest.param(path, marks=(pytest.mark.spark, pytest.mark.full) if "spark" in path.stem else ())
+    for path in EXAMPLES
+]
 LINES_MAX = 60
 
 
@@ -18,7 +22,7 @@ def promised(path: Path) -> str:
     return match[1]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ENDS, ids=lambda path: path.stem)
 def test_an_example_ends_with_the_line_that_it_promises(path: Path, tmp_path: Path) -> None:
     """Each example is a program of its own that starts what it needs and cleans up."""
     result = subprocess.run(

@@ -1,6 +1,7 @@
 """The walls of the house: who may import whom, what the core may touch, and how large things get."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"
 CORE = [module for module in MODULES if module.startswith("core/")]
 
 CORE_STDLIB = {
-    "bisect", "collections.abc", "dataclasses", "datetime", "decimal", "enum", "functools", "hashlib",
+    "abc", "bisect", "collections.abc", "dataclasses", "datetime", "decimal", "enum", "functools", "hashlib",
     "heapq", "itertools", "json", "math", "re", "struct", "typing", "uuid", "zlib",
 }  # fmt: skip
 """What decides may compute with, compare and encode. No clock, no dice, no tasks, no sockets, no
@@ -31,26 +32,50 @@ MAY_IMPORT = {
     # further up never imports what is listed further down.
     "errors": set(),
     "urls": set(),
-    "settings": {"urls"},
+    "variables": {"urls"},
     "core": set(),
+    "settings": {"core", "urls", "variables"},
     "log": set(),
     "records": {"core"},
     "redisio": {"core", "records", "urls"},
     "processors": {"core", "records"},
     "context": {"core", "records"},
     "runtime": {"core", "redisio", "records", "processors", "context", "settings", "log"},
-    "spark": {"core", "redisio", "records", "processors", "settings", "urls"},
+    "spark": {"core", "redisio", "records", "processors", "settings", "urls", "variables"},
     "declare": {"core", "records", "redisio", "processors", "context"},
     "tui": {"core"},
+    "sim": {"core", "redisio"},
 }  # fmt: skip
 ON_TOP = {"__init__", "__main__", "app", "importing", "cli", "dev", "testing"}
 """What puts the parts together, and may import any of them but the command line."""
+
+INSIDE = {
+    "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
+    "runtime": (
+        "clock", "signals", "durability", "declaring", "read", "send", "run", "measuring", "watch",
+        "listener", "partitions", "group", "worker",
+    ),
+    "spark": ("source", "pyspark_streamworker", "driver"),
+    "sim": ("server", "clock"),
+}  # fmt: skip
+"""The rooms of a part, in their order: a room imports rooms before it, and never one after it. Files of the
+part that are not listed come last."""
+
+PROTOCOLS = ("membership", "claim", "lease")
+"""The folders of core/protocols; none of them imports another."""
+
+OPTIONAL = ("claim", "lease")
+"""The protocols that nothing needs. Beside their own files only these name them: registries, and the public
+face."""
+REGISTRIES = {
+    "__init__", "core/protocols/registry", "redisio/group/protocols", "sim/server/extensions",
+}  # fmt: skip
 
 USERS_OF_THE_FACE = {"__main__": {"cli"}, "cli": {"tui"}}
 """Who runs the command line, and who shows the picture."""
 
 REDIS_IMPORTERS = {
-    "spark/connection.py",
+    "spark/source/connection.py",
     "dev/bench/peers/bare.py",
     "dev/bench/peers/handwritten.py",
 }
@@ -59,7 +84,15 @@ measures what people write by hand, and what the client itself takes."""
 
 CORE_LINES = 400
 MODULE_LINES = 500
+CLASS_LINES = 300
 FUNCTION_LINES = 70
+FOLDER_FILES = 15
+
+CIRCLES: list[set[str]] = []
+"""Files that import each other still: none."""
+
+LONG_CLASSES: set[str] = set()
+"""Classes that are longer than that still: none."""
 
 
 def part_of(module: str) -> str:
@@ -73,22 +106,71 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse((ROOT / module).read_text("utf-8"))
 
 
-def imports(node: ast.AST) -> Iterator[str]:
-    """Return what is imported anywhere in it, as dotted names; not what only type checkers import."""
+PACKAGES = {
+    "streamworker." + path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+    for path in ROOT.rglob("__init__.py")
+} | {"streamworker"}
+
+
+def imports(node: ast.AST, *, typing_too: bool = False) -> Iterator[str]:
+    """Return what is imported anywhere in it, as dotted names; if asked for, for type checkers too."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+        if not typing_too and isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, "imports name the whole path"
             assert child.module is not None
-            if child.module in ("streamworker", "streamworker.core", "streamworker.redisio"):
+            if child.module in PACKAGES:
                 yield from (f"{child.module}.{alias.name}" for alias in child.names)
             else:
                 yield child.module
         else:
-            yield from imports(child)
+            yield from imports(child, typing_too=typing_too)
+
+
+def module_of(name: str) -> str | None:
+    """Return the file that a dotted name is in, without its ending; None for what is not ours."""
+    while name.startswith("streamworker"):
+        found = name.removeprefix("streamworker").removeprefix(".").replace(".", "/")
+        for module in (found, f"{found}/__init__".removeprefix("/")):
+            if f"{module}.py" in MODULES:
+                return module
+        name = name.rpartition(".")[0]
+    return None
+
+
+def graph() -> dict[str, set[str]]:
+    """Return for each file the files that it imports, for type checkers too."""
+    return {
+        module.removesuffix(".py"): {
+            found
+            for name in imports(tree_of(module), typing_too=True)
+            if (found := module_of(name)) is not None and found != module.removesuffix(".py")
+        }
+        for module in MODULES
+    }
+
+
+def circles(edges: dict[str, set[str]]) -> list[set[str]]:
+    """Return the groups of files of which each imports each other one, by some way."""
+    reached: dict[str, set[str]] = {}
+    for start in edges:
+        found, look = set[str](), [start]
+        while look:
+            fresh = edges[look.pop()] - found
+            found |= fresh
+            look += fresh
+        reached[start] = found
+    return [
+        set(each)
+        for each in {
+            frozenset(other for other in reached[start] if start in reached[other])
+            for start in edges
+            if start in reached[start]
+        }
+    ]
 
 
 def uses(module: str, package: str) -> bool:
@@ -109,12 +191,13 @@ def is_under(name: str, package: str) -> bool:
 
 
 def test_the_core_imports_nothing_that_could_act() -> None:
-    """Only plain computing of the standard library, the errors, and itself."""
+    """Only plain computing of the standard library, msgspec for documents, the errors, and itself."""
     strangers = {
         (module, name)
         for module in CORE
         for name in imports(tree_of(module))
         if name not in CORE_STDLIB
+        and not is_under(name, "msgspec")
         and not is_under(name, "streamworker.core")
         and not is_under(name, "streamworker.errors")
     }
@@ -130,7 +213,10 @@ def test_the_core_calls_nothing_that_differs_between_processes() -> None:
                 assert node.func.id not in CORE_FORBIDDEN_BUILTINS, module
 
 
-@pytest.mark.parametrize("module", ["core/assignment.py", "core/membership.py", "core/control.py"])
+@pytest.mark.parametrize(
+    "module",
+    ["core/protocols/membership/assignment.py", "core/protocols/membership/document.py", "core/control.py"],
+)
 def test_what_all_members_must_agree_on_is_computed_with_integers(module: str) -> None:
     """No float is rounded differently anywhere."""
     for node in ast.walk(tree_of(module)):
@@ -161,10 +247,140 @@ def test_the_order_of_the_parts_has_no_circle() -> None:
     assert {part_of(module) for module in MODULES} == set(order) | ON_TOP
 
 
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Not even for type checkers: what must be read together belongs together."""
+    found = circles(graph())
+    assert sorted(map(sorted, found)) == sorted(map(sorted, CIRCLES))
+
+
+def test_a_circle_is_found() -> None:
+    """Of two files, of three, and none where there is none."""
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c", "a"}, "c": {"b"}, "d": {"a"}}) == [{"a", "b", "c"}]
+
+
+@pytest.mark.parametrize("part", INSIDE)
+def test_the_rooms_of_a_part_have_an_order(part: str) -> None:
+    """Each idea of a part needs only those before it."""
+    order = {f"{part}/{room}": place for place, room in enumerate(INSIDE[part])}
+
+    def place(module: str) -> int:
+        return next((n for room, n in order.items() if f"{module}/".startswith(f"{room}/")), len(order))
+
+    edges = {(one, other) for one, others in graph().items() for other in others}
+    inside = {edge for edge in edges if all(name.startswith(f"{part}/") for name in edge)}
+    assert {(one, other) for one, other in inside if place(one) < place(other)} == set()
+    assert all(any((ROOT / f"{room}{ending}").exists() for ending in ("", ".py")) for room in order)
+
+
+def test_a_rebalance_protocol_knows_no_other() -> None:
+    """What two of them need stands outside their folders."""
+    folders = {name: f"core/protocols/{name}/" for name in PROTOCOLS}
+    wrong = {
+        (one, other)
+        for one, others in graph().items()
+        for other in others
+        for name, folder in folders.items()
+        if one.startswith(folder)
+        and any(other.startswith(theirs) for it, theirs in folders.items() if it != name)
+    }
+    assert wrong == set()
+
+
+def is_of(module: str, protocol: str) -> bool:
+    """Whether a file belongs to a protocol: the folder of its core, its operations or its model."""
+    *_, folder, name = ("", *module.split("/"))
+    return folder == protocol or name in (protocol, f"operations_{protocol}")
+
+
+def words_of(module: str) -> Iterator[str]:
+    """Return the names and texts in a file but its docstrings: what it knows, and not what is said of it."""
+    tree = tree_of(module)
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "name", "arg", "module", "asname"):
+            if isinstance(name := getattr(node, field, None), str):
+                yield name
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            yield node.value
+
+
+def names(text: str, protocol: str) -> bool:
+    """Whether a name or a text has the protocol's name as a word, one or many."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text)
+    return not {protocol, f"{protocol}s"}.isdisjoint(word.lower() for word in words)
+
+
+@pytest.mark.parametrize("protocol", OPTIONAL)
+def test_an_optional_protocol_is_named_in_one_registry_of_each_part(protocol: str) -> None:
+    """It can be taken out with its files and these lines."""
+    others = {module.removesuffix(".py") for module in MODULES} - REGISTRIES
+    others = {module for module in others if not is_of(module, protocol)}
+    edges = graph()
+    assert {(one, other) for one in others for other in edges[one] if is_of(other, protocol)} == set()
+    found = {
+        (module, text) for module in others for text in words_of(f"{module}.py") if names(text, protocol)
+    }
+    assert found == set()
+
+
+def test_the_name_of_a_protocol_is_found_in_names_and_texts() -> None:
+    """And not in other words."""
+    for text in ("claim", "CLAIM_LIST", "ClaimCore", "by_claims", "LateClaim", "the claim of"):
+        assert names(text, "claim"), text
+    for text in ("release", "RELEASE", "LocksReleased", "please", "ReleaseLocks"):
+        assert not names(text, "lease"), text
+    assert is_of("core/protocols/lease/state", "lease")
+    assert not is_of("core/protocols/lease/state", "claim")
+
+
+def test_folders_are_small_enough_to_be_one_idea() -> None:
+    """Each says in its docstring what may live in it."""
+    folders = {path.parent for path in ROOT.rglob("*.py")}
+    sizes = {folder.relative_to(ROOT).as_posix(): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {folder: size for folder, size in sizes.items() if size > FOLDER_FILES} == {}
+    assert [folder for folder in sizes if not ast.get_docstring(tree_of(f"{folder}/__init__.py"))] == []
+
+
+def names_in(module: str) -> Iterator[str]:
+    """Return the dotted names that a file imports, or holds as text for who imports or starts them."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.partition(":")[0]
+
+
+def test_each_module_is_used_by_another_of_the_package() -> None:
+    """What only tests or the makers of docs use is in their folders, so that it is not in the wheel."""
+    dotted = {module: f"streamworker.{module.removesuffix('.py').replace('/', '.')}" for module in MODULES}
+    used = {name for module in MODULES for name in names_in(module) if name != dotted[module]}
+    unused = {module for module in MODULES if not module.endswith("__.py") and dotted[module] not in used}
+    assert unused == set()
+    assert not any(uses(module, folder) for module in MODULES for folder in ("docs", "tests"))
+
+
 def test_redis_is_spoken_to_in_one_place() -> None:
     """Its exceptions, timeouts and retries are settled there, once."""
     speakers = {module for module in MODULES if uses(module, "redis")}
     assert {module for module in speakers if part_of(module) != "redisio"} == REDIS_IMPORTERS
+    assert {module for module in MODULES if uses(module, "redis.asyncio")} == {"redisio/wire/redispy.py"}
+
+
+def test_only_the_wire_knows_which_kind_of_server_there_is() -> None:
+    """Where one server and a Cluster differ, both have a method; nobody asks which of them it has."""
+    wire, kinds = "redisio/wire/", {"cluster", "node"}
+    makers = {
+        module for module in MODULES for kind in kinds if uses(module, f"streamworker.redisio.wire.{kind}")
+    }
+    assert {module for module in makers if not module.startswith(wire)} == set()
+    text = {module: ast.unparse(tree_of(module)) for module in MODULES}
+    assert {module for module in MODULES if "is_cluster" in text[module]} == set()
+    asked = re.compile(r"isinstance\([^()]*, [^()]*\b(Cluster|Node|Server)\b")
+    assert {module for module in MODULES if asked.search(text[module])} == set()
 
 
 def test_a_worker_needs_no_java_and_no_terminal() -> None:
@@ -208,3 +424,14 @@ def test_functions_are_small_enough_to_be_read_at_once() -> None:
         and (lines := lines_of(node)) > FUNCTION_LINES
     }
     assert too_long == {}
+
+
+def test_classes_are_small_enough_to_be_read_in_one_go() -> None:
+    """Counted with their docstrings."""
+    too_long = {
+        node.name
+        for module in MODULES
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno + 1 > CLASS_LINES
+    }
+    assert too_long == LONG_CLASSES

@@ -1,6 +1,6 @@
-"""``streamworker acl``: users of Redis with the least rights for what they do.
+"""``streamworker acl``: prints ACL commands for Redis users with the least rights.
 
-It prints commands and runs none: whoever may create users need not let this program do it.
+The command runs none of them, so that an administrator need not give this program the right to create users.
 """
 
 import os
@@ -13,18 +13,18 @@ import typer
 
 from streamworker.cli.support import AsJson, print_json, say
 from streamworker.errors import ConfigurationError
+from streamworker.redisio.admin.rights import acl_rules, password_rule
 from streamworker.redisio.keys import check_name
-from streamworker.redisio.rights import acl_rules, password_rule
-from streamworker.settings import ENV_PREFIX, Settings
+from streamworker.settings import Settings
+from streamworker.variables import ENV_PREFIX, PASSWORD_VARIABLE
 
 DURABILITY_VARIABLE = ENV_PREFIX + "DURABILITY"
-PASSWORD_VARIABLE = "STREAMWORKER_ACL_PASSWORD"  # noqa: S105  (a variable's name)
 PASSWORD_CHARACTERS_MIN = 16
-"""Redis keeps a hash without salt, and so does whoever sees the printed line."""
+"""Redis stores an unsalted hash of the password, and this command prints it: a short one could be found."""
 
 
 class RoleName(StrEnum):
-    """For whom a user is; the roles of redisio/rights.py."""
+    """The roles of ``redisio/admin/rights.py``."""
 
     WORKER = "worker"
     PRODUCER = "producer"
@@ -35,7 +35,7 @@ class RoleName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user, as the commands describe it."""
+    """A Redis user: its role, its ACL rules and the command that creates it."""
 
     user: str
     role: str
@@ -58,24 +58,24 @@ def acl(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="Name of the app, where its code is not here."),
+        typer.Option("--name", metavar="NAME", help="Name of the app, if its code is not on this machine."),
     ] = None,
     login: Annotated[
-        str | None, typer.Option("--login", metavar="NAME", help="Name of the user; else APP-ROLE.")
+        str | None, typer.Option("--login", metavar="NAME", help="Name of the user; by default APP-ROLE.")
     ] = None,
     password_stdin: Annotated[
         bool, typer.Option("--password-stdin", help="Read the user's password from the first line of stdin.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Print users of Redis with the least rights, as ACL SETUSER commands.
+    """Print ACL SETUSER commands that create Redis users with the least rights.
 
-    Each goes to one line, for the prompt of redis-cli or valkey-cli, or to be piped into it. It
-    replaces the rights of a user that is there, and keeps its passwords.
+    Each command is one line: paste it into redis-cli or valkey-cli, or pipe it there. It replaces
+    the rights of an existing user and keeps its passwords.
 
-    A password is read from stdin or from STREAMWORKER_ACL_PASSWORD, never from the command line,
-    and is printed as the SHA-256 that Redis keeps. Without one the lines set none, and nobody can
-    log in as a new user.
+    The password is read from stdin or from STREAMWORKER_ACL_PASSWORD, never from the command line,
+    and is printed as the SHA-256 hash that Redis stores. Without a password the commands set none,
+    and nobody can log in as a new user.
 
     \b
     Examples:
@@ -87,30 +87,29 @@ def acl(
     chosen = [role.value for role in roles or RoleName]
     app_name, durability = _app_of(app, name)
     if login is not None and len(chosen) > 1:
-        raise typer.BadParameter("It needs one --user: each has a name of its own.", param_hint="--login")
+        raise typer.BadParameter("Give one --user: --login names a single user.", param_hint="--login")
     password = _password(password_stdin)
     if password and len(chosen) > 1:
         raise ConfigurationError(
             f"One password was given for {len(chosen)} users.",
-            remedy="Say which by --user: a password that several know cannot be taken from one of them.",
+            remedy="Choose one with --user: a shared password cannot be revoked for one user alone.",
         )
     users = [_user(app_name, role, login, password, durability) for role in chosen]
     if json:
         print_json(users)
     else:
-        for user in users:
-            say(user.command)
+        say(*(user.command for user in users))
     if not password:
         say(
-            f"No password is set by this. Give one by --password-stdin or {PASSWORD_VARIABLE}.",
+            f"These commands set no password. Give one by --password-stdin or {PASSWORD_VARIABLE}.",
             error=True,
         )
 
 
 def _app_of(path: str | None, name: str | None) -> tuple[str, str]:
-    """Return the app's name and durability; of one whose code is not here, what the environment says."""
+    """Return the app's name and durability; with ``--name``, durability comes from the environment."""
     if (path is None) == (name is None):
-        raise typer.BadParameter("Give either APP or --name, the name that it was made with.")
+        raise typer.BadParameter("Give either APP or --name, the app's name.")
     if name is not None:
         told = {DURABILITY_VARIABLE: os.environ.get(DURABILITY_VARIABLE, Settings().durability)}
         return check_name("app", name), Settings.from_env(told).durability
@@ -136,7 +135,7 @@ def _password(from_stdin: bool) -> str | None:
     if password and len(password) < PASSWORD_CHARACTERS_MIN:
         raise ConfigurationError(
             f"The password has {len(password)} characters.",
-            remedy=f"Use {PASSWORD_CHARACTERS_MIN} or more, at random: what is printed is a hash without "
-            "salt, from which a short one is found.",
+            remedy=f"Use {PASSWORD_CHARACTERS_MIN} or more random characters: the printed hash has no salt, "
+            "so a short password can be found from it.",
         )
     return password or None

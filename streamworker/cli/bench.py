@@ -1,4 +1,4 @@
-"""``streamworker bench``: figures on a Redis of your own, beside those of others."""
+"""``streamworker bench``: measures streamworker and other libraries on your machine."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class What(StrEnum):
-    """What can be measured."""
+    """The scenes that can be measured."""
 
     PRODUCE = "produce"
     PROCESS = "process"
@@ -32,14 +32,16 @@ class What(StrEnum):
 
 Url = Annotated[
     str | None,
-    typer.Option("--redis-url", metavar="URL", help="Measure on this server; else on one of its own."),
+    typer.Option(
+        "--redis-url", metavar="URL", help="Measure on this server; by default the command starts one."
+    ),
 ]
-Runs = Annotated[int, typer.Option("--runs", metavar="N", min=1, max=99, help="How often each one runs.")]
+Runs = Annotated[int, typer.Option("--runs", metavar="N", min=1, max=99, help="Runs of each program.")]
 Records = Annotated[
     int, typer.Option("--records", metavar="N", min=1000, max=50_000_000, help="Records of one run.")
 ]
 Partitions = Annotated[
-    int, typer.Option("--partitions", metavar="N", min=1, max=256, help="In how many streams they lie.")
+    int, typer.Option("--partitions", metavar="N", min=1, max=256, help="Partitions that hold the records.")
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as docs/performance.md has it.")]
 Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the bars into this file.")]
@@ -61,7 +63,7 @@ Ratios = Annotated[
 Name = Annotated[
     str | None,
     typer.Option(
-        "--name", metavar="NAME", help="What its keys begin with: bench-... and free; made up else."
+        "--name", metavar="NAME", help="App name in the keys: bench-..., and unused; random by default."
     ),
 ]
 
@@ -87,12 +89,13 @@ def bench(
     check: Check = None,
     name: Name = None,
 ) -> None:
-    """Measure how fast it is on this machine, beside others.
+    """Measure how fast streamworker is on this machine, beside other libraries.
 
-    Workers and the programs of others run in turn, on the same records, until the server has the last
-    acknowledgement; medians, the ratio of runs that stood side by side, and its spread are printed. Its
-    keys begin with sw:{bench- and a random name; they are removed in the end, also after Ctrl-C. What
-    is not installed is left out and named: pip install 'streamworker[bench]' brings the others.
+    Workers and the programs of other libraries run in turn on the same records. A run ends when the
+    server has the last acknowledgement. The command prints medians, the ratio of adjacent runs, and
+    its spread. Its keys begin with sw:{bench- and a random name; it removes them at the end, also
+    after Ctrl-C. It leaves out libraries that are not installed, and names them; install them with
+    pip install 'streamworker[bench]'.
 
     \b
     Examples:
@@ -112,7 +115,7 @@ def bench(
         from streamworker.dev.bench import report as pages
 
         svg.write_text(pages.svg(report.rows), "utf-8")
-    # A reference that lacks a scene would have it compared with nothing from then on.
+    # A reference file without the failed scene would never be compared for that scene again.
     if ratios is not None and not report.failed:
         _write_ratios(ratios, report)
     if known is not None:
@@ -145,7 +148,7 @@ def _measure(
 ) -> "Report":
     from contextlib import ExitStack
 
-    from streamworker.dev.bench.scenes import SCENES, run_bench
+    from streamworker.dev.bench.scenes.table import SCENES, run_bench
     from streamworker.dev.server import EmbeddedServer
 
     names = list(SCENES) if what is What.ALL else [what.value]
@@ -179,18 +182,14 @@ def _show(report: "Report", *, as_json: bool, as_markdown: bool) -> None:
         print_json(report.as_json())
         return
     if as_markdown:
-        say(pages.markdown(report).rstrip("\n"))
+        say(*pages.markdown(report).splitlines())
         return
     print_table(COLUMNS, [row.cells() for row in report.rows])
     if console().is_terminal:
-        for line in pages.chart(report.rows):
-            say(line)
-    say("")
-    say(f"Medians of {report.runs} runs in turn on {pages.machine_line(report.machine)}.")
-    for reason in report.left_out:
-        say(f"Left out: {reason}")
-    for reason in report.failed:
-        say(f"Failed: {reason}", error=True)
+        say(*pages.chart(report.rows))
+    say("", f"Medians of {report.runs} runs in turn on {pages.machine_line(report.machine)}.")
+    say(*(f"Left out: {reason}" for reason in report.left_out))
+    say(*(f"Failed: {reason}" for reason in report.failed), error=True)
 
 
 def _read_ratios(path: Path) -> dict[str, float]:

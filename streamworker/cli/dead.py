@@ -1,6 +1,6 @@
-"""``streamworker dead``: the records that a processor gave up on.
+"""``streamworker dead``: lists, shows, replays and drops dead letters.
 
-A letter is named ``PARTITION/ID``, as ``dead list`` prints it.
+A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it.
 """
 
 import sys
@@ -23,21 +23,21 @@ from streamworker.cli.support import (
     run_async,
     say,
 )
-from streamworker.core.entries import ZERO, EntryId
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.errors import ConfigurationError, RecordError
 
 if TYPE_CHECKING:
     from streamworker.importing import Selection
     from streamworker.processors import ProcessorSpec
-    from streamworker.redisio.client import Backend
-    from streamworker.redisio.dead import StoredLetter
+    from streamworker.redisio.data.dead import StoredLetter
     from streamworker.redisio.keys import GroupKeys
+    from streamworker.redisio.wire.client import Backend
 
 PAGE = 500
-"""Letters of each partition in one round trip."""
+"""Dead letters of one partition that one round trip reads."""
 
 ROWS_SHOWN = 20
-"""Rows of an entry that ``show`` prints; it may have ten thousand."""
+"""Rows of an entry that ``show`` prints; an entry may have ten thousand."""
 
 app = typer.Typer(no_args_is_help=True, help="Look at dead letters, run them again, or drop them.")
 
@@ -52,7 +52,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 @app.command("list")
 def list_letters(
     processor: ProcessorPath,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="The oldest so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many.")] = 50,
     json: AsJson = False,
 ) -> None:
     """List dead letters, oldest first.
@@ -105,12 +105,10 @@ def show_letter(
         ("error", found.error),
     ):
         say(f"{label:<9} {value.rstrip()}")
-    for name, content in _fields(selection, found).items():
-        say(f"{'field':<9} {name} = {content}")
+    say(*(f"{'field':<9} {name} = {content}" for name, content in _fields(selection, found).items()))
     record = _record(selection, found)
     if isinstance(record, list):
-        for row in record[:ROWS_SHOWN]:
-            say(f"{'row':<9} {row}")
+        say(*(f"{'row':<9} {row}" for row in record[:ROWS_SHOWN]))
         if len(record) > ROWS_SHOWN:
             say(f"{len(record):,} rows; --json shows all.")
         return
@@ -121,9 +119,9 @@ def show_letter(
 def replay_letters(processor: ProcessorPath, letters: Letters = None, every: All = False) -> None:
     """Send dead letters through the processor once more.
 
-    Each becomes a new entry at the end of its partition: it comes after records of the same key
-    that were sent meanwhile. A letter and its new entry change places in one step, so one that is
-    replayed twice runs once.
+    Each letter becomes a new entry at the end of its partition, after records of the same key that
+    were sent meanwhile. Other processors of the stream skip it. One step adds the entry and removes
+    the letter, so a letter that is replayed twice runs once.
 
     \b
     Examples:
@@ -163,12 +161,12 @@ def drop_letters(
 
 
 def parse_letter(text: str, spec: "ProcessorSpec") -> tuple[int, EntryId]:
-    """Read ``PARTITION/ID``.
+    """Parse ``PARTITION/ID``.
 
     Raises
     ------
     typer.BadParameter
-        If it is none, or there is no such partition.
+        If the text has another form, or the stream has no such partition.
     """
     partition, slash, letter_id = text.partition("/")
     if not slash or not partition.isdecimal() or int(partition) >= spec.stream.partitions:
@@ -186,7 +184,7 @@ Chosen = dict[int, list[EntryId]]
 
 
 def _chosen(spec: "ProcessorSpec", letters: list[str] | None, every: bool) -> Chosen | None:
-    """Return the letters by partition; None for all."""
+    """Return the ids of the chosen letters by partition; None for all letters."""
     if every == bool(letters):
         raise typer.BadParameter("Give the letters, or --all.", param_hint="LETTER")
     if every:
@@ -206,7 +204,7 @@ def _keys(selection: "Selection") -> "GroupKeys":
 
 
 async def _first_letters(selection: "Selection", limit: int) -> "tuple[list[StoredLetter], int]":
-    from streamworker.redisio.dead import list_dead
+    from streamworker.redisio.data.dead import list_dead
 
     partitions = range(selection.processors[0].stream.partitions)
     keys = _keys(selection)
@@ -221,27 +219,27 @@ async def _count(backend: "Backend", keys: "GroupKeys", partitions: Sequence[int
 
 
 async def _one_letter(selection: "Selection", partition: int, letter_id: EntryId) -> "StoredLetter":
-    from streamworker.redisio.dead import show_dead
+    from streamworker.redisio.data.dead import show_dead
 
     async with connected(selection.app) as backend:
         found = await show_dead(backend, _keys(selection), partition, letter_id)
     if found is None:
         raise ConfigurationError(
             f"There is no dead letter {partition}/{letter_id} of {selection.processors[0].name}.",
-            remedy="It may have been replayed or dropped; `streamworker dead list` shows those there are.",
+            remedy="It may have been replayed or dropped; `streamworker dead list` shows the others.",
         )
     return found
 
 
 async def _replay(selection: "Selection", chosen: Chosen | None) -> tuple[int, list[str]]:
-    from streamworker.redisio.dead import replay_dead
+    from streamworker.redisio.data.dead import replay_dead
 
     keys, done, missing = _keys(selection), 0, list[str]()
     async with connected(selection.app) as backend:
         total = await _total(backend, selection, chosen)
         with _counter("replaying", total) as advance:
             for partition in _partitions(selection, chosen):
-                # Letters that die again meanwhile are none of this run: it would never end.
+                # A record that fails again becomes a new letter. Replaying those too would never end.
                 last = await _last_letter(backend, keys, partition)
                 async for ids in _pages(backend, keys, partition, chosen, last):
                     replayed = await replay_dead(backend, keys, partition, ids)
@@ -253,7 +251,7 @@ async def _replay(selection: "Selection", chosen: Chosen | None) -> tuple[int, l
 
 
 async def _drop(selection: "Selection", chosen: Chosen | None) -> tuple[int, list[str]]:
-    from streamworker.redisio.dead import drop_dead
+    from streamworker.redisio.data.dead import drop_dead
 
     keys, done, asked = _keys(selection), 0, 0
     async with connected(selection.app) as backend:
@@ -284,7 +282,7 @@ async def _pages(
     backend: "Backend", keys: "GroupKeys", partition: int, chosen: Chosen | None, last: EntryId
 ) -> "Any":
     """Yield the ids of the chosen letters of a partition, or of all up to ``last``, in pages."""
-    from streamworker.redisio.dead import list_dead
+    from streamworker.redisio.data.dead import list_dead
 
     if chosen is not None:
         ids = chosen[partition]
@@ -311,7 +309,7 @@ def _summarise(what: str, done: int, missing: list[str]) -> None:
     say(f"{what} {done} dead letters.")
     if missing:
         named = ", ".join(letter for letter in missing[:5] if letter != "some")
-        say(f"{len(missing)} were not there (any more){': ' + named if named else ''}.", error=True)
+        say(f"{len(missing)} did not exist any more{': ' + named if named else ''}.", error=True)
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -324,7 +322,7 @@ def _time(ms: int) -> str:
 
 
 def _text(value: bytes) -> str:
-    """Show bytes as text where they are text."""
+    """Decode UTF-8 bytes; return the ``repr`` of other bytes."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -332,14 +330,14 @@ def _text(value: bytes) -> str:
 
 
 def _short(error: str) -> str:
-    """Return the last line of an error, which names it; on a terminal as much as the table can hold."""
+    """Return the last line of a traceback, which names the error; on a terminal cut to the table's width."""
     line = (error.strip().splitlines() or [""])[-1]
     width = max(40, console().width - 60)
     return line if len(line) <= width or not sys.stdout.isatty() else line[: width - 3] + "..."
 
 
 def _fields(selection: "Selection", letter: "StoredLetter") -> dict[str, str]:
-    """Return the fields of a letter's entry; of columns and their schema, how many bytes they have."""
+    """Return the fields of a letter's entry; for Arrow columns and their schema, the size in bytes."""
     is_arrow = selection.processors[0].stream.codec == "arrow"
     return {
         _text(name): f"{len(value):,} bytes" if is_arrow and name in (b"v", b"schema") else _text(value)
@@ -351,7 +349,7 @@ def _record(selection: "Selection", letter: "StoredLetter") -> object:
     spec = selection.processors[0].stream
     try:
         if spec.codec == "arrow":
-            from streamworker.redisio.columns import unpacked
+            from streamworker.redisio.data.columns import unpacked
 
             return spec.record.from_arrow(spec.record.fit_arrow(unpacked(letter.fields), extra="drop"))
         return spec.record.decoder(spec.codec)(letter.fields)

@@ -1,7 +1,4 @@
-"""What the exit code of ``streamworker`` tells the program that started it.
-
-docs/cli.md has this table, made from here.
-"""
+"""Exit codes of ``streamworker``. The table in docs/cli.md is generated from them."""
 
 from enum import IntEnum
 
@@ -16,7 +13,7 @@ from streamworker.errors import (
 
 
 class ExitCode(IntEnum):
-    """Exit codes; a negative code or one above 128 means that a signal ended the process."""
+    """Exit codes. A negative code, or one above 128, means that a signal ended the process."""
 
     OK = 0
     FAILED = 1
@@ -24,6 +21,7 @@ class ExitCode(IntEnum):
     CONFIGURATION = 3
     REDIS = 4
     FORCED = 5
+    UNTOLD = 6
     BUG = 70
     INTERRUPTED = 130
 
@@ -34,14 +32,16 @@ class ExitCode(IntEnum):
 
 
 MEANINGS = {
-    ExitCode.OK: "All went well; a worker that drained and left after a signal, too.",
-    ExitCode.FAILED: "It was done and the result is bad: bad lines, a failed check, a failed pipeline.",
+    ExitCode.OK: "The command succeeded, or a worker drained and left after a signal.",
+    ExitCode.FAILED: "The command ran, but the result is bad: bad lines, a failed check, a failed pipeline.",
     ExitCode.USAGE: "The command line is wrong: an unknown option, a missing argument.",
     ExitCode.CONFIGURATION: "The app, its settings or this machine are wrong: an unknown app path, a name, "
     "a type without an Arrow form, a server that evicts, no Java. Starting again will not help.",
-    ExitCode.REDIS: "Redis did not answer, or answered no: not reachable, wrong password, out of memory.",
-    ExitCode.FORCED: "The worker was told twice to stop, or its shutdown took longer than "
-    "shutdown_timeout_ms: what was in hand was not committed and will run again.",
+    ExitCode.REDIS: "Redis did not answer, or refused: not reachable, wrong password, out of memory.",
+    ExitCode.FORCED: "The worker got a second signal, or its shutdown took longer than "
+    "shutdown_timeout_ms: batches under way were not committed and will run again.",
+    ExitCode.UNTOLD: "Your code ended the worker without a signal, for example by sys.exit() in a task that "
+    "a function started. The log says why; batches under way will run again.",
     ExitCode.BUG: "A broken invariant: please report it with the log.",
     ExitCode.INTERRUPTED: "Ctrl-C ended a command that is not a worker.",
 }

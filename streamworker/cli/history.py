@@ -1,4 +1,4 @@
-"""``streamworker history``: the rebalance record."""
+"""``streamworker history``: lists the rebalances of a group."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -11,14 +11,14 @@ from streamworker.cli.support import AsJson, GroupPath, Processors, print_json, 
 def history(
     app: GroupPath,
     processor: Processors = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="The newest so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many.")] = 50,
     json: AsJson = False,
 ) -> None:
-    """Show rebalances: when, why, what moved, how long.
+    """Show rebalances: time, cause, moved partitions and duration.
 
-    A change took as long as it was until every partition that moved ran again, by the server's
-    clock. With the coordination claim each claim is a change of its own; with lease, what a worker
-    won of one second's races.
+    The duration of a rebalance ends when every moved partition runs again, by the server's clock.
+    With coordination="claim" each claim is one line; with coordination="lease" a line holds the
+    races of one second that a worker won.
 
     \b
     Examples:
@@ -30,8 +30,7 @@ def history(
     taken = snapshots(resolve_processors(app, processor))
     changes = [(snapshot, change) for snapshot in taken for change in snapshot.rebalances[-limit:]]
     problems = [problem for snapshot in taken for problem in snapshot.problems]
-    for problem in problems:
-        say(problem, error=True)
+    say(*problems, error=True)
     if json:
         print_json(
             [

@@ -1,34 +1,35 @@
-"""Where log lines go and how they look: ours through structlog, the user's through logging, alike."""
+"""Sets up logging: lines of structlog and of the standard library have one format and one destination."""
 
 import logging
 import sys
+import warnings
+from collections import UserString
 from typing import Literal
 
 import structlog
+from structlog.typing import EventDict, Processor
+
+from streamworker.core.text import printable, printable_lines
 
 LogFormat = Literal["console", "json"]
 
 
 def configure(level: str = "info", format: LogFormat = "console") -> None:
-    """Send all log lines to stderr: readable ones for people, or one JSON object a line.
+    """Send all log lines to stderr: as text for people, or as one JSON object a line.
 
-    Both structlog's loggers and those of the standard library are formatted the same way, so
-    that what a processor function logs stands between our own lines in order.
+    Loggers of structlog and of the standard library share one handler, so that lines of processor
+    functions and of streamworker keep their order.
     """
-    shared: list[structlog.typing.Processor] = [
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
     ]
-    renderer: structlog.typing.Processor
-    if format == "json":
-        shared.append(structlog.processors.format_exc_info)
-        renderer = structlog.processors.JSONRenderer()
-    else:
-        renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
+    plain = structlog.dev.plain_traceback
+    console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+    renderers = [structlog.processors.JSONRenderer()] if format == "json" else [_harmless, console]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -38,9 +39,24 @@ def configure(level: str = "info", format: LogFormat = "console") -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Spark's bridge tells of each connection and command at INFO.
+    # py4j, which connects Python to Spark's JVM, logs each connection and command at INFO.
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    warnings.showwarning = lambda message, *_: logging.getLogger("py.warnings").warning("%s", message)
+
+
+def _harmless(_logger: object, _name: str, event: EventDict) -> EventDict:
+    """Escape control characters before the renderer adds colours; it shows the ``repr`` of a UserString."""
+    shown: EventDict = {}
+    for key, value in event.items():
+        if key == "event":
+            value = printable(str(value))
+        elif key in ("exception", "stack"):
+            value = "\n".join(printable_lines(str(value)))
+        elif not (text := value if isinstance(value, str) else repr(value)).isprintable():
+            value = UserString(text)
+        shown[printable(key)] = value
+    return shown

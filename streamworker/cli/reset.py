@@ -1,4 +1,4 @@
-"""``streamworker reset``: move a group's checkpoint."""
+"""``streamworker reset``: moves a group's checkpoint."""
 
 import sys
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamworker.cli.support import ProcessorPath, connected, print_table, run_async, say, take
-from streamworker.core.entries import SEQUENCE_MAX, ZERO, EntryId
+from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.errors import BackendRefused, ConfigurationError, CoordinationError
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from streamworker.core.snapshot import GroupSnapshot
     from streamworker.importing import Selection
     from streamworker.processors import ProcessorSpec
-    from streamworker.redisio.client import Backend
     from streamworker.redisio.keys import GroupKeys
+    from streamworker.redisio.wire.client import Backend
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What one partition's checkpoint is to become."""
+    """The planned move of one partition's checkpoint."""
 
     partition: int
     before: EntryId
@@ -32,15 +32,15 @@ class Move:
     entries: int
     """Source entries up to the new checkpoint."""
     owner: str
-    """A dead worker whose name is still in the lock."""
+    """The dead worker that the lock still names."""
 
     @property
     def effect(self) -> str:
-        """What it means for the records."""
+        """The effect on the records, for people."""
         change = self.entries - self.committed
         if change == 0:
             return "-"
-        return f"{-change:,} run again" if change < 0 else f"{change:,} are left out"
+        return f"{-change:,} run again" if change < 0 else f"{change:,} are skipped"
 
 
 def reset(
@@ -50,8 +50,8 @@ def reset(
         typer.Option(
             "--to",
             metavar="earliest|latest|ID|TIME",
-            help="The first entry that is still there; after the last one; after an entry id; or at a time, "
-            "such as 2026-01-31T12:00 (local) or 2026-01-31T12:00Z.",
+            help="Where to go on: at the first entry of the stream; after its last entry; after an entry id; "
+            "or at a time, such as 2026-01-31T12:00 (local) or 2026-01-31T12:00Z.",
         ),
     ],
     partition: Annotated[
@@ -62,10 +62,10 @@ def reset(
 ) -> None:
     """Move a processor's checkpoint.
 
-    Back to run records again, or ahead to leave some out.
+    Move it back to run records again, or ahead to skip records.
 
-    Refused while a worker of the group lives: stop them first. Records that run again are
-    forwarded again, so the acked log and Spark's tables hold their rows a second time.
+    The command refuses while a worker of the group runs: stop the workers first. Records that run
+    again are forwarded again, so the acked log and Spark's tables hold their rows a second time.
 
     \b
     Examples:
@@ -81,12 +81,12 @@ def reset(
 
 
 def parse_target(text: str) -> EntryId | None:
-    """Read ``--to`` as the checkpoint it means; None for the last entry of each partition.
+    """Parse ``--to`` as a checkpoint; None stands for the last entry of each partition.
 
     Raises
     ------
     typer.BadParameter
-        If it is none of the forms.
+        If the text has none of the forms.
     """
     if text == "earliest":
         return ZERO
@@ -102,7 +102,7 @@ def parse_target(text: str) -> EntryId | None:
             "nor a time such as 2026-01-31T12:00Z.",
             param_hint="--to",
         ) from None
-    # The checkpoint is the last entry that is done: all of the millisecond before.
+    # The checkpoint is the last committed entry: the last possible id of the millisecond before.
     return EntryId(max(0, int(moment.timestamp() * 1000) - 1), SEQUENCE_MAX)
 
 
@@ -126,7 +126,7 @@ async def _reset(
             if not sys.stdin.isatty():
                 raise typer.BadParameter("There is no terminal to ask at: give --yes.", param_hint="--yes")
             typer.confirm(f"Move the checkpoint of {len(moves)} partitions of {spec.name}?", abort=True)
-            # Somebody may have started a worker while the question stood there.
+            # A worker may have started while the command waited for the answer.
             await _refuse_if_alive(backend, app, spec)
         for move in moves:
             await _move(backend, _keys(app, spec), move)
@@ -144,7 +144,7 @@ async def _refuse_if_alive(backend: "Backend", app: "App", spec: "ProcessorSpec"
 
 
 def _alive(snapshot: "GroupSnapshot", session_timeout_ms: int) -> dict[str, str]:
-    """Return members by id that may still commit: one that was killed keeps its seat until reaped."""
+    """Return the names of members that may still commit, by id. A killed member stays until its removal."""
     return {
         member.id: member.name
         for member in snapshot.members
@@ -161,8 +161,8 @@ def _keys(app: "App", spec: "ProcessorSpec") -> "GroupKeys":
 async def _plan(
     backend: "Backend", app: "App", spec: "ProcessorSpec", partitions: list[int], target: EntryId | None
 ) -> list[Move]:
-    from streamworker.redisio.locks import read_lock
-    from streamworker.redisio.streams import entries_up_to
+    from streamworker.redisio.data.streams import entries_up_to
+    from streamworker.redisio.group.locks import read_lock
 
     keys = _keys(app, spec)
     moves = []
@@ -175,7 +175,7 @@ async def _plan(
             )
         events = keys.events(partition)
         last = await _last_entry(backend, events)
-        # A checkpoint beyond the end would leave out entries that are yet to come.
+        # A checkpoint beyond the end would skip entries that are not sent yet.
         after = last if target is None else min(target, last)
         entries = await entries_up_to(backend, events, after)
         moves.append(Move(partition, lock.checkpoint, after, lock.entries, entries, lock.owner))
@@ -186,14 +186,14 @@ async def _last_entry(backend: "Backend", events: str) -> EntryId:
     try:
         info = await backend.execute("XINFO", "STREAM", events)
     except BackendRefused:
-        return ZERO  # No such stream: nothing was ever sent.
+        return ZERO  # The stream does not exist: no record was ever sent.
     fields = dict(zip(info[::2], info[1::2], strict=True)) if isinstance(info, list) else info
     return EntryId.parse(fields[b"last-generated-id"])
 
 
 async def _move(backend: "Backend", keys: "GroupKeys", move: Move) -> None:
-    from streamworker.core.locks import Held
-    from streamworker.redisio.locks import move_checkpoint
+    from streamworker.core.ownership.locks import Held
+    from streamworker.redisio.group.locks import move_checkpoint
 
     done = await move_checkpoint(
         backend, keys, move.partition, move.after, entries=move.entries, owner=move.owner

@@ -1,36 +1,23 @@
-"""All commands, in the order in which somebody meets them."""
+"""All commands, in the order in which a new user needs them."""
 
 import sys
 from typing import Annotated
 
 import typer
 
-from streamworker.cli import (
-    acl,
-    bench,
-    dead,
-    demo,
-    dev,
-    doctor,
-    history,
-    repair,
-    reset,
-    run,
-    send,
-    simulate,
-    spark,
-    status,
-    top,
-)
-from streamworker.cli.rendezvous import use_running_dev
+from streamworker.cli import acl, bench, dead, history, reset, send, simulate, status, top
+from streamworker.cli.doctor import command as doctor
+from streamworker.cli.doctor import repair
 from streamworker.cli.support import Commands, say
+from streamworker.cli.workers import demo, dev, run, spark
+from streamworker.cli.workers.rendezvous import use_running_dev
 
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    # Help is drawn on a terminal, and plain text elsewhere.
+    # On a terminal rich draws the help; elsewhere it is plain text.
     rich_markup_mode="rich" if sys.stdout.isatty() else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -1,4 +1,4 @@
-"""``streamworker send``: records from a file or another program into a stream."""
+"""``streamworker send``: sends records from a file or another program to a stream."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ READ_BYTES = 256 * 1024
 
 
 class OnError(StrEnum):
-    """What a line does that is not a record of the stream."""
+    """What to do at a line that is not a record of the stream."""
 
     STOP = "stop"
     SKIP = "skip"
@@ -41,20 +41,20 @@ def send(
         ),
     ],
     name: Annotated[
-        str | None, typer.Option("--stream", metavar="NAME", help="Which stream, where an App was given.")
+        str | None, typer.Option("--stream", metavar="NAME", help="The stream, if STREAM is an App.")
     ] = None,
     on_error: Annotated[
-        OnError, typer.Option("--on-error", help="Stop at a bad line, or name it and go on.")
+        OnError, typer.Option("--on-error", help="Stop at a bad line, or report it and go on.")
     ] = OnError.STOP,
 ) -> None:
     """Send records from a file or a pipe.
 
-    Each line is one JSON object. It is checked against the stream's record type before it is
-    sent. Records go in the order of the lines. When a partition is full because workers are
-    behind, this waits.
+    Each line is one JSON object. The command checks it against the stream's record type before it
+    sends it. Records are sent in the order of the lines. When a partition is full because workers
+    are behind, the command waits.
 
-    The columns of a .parquet or .arrow file are the fields of the records. Into a stream with
-    codec="arrow" they go as they are; into others as records.
+    The columns of a .parquet or .arrow file are the fields of the records. A stream with
+    codec="arrow" gets them as columns, and other streams as records.
 
     \b
     Examples:
@@ -70,7 +70,9 @@ def send(
     started = time.monotonic()
     if is_table(file):
         if on_error is OnError.SKIP:
-            raise typer.BadParameter("A table is sent part by part, not row by row.", param_hint="--on-error")
+            raise typer.BadParameter(
+                "A table is sent in parts, so single rows cannot be skipped.", param_hint="--on-error"
+            )
         sent = run_async(send_file, target, Path(file))
     elif file == "-":
         sent = run_async(_send, target, lines, sys.stdin.buffer, None)
@@ -91,7 +93,7 @@ def send(
 
 @dataclass
 class Lines:
-    """Turns lines into records; names the bad ones by their number."""
+    """Decodes lines to records, and prints the number of each bad line."""
 
     stream: "Stream[Any]"
     on_error: OnError
@@ -108,7 +110,7 @@ class Lines:
         return self.bad > 0 and self.on_error is OnError.STOP
 
     def records(self, lines: Iterable[bytes]) -> list[Any]:
-        """Return the records of these lines, up to the first bad one if that is to stop it."""
+        """Return the records of these lines; with ``OnError.STOP``, those before the first bad line."""
         from streamworker.errors import RecordError
         from streamworker.records import PAYLOAD_FIELD
 
@@ -139,7 +141,7 @@ async def _send(stream: "Stream[Any]", lines: Lines, source: BinaryIO, size: int
                 if lines.ended:
                     return
 
-        # A server that goes away later is waited for; one that never was there is a wrong URL.
+        # The producer waits for a server that goes away later. One that does not answer now is a wrong URL.
         async with connected(stream.app) as backend:
             await backend.time_ms()
         async with stream.app:
@@ -147,10 +149,9 @@ async def _send(stream: "Stream[Any]", lines: Lines, source: BinaryIO, size: int
 
 
 async def _chunks(source: BinaryIO) -> AsyncIterator[tuple[list[bytes], int]]:
-    """Yield whole lines as they come, and their size; reading waits in a thread, not in the loop.
+    """Yield whole lines as they arrive, and the bytes read. A thread reads, so the event loop does not block.
 
-    What a pipe has is passed on at once, so that the last line of a program that goes on does
-    not wait for the next ones.
+    Lines from a pipe are yielded at once, so that a line does not wait until the program writes more.
     """
     from anyio import to_thread
 

@@ -1,4 +1,4 @@
-"""Files of columns for ``streamworker send``: Parquet, and Arrow's own."""
+"""Parquet and Arrow files for ``streamworker send``."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".parquet", ".arrow", ".feather", ".ipc")
 ROWS = 250_000
-"""Rows in memory at a time, and between two steps of the progress bar."""
+"""Rows of one part: what is in memory at a time, and one step of the progress bar."""
 
 
 def is_table(file: str) -> bool:
-    """Whether a file is one of columns, by its name."""
+    """Whether a file holds columns, judged by its name."""
     return file.endswith(SUFFIXES)
 
 
 async def send_file(stream: "Stream[Any]", path: Path) -> int:
-    """Send the rows of a file, in order; return how many.
+    """Send the rows of a file in order, and return their number.
 
     Raises
     ------
     RecordError
-        For a column that does not fit the stream's records, and a row that does not.
+        If a column or a row does not fit the stream's record type.
     """
     import pyarrow as pa
 
@@ -40,7 +40,7 @@ async def send_file(stream: "Stream[Any]", path: Path) -> int:
         raise typer.BadParameter(f"{path}: {error}", param_hint="FILE") from None
     with progress_bar(total > 0, note="rows") as progress:
         task = progress.add_task("sending", total=total, note="0")
-        # A server that goes away later is waited for; one that never was there is a wrong URL.
+        # The producer waits for a server that goes away later. One that does not answer now is a wrong URL.
         async with connected(stream.app) as backend:
             await backend.time_ms()
         async with stream.app:
@@ -66,7 +66,7 @@ def _open(path: Path) -> "tuple[int, Iterator[pa.Table]]":
     mapped = pa.memory_map(str(path))
     try:
         table = pa.ipc.open_file(mapped).read_all()
-    except pa.ArrowInvalid:  # not a file of Arrow, but perhaps a stream of it
+    except pa.ArrowInvalid:  # Not in the Arrow file format: try the Arrow stream format.
         mapped.seek(0)
         table = pa.ipc.open_stream(mapped).read_all()
     return table.num_rows, (table.slice(start, ROWS) for start in range(0, table.num_rows, ROWS))

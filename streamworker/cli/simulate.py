@@ -1,4 +1,4 @@
-"""``streamworker simulate``: a rebalance protocol on virtual time, with faults."""
+"""``streamworker simulate``: runs a rebalance protocol on virtual time, with faults."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,19 +9,20 @@ import typer
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AsJson, print_json, print_table, progress_bar, say
+from streamworker.core.protocols.registry import PROTOCOLS, entry_of
 
 if TYPE_CHECKING:
-    from streamworker.testing.batch import Summary
-    from streamworker.testing.checkers import Violation
-    from streamworker.testing.simulation import Outcome, Schedule
+    from streamworker.sim.batch import Summary
+    from streamworker.sim.checkers import Violation
+    from streamworker.sim.simulation import Outcome, Schedule
 
 EXPLAINED = 3
-"""Failures of which a transcript is printed; more of them seldom say more."""
+"""Number of failures whose transcript is printed; further transcripts rarely help."""
 
 ROWS = (
     ("schedules", "schedules"),
     ("moves", "partitions that moved"),
-    ("minimum", "moves that nobody could have spared"),
+    ("minimum", "moves that no protocol can avoid"),
     ("settled", "schedules that came to rest"),
     ("settle_median_ms", "time to balance after the faults, median, ms"),
     ("settle_longest_ms", "time to balance after the faults, longest, ms"),
@@ -47,32 +48,32 @@ Minutes = Annotated[
         "--minutes",
         metavar="M",
         min=0.01,
-        help="Virtual minutes in which faults happen; drawn by the seed if not given.",
+        help="Virtual minutes with faults; drawn from the seed if not given.",
     ),
 ]
 
 
 def simulate(
     protocol: Annotated[
-        str, typer.Option("--protocol", metavar="NAME", help="membership, claim or lease.")
+        str, typer.Option("--protocol", metavar="NAME", help=f"One of: {', '.join(PROTOCOLS)}.")
     ] = "membership",
     assignment: Annotated[
         str | None,
         typer.Option(
             "--assignment",
             metavar="NAME",
-            help="range, sticky or weighted, under membership; drawn by the seed if not given.",
+            help="range, sticky or weighted, for membership only; drawn from the seed if not given.",
         ),
     ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            "--workers", metavar="N", min=1, max=1000, help="At the start; drawn by the seed if not given."
+            "--workers", metavar="N", min=1, max=1000, help="At the start; drawn from the seed if not given."
         ),
     ] = None,
     partitions: Annotated[
         int | None,
-        typer.Option("--partitions", metavar="N", min=1, max=16384, help="Drawn by the seed if not given."),
+        typer.Option("--partitions", metavar="N", min=1, max=16384, help="Drawn from the seed if not given."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The first seed.")] = 0,
     schedules: Annotated[
@@ -83,22 +84,22 @@ def simulate(
     json: AsJson = False,
     trace: Annotated[
         bool,
-        typer.Option("--trace", help="Print what each core was told and answered in the first schedule."),
+        typer.Option("--trace", help="Print the events and effects of each core in the first schedule."),
     ] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Run all protocols on the same schedules, side by side.")
     ] = False,
     scenario: Annotated[
         Path | None,
-        typer.Option("--scenario", metavar="FILE", help="Print what cores write in a scenario, and no more."),
+        typer.Option("--scenario", metavar="FILE", help="Only print the transcript of this scenario."),
     ] = None,
 ) -> None:
-    """Run workers on virtual time, with faults, and judge them.
+    """Run workers on virtual time, with faults, and check them.
 
-    Real cores act on a model of Redis. Whatever happens is decided by the seed: the same one gives
-    the same run, event for event. No server is needed. While faults last nothing may be lost,
-    repeated or reordered; after them the group must come to rest. Each violation is shown with the
-    command that replays it and with the fewest faults that still lead to it.
+    The protocol code of real workers runs on a model of Redis. No server is needed. The seed decides
+    everything: the same seed gives the same run, event for event. While faults last, no entry may be
+    lost, repeated or reordered; after them the group must settle. For each violation the command
+    prints the command that replays it, and the fewest faults that still cause it.
 
     \b
     Examples:
@@ -107,8 +108,7 @@ def simulate(
       streamworker simulate --seed 17 --schedules 1 --trace
       streamworker simulate --scenario incident.txt
     """
-    from streamworker.core.protocols import PROTOCOLS
-    from streamworker.testing.simulation import Schedule
+    from streamworker.sim.simulation import Schedule
 
     if scenario is not None:
         _play(scenario)
@@ -119,7 +119,7 @@ def simulate(
         Schedule(
             seed=seed,
             protocol=name,
-            assignment=assignment if name == "membership" else None,
+            assignment=assignment if PROTOCOLS[name].has_document else None,
             workers=workers,
             partitions=partitions,
             faults=faults,
@@ -143,33 +143,29 @@ def _check_trace(trace: bool, figures: bool) -> None:
 
     if trace and figures:
         raise ConfigurationError(
-            "--trace prints what the cores of one schedule did, and no figures.",
+            "--trace prints the events and effects of one schedule, and no figures.",
             remedy="Leave out --compare and --json.",
         )
 
 
 def _check(protocol: str, assignment: str | None, faults: str) -> None:
-    from streamworker.core.membership import Membership
-    from streamworker.core.protocols import PROTOCOLS
+    from streamworker.core.protocols.membership.document import Membership
     from streamworker.errors import ConfigurationError
-    from streamworker.testing.faults import kinds_of
+    from streamworker.sim.faults import kinds_of
 
-    if protocol not in PROTOCOLS:
-        raise ConfigurationError(
-            f"There is no protocol {protocol!r}.", remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}."
-        )
+    has_document = entry_of(protocol).has_document
     kinds_of(faults)
-    if assignment is not None and protocol != "membership":
+    if assignment is not None and not has_document:
         raise ConfigurationError(
-            f"Under {protocol} nobody assigns partitions.",
+            f"The protocol {protocol} has no assignment.",
             remedy="Leave out --assignment, or use --protocol membership.",
         )
     if assignment is not None:
-        Membership.empty(1, assignment)  # which knows the names
+        Membership.empty(1, assignment)  # Raises for an unknown name.
 
 
 def _run(schedule: "Schedule", count: int) -> "tuple[Summary, list[Outcome]]":
-    from streamworker.testing.batch import run_many, summarise
+    from streamworker.sim.batch import run_many, summarise
 
     outcomes = []
     with progress_bar() as bar:
@@ -189,21 +185,17 @@ def _show(summaries: "list[Summary]", *, as_json: bool) -> None:
 
 
 def _explain(failed: "list[Outcome]") -> None:
-    from streamworker.testing.simulation import explain
+    from streamworker.sim.simulation import explain
 
     for outcome in failed[:EXPLAINED]:
-        say("", error=True)
-        say(explain(outcome), error=True)
+        say("", *explain(outcome).splitlines(), error=True)
     if len(failed) > EXPLAINED:
-        say(
-            f"and more seeds: {[each.schedule.seed for each in failed[EXPLAINED:]]}",
-            error=True,
-        )
+        say(f"and more seeds: {[each.schedule.seed for each in failed[EXPLAINED:]]}", error=True)
 
 
 def _play(path: Path) -> None:
     from streamworker.errors import ConfigurationError
-    from streamworker.testing.scenario import play, read
+    from streamworker.sim.scenario import play, read
 
     try:
         text = path.read_text("utf-8")
@@ -212,23 +204,21 @@ def _play(path: Path) -> None:
             f"{path} cannot be read: {error}", remedy="Name a file like those in tests/protocol."
         ) from error
     told, violations = play(read(text))
-    say(str(told).rstrip("\n"))
+    say(*str(told).splitlines())
     _fail_if(violations)
 
 
 def _fail_if(violations: "Sequence[Violation]") -> None:
-    for violation in violations:
-        say(str(violation), error=True)
+    say(*map(str, violations), error=True)
     if violations:
         raise typer.Exit(ExitCode.FAILED)
 
 
 def _trace(schedule: "Schedule") -> None:
-    from streamworker.testing.simulation import run
-    from streamworker.testing.transcript import Transcript
+    from streamworker.sim.simulation import run
+    from streamworker.sim.transcript import Transcript
 
     transcript = Transcript()
     outcome = run(schedule, trace=transcript)
-    for line in transcript.lines:
-        say(line)
+    say(*transcript.lines)
     _fail_if(outcome.violations)

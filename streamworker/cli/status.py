@@ -1,4 +1,4 @@
-"""``streamworker status`` and ``lag``: who owns what, and how far behind it is."""
+"""``streamworker status`` and ``lag``: show the members, owners and lag of a group."""
 
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
-    """Show members, and who owns which partition.
+    """Show the members of a group, and the owner of each partition.
 
-    For each partition its owner, epoch, state, checkpoint and lag.
+    The command prints owner, epoch, state, checkpoint and lag of each partition.
 
     \b
     Examples:
@@ -39,10 +39,10 @@ def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -
 
 
 def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
-    """Show how many entries wait.
+    """Show the lag of each processor.
 
-    For each processor, and for each partition that is behind. Dead letters are counted too, and
-    the rows that Spark readers have not read yet.
+    The command prints the lag of each processor and of each partition that is behind, the number of
+    dead letters, and the rows that Spark readers have not read yet.
 
     \b
     Examples:
@@ -56,8 +56,7 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
         print_json([_lag_of(snapshot) for snapshot in taken])
         return
     for snapshot in taken:
-        for problem in snapshot.problems:
-            say(problem)
+        say(*snapshot.problems)
     rows = [
         (
             snapshot.processor,
@@ -105,10 +104,9 @@ def _print_status(snapshot: "GroupSnapshot") -> None:
 
     say(
         f"{snapshot.app}: {snapshot.stream} -> {snapshot.processor}, generation {snapshot.generation}, "
-        f"lag {snapshot.lag}"
+        f"lag {snapshot.lag}",
+        *snapshot.problems,
     )
-    for problem in snapshot.problems:
-        say(problem)
     if snapshot.members:
         is_weighted = any(member.load or member.capacity != 1 for member in snapshot.members)
         print_table(

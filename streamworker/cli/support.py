@@ -1,14 +1,17 @@
-"""What the commands share: how they print, fail and connect."""
+"""Shared by all commands: arguments, output, errors and connections."""
 
 import sys
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from traceback import format_exception
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from streamworker.cli.exit_codes import ExitCode, code_for
+from streamworker.core.text import printable, printable_lines
 from streamworker.errors import StreamworkerError
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from streamworker.core.snapshot import GroupSnapshot
     from streamworker.importing import Selection
     from streamworker.processors import ProcessorSpec
-    from streamworker.redisio.client import Backend
+    from streamworker.redisio.wire.client import Backend
 
 T = TypeVar("T")
 
@@ -44,10 +47,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 
 class Commands(TyperGroup):
-    """A group whose commands end on our errors with a message and an exit code, never a traceback."""
+    """A command group that reports a ``StreamworkerError`` by a message and an exit code, not a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; what a user can put right is told to the user."""
+        """Run the command; report errors that the user can correct."""
+        warnings.showwarning = lambda message, *_: say(f"Warning: {message}", error=True)
+        sys.excepthook = lambda *error: say(*printable_lines("".join(format_exception(*error))), error=True)
         try:
             return super().invoke(ctx)
         except StreamworkerError as error:
@@ -58,39 +63,40 @@ class Commands(TyperGroup):
 
 
 def report(error: StreamworkerError) -> None:
-    """Write an error to stderr: what is wrong, then what to do."""
+    """Write an error to stderr: the message, the notes, then the remedy."""
     say(f"Error: {error.message}", error=True)
     for note in getattr(error, "__notes__", ()):
-        say(note, error=True)
+        say(*printable_lines(note), error=True)
     if error.remedy:
         say(error.remedy, error=True)
 
 
-def say(text: str, *, error: bool = False) -> None:
-    """Print a line as it is, without markup or wrapping."""
-    typer.echo(text, err=error)
+def say(*lines: str, error: bool = False) -> None:
+    """Print lines without markup or wrapping. Control characters are escaped, so each stays one line."""
+    for line in lines:
+        typer.echo(printable(line), err=error)
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON; indented, so that people can read it too."""
+    """Print a value as indented JSON."""
     import msgspec
 
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    say(*msgspec.json.format(msgspec.json.encode(value), indent=2).decode().split("\n"))
 
 
 def console(*, error: bool = False) -> "Console":
-    """Return rich's console for stdout or stderr: plain text where that is not a terminal."""
+    """Return rich's console for stdout or stderr; it prints plain text if that is not a terminal."""
     from rich.console import Console
 
     return Console(stderr=error, highlight=False, soft_wrap=False)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
-    """Print a table: drawn on a terminal, else aligned columns that no width cuts off.
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table: drawn on a terminal, elsewhere as aligned columns of full width.
 
     A column whose values are all numbers is aligned to the right.
     """
-    texts = [["" if value is None else str(value) for value in row] for row in rows]
+    texts = [["" if value is None else printable(str(value)) for value in row] for row in rows]
     right = [
         bool(rows) and all(isinstance(row[at], int | float) or row[at] is None for row in rows)
         for at in range(len(columns))
@@ -100,15 +106,13 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
         from rich.markup import escape
         from rich.table import Table
 
-        drawn = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+        drawn = Table(box=box.SIMPLE_HEAD)
         for name, is_right in zip(columns, right, strict=True):
             drawn.add_column(name, justify="right" if is_right else "left")
         for row in texts:
             drawn.add_row(*map(escape, row))
         console().print(drawn)
         return
-    if title:
-        say(title)
     widths = [max(len(name), *(len(row[at]) for row in texts), 0) for at, name in enumerate(columns)]
     for row in [list(columns), *texts]:
         cells = [
@@ -119,14 +123,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
 
 
 def progress_bar(known: bool = True, note: str = "") -> "Progress":
-    """Return a bar on a terminal; on anything else nothing is drawn: the last line says it all.
+    """Return a progress bar that is drawn only on a terminal.
 
     Parameters
     ----------
     known
-        Whether the total is known; else a wheel turns.
+        Whether the total is known; if not, a spinner replaces the bar.
     note
-        What the text counts that tasks give as their field ``note``.
+        The unit of the count that tasks give as their field ``note``.
     """
     from rich.progress import (
         BarColumn,
@@ -156,9 +160,9 @@ def progress_bar(known: bool = True, note: str = "") -> "Progress":
 
 
 def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """Run an async function to its end on an event loop of its own.
+    """Run an async function to its end on its own event loop.
 
-    Warnings that come up on the way go to stderr: stdout is for what was asked for.
+    Log lines of level warning go to stderr: stdout holds only the command's output.
     """
     import anyio
 
@@ -170,8 +174,8 @@ def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
 
 @asynccontextmanager
 async def connected(app: "App") -> AsyncIterator["Backend"]:
-    """Open a connection to the app's Redis, for a command's own calls."""
-    from streamworker.redisio.client import Backend
+    """Open a connection to the app's Redis for the calls of a command."""
+    from streamworker.redisio.wire.client import Backend
 
     async with Backend.open(
         app.settings.redis_url,
@@ -189,11 +193,12 @@ async def take(backend: "Backend", app: "App", spec: "ProcessorSpec") -> "GroupS
     return await take_snapshot(backend, app.name, spec.stream.name, spec.name)
 
 
+async def take_all(selection: "Selection") -> "list[GroupSnapshot]":
+    """Take a snapshot of each processor's group on one new connection."""
+    async with connected(selection.app) as backend:
+        return [await take(backend, selection.app, spec) for spec in selection.processors]
+
+
 def snapshots(selection: "Selection") -> "list[GroupSnapshot]":
     """Take a snapshot of each processor's group."""
-
-    async def all_of_them() -> "list[GroupSnapshot]":
-        async with connected(selection.app) as backend:
-            return [await take(backend, selection.app, spec) for spec in selection.processors]
-
-    return run_async(all_of_them)
+    return run_async(take_all, selection)

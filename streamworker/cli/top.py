@@ -1,4 +1,4 @@
-"""``streamworker top``: the live view."""
+"""``streamworker top``: shows the live view."""
 
 import sys
 from collections.abc import Callable
@@ -19,13 +19,14 @@ def top(
     app: GroupPath,
     processor: Processors = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one picture and end, as it does without a terminal.")
+        bool,
+        typer.Option("--once", help="Print the view once and end. This is the default without a terminal."),
     ] = False,
 ) -> None:
-    """Show a group live.
+    """Show a live view of a group.
 
-    Workers and partitions, lag and rates, rebalances and Spark readers. It is read only and asks
-    Redis alone, once a second. Keys: q quits, the arrows or tab switch the processor, p pauses.
+    The view shows workers, partitions, lag, rates, rebalances and Spark readers. It reads from Redis
+    once a second and writes nothing. Keys: q quits, the arrows or tab switch the processor, p pauses.
 
     \b
     Examples:

@@ -1,135 +1,103 @@
-"""What members tell each other on the control stream.
+"""The messages that members send each other on the control stream.
 
-The stream is a hint and a record, never the truth: a lost message costs one heartbeat, whose
-answer carries the generation. It is kept after it was read, and is what ``streamworker
-history`` shows: each change, and when the partitions that it moved ran again.
+The stream carries hints and a history; it is never the source of truth. A lost message costs one heartbeat:
+the answer to the next heartbeat carries the generation. Messages are kept after they were read.
+``streamworker history`` shows them: each change, and when the partitions that it moved ran again.
 
-A kind that this release does not know is ignored, so that a newer one can add some.
+The kinds that only one protocol knows are in its folder. ``core.protocols.registry`` reads messages of all
+kinds. A reader ignores a kind that its release does not know, so that a newer release can add kinds.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from streamworker.core.words import plain
+
+
+class ControlMessage(ABC):
+    """A message on the control stream. Each kind is a frozen dataclass below, or in a protocol's folder."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    """The field ``kind`` of the stream's entry."""
+    is_news: ClassVar[bool] = False
+    """Whether a transcript shows that it was received even if it had no effects."""
+
+    @abstractmethod
+    def fields(self) -> dict[str, str]:
+        """Return the message as the fields of a control stream entry, with its kind and generation."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, fields: Mapping[str, str]) -> Self:
+        """Return the message that has these fields; raise KeyError or ValueError if they are wrong."""
+
+    def in_words(self) -> str:
+        """Write the message for people."""
+        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupChanged:
-    """The membership document has a new generation."""
+class GroupChanged(ControlMessage):
+    """The group has a new generation: of the membership document, or of a partition's owner."""
 
+    kind: ClassVar[str] = "changed"
     generation: int
     cause: str
-    """``join``, ``return``, ``leave``, ``left``, ``death``, ``hold-expired``, ``rollback``,
-    ``mended``, ``balance`` or ``weights``; in the protocol claim, ``claim`` or ``steal``."""
+    """The change, in one word; each protocol has its own."""
     member: str
-    """Name of the member that it is about; several are separated by a space."""
+    """Name of the member that the change concerns; several are separated by a space."""
     moved: tuple[int, ...]
 
+    def fields(self) -> dict[str, str]:
+        """Return the message as the fields of a control stream entry."""
+        return {
+            "kind": self.kind,
+            "generation": str(self.generation),
+            "cause": self.cause,
+            "member": self.member,
+            "moved": _join(self.moved),
+        }
+
+    @classmethod
+    def read(cls, fields: Mapping[str, str]) -> Self:
+        """Return the message that has these fields."""
+        return cls(int(fields["generation"]), fields["cause"], fields["member"], _split(fields["moved"]))
+
 
 @dataclass(frozen=True, slots=True)
-class PartitionsReleased:
-    """A member released locks that others may be waiting for."""
+class PartitionsMessage(ControlMessage):
+    """Something that one owner did with some partitions."""
 
     partitions: tuple[int, ...]
     owner: str
     generation: int
 
+    def fields(self) -> dict[str, str]:
+        """Return the message as the fields of a control stream entry."""
+        partitions, generation = _join(self.partitions), str(self.generation)
+        return {"kind": self.kind, "partitions": partitions, "owner": self.owner, "generation": generation}
+
+    @classmethod
+    def read(cls, fields: Mapping[str, str]) -> Self:
+        """Return the message that has these fields."""
+        return cls(_split(fields["partitions"]), fields["owner"], int(fields["generation"]))
+
 
 @dataclass(frozen=True, slots=True)
-class PartitionsAcquired:
+class PartitionsReleased(PartitionsMessage):
+    """A member released locks that other members may be waiting for."""
+
+    kind: ClassVar[str] = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsAcquired(PartitionsMessage):
     """A member acquired locks and works on their partitions."""
 
-    partitions: tuple[int, ...]
-    owner: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseChallenged:
-    """The leases of some partitions are challenged: the race for them begins (protocol ``lease``)."""
-
-    partitions: tuple[int, ...]
-    owner: str
-    """Who challenges."""
-    generation: int
-    """The server's time in ms."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseEnded:
-    """A node does not process some partitions any more (protocol ``lease``)."""
-
-    partitions: tuple[int, ...]
-    owner: str
-    generation: int
-    """The server's time in ms."""
-
-
-@dataclass(frozen=True, slots=True)
-class JoinWanted:
-    """A worker asks the members to let it in (``core.joining``)."""
-
-    name: str
-    """The worker's."""
-    applicant: str
-    """All about it, as JSON."""
-
-
-ControlMessage = (
-    JoinWanted | GroupChanged | PartitionsReleased | PartitionsAcquired | LeaseChallenged | LeaseEnded
-)
-
-
-def to_fields(message: ControlMessage) -> dict[str, str]:
-    """Return a message as the fields of a control stream entry."""
-    match message:
-        case GroupChanged(generation, cause, member, moved):
-            return {
-                "kind": "changed",
-                "generation": str(generation),
-                "cause": cause,
-                "member": member,
-                "moved": _join(moved),
-            }
-        case JoinWanted(name, applicant):
-            return {"kind": "wanted", "generation": "0", "name": name, "applicant": applicant}
-        case PartitionsReleased(partitions, owner, generation):
-            kind = "released"
-        case PartitionsAcquired(partitions, owner, generation):
-            kind = "acquired"
-        case LeaseChallenged(partitions, owner, generation):
-            kind = "challenged"
-        case LeaseEnded(partitions, owner, generation):
-            kind = "ended"
-    return {"kind": kind, "partitions": _join(partitions), "owner": owner, "generation": str(generation)}
-
-
-def from_fields(fields: Mapping[str, str]) -> ControlMessage | None:
-    """Read a control stream entry; None where its kind or its fields are not known.
-
-    Examples
-    --------
-    >>> from_fields(to_fields(PartitionsReleased((3, 4), "w1.a", 7)))
-    PartitionsReleased(partitions=(3, 4), owner='w1.a', generation=7)
-    >>> from_fields({"kind": "of-a-later-release"}) is None
-    True
-    """
-    try:
-        generation = int(fields["generation"])
-        match fields["kind"]:
-            case "changed":
-                return GroupChanged(generation, fields["cause"], fields["member"], _split(fields["moved"]))
-            case "wanted":
-                return JoinWanted(fields["name"], fields["applicant"])
-            case "released":
-                return PartitionsReleased(_split(fields["partitions"]), fields["owner"], generation)
-            case "acquired":
-                return PartitionsAcquired(_split(fields["partitions"]), fields["owner"], generation)
-            case "challenged":
-                return LeaseChallenged(_split(fields["partitions"]), fields["owner"], generation)
-            case "ended":
-                return LeaseEnded(_split(fields["partitions"]), fields["owner"], generation)
-    except (KeyError, ValueError):
-        pass
-    return None
+    kind: ClassVar[str] = "acquired"
 
 
 def _join(partitions: Iterable[int]) -> str:

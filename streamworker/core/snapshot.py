@@ -1,7 +1,7 @@
-"""One frozen view of a group: what the command line, the TUI, metrics and tests look at.
+"""One frozen view of a group, which the command line, the TUI, metrics and tests read.
 
-Plain values, taken from Redis by ``redisio.snapshot`` in a few pipelined reads. Every time is
-the Redis server's, in milliseconds, so that two snapshots can be compared.
+It holds plain values, which ``redisio.snapshot`` reads from Redis in a few pipelined reads. Every time is the
+Redis server's, in milliseconds, so that two snapshots can be compared.
 """
 
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ class MemberView:
     pid: int
     joined_ms: int
     beat_age_ms: int | None
-    """Time since the last heartbeat; None where there was none."""
+    """Time since the last heartbeat; None if there was none."""
     state: MemberState
-    """``standby``: alive without partitions. ``silent``: heartbeats are late.
-    ``held``: gone, and its place is kept."""
+    """``standby``: alive without partitions. ``silent``: its heartbeats are late. ``held``: it left or died,
+    and the group keeps its partitions for it."""
     partitions: tuple[int, ...]
-    """Partitions whose lock it holds."""
+    """The partitions whose locks it holds."""
     load: int = 0
-    """What they ask of it, in thousandths of a worker's time; 0 if it is not measured."""
+    """The load of these partitions, in thousandths of a worker's time; 0 if it is not measured."""
     capacity: int = 1
-    """What it can carry, beside the others."""
+    """How much load it can carry, relative to the other members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,12 @@ class PartitionView:
     epoch: int
     state: PartitionState
     reason: str
-    """Why it is halted, else empty."""
+    """Why the partition is halted; otherwise empty."""
     checkpoint: str
     entries: int
     """Source entries committed by this group."""
+    gone: int
+    """Source entries that another program deleted before this group had committed them."""
     lag: int
     """Source entries not committed yet."""
     length: int
@@ -59,9 +61,9 @@ class PartitionView:
     acked_length: int
     """Entries now in the acked log."""
     dead: int
-    """Dead letters."""
+    """The number of dead letters."""
     since_ms: int
-    """When the lock was taken."""
+    """When the owner acquired the lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class ReaderView:
 
     name: str
     positions: Mapping[int, int]
-    """Partition to rows committed."""
+    """The number of committed rows by partition."""
     lag_rows: int
     updated_ms: int
 
@@ -81,21 +83,20 @@ class Rebalance:
 
     generation: int
     cause: str
-    """``join``, ``leave``, ``death``, ``left`` (after a leave, moves nothing), ``return`` (of a
-    static member), ``hold-expired``, ``rollback`` (a failover took the document back, moves
-    nothing), ``mended`` (the document was damaged, moves nothing), ``balance`` (by load),
-    ``weights`` (moves nothing). In the protocol claim ``claim`` or ``steal``, one partition each; in
-    lease ``race``."""
+    """``join``, ``leave``, ``death``, ``left`` (after a leave, moves nothing), ``return`` (of a static
+    member), ``hold-expired``, ``rollback`` (a failover restored an old document, moves nothing),
+    ``mended`` (the document was damaged, moves nothing), ``balance`` (by load), ``weights`` (moves
+    nothing); or one that only another protocol has (docs/protocols.md)."""
     member: str
     at_ms: int
     moved: tuple[int, ...]
     ms: int | None
-    """Until every moved partition was acquired again; None while it goes on."""
+    """The time until every moved partition was acquired again; None while some are not."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """All that can be seen of one processor's group at one moment."""
+    """One processor's group at one moment."""
 
     app: str
     stream: str
@@ -108,9 +109,14 @@ class GroupSnapshot:
     rebalances: tuple[Rebalance, ...]
     """Oldest first."""
     problems: tuple[str, ...] = ()
-    """Keys of the group that another program wrote over; what they would say is missing here."""
+    """Keys of the group that another program overwrote; the snapshot lacks their contents."""
 
     @property
     def lag(self) -> int:
-        """Source entries that no member has committed yet, over all partitions."""
+        """Source entries that the group has not committed yet, over all partitions."""
         return sum(view.lag for view in self.partitions)
+
+    @property
+    def committed(self) -> int:
+        """Source entries that the group has committed, over all partitions."""
+        return sum(view.entries for view in self.partitions)

@@ -1,1 +1,1 @@
-"""For a developer's own machine: the embedded server and the demo. Production needs none of it."""
+"""Tools for a developer's machine: the embedded server and the demo. Production does not need them."""

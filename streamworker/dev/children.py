@@ -1,8 +1,8 @@
-"""Child processes that end with us, however we end.
+"""Child processes that end with this process, even if it is killed.
 
-The embedded server, the demo's workers and its Spark driver are started here. A child's
-output goes to a file of its own; it runs in its own session, so that Ctrl-C on the terminal
-reaches us alone and we decide the order in which things end.
+This module starts the embedded server, the demo's workers and its Spark driver. Each child writes its
+output to its own file. It runs in its own session, so that Ctrl-C on the terminal reaches only this
+process, which then ends the children in order.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ seconds=$1; shift
 while kill -0 $$ 2>&-; do [ "$seconds" -gt 0 ] || kill -KILL 0; seconds=$((seconds - 1)); sleep 1; done
 ) & exec "$@" >&2
 """
-"""Shell words that run a command beside a watcher that reads from a pipe whose other end only
-we hold. The kernel closes it when we end, however we end, and the watcher then ends the command
-and removes the directory that we can no longer remove. A command that does not end on that is
-killed: it may ignore SIGTERM without a word of its own, since a program inherits that from
-whoever started us, and no shell can undo it.
+"""A shell script that runs a command beside a watcher. The watcher reads from a pipe whose other end only
+this process has open. When this process ends in any way, the kernel closes the pipe; then the watcher
+ends the command and removes the temporary directory. If the command does not end on SIGTERM, the watcher
+kills it: a program inherits an ignored SIGTERM from the program that started this process, and no shell
+can undo that.
 
-Chosen over PR_SET_PDEATHSIG, which is Linux only, fires already when the *thread* that started
-the child ends, and needs code between fork and exec. ``kill 0`` signals the process group that
-watcher and command share: unlike a process id, it cannot belong to a stranger by then. The pipe
-comes in as descriptor 1, since dash cannot name descriptors above 9.
+PR_SET_PDEATHSIG was not chosen: it exists on Linux only, signals when the *thread* that started the child
+ends, and needs code between fork and exec. ``kill 0`` signals the process group of watcher and command:
+unlike a process id, its id cannot have been reused. The pipe is descriptor 1, since dash cannot name
+descriptors above 9.
 """
 
 KILL_TIMEOUT_S = 10.0
 KILL_ORPHAN_AFTER_S = 15
-"""Whole seconds that a command may take to end after we have: more than a worker's grace period."""
+"""Whole seconds that a command may take to end after this process; more than a worker's grace period."""
 
 
 class Child:
@@ -41,17 +41,17 @@ class Child:
     Parameters
     ----------
     command
-        Program and arguments. Seen by every user of the machine, so never a secret.
+        Program and arguments. Every user of the machine can see them, so they must hold no secret.
     log_path
-        Where its stdout and stderr go; made with mode 0600, emptied if it exists.
+        File for its stdout and stderr; created with mode 0600, or truncated.
     environ
-        Variables added to our own environment.
+        Variables to add to this process's environment.
     cwd
-        Where it runs; here if None.
+        Its working directory; that of this process if None.
     stdin
-        What it finds on its standard input.
+        The bytes on its standard input.
     temporary
-        A directory to be removed if we end without having ended the child.
+        A directory to remove if this process ends before the child.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Child:
             os.close(log)
             os.close(watched)
         if self._process.stdin is not None:
-            # A child that ended at once says why in its log.
+            # If the child has ended already, its log shows why.
             with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
                 pipe.write(stdin)
 
@@ -114,33 +114,33 @@ class Child:
         return "\n".join(text.splitlines()[-lines:])
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM) and do not wait; does nothing if it has ended."""
+        """Send SIGTERM, and do not wait; does nothing if the process has ended."""
         self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once (SIGKILL), and with it whatever it started in its process group."""
+        """Kill the process (SIGKILL), and all others in its process group."""
         if self.running:
             self._process.kill()
         self._finish()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ask it to end and wait; after ``timeout_s`` end it with SIGKILL.
+        """Send SIGTERM and wait; after ``timeout_s`` kill the process.
 
         Returns
         -------
         bool
-            Whether it ended by itself.
+            Whether the process ended without SIGKILL.
         """
         self.terminate()
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has ended by itself; after ``timeout_s`` end it with SIGKILL.
+        """Wait until the process ends; after ``timeout_s`` kill it.
 
         Returns
         -------
         bool
-            Whether it ended by itself.
+            Whether the process ended without SIGKILL.
         """
         try:
             self._process.wait(timeout_s)
@@ -151,10 +151,10 @@ class Child:
         return True
 
     def _finish(self) -> None:
-        """End what the command left in its process group: the watcher, a JVM."""
+        """Kill the remaining processes of the group, such as the watcher or a JVM."""
         if self._lifeline is None:
             return
-        # The watcher keeps the group's id from being given to others, so it dies last of all.
+        # While the watcher lives, the kernel does not reuse the group's id.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(KILL_TIMEOUT_S)

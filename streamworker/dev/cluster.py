@@ -1,7 +1,7 @@
-"""A Redis Cluster on this machine, for tests and for the demo: some primaries, a replica for each.
+"""A Redis Cluster on this machine, for tests and the demo: some primaries with replicas.
 
-Its nodes are embedded servers on loopback ports, with one random password for all of them. They end
-with the process that started them. Nothing on disk outlives :meth:`EmbeddedCluster.stop`.
+Its nodes are embedded servers on loopback ports, with one random password for all. They end with the
+process that started them. :meth:`EmbeddedCluster.stop` removes all their files.
 """
 
 import os
@@ -16,9 +16,9 @@ from streamworker.errors import BackendUnavailable
 
 SLOTS = 16_384
 FORM_TIMEOUT_S = 30.0
-"""Six nodes on a busy machine take a few seconds to know each other."""
+"""On a busy machine six nodes take a few seconds to form a Cluster."""
 NODE_TIMEOUT_MS = 1_500
-"""Without an answer for this long a node is thought dead. Redis' own default is 15 s."""
+"""Time without an answer after which the others consider a node failed. Redis' default is 15 s."""
 
 
 class ClusterNode(EmbeddedServer):
@@ -27,7 +27,7 @@ class ClusterNode(EmbeddedServer):
     Parameters
     ----------
     password
-        Of all nodes.
+        Password of all nodes.
     binary
         The server to run.
     node_timeout_ms
@@ -40,22 +40,22 @@ class ClusterNode(EmbeddedServer):
         self._node_timeout_ms = node_timeout_ms
         self._bus_port = 0
         self.id = ""
-        """Its name in the Cluster, once it is formed."""
+        """Its id in the Cluster; empty before the Cluster is formed."""
 
     @property
     def password(self) -> str:
-        """That of all nodes."""
+        """The password of all nodes."""
         return self._password
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Its port for clients."""
         assert self._port is not None
         return self._port
 
     @property
     def bus_port(self) -> int:
-        """Where the other nodes speak to it."""
+        """Its port for the other nodes."""
         return self._bus_port
 
     def _config(self) -> str:
@@ -74,12 +74,12 @@ class ClusterNode(EmbeddedServer):
         return super()._config() + "\n".join(lines) + "\n"
 
     def ask(self, *words: str | int) -> str:
-        """Run one command that answers with one line or one text; for forming the Cluster.
+        """Run a command whose reply is one line or one text.
 
         Raises
         ------
         BackendUnavailable
-            Without an answer, or for an error reply.
+            If the node does not answer, or answers with an error.
         """
         command = f"AUTH {self._password}\r\n{' '.join(map(str, words))}\r\n"
         try:
@@ -97,24 +97,24 @@ class ClusterNode(EmbeddedServer):
         return answer[1:]
 
     def facts(self, *words: str) -> dict[str, str]:
-        """Return what a command like ``INFO`` says, by name."""
+        """Return the fields of the reply to a command such as ``INFO``."""
         pairs = (line.partition(":") for line in self.ask(*words).splitlines())
         return {name: value for name, colon, value in pairs if colon}
 
 
 class EmbeddedCluster:
-    """Some primaries with a replica each.
+    """A Redis Cluster of embedded servers.
 
     Parameters
     ----------
     primaries
-        How many; the slots are shared out evenly.
+        Number of primaries, which share the slots evenly.
     replicas
-        Of each primary.
+        Number of replicas of each primary.
     binary
-        The server to run; None looks for one as :class:`EmbeddedServer` does.
+        The server to run; if None, :func:`find_server` finds one.
     node_timeout_ms
-        After how long without an answer a node is thought dead.
+        Time without an answer after which the others consider a node failed.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class EmbeddedCluster:
         self.password = secrets.token_hex(24)
         count = primaries * (1 + replicas)
         self.nodes = [ClusterNode(self.password, binary, node_timeout_ms) for _ in range(count)]
-        """The first ones begin as primaries."""
+        """The nodes; the first ones start as primaries."""
         self._primaries = primaries
 
     @property
@@ -148,17 +148,17 @@ class EmbeddedCluster:
         return str(self.nodes[0].version)
 
     def describe(self) -> str:
-        """Say in one line what runs, and where."""
+        """Return one line about the servers and their addresses."""
         kinds = f"{self._primaries} primaries, {len(self.nodes) - self._primaries} replicas"
         return f"a Cluster of {self.version} on loopback ports: {kinds}; data is lost on exit"
 
     def start(self) -> Self:
-        """Start all nodes, make them a Cluster, and wait until it serves every slot.
+        """Start all nodes, form the Cluster, and wait until it serves every slot.
 
         Raises
         ------
         BackendUnavailable
-            If it does not in time.
+            If it does not serve every slot in time.
         """
         try:
             for node in self.nodes:
@@ -181,12 +181,12 @@ class EmbeddedCluster:
         Raises
         ------
         BackendUnavailable
-            If that does not come about in time.
+            If this takes longer than ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         while not all(self._is_settled(node) for node in self.nodes):
             if time.monotonic() > deadline:
-                raise BackendUnavailable(f"The embedded Cluster is not whole after {timeout_s:.0f} s.")
+                raise BackendUnavailable(f"The embedded Cluster is not complete after {timeout_s:.0f} s.")
             time.sleep(0.05)
 
     def _is_settled(self, node: ClusterNode) -> bool:
@@ -208,7 +208,7 @@ class EmbeddedCluster:
         for place, node in enumerate(primaries):
             first, last = (SLOTS * each // len(primaries) for each in (place, place + 1))
             node.ask("CLUSTER", "ADDSLOTSRANGE", first, last - 1)
-        # Each is told of each, which is quicker than to let them hear of one another.
+        # To introduce each node to each other is faster than to wait for the gossip.
         for node in self.nodes:
             for other in self.nodes:
                 if other is not node:
@@ -219,7 +219,7 @@ class EmbeddedCluster:
                 try:
                     node.ask("CLUSTER", "REPLICATE", primaries[place % len(primaries)].id)
                     break
-                except BackendUnavailable:  # It has not heard of its primary yet.
+                except BackendUnavailable:  # The replica does not know its primary yet.
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(0.02)

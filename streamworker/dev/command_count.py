@@ -1,4 +1,4 @@
-"""Count the commands that clients send to a server, by MONITOR: what scripts call does not count."""
+"""Count the commands that clients send to a server, with MONITOR. Commands inside scripts do not count."""
 
 import asyncio
 import contextlib
@@ -6,11 +6,11 @@ import re
 from collections import Counter
 from typing import Self
 
-from streamworker.redisio.link import Link, Target, pack
-from streamworker.redisio.scripts import ALL
+from streamworker.redisio.group.protocols import SCRIPTS
+from streamworker.redisio.wire.link import Link, Target, pack
 
 _LINE = re.compile(rb'^[\d.]+ \[\d+ ([^\]]*)\] "([^"]*)"(?: "([^"]*)")?')
-_SCRIPTS = {script.sha: script.name for script in ALL}
+_SCRIPTS = {script.sha: script.name for script in SCRIPTS}
 OURS = frozenset(
     {
         "hmget",
@@ -25,13 +25,13 @@ OURS = frozenset(
         "scard",
     }
 )
-"""What only the observer sends, and what a connection begins with."""
+"""Commands that only the observer sends, and those at the start of a connection; they do not count."""
 
 
 class CommandCount:
-    """Counts while it is entered; without a URL it counts nothing.
+    """Counts commands during an ``async with`` block; without a URL it counts nothing.
 
-    A server with MONITOR on does more for each command: do not measure times meanwhile.
+    MONITOR makes each command slower: do not measure times in the block.
 
     Parameters
     ----------
@@ -41,14 +41,14 @@ class CommandCount:
 
     def __init__(self, url: str | None) -> None:
         self.by_client: Counter[str] = Counter()
-        """By address; all clients on a unix socket have one."""
+        """Counts by client address; all clients on a unix socket share one address."""
         self.by_name: Counter[str] = Counter()
-        """By command, or by script."""
+        """Counts by command or script."""
         self._link = None if url is None else Link(Target(url, "monitor"))
 
     @property
     def total(self) -> int:
-        """How many there were so far."""
+        """Number of commands so far."""
         return sum(self.by_name.values())
 
     async def __aenter__(self) -> Self:

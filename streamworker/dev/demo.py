@@ -1,8 +1,8 @@
-"""The demo: a year of flights through a group of workers that changes all the time, into Spark.
+"""The demo: a year of flights goes through a changing group of workers into Spark's tables.
 
-It starts a server, Spark and, one after another, three workers, each a process of its own; kills
-one with SIGKILL and stops one with SIGTERM while flights flow; and then compares the tables that
-Spark wrote with the data set. Everything it starts ends with it.
+It starts a server, Spark and, one after another, three workers, each as a process. While it sends
+flights, it kills one worker with SIGKILL and stops one with SIGTERM. Then it compares Spark's tables with
+the data set. Every process that it starts ends with it.
 """
 
 import asyncio
@@ -34,37 +34,37 @@ from streamworker.dev.tables import RowCount, read_table
 from streamworker.dev.timeline import Timeline
 from streamworker.dev.verdict import judge
 from streamworker.errors import BackendUnavailable
-from streamworker.redisio.client import Backend
+from streamworker.redisio.data.streams import declare
+from streamworker.redisio.group.readers import positions
 from streamworker.redisio.keys import GroupKeys, StreamKeys
-from streamworker.redisio.readers import positions
 from streamworker.redisio.snapshot import take_snapshot
-from streamworker.redisio.streams import declare
+from streamworker.redisio.wire.client import Backend
 
 APP = "streamworker.dev.demo_app"
 SEND_S = 45.0
-"""Long enough for five rebalances, one of which waits 2 s to be sure of a death."""
+"""Long enough for five rebalances; one of them waits 2 s until the group removes a dead worker."""
 SEND_CHUNK = 250
 SAMPLE_S = 0.2
 COUNT_S = 1.0
 TIMEOUT_S = 225.0
-"""``make demo`` is to end within 4 minutes, well or not."""
+"""``make demo`` must end within 4 minutes, with or without success."""
 STOP_WORKER_S = 20.0
 STOP_SPARK_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something that is done to a worker in the course of the demo."""
+    """A start, kill or stop of a worker in the demo."""
 
     after: float
-    """Part of all flights that has been sent by then."""
+    """The share of all flights that must be sent before it."""
     worker: str
     kind: str
     """``start``, ``kill`` (SIGKILL) or ``stop`` (SIGTERM)."""
     cause: str
-    """What the rebalance that follows names as its cause."""
+    """The cause that the following rebalance has."""
     mark: str
-    """How the picture shows it."""
+    """Its character in the picture."""
     text: str
 
 
@@ -75,7 +75,7 @@ SCRIPT = (
     Act(0.50, "w2", "kill", "death", "x", "killed with SIGKILL"),
     Act(0.75, "w1", "stop", "leave", "-", "stopped with SIGTERM"),
 )
-"""``w3`` stays: it ends with all partitions, some from a dead worker, some from one that left."""
+"""In the end ``w3`` owns all partitions: some come from a dead worker, others from one that left."""
 
 
 def run_demo(
@@ -91,26 +91,26 @@ def run_demo(
     Parameters
     ----------
     json_output
-        Print one JSON object with the figures last, and all else to stderr.
+        Print one JSON object with the figures to stdout at the end, and all other output to stderr.
     keep
-        Leave server, workers and Spark running afterwards until Ctrl-C.
+        Leave server, workers and Spark running after the checks, until Ctrl-C.
     directory
-        Where tables and logs go. None: a temporary directory, removed if all went well.
+        Directory for tables and logs. None: a temporary directory, removed after a success.
     flights, send_s
-        Send only so many flights, in so many seconds; for a shorter run.
+        Number of flights to send, and seconds to send them in; for a shorter run.
     cluster
-        Run it on a Cluster of three primaries with a replica each, instead of one server.
+        Run on a Cluster of three primaries with a replica each, instead of one server.
 
     Returns
     -------
     int
-        0 if the tables are exactly right and every rebalance happened, else 1; 130 if Ctrl-C
-        came before that was known.
+        0 if the tables are exactly right and every rebalance happened, 1 if not, 130 if Ctrl-C
+        interrupted the demo.
 
     Raises
     ------
     ConfigurationError
-        If there is no server or data set on this machine.
+        If this machine lacks the server or the data set.
     """
     reporter = Reporter(json_output=json_output)
     where = Path(tempfile.mkdtemp(prefix="streamworker-demo-") if directory is None else directory).absolute()
@@ -136,12 +136,12 @@ def run_demo(
 
 
 class _GaveUp(Exception):
-    """The demo cannot go on; the text says what it waited for."""
+    """The demo cannot continue; the text says why."""
 
 
 @dataclass
 class _Demo:
-    """One run: what runs, and what has been seen of it."""
+    """One run: its processes, and the latest observations."""
 
     server: EmbeddedServer | EmbeddedCluster
     reporter: Reporter
@@ -151,18 +151,18 @@ class _Demo:
     send_s: float
     children: dict[str, Child] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
-    """Children that are meant to have ended."""
+    """Children that the demo has ended."""
     sent: int = 0
     in_spark: int = 0
     snapshot: GroupSnapshot | None = None
     acted_ms: dict[tuple[str, str], float] = field(default_factory=dict)
-    """When a worker was started, killed or stopped, by this machine's clock: (cause, worker)."""
+    """When each worker was started, killed or stopped, by (cause, worker) and this machine's clock."""
     told: set[int] = field(default_factory=set)
-    """Generations whose rebalance has been reported."""
+    """Generations of reported rebalances."""
     started_s: float = field(default_factory=time.monotonic)
 
     async def run(self) -> bool:
-        """Run it all, judge, and return whether everything holds."""
+        """Run the demo and check the tables; return whether all checks pass."""
         task = asyncio.current_task()
         if task is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -172,7 +172,7 @@ class _Demo:
         app = self._import_app()
         async with Backend.open(self.server.url, name="demo") as backend, app:
             rebalances = await self._flow(app, backend, flights)
-        # Read while Spark still runs if it is to be kept, else once it has ended in good order.
+        # Without ``keep`` Spark is stopped first, so that the tables are read after its last batch.
         stopped_well = self.keep or await asyncio.to_thread(self._stop_spark)
         verdict = judge(
             flights=flights,
@@ -188,10 +188,10 @@ class _Demo:
             await self._wait_for_ctrl_c()
         return verdict.holds and stopped_well
 
-    # -- the story -----------------------------------------------------------------------------
+    # -- the course of the demo ----------------------------------------------------------------
 
     async def _flow(self, app: Any, backend: Backend, flights: pa.Table) -> tuple[Rebalance, ...]:
-        """Send everything while workers come and go; return once Spark has it all."""
+        """Send all flights while workers start and end; return when Spark has written all rows."""
         total = flights.num_rows
         await self._spark_runs(app, backend)
         self.timeline = Timeline(partitions=app.streams["flights"].spec.partitions)
@@ -229,10 +229,10 @@ class _Demo:
         return found.rebalances
 
     async def _spark_runs(self, app: Any, backend: Backend) -> None:
-        """Wait until both pipelines read, so that the tables grow while workers come and go."""
+        """Wait until both pipelines read, so that the tables grow while workers start and end."""
         stream = app.streams["flights"].spec
         keys = GroupKeys(app.name, stream.name, "legs")
-        # Nobody has sent or worked yet, so nobody else has said that there is such a stream.
+        # No producer or worker has started yet, so none has declared the stream.
         await declare(backend, StreamKeys(app.name, stream.name), stream.partitions, stream.codec)
         known: set[str] = set()
         looking = asyncio.create_task(self._watch_readers(backend, keys, known))
@@ -260,9 +260,9 @@ class _Demo:
             self.children[act.worker].terminate()
 
     def _after_ms(self, rebalances: tuple[Rebalance, ...]) -> dict[int, int]:
-        """Return, by generation, the time from what we did until all moved partitions ran again.
+        """Return, by generation, the time from the demo's act until all moved partitions ran again.
 
-        The server's clock is this machine's, so its times and ours can be compared.
+        The server runs on this machine, so its clock is the demo's clock.
         """
         found: dict[int, int] = {}
         for one in rebalances:
@@ -272,7 +272,7 @@ class _Demo:
         return found
 
     async def _send(self, app: Any, flights: pa.Table) -> None:
-        """Send all flights in their order, at an even pace."""
+        """Send all flights in their order, at an even rate."""
         stream = app.streams["flights"]
         records = as_records(flights)
         begun = time.monotonic()
@@ -285,7 +285,7 @@ class _Demo:
     # -- watching ------------------------------------------------------------------------------
 
     async def _watch_group(self, app: Any, backend: Backend, begun: float) -> None:
-        """Keep ``snapshot`` and the picture up to date, and tell of each rebalance once."""
+        """Update ``snapshot`` and the picture, and report each rebalance once."""
         while True:
             self.snapshot = await self._look(app, backend)
             self.timeline.sample(round(1000 * (time.monotonic() - begun)), self.snapshot)
@@ -301,7 +301,7 @@ class _Demo:
             await asyncio.sleep(SAMPLE_S)
 
     async def _watch_table(self, table: Path) -> None:
-        """Keep ``in_spark`` up to date."""
+        """Update ``in_spark``."""
         count = RowCount(table)
         while True:
             self.in_spark = await asyncio.to_thread(count.now)
@@ -312,11 +312,11 @@ class _Demo:
             try:
                 return await take_snapshot(backend, app.name, "flights", "legs")
             except BackendUnavailable:
-                # The server has two busy cores to share with everything else here.
+                # On a busy machine the server may answer too late.
                 await asyncio.sleep(SAMPLE_S)
 
     async def _until(self, what: str, condition: Callable[[], bool], *tasks: "asyncio.Task[None]") -> None:
-        """Wait until ``condition`` holds; give up when time is up or something has ended."""
+        """Wait until ``condition`` holds; give up after the timeout or when a child has ended."""
         while not condition():
             for task in tasks:
                 if task.done():
@@ -328,7 +328,7 @@ class _Demo:
                     )
             if self._now_s() > TIMEOUT_S:
                 logs = "\n".join(f"--- {name}\n{child.log_tail(8)}" for name, child in self.children.items())
-                raise _GaveUp(f"Waited in vain until {what}.\n{logs}")
+                raise _GaveUp(f"Timeout: waited until {what}.\n{logs}")
             await asyncio.sleep(0.1)
 
     def _has_sent(self, count: float) -> bool:
@@ -347,7 +347,7 @@ class _Demo:
         try:
             table = read_table(self.where / "delays", columns=["flights"])
         except FileNotFoundError:
-            # Spark has just put a newer result in place of the one that was being read.
+            # Spark has just replaced the result during the read.
             return 0
         return int(pc.sum(table["flights"]).as_py() or 0) if table.num_rows else 0
 
@@ -362,7 +362,7 @@ class _Demo:
         }
 
     def _import_app(self) -> Any:
-        """Import the app as the children do, so that it finds the same server."""
+        """Import the app with the environment of the children, so that it uses the same server."""
         os.environ.update(self._environ)
         return importlib.import_module(APP).app
 
@@ -379,22 +379,22 @@ class _Demo:
         spark = self.children["spark"]
         well = spark.stop(STOP_SPARK_S) and spark.exit_code == 0
         if not well:
-            self.reporter.fail(f"Spark did not stop in good order. Its log ends:\n{spark.log_tail()}")
+            self.reporter.fail(f"Spark did not stop cleanly. Its log ends:\n{spark.log_tail()}")
         return well
 
     def end_children(self) -> None:
-        """End everything that still runs: asked first, so that workers leave and Spark commits."""
+        """End all running children: SIGTERM to all first, so that workers leave and Spark commits."""
         for child in self.children.values():
             child.terminate()
         for name, child in self.children.items():
             child.wait(STOP_SPARK_S if name == "spark" else STOP_WORKER_S)
 
     async def _wait_for_ctrl_c(self) -> None:
-        """Bring the workers back that are gone, and leave all as it is until Ctrl-C or SIGTERM."""
+        """Restart the workers that have ended, and wait for Ctrl-C or SIGTERM."""
         for name in sorted(self.gone - {"spark"}):
             self._start(name, "run", f"{APP}:app", "--name", name)
         self.reporter.say(
-            "Left running until Ctrl-C. To look, in another terminal:\n"
+            "The demo runs until Ctrl-C. To watch it, in another terminal:\n"
             f"  STREAMWORKER_REDIS_URL='{self.server.url}' streamworker top {APP}:app\n"
             f"Tables and logs are in {self.where}"
         )

@@ -1,11 +1,11 @@
-"""The app that the demo runs: flights in, every leg and the delays of each day out.
+"""The app of the demo: it reads flights, and writes every leg and the delays of each day.
 
-It is an app like any other, and can be run like one::
+It can be run like any other app::
 
     streamworker run streamworker.dev.demo_app:app
     streamworker spark streamworker.dev.demo_app:app
 
-``STREAMWORKER_REDIS_URL`` says where Redis is, ``STREAMWORKER_DEMO_DIR`` where the tables go.
+``STREAMWORKER_REDIS_URL`` is the URL of Redis, ``STREAMWORKER_DEMO_DIR`` the directory of the tables.
 """
 
 import datetime as dt
@@ -26,11 +26,11 @@ TABLES = Path(os.environ.get("STREAMWORKER_DEMO_DIR", "streamworker-demo"))
 
 
 class Leg(msgspec.Struct, frozen=True):
-    """A flight as the processor forwards it, with its place in its partition."""
+    """A forwarded flight, with its position in its partition."""
 
     partition: int
     position: int
-    """Counted from 1 in each partition, across all workers that ever owned it."""
+    """Number of the flight in its partition, from 1; it continues when another worker takes over."""
     scheduled: dt.datetime
     day: dt.date
     carrier: str
@@ -52,10 +52,10 @@ flights = app.stream("flights", Flight, key="tailnum", partitions=PARTITIONS)
 
 @app.processor(flights, batch=500, within=0.2)
 async def legs(batch: list[Flight], ctx: Context) -> list[Leg]:
-    """Give the flights of a partition their numbers.
+    """Number the flights of a partition.
 
-    The count lives in the partition's state, which is committed with the legs: a worker that
-    dies takes neither with it, and the next one goes on with the number after the last.
+    The count is in the partition's state, which the worker commits together with the legs. So after a
+    worker's death the next owner continues with the next number.
     """
     before: int = ctx.state.get("legs", 0)
     ctx.state["legs"] = before + len(batch)

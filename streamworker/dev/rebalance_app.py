@@ -1,23 +1,27 @@
-"""The app whose workers are measured: ``python -m streamworker.dev.rebalance_app NAME``.
+"""The app of the measured workers: ``python -m streamworker.dev.rebalance_app NAME``.
 
-A worker loads all that it needs and then waits to be let go, so that no figure holds the start of a
-Python process. Its handler forwards what it gets: the acked log then says when each partition was
-worked on, and by whom.
+A worker imports all its modules and then waits for a signal to join, so that no figure includes the start
+of a Python process. Its handler forwards its records, so the acked log shows when each partition was
+handled, and by which worker.
 """
 
 import asyncio
 import os
 import sys
+import time
 
 import msgspec
 import pyarrow as pa
 
 from streamworker import App
-from streamworker.redisio.client import Backend
+from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.worker import run_worker
 
 PREFIX = "STREAMWORKER_REBALANCES_"
 WAIT_MS = 10_000
+SLICES = 8
+"""Number of parts in which a round of records is sent, so that the load is even."""
 
 
 class Tick(msgspec.Struct):
@@ -27,7 +31,7 @@ class Tick(msgspec.Struct):
 
 
 def make_app(environ: "os._Environ[str] | dict[str, str]") -> App:
-    """Make the app from the variables that the measuring process sets."""
+    """Create the app from the variables that the measuring process sets."""
     made = App(
         environ.get(f"{PREFIX}APP", "rebalances"),
         redis_url=environ.get("STREAMWORKER_REDIS_URL"),
@@ -44,13 +48,49 @@ def make_app(environ: "os._Environ[str] | dict[str, str]") -> App:
     return made
 
 
+async def send_ticks(app: App, partitions: int, per_second: float) -> None:
+    """Send records to all partitions at the same rate, until this is cancelled."""
+    keys = key_of_each_partition(partitions)
+    parts = [keys[part::SLICES] for part in range(SLICES)]
+    stream = app.streams["ticks"]
+    pause_s = 1 / per_second / SLICES
+    due = time.monotonic()
+    while True:
+        for part in parts:
+            await stream.send_many(Tick(key) for key in part)
+            due = max(due + pause_s, time.monotonic() - 1)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+
+def key_of_each_partition(partitions: int) -> list[str]:
+    """Return a key for each partition."""
+    found: dict[int, str] = {}
+    number = 0
+    while len(found) < partitions:
+        key = f"k{number}"
+        found.setdefault(partition_for(canonical_key(key) or b"", partitions), key)
+        number += 1
+    return [found[p] for p in range(partitions)]
+
+
+async def remove_keys(backend: Backend, app: str) -> None:
+    """Remove all keys of an app of this kind."""
+    cursor = b"0"
+    while True:
+        cursor, names = await backend.execute("SCAN", cursor, "MATCH", f"sw:{{{app}[.:]*", "COUNT", 1000)
+        if names:
+            await backend.execute("UNLINK", *names)
+        if int(cursor) == 0:
+            return
+
+
 def gate_key(app: str, worker: str) -> str:
-    """Return the list that a worker waits at."""
+    """Return the key of the list from which a worker pops its signal to join."""
     return f"sw:{{{app}.gate}}:{worker}"
 
 
 async def wait_at_the_gate(app: App, worker: str) -> None:
-    """Return when the measuring process lets the worker go."""
+    """Report that the worker is ready, and wait for the measuring process's signal to join."""
     settings = app.settings
     async with Backend.open(
         settings.redis_url, name=f"{worker}:gate", allow_plaintext=settings.allow_plaintext
@@ -66,7 +106,7 @@ async def wait_at_the_gate(app: App, worker: str) -> None:
 def main() -> int:
     """Run one worker."""
     app, name = make_app(os.environ), sys.argv[1]
-    pa.array([0])  # Loads pandas where that is installed, which takes a second.
+    pa.array([0])  # Imports pandas if it is installed, which takes a second.
     asyncio.run(wait_at_the_gate(app, name))
     return run_worker(app, name=name)
 

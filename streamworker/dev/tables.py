@@ -1,8 +1,8 @@
-"""Read what Spark has committed to a Parquet table, without Spark.
+"""Read the committed rows of Spark's Parquet table, without Spark.
 
-Spark's file sink writes files first and then names them in ``_spark_metadata``; a file that is
-not named there belongs to a micro-batch that did not finish, and to read it would count its
-rows twice. A table without that directory is a whole result, see ``spark.sink``.
+Spark's file sink writes files first and then lists them in ``_spark_metadata``. A file that is not
+listed belongs to a micro-batch that did not finish: to read it would count its rows twice. A table
+without that directory is a whole result, see ``spark.sink``.
 """
 
 import json
@@ -14,13 +14,14 @@ import pyarrow.parquet as pq
 
 
 def committed_files(table: Path) -> list[Path]:
-    """Return the Parquet files that belong to a table now; none if there is no table yet."""
+    """Return the committed Parquet files of a table; none if there is no table yet."""
     log = table / "_spark_metadata"
     if not log.is_dir():
         return sorted(table.glob("*.parquet"))
     batches: dict[int, Path] = {}
     for file in log.iterdir():
-        # Every tenth is "9.compact": it repeats all before it. Names with a dot first are half written.
+        # Every tenth file, such as "9.compact", repeats all before it. Names of incomplete files begin
+        # with a dot.
         number, _, kind = file.name.partition(".")
         if number.isdigit() and (kind == "compact" or int(number) not in batches):
             batches[int(number)] = file
@@ -46,14 +47,14 @@ def read_table(table: Path, columns: list[str] | None = None) -> pa.Table:
 
 
 class RowCount:
-    """Counts the committed rows of a growing table, looking into each file once."""
+    """Counts the committed rows of a growing table; it reads each file's metadata once."""
 
     def __init__(self, table: Path) -> None:
         self._table = table
         self._rows: dict[Path, int] = {}
 
     def now(self) -> int:
-        """Return the number of rows that are committed now."""
+        """Return the current number of committed rows."""
         files = committed_files(self._table)
         for file in files:
             if file not in self._rows:

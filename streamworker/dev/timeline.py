@@ -1,7 +1,7 @@
-"""Who owned which partition when: samples in, a picture out. Pure.
+"""A picture of the partitions' owners over time, from samples. Pure.
 
-One row a partition, one column a span of time. A cell is the last character of the name of the
-worker that held the lock for most of the span (``w2`` is ``2``); ``.`` means nobody.
+Each row is a partition, and each column a time span. A cell is the last character of the name of the
+worker that held the lock for most of the span (``w2`` is ``2``); ``.`` means that no worker held it.
 """
 
 import string
@@ -20,7 +20,7 @@ NOBODY = "."
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened to the group, for the line above the picture."""
+    """A change of the group, for the line above the picture."""
 
     at_ms: int
     mark: str
@@ -30,40 +30,40 @@ class Moment:
 
 @dataclass(slots=True)
 class Timeline:
-    """Samples of a group, taken now and then.
+    """Samples of a group at different times.
 
     Parameters
     ----------
     partitions
-        How many rows the picture has.
+        Number of partitions, which are the rows of the picture.
     """
 
     partitions: int
     _samples: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     _symbols: dict[str, str] = field(default_factory=dict)
     _known: dict[str, str] = field(default_factory=dict)
-    """Names of all members that were ever seen, by id."""
+    """Names of all members so far, by id."""
     moments: list[Moment] = field(default_factory=list)
 
     def sample(self, at_ms: int, snapshot: GroupSnapshot) -> None:
-        """Take down who holds what; ``at_ms`` since the start of the picture."""
+        """Record the owners of the partitions, ``at_ms`` after the start of the picture."""
         names = {member.id: member.name for member in snapshot.members}
         cells = [NOBODY] * self.partitions
         for view in snapshot.partitions:
             if view.owner is None:
                 continue
-            # A member that was removed still holds its locks until others take them.
+            # A removed member still holds its locks until other members acquire them.
             name = names.get(view.owner) or self._known.get(view.owner, view.owner)
             cells[view.partition] = self._symbol(name)
         self._known.update(names)
         self._samples.append((at_ms, tuple(cells)))
 
     def mark(self, at_ms: int, mark: str, text: str) -> None:
-        """Note what happened, in one character and in words."""
+        """Record a change of the group, as a character and a text."""
         self.moments.append(Moment(at_ms, mark, text))
 
     def render(self, width: int) -> list[Text]:
-        """Draw it in lines of at most ``width`` columns."""
+        """Return the lines of the picture, each with at most ``width`` columns."""
         if not self._samples:
             return []
         span_ms = max(self._samples[-1][0], 1)
@@ -100,7 +100,7 @@ class Timeline:
 def _columns(
     samples: Sequence[tuple[int, tuple[str, ...]]], span_ms: int, columns: int, partitions: int
 ) -> list[str]:
-    """Reduce samples to one cell a column: what was seen most often in its span of time."""
+    """Reduce samples to one cell for each column: the most frequent owner in its time span."""
     seen: list[list[Counter[str]]] = [[Counter() for _ in range(columns)] for _ in range(partitions)]
     for at_ms, cells in samples:
         column = min(columns - 1, at_ms * columns // span_ms)
@@ -110,7 +110,7 @@ def _columns(
     for counts in seen:
         row, last = [], NOBODY
         for count in counts:
-            # A column without a sample of its own goes on with the one before.
+            # A column without a sample repeats the previous one.
             last = count.most_common(1)[0][0] if count else last
             row.append(last)
         rows.append("".join(row))
@@ -125,7 +125,7 @@ def _marks(moments: Sequence[Moment], span_ms: int, columns: int) -> str:
 
 
 def _axis(span_ms: int, columns: int) -> Text:
-    """Write seconds below the picture, about every fifteen columns."""
+    """Return the axis below the picture, with seconds about every fifteen columns."""
     line = [" "] * (columns + 6)
     for column in range(0, columns, 15):
         label = f"{column * span_ms / columns / 1000:.0f} s"

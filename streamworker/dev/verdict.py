@@ -1,7 +1,7 @@
-"""Whether the tables that Spark wrote are exactly right. Pure: tables in, figures out.
+"""Check Spark's tables against the data set. Pure: tables in, figures out.
 
-Everything is compared with the data set itself. A row counts as found only if all of its
-values are those of a flight that was sent, so a changed value shows as a lost row.
+A row counts as found only if all of its values equal those of a sent flight, so a changed value shows as
+a lost row.
 """
 
 from collections import Counter
@@ -19,35 +19,35 @@ REBALANCES_EXPECTED: Mapping[str, int] = {"join": 3, "death": 1, "leave": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the demo found; :attr:`holds` if everything is as promised."""
+    """The results of the demo; :attr:`holds` if all promises hold."""
 
     sent: int
     expected: int
     """Flights in the data set."""
     spark_rows: int
     lost: int
-    """Flights that were sent and are in no row, or in none that is equal to them."""
+    """Flights that were sent and equal no row."""
     duplicates: int
-    """Rows beyond the first for one flight."""
+    """Rows of a flight after its first."""
     out_of_order: int
-    """Rows that stand, in their partition, after a later flight of the same aircraft; and rows
-    of an aircraft outside its first partition."""
+    """Rows that follow a later flight of the same aircraft in their partition, and rows of an aircraft
+    outside its first partition."""
     aggregate_equal: bool
     rebalances: tuple[Rebalance, ...]
     after_ms: Mapping[int, int]
-    """By generation: from the start, SIGKILL or SIGTERM of the worker until all moved partitions
-    ran again. With the time to start a process, or to be sure that one is dead."""
+    """By generation: the time from the start, SIGKILL or SIGTERM of the worker until all moved partitions
+    ran again. It includes the start of a process, or the detection of a death."""
     seconds: float
 
     @property
     def missing_rebalances(self) -> dict[str, int]:
-        """How many finished rebalances of each cause are still wanting."""
+        """The number of missing finished rebalances by cause."""
         seen = Counter(one.cause for one in self.rebalances if one.ms is not None)
         return {cause: n - seen[cause] for cause, n in REBALANCES_EXPECTED.items() if seen[cause] < n}
 
     @property
     def holds(self) -> bool:
-        """Whether nothing is lost, doubled or out of order, and all happened that had to."""
+        """Whether nothing is lost, duplicated or out of order, and all expected rebalances happened."""
         return (
             self.sent == self.expected == self.spark_rows
             and (self.lost, self.duplicates, self.out_of_order) == (0, 0, 0)
@@ -90,18 +90,18 @@ def judge(
     after_ms: Mapping[int, int],
     seconds: float,
 ) -> Verdict:
-    """Compare what Spark wrote with the data set.
+    """Compare Spark's tables with the data set.
 
     Parameters
     ----------
     flights
-        The data set in the order in which it was sent.
+        The data set in the order of sending.
     sent
-        How many records the producer was told to be in Redis.
+        Number of records whose sends Redis confirmed.
     legs, delays
-        The two tables, their rows in any order.
+        The two tables, with their rows in any order.
     rebalances, after_ms, seconds
-        Passed on.
+        Values for the verdict.
     """
     legs = _typed(legs, flights.schema)
     ranked = flights.append_column("rank", pa.array(range(flights.num_rows), pa.int64()))
@@ -123,16 +123,16 @@ def judge(
 
 
 def _typed(legs: pa.Table, flights: pa.Schema) -> pa.Table:
-    """Return the legs with the types of the data set, and no other columns than are compared."""
+    """Return the compared columns of the legs, with the types of the data set."""
     wanted = flights.append(pa.field("partition", pa.int64())).append(pa.field("position", pa.int64()))
     if not legs.column_names:
         return wanted.empty_table()
-    # Spark's timestamps come as INT96 without a zone; they are UTC.
+    # Spark writes timestamps as INT96 without a zone; they are UTC.
     return legs.select(wanted.names).cast(wanted)
 
 
 def _match(legs: pa.Table, ranked: pa.Table, whole: list[str]) -> pa.Table:
-    """Give each leg the rank of the flight that it equals in every column; drop what equals none."""
+    """Add to each leg the rank of the flight that it equals in every column; drop legs without one."""
     theirs = ranked.rename_columns([f"sent_{name}" for name in ranked.column_names])
     joined = legs.join(theirs, keys=list(KEY), right_keys=[f"sent_{name}" for name in KEY], join_type="inner")
     equal = pa.scalar(value=True)
@@ -168,7 +168,7 @@ def _out_of_order(matched: pa.Table) -> int:
 
 
 def _same_rows(mine: pa.Table, theirs: pa.Table) -> bool:
-    """Whether two aggregates hold the same rows, in any order."""
+    """Return whether two aggregates hold the same rows, in any order."""
     if set(mine.column_names) != set(DELAY_COLUMNS) or mine.num_rows != theirs.num_rows:
         return False
     by_key = [("carrier", "ascending"), ("day", "ascending")]

@@ -1,7 +1,6 @@
-"""Record types: what a stream's records are, how they travel, and their form in Arrow.
+"""Record types: the Python type of a stream's records, their payloads, and their Arrow schema.
 
-A record type is any of the ways in which Python programs declare a record: a
-``msgspec.Struct`` (the fastest), a dataclass, an attrs class, a ``TypedDict``, a
+A record type is a ``msgspec.Struct`` (the fastest), a dataclass, an attrs class, a ``TypedDict``, a
 ``NamedTuple`` or a pydantic model.
 """
 
@@ -12,7 +11,7 @@ from functools import cached_property
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from streamworker.core.entries import Entry
+from streamworker.core.data.entries import Entry
 from streamworker.errors import ConfigurationError
 from streamworker.records.codecs import (
     CODECS,
@@ -27,7 +26,9 @@ from streamworker.records.codecs import (
     make_decoder,
     make_encoder,
 )
-from streamworker.records.types import Field, Kind, Precision, fields_of, hints_of, kind_of, read_hint
+from streamworker.records.declared import Declared
+from streamworker.records.entries import REPLAYED_FOR
+from streamworker.records.types import Field, Kind, Precision, fields_of, kind_of, read_hint
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
     import pyarrow as pa
@@ -51,11 +52,11 @@ __all__ = [
 KeySpec = str | Sequence[str] | Callable[[Any], object] | None
 
 
-class RecordType:
-    """A record type and everything that can be done with its records.
+class RecordType(Declared):
+    """A record type, which encodes and decodes its records and converts them to and from Arrow.
 
-    Made with :meth:`of`. Two are equal if their classes are the same; one is pickled as its
-    class.
+    Create one with :meth:`of`. Two record types are equal if they have the same class; a record type
+    is pickled as its class.
 
     Examples
     --------
@@ -71,19 +72,18 @@ class RecordType:
     """
 
     def __init__(self, python_type: Any, kind: Kind, declared: tuple[Field, ...]) -> None:
-        self.python_type = python_type
-        self.kind = kind
-        self.declared = declared
+        super().__init__(python_type, kind, declared)
         self._batch_decoders: dict[Codec, BatchDecoder] = {}
 
     @classmethod
     def of(cls, python_type: Any) -> Self:
-        """Take a class as the type of a stream's records.
+        """Return the record type of a class.
 
         Raises
         ------
         ConfigurationError
-            If it is no record class, or one without fields.
+            If the class is no record class, has no fields, or has a field whose name marks replayed
+            entries.
         """
         kind = kind_of(python_type)
         if kind is None:
@@ -96,6 +96,11 @@ class RecordType:
         if not declared:
             raise ConfigurationError(
                 f"{_label(python_type)} has no fields.", remedy="A record needs at least one."
+            )
+        if REPLAYED_FOR.decode() in (field.wire_name for field in declared):
+            raise ConfigurationError(
+                f"{_label(python_type)} has a field {REPLAYED_FOR.decode()!r}, which marks a replayed entry.",
+                remedy="Give the field another name.",
             )
         return cls(python_type, kind, declared)
 
@@ -111,40 +116,18 @@ class RecordType:
     def __reduce__(self) -> tuple[Any, ...]:
         return (RecordType.of, (self.python_type,))
 
-    @property
-    def name(self) -> str:
-        """The name of the class."""
-        return str(self.python_type.__name__)
-
     @cached_property
     def fields(self) -> tuple[str, ...]:
         """The names of the fields in order."""
         return tuple(field.name for field in self.declared)
 
     @cached_property
-    def hints(self) -> dict[str, Any]:
-        """The resolved type hint of each field.
-
-        Raises
-        ------
-        ConfigurationError
-            For a hint that names something which does not exist (yet).
-        """
-        return dict(hints_of(self.python_type, self.kind))
-
-    @cached_property
     def _floats(self) -> frozenset[str]:
         try:
             hints = self.hints
-        except ConfigurationError:  # names a type that is defined further down; not yet a mistake
+        except ConfigurationError:  # A hint may name a type that is defined later in its module.
             return frozenset()
         return frozenset(name for name, hint in hints.items() if read_hint(hint).base is float)
-
-    @property
-    def is_positional(self) -> bool:
-        """Whether msgspec lays its values out as an array."""
-        config = getattr(self.python_type, "__struct_config__", None)
-        return self.kind is Kind.NAMED_TUPLE or (config is not None and config.array_like)
 
     # -- values ------------------------------------------------------------------------------
 
@@ -159,13 +142,13 @@ class RecordType:
         ----------
         spec
             A field's name, several names (the key is the tuple of their values), a function
-            of the record, or None for no key: records are then spread round robin.
+            of the record, or None for no key: the producer then spreads records round robin.
 
         Raises
         ------
         ConfigurationError
-            For a field that does not exist, with the nearest that does, and for a float:
-            equal floats do not have equal texts in all languages.
+            If a field does not exist (the message suggests the nearest name), or is a float: equal
+            floats do not have equal texts in all languages.
         """
         if spec is None:
             return _no_key
@@ -186,7 +169,7 @@ class RecordType:
         return lambda record: tuple(getter(record) for getter in getters)
 
     def key_fields(self, spec: KeySpec) -> str | tuple[str, ...] | None:
-        """Return the fields that a key is made of; None where a function makes it."""
+        """Return the fields of a key; an empty tuple for no key, None if a function makes the key."""
         if spec is None or isinstance(spec, str):
             return spec or ()
         return None if callable(spec) else tuple(spec)
@@ -214,26 +197,26 @@ class RecordType:
     def encoder(self, codec: Codec = "json") -> Encoder:
         """Return the function that turns a record into its payload.
 
-        The payload is bytes for the entry's field ``v``; for the codec ``fields`` it is the
+        The payload is the value of the entry's field ``v``; with the codec ``fields`` it is all of the
         entry's fields. The function raises RecordError for an object of another type, and for
-        values that the codec does not have (NaN in JSON).
+        values that the codec cannot represent (NaN in JSON).
 
         Raises
         ------
         ConfigurationError
-            For an unknown codec.
+            If the codec does not exist.
         """
         return make_encoder(self, codec)
 
     def decoder(self, codec: Codec = "json") -> Decoder:
         """Return the function that turns an entry's fields into a record.
 
-        The function raises DecodeError for everything that is not such a record.
+        The function raises DecodeError for fields that hold no record of this type.
 
         Raises
         ------
         ConfigurationError
-            For an unknown codec, or a field whose type cannot be decoded.
+            If the codec does not exist, or the type of a field cannot be decoded.
         """
         return make_decoder(self, codec)
 
@@ -243,7 +226,7 @@ class RecordType:
         Raises
         ------
         DecodeError
-            Naming the first entry that is not such a record; none is returned then.
+            If an entry holds no record of this type; the message names the first such entry.
         """
         decode = self._batch_decoders.get(codec)
         if decode is None:
@@ -259,24 +242,24 @@ class RecordType:
         return columns_of(self.python_type, self.kind)
 
     def arrow_schema(self) -> "pa.Schema":
-        """Return the Arrow schema of these records, as Spark will see them.
+        """Return the Arrow schema of the records, which Spark reads too.
 
         Raises
         ------
         ConfigurationError
-            For a field whose type has no form in Arrow; names it and what to use instead.
+            If the type of a field has no Arrow type; the message names the field and an alternative.
         """
         return self._columns.schema
 
     def to_arrow(self, records: Sequence[Any]) -> "pa.RecordBatch":
-        """Turn records into an Arrow record batch of :meth:`arrow_schema`.
+        """Convert records to an Arrow record batch with :meth:`arrow_schema`.
 
         Raises
         ------
         ConfigurationError
             As :meth:`arrow_schema`.
         RecordError
-            For a value that does not fit its column: names the field and the record's place.
+            If a value does not fit its column; the message names the field and the record's index.
         """
         from streamworker.records.arrow import to_arrow
 
@@ -285,35 +268,35 @@ class RecordType:
     def fit_arrow(
         self, batch: "pa.RecordBatch", *, extra: Literal["refuse", "drop"] = "refuse"
     ) -> "pa.RecordBatch":
-        """Return rows as :meth:`arrow_schema` has them: cast where no value changes, and checked.
+        """Check rows, and convert them to :meth:`arrow_schema` if no value changes.
 
         Parameters
         ----------
         batch
             The rows; a column that is missing gets the field's default.
         extra
-            What to do with columns that are no fields.
+            Whether to refuse or drop columns that are no fields.
 
         Raises
         ------
         ConfigurationError
             As :meth:`arrow_schema`.
         RecordError
-            Naming the column that does not fit, and the row where it is one value.
+            If a column does not fit; the message names it, and the row if a single value does not fit.
         """
         from streamworker.records.tables import fit
 
         return fit(self._columns, batch, extra=extra)
 
     def from_arrow(self, batch: "pa.RecordBatch") -> list[Any]:
-        """Turn rows that :meth:`fit_arrow` has returned into records; each is validated.
+        """Convert rows from :meth:`fit_arrow` to records, and validate each record.
 
         Raises
         ------
         ConfigurationError
             As :meth:`arrow_schema`.
         DecodeError
-            Naming the row that is no such record.
+            If a row is no valid record; the message names the row.
         """
         from streamworker.records.tables import to_records
 
@@ -327,7 +310,7 @@ class RecordType:
 
 
 def schema_changes(old: "pa.Schema", new: "pa.Schema") -> list[str]:
-    """Say what readers of ``old`` cannot follow in ``new``; see :mod:`streamworker.records.arrow`."""
+    """Return the incompatible changes from ``old`` to ``new``; see :mod:`streamworker.records.arrow`."""
     from streamworker.records.arrow import schema_changes as compare
 
     return compare(old, new)

@@ -1,8 +1,8 @@
-"""The Arrow form of a record type: its schema, its batches, and what may change in it.
+"""The Arrow schema of a record type, its record batches, and compatible changes of the schema.
 
-A record type's hints are compiled once into a tree of columns (:mod:`.columns`). The types
-chosen are those that Spark maps to its own without a cast: ``string``, ``timestamp[us, UTC]``,
-list items called ``element``.
+A record type's hints are compiled once into a tree of columns (:mod:`.columns`). It has the types
+that Spark maps to its own without a cast: ``string``, ``timestamp[us, UTC]``, list items called
+``element``.
 
     ====================================  ================================================
     bool, int, float, str, bytes          bool, int64, float64, string, binary
@@ -72,12 +72,12 @@ _INSTEAD: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in a record type a hint stands, for messages."""
+    """The place of a hint in a record type, for messages."""
 
     record: str
     path: str
     inside: tuple[type, ...]
-    """Record types around it: one of them again would never end."""
+    """The record types that contain it; a recursive type would repeat one of them."""
 
     def within(self, suffix: str) -> "_Place":
         return _Place(self.record, self.path + suffix, self.inside)
@@ -95,8 +95,8 @@ def columns_of(python_type: type, kind: Kind) -> StructColumn:
     Raises
     ------
     ConfigurationError
-        For a field whose type has no Arrow form; names record, field and type, and says what
-        to use instead.
+        If the type of a field has no Arrow type; the message names record, field, type and an
+        alternative.
     """
     return _struct_column(python_type, kind, False, _Place(python_type.__name__, "", ()))
 
@@ -107,7 +107,7 @@ def to_arrow(columns: StructColumn, records: Sequence[Any]) -> pa.RecordBatch:
     Raises
     ------
     RecordError
-        For a value that does not fit: names the field and the record's place in the list.
+        If a value does not fit; the message names the field and the record's index in the list.
     """
     values = records if isinstance(records, list) else list(records)
     try:
@@ -334,11 +334,11 @@ def _name(hint: Any) -> str:
 
 
 def schema_changes(old: pa.Schema, new: pa.Schema) -> list[str]:
-    """Say what readers of ``old`` cannot follow in ``new``; an empty list means nothing.
+    """Return the changes from ``old`` to ``new`` that readers of ``old`` do not support.
 
-    A new nullable field is fine, and so is a field that no longer allows null: rows of both
-    kinds fit one table. A field that is gone, has another type, is new and not null, or now
-    allows null where the table does not, is a change that needs a new log.
+    A field may be added if it is nullable, and may stop to be nullable: old and new rows fit one table.
+    Other changes need a new log: a removed field, another type, a new field that is not nullable, and a
+    field that becomes nullable.
 
     Examples
     --------

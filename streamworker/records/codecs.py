@@ -1,28 +1,26 @@
-"""Records to payloads and back: json, msgpack, and records laid out as an entry's own fields.
+"""Codecs: records to payloads and back, as json, msgpack, or the entry's own fields.
 
     json      one JSON object in the entry's field ``v``; the default, readable everywhere
     msgpack   the same as MessagePack; smaller, keeps NaN, infinities and bytes as they are
     fields    each field of the record is a field of the entry, as text; for streams that other
               programs write with a plain ``XADD events * customer ann amount 3.50``
 
-The encoders validate nothing that costs time: msgspec and attrs classes carry what their maker
-put in. Decoders validate everything: a wrong payload is a :class:`DecodeError`, whatever it is.
+Encoders do not validate the values of fields, since that takes time: msgspec and attrs classes hold the
+values that the program put in. Decoders validate everything: any wrong payload is a :class:`DecodeError`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from streamworker.core.entries import Entry
-from streamworker.errors import ConfigurationError, DecodeError, RecordError
-from streamworker.records.entries import Entries
+from streamworker.core.data.entries import Entry
+from streamworker.errors import ConfigurationError, DecodeError, RecordError, in_words
+from streamworker.records.declared import Declared
+from streamworker.records.entries import REPLAYED_FOR, Entries
 from streamworker.records.types import Field, Kind, is_composite, read_hint
-
-if TYPE_CHECKING:
-    from streamworker.records import RecordType
 
 Codec = Literal["json", "msgpack", "fields"]
 CODECS: tuple[Codec, ...] = ("json", "msgpack", "fields")
@@ -31,7 +29,7 @@ PAYLOAD_FIELD = b"v"
 """The field of an entry that holds the payload (json, msgpack)."""
 
 Payload = bytes | dict[bytes, bytes]
-"""What an encoder makes: bytes for the field ``v``, or for ``fields`` the entry's fields."""
+"""The result of an encoder: bytes for the field ``v``, or with ``fields`` the entry's fields."""
 
 Encoder = Callable[[Any], Payload]
 Decoder = Callable[[Mapping[bytes, bytes]], Any]
@@ -50,7 +48,7 @@ def check_codec(codec: str) -> None:
 # -- encoding --------------------------------------------------------------------------------
 
 
-def make_encoder(record_type: "RecordType", codec: Codec) -> Encoder:
+def make_encoder(record_type: Declared, codec: Codec) -> Encoder:
     """Return the function that turns a record into its payload."""
     check_codec(codec)
     dump = _dumper(record_type, codec)
@@ -61,7 +59,7 @@ def make_encoder(record_type: "RecordType", codec: Codec) -> Encoder:
     def encode(record: Any) -> Payload:
         if not isinstance(record, python_type):
             raise RecordError(
-                f"This stream takes records of type {name}, and got {_short(record)}.",
+                f"This stream takes records of type {name}, and got {short(record)}.",
                 remedy=f"Send {name} objects.",
             )
         if required and not required <= record.keys():
@@ -71,7 +69,7 @@ def make_encoder(record_type: "RecordType", codec: Codec) -> Encoder:
             return dump(record)
         except RecordError:
             raise
-        except Exception as error:  # a record's own code may run here: properties, serializers
+        except Exception as error:  # The record's own code, such as a serializer, may raise anything.
             raise RecordError(
                 f"The {name} cannot be encoded as {codec}: {_one_line(error)}.",
                 remedy="Use types that the codec can hold.",
@@ -80,11 +78,11 @@ def make_encoder(record_type: "RecordType", codec: Codec) -> Encoder:
     return encode
 
 
-def make_list_encoder(record_type: "RecordType", codec: Codec) -> ListEncoder | None:
-    """Return the quick way to encode many records; None for a kind or codec that has none.
+def make_list_encoder(record_type: Declared, codec: Codec) -> ListEncoder | None:
+    """Return a fast encoder for lists of records; None if the kind or codec has none.
 
-    It gives their payloads, or None if something is wrong with any of them. What that is, and with
-    which, the encoder of :func:`make_encoder` says.
+    The encoder returns the payloads, or None if a record cannot be encoded. The encoder of
+    :func:`make_encoder` then reports which record and why.
     """
     check_codec(codec)
     if codec == "fields" or record_type.kind not in (Kind.STRUCT, Kind.DATACLASS, Kind.ATTRS):
@@ -97,9 +95,9 @@ def make_list_encoder(record_type: "RecordType", codec: Codec) -> ListEncoder | 
             return None
         try:
             payloads = list(map(dump, records))
-        except Exception:  # noqa: BLE001 - a record's own code may run here
+        except Exception:  # noqa: BLE001 - a record's own code may raise anything
             return None
-        # From the end it is found, or not, in half the time.
+        # rfind takes half the time of a search from the start.
         if is_json and b"".join(payloads).rfind(b"null") >= 0:
             for record, payload in zip(records, payloads, strict=True):
                 if b"null" in payload and _has_lost_float(msgspec.to_builtins(record)):
@@ -109,7 +107,7 @@ def make_list_encoder(record_type: "RecordType", codec: Codec) -> ListEncoder | 
     return encode_list
 
 
-def _dumper(record_type: "RecordType", codec: Codec) -> Callable[[Any], Payload]:
+def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:
     if codec == "fields":
         return _field_dumper(record_type)
     if codec == "msgpack":
@@ -126,10 +124,10 @@ def _dumper(record_type: "RecordType", codec: Codec) -> Callable[[Any], Payload]
 
 
 def _to_dict(kind: Kind) -> Callable[[Any], Any] | None:
-    """Return what must be done to a record before msgspec encodes it, if anything.
+    """Return the function that turns a record into a dict for msgspec; None if it needs none.
 
-    msgspec writes a NamedTuple as an array; as an object it can gain fields, and producers in
-    other languages can write it.
+    msgspec writes a NamedTuple as an array. As an object it can gain fields, and producers in other
+    languages can write it.
     """
     if kind is Kind.PYDANTIC:
         return lambda record: record.model_dump(mode="python", by_alias=True)
@@ -138,10 +136,10 @@ def _to_dict(kind: Kind) -> Callable[[Any], Any] | None:
     return None
 
 
-def _without_lost_floats(record_type: "RecordType", dump: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """Refuse NaN and infinities, which JSON writes as ``null``: they would not decode again.
+def _without_lost_floats(record_type: Declared, dump: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Refuse NaN and infinities, which the JSON encoder writes as ``null``, so that they are lost.
 
-    Only a payload with a ``null`` in it is looked at closely.
+    Only the values of a payload that contains ``null`` are checked.
     """
     as_builtins: Callable[[Any], Any] = (
         (lambda record: record.model_dump()) if record_type.kind is Kind.PYDANTIC else msgspec.to_builtins
@@ -169,10 +167,10 @@ def _has_lost_float(value: Any) -> bool:
     return False
 
 
-def _field_dumper(record_type: "RecordType") -> Callable[[Any], dict[bytes, bytes]]:
+def _field_dumper(record_type: Declared) -> Callable[[Any], dict[bytes, bytes]]:
     to_builtins = _field_builtins(record_type)
-    # A field that is left out comes back as its default. Where that is not None, None must be
-    # written; "null" says so in a field that holds JSON, and is a value like others in a text.
+    # The decoder replaces a missing field by its default. So None must be written if it is not the
+    # default. A field that holds JSON can hold "null"; in a text field "null" would be a text.
     written = {
         f.wire_name: (f.name, _layout(record_type, f))
         for f in record_type.declared
@@ -202,7 +200,7 @@ def _field_dumper(record_type: "RecordType") -> Callable[[Any], dict[bytes, byte
     return dump
 
 
-def _field_builtins(record_type: "RecordType") -> Callable[[Any], dict[str, Any]]:
+def _field_builtins(record_type: Declared) -> Callable[[Any], dict[str, Any]]:
     declared = record_type.declared
     if record_type.kind is Kind.PYDANTIC:
         raw = {f.name: f.wire_name for f in declared if _layout(record_type, f) == "raw"}
@@ -235,7 +233,7 @@ def _text(value: Any) -> bytes:
 # -- decoding --------------------------------------------------------------------------------
 
 
-def make_decoder(record_type: "RecordType", codec: Codec) -> Decoder:
+def make_decoder(record_type: Declared, codec: Codec) -> Decoder:
     """Return the function that turns an entry's fields into a record."""
     check_codec(codec)
     load = _loader(record_type, codec)
@@ -246,7 +244,7 @@ def make_decoder(record_type: "RecordType", codec: Codec) -> Decoder:
             return load(fields)
         except DecodeError:
             raise
-        except Exception as error:  # whatever is wrong with one entry must not stop a worker
+        except BaseException as error:  # No error of one entry may stop a worker.
             raise DecodeError(
                 f"The entry holds no {name}: {_one_line(error)}.",
                 remedy=f"Its producer must write {name} as {codec}, as the stream is declared.",
@@ -255,8 +253,12 @@ def make_decoder(record_type: "RecordType", codec: Codec) -> Decoder:
     return decode
 
 
-def make_batch_decoder(record_type: "RecordType", codec: Codec) -> BatchDecoder:
-    """Return the function that decodes a list of entries, naming the first that is wrong."""
+def make_batch_decoder(record_type: Declared, codec: Codec) -> BatchDecoder:
+    """Return the function that decodes a list of entries; its error names the first wrong entry.
+
+    The function refuses a list with a replayed entry: the caller must decide whether its group handles
+    that entry.
+    """
     check_codec(codec)
     load = _loader(record_type, codec)
     decode = make_decoder(record_type, codec)
@@ -266,13 +268,17 @@ def make_batch_decoder(record_type: "RecordType", codec: Codec) -> BatchDecoder:
         try:
             if load_payload is not None and isinstance(entries, Entries):
                 payloads = entries.payloads(PAYLOAD_FIELD)
-                if payloads is not None:
-                    return list(map(load_payload, payloads))
-            return [load(entry.fields) for entry in entries]
-        except Exception:  # find the entry, and say what is wrong with it
+                records = [] if payloads is None else list(map(load_payload, payloads))
+                if len(records) == len(entries):  # A StopIteration of a record's own code ends map() early.
+                    return records
+            found = [entry.fields for entry in entries]
+            if not any(REPLAYED_FOR in fields for fields in found):
+                return [load(fields) for fields in found]
+        except Exception:  # Find the entry, and report what is wrong with it.
             for entry in entries:
                 _decode_named(decode, entry)
             raise
+        raise DecodeError("One of the entries is replayed.", remedy="Decode each by itself.")
 
     return decode_many
 
@@ -284,8 +290,8 @@ def _decode_named(decode: Decoder, entry: Entry) -> Any:
         raise DecodeError(f"Entry {entry.id}: {error.message}", remedy=error.remedy) from error.__cause__
 
 
-def _loader(record_type: "RecordType", codec: Codec) -> Decoder:
-    """Return a decoder that raises whatever it raises."""
+def _loader(record_type: Declared, codec: Codec) -> Decoder:
+    """Return a decoder that does not translate errors to DecodeError."""
     if codec == "fields":
         return _field_loader(record_type)
     load = _payload_loader(record_type, codec)
@@ -299,7 +305,7 @@ def _loader(record_type: "RecordType", codec: Codec) -> Decoder:
     return from_payload
 
 
-def _payload_loader(record_type: "RecordType", codec: Codec) -> Callable[[bytes], Any]:
+def _payload_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], Any]:
     python_type: Any = record_type.python_type
     if record_type.kind is Kind.PYDANTIC:
         if codec == "json":
@@ -313,7 +319,7 @@ def _payload_loader(record_type: "RecordType", codec: Codec) -> Callable[[bytes]
     return load if finish is None else lambda payload: finish(load(payload))
 
 
-def _field_loader(record_type: "RecordType") -> Decoder:
+def _field_loader(record_type: Declared) -> Decoder:
     plan = [(f.wire_name.encode(), f.wire_name, _layout(record_type, f)) for f in record_type.declared]
     absent = {
         f.wire_name: None
@@ -337,31 +343,31 @@ def _field_loader(record_type: "RecordType") -> Decoder:
     return from_fields
 
 
-def _builder(record_type: "RecordType") -> Callable[[dict[str, Any]], Any]:
-    """Return what makes a record from texts by field: lax, since every value is text."""
+def _builder(record_type: Declared) -> Callable[[dict[str, Any]], Any]:
+    """Return the function that builds a record from texts by field; it converts text to other types."""
     python_type: Any = record_type.python_type
     if record_type.kind is Kind.PYDANTIC:
         return lambda values: python_type.model_validate(values, strict=False)
     target, finish = _target(record_type, positional=record_type.is_positional)
     with _typed(record_type):
-        msgspec.json.Decoder(target)  # an impossible type is refused now, not at the first entry
+        msgspec.json.Decoder(target)  # Refuses an unsupported type now, not at the first entry.
     convert = msgspec.convert
     if finish is None:
         return lambda values: convert(values, target, strict=False, str_keys=True)
     return lambda values: finish(convert(values, target, strict=False, str_keys=True))
 
 
-def _layout(record_type: "RecordType", field: Field) -> Literal["text", "raw", "json"]:
+def _layout(record_type: Declared, field: Field) -> Literal["text", "raw", "json"]:
     base = read_hint(record_type.hints[field.name]).base
     if base in (bytes, bytearray, memoryview):
         return "raw"
     return "json" if is_composite(base) else "text"
 
 
-def _target(record_type: "RecordType", *, positional: bool) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Return the type for msgspec to decode, and how to make the record from it if it is another.
+def _target(record_type: Declared, *, positional: bool) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Return the type for msgspec to decode, and a function from it to the record, or None.
 
-    Where msgspec would want an array, a Struct with the same fields stands in.
+    If msgspec would expect an array, the type is a Struct with the same fields.
     """
     python_type: Any = record_type.python_type
     if not positional:
@@ -383,8 +389,8 @@ def _shared_default(default: Any) -> Any:
 
 
 @contextmanager
-def _typed(record_type: "RecordType") -> Iterator[None]:
-    """Turn msgspec's refusal of a type into a ConfigurationError that names the record."""
+def _typed(record_type: Declared) -> Iterator[None]:
+    """Translate msgspec's error about a type to a ConfigurationError that names the record type."""
     try:
         yield
     except (TypeError, NameError) as error:
@@ -403,10 +409,12 @@ def _no_payload(name: str, fields: Mapping[bytes, bytes]) -> DecodeError:
     )
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """Return a value's type and the beginning of its text, for messages."""
     text = repr(value)
     return f"a {type(value).__name__}: {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    named = not isinstance(error, msgspec.MsgspecError | ValueError)  # Validators need no type name.
+    return in_words(error, named=named).rstrip(".")

@@ -1,11 +1,11 @@
-"""Columns: from a list of values to an Arrow array, a column at a time.
+"""Columns: from a list of values to an Arrow array, one column at a time.
 
-A column knows its Arrow type and which Python types it accepts. Building one is a pass over
-the values' types (``set(map(type, ...))``, 20 ns a value) and one in C by pyarrow. Only where
-something is wrong are values looked at one by one, to name the record and the field.
+A column has an Arrow type and the Python types that it accepts. To build an array, it makes one pass over
+the values' types (``set(map(type, ...))``, 20 ns a value), and pyarrow makes one in C. Only if a value
+does not fit, the column checks the values one by one, to name the record and the field.
 
-pyarrow alone would be too kind: it cuts 1.5 to 1 for an integer column, takes a naive datetime
-for UTC, and puts None where the schema says not null.
+pyarrow alone would accept too much: it cuts 1.5 to 1 for an integer column, takes a naive datetime for
+UTC, and puts None into columns that are not nullable.
 """
 
 import collections.abc
@@ -27,7 +27,7 @@ _UnsetType = msgspec.UnsetType
 
 
 class Misfit(Exception):
-    """A value that its column cannot hold; becomes a RecordError once the record is known."""
+    """A value that its column cannot hold; the caller turns it into a RecordError with the record."""
 
     def __init__(self, index: int, path: str, what: str) -> None:
         super().__init__(index, path, what)
@@ -37,7 +37,7 @@ class Misfit(Exception):
 
 
 class Column(ABC):
-    """One column: an Arrow type and how to build it.
+    """One column: an Arrow type, and how to build and check its arrays.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class Column(ABC):
     nullable
         Whether None (or msgspec's UNSET) is allowed.
     accepts
-        Types of values that are taken as they are, and their subclasses.
+        The types of values that it accepts, with their subclasses.
     never
-        Subclasses of ``accepts`` that are refused all the same.
+        Subclasses of ``accepts`` that it refuses.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Column(ABC):
         return self._build(values, nulls=_NoneType in kinds or _UnsetType in kinds)
 
     def _settle(self, values: list[Any], kinds: set[type]) -> list[Any]:
-        """Check values of unusual types: subclasses are fine, others are not."""
+        """Accept values of subclasses and UNSET, and refuse others; return the values without UNSET."""
         if self.nullable and _UnsetType in kinds:
             values = [None if value is msgspec.UNSET else value for value in values]
         for kind in kinds - self._usual:
@@ -92,26 +92,26 @@ class Column(ABC):
 
     @abstractmethod
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
-        """Build the array of values whose types are fine; ``nulls`` if some are None."""
+        """Build the array of values with accepted types; ``nulls`` tells whether some are None."""
 
     def check_array(self, array: pa.Array) -> None:
-        """Raise :class:`Misfit` for the first value of an array, of this type, that records cannot hold."""
+        """Raise :class:`Misfit` for the first value of an Arrow array that records cannot hold."""
         if not self.nullable and array.null_count:
             raise Misfit(_first(array.is_null()), "", "is null, and its type does not allow that")
         self._check_present(array)
 
     @abstractmethod
     def _check_present(self, array: pa.Array) -> None:
-        """As :meth:`check_array`, for what is not null."""
+        """Check the values that are not null, as :meth:`check_array` does."""
 
     @property
     def plain(self) -> Callable[[Any], Any] | None:
-        """What makes a value that pyarrow gives back one that a decoder takes; None for nothing."""
+        """The function from pyarrow's Python value to a decoder's input; None if they are the same."""
         return None
 
 
 class Leaf(Column):
-    """A column of plain values, which pyarrow converts; ``prepare`` comes before it."""
+    """A column of scalar values, which pyarrow converts after ``prepare``."""
 
     def __init__(
         self,
@@ -129,12 +129,12 @@ class Leaf(Column):
         self._check = check
         self._wanted = wanted
         self._allowed = allowed
-        """Tells of each value of an array whether the type has it, where not all are."""
+        """Returns for each value of an array whether the type allows it; None if it allows all."""
 
     def _check_present(self, array: pa.Array) -> None:
         if self._allowed is None:
             return
-        import pyarrow.compute as pc  # 9 MB and 0.1 s, for those who check tables
+        import pyarrow.compute as pc  # Takes 9 MB and 0.1 s, so only checks of tables import it.
 
         wrong = pc.and_(array.is_valid(), pc.invert(self._allowed(array)))
         if pc.any(wrong).as_py():
@@ -168,7 +168,7 @@ class Leaf(Column):
 
 
 class ListColumn(Column):
-    """Lists, tuples and sets: all their items are built at once, and cut by offsets."""
+    """Lists, tuples and sets: one array of all their items, divided by offsets."""
 
     def __init__(self, item: Column, nullable: bool) -> None:
         arrow_type = pa.list_(pa.field("element", item.type, nullable=item.nullable))
@@ -187,13 +187,13 @@ class ListColumn(Column):
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
-        """Each item by itself."""
+        """The function that converts each item."""
         item = self._item.plain
         return None if item is None else lambda value: value if value is None else list(map(item, value))
 
 
 class MapColumn(Column):
-    """Dictionaries with plain keys."""
+    """Dictionaries with scalar keys."""
 
     def __init__(self, key: Column, value: Column, nullable: bool) -> None:
         arrow_type = pa.map_(
@@ -215,7 +215,7 @@ class MapColumn(Column):
     def _check_present(self, array: pa.Array) -> None:
         import pyarrow.compute as pc
 
-        offsets = array.offsets  # of the whole array that this may be a slice of
+        offsets = array.offsets  # They count from the whole array, of which this may be a slice.
         begin, end = offsets[0].as_py(), offsets[-1].as_py()
         for suffix, column, items in ((" (key)", self._key, array.keys), ("{}", self._value, array.items)):
             try:
@@ -226,7 +226,7 @@ class MapColumn(Column):
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
-        """A dict, in place of pairs."""
+        """The function from pairs to a dict."""
         item = self._value.plain
         if item is None:
             return lambda value: value if value is None else dict(value)
@@ -235,17 +235,17 @@ class MapColumn(Column):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One field of a record: its name, its column, and how to fetch it from many records."""
+    """One field of a record: its name, its column, and how to get its values from many records."""
 
     name: str
     column: Column
     fetch: Callable[[list[Any]], list[Any]]
     field: Field
     leaves_out_none: bool
-    """None stands for a field that was left out, and no value that the type has."""
+    """Whether None means that the field was left out: the type itself does not allow None."""
 
     def default(self, rows: int) -> pa.Array | None:
-        """Return the column where a table has none; None where that cannot be."""
+        """Return the column for a table that lacks it; None if the field has no default."""
         value = self.field.default
         if value is UNKNOWN_DEFAULT and self.field.factory is not None:
             return self.column.build([self.field.factory() for _ in range(rows)])
@@ -256,18 +256,18 @@ class Member:
 
 
 class StructColumn(Column):
-    """Records: one column a field. The top of the tree is one of these.
+    """Records: one column for each field. The root of a record type's tree is a StructColumn.
 
     Parameters
     ----------
     name
-        Of the record type.
+        Name of the record type.
     members
         Its fields.
     nullable, accepts
         As for all columns.
     positional
-        Whether a record within another is written as an array of its values.
+        Whether a record within another is encoded as an array of its values.
     """
 
     def __init__(
@@ -282,16 +282,19 @@ class StructColumn(Column):
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The fields as a schema of their own."""
+        """The fields as an Arrow schema."""
         return pa.schema(self._fields)
 
     def arrays(self, records: list[Any]) -> list[pa.Array]:
-        """Build one array a field from records, none of which is None."""
+        """Build one array for each field from records, none of which is None."""
         return [self._array(member, records) for member in self.members]
 
     def _array(self, member: Member, records: list[Any]) -> pa.Array:
         try:
-            return member.column.build(member.fetch(records))
+            values = member.fetch(records)
+            if len(values) < len(records):  # A StopIteration of a property ends map() early.
+                raise RuntimeError(f"{self.name}.{member.name} raised StopIteration")
+            return member.column.build(values)
         except Misfit as misfit:
             path = misfit.path
             raise Misfit(misfit.index, f".{member.name}{path}", misfit.what) from None
@@ -304,7 +307,7 @@ class StructColumn(Column):
             raise
 
     def check_records(self, records: list[Any]) -> None:
-        """Raise :class:`Misfit` for the first value that is no such record."""
+        """Raise :class:`Misfit` for the first value that is no record of this type."""
         kinds = set(map(type, records))
         if not kinds <= self._usual:
             self._settle(records, kinds)
@@ -317,8 +320,8 @@ class StructColumn(Column):
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         if not nulls:
             return pa.StructArray.from_arrays(self.arrays(values), fields=self._fields)
-        # Fields that may not be null have no value to put below a null: build what is there,
-        # then spread it out.
+        # A field that is not nullable has no value for a null record. So build the arrays of the other
+        # records, and then insert the null records.
         places = [place for place, value in enumerate(values) if value is not None]
         try:
             arrays = self.arrays([values[place] for place in places])
@@ -329,7 +332,7 @@ class StructColumn(Column):
         return pa.StructArray.from_arrays(arrays, fields=self._fields).take(spread)
 
     def check_columns(self, columns: Sequence[pa.Array]) -> None:
-        """Check one array a field, of records none of which is null."""
+        """Check one array for each field, of records none of which is null."""
         for member, array in zip(self.members, columns, strict=True):
             try:
                 member.column.check_array(array)
@@ -342,7 +345,7 @@ class StructColumn(Column):
             return
         import pyarrow.compute as pc
 
-        # Below a null there is a null in each field, which is no fault.
+        # The fields of a null record are null, which is valid.
         places = pc.indices_nonzero(array.is_valid())
         try:
             self.check_columns(array.take(places).flatten())
@@ -351,7 +354,7 @@ class StructColumn(Column):
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
-        """The values by the names that payloads have, or as an array where records are written so."""
+        """The function from a row to its values by wire name, or to an array if it is positional."""
         if self._positional:
             steps = [(m.name, m.column.plain or _itself) for m in self.members]
             return lambda value: value if value is None else [step(value[name]) for name, step in steps]
@@ -361,7 +364,7 @@ class StructColumn(Column):
 
     @cached_property
     def plain_row(self) -> Callable[[Sequence[Any]], dict[str, Any]]:
-        """What makes the values of a row those of a record by their names in payloads."""
+        """The function from the values of a row to the values of a record by wire name."""
         steps = [(m.field.wire_name, m.column.plain or _itself, m.leaves_out_none) for m in self.members]
         return lambda values: {
             wire_name: step(value)
@@ -375,7 +378,7 @@ def _itself(value: Any) -> Any:
 
 
 def _first(wrong: pa.Array) -> int:
-    """Return where the first true value is."""
+    """Return the index of the first true value."""
     import pyarrow.compute as pc
 
     return int(pc.index(wrong, True).as_py())

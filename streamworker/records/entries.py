@@ -1,26 +1,30 @@
-"""Entries as a read brings them: an :class:`Entry` is made only of those that somebody looks at.
+"""The entries of one read. An :class:`Entry` object is created only when a caller asks for it.
 
-To make three objects of every entry took more time than to decode it. A handler of batches needs
-the payloads, and a commit the ids of the first entry and the last.
+To create three objects for every entry took more time than to decode it. A handler of batches needs
+only the payloads, and a commit only the ids of the first and the last entry.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Self, overload
 
-from streamworker.core.entries import Entry, EntryId
+from streamworker.core.data.entries import Entry, EntryId
+
+REPLAYED_FOR = b"sw:replayed-for"
+"""First field of a replayed dead letter. Its value is the group that handles the entry; other groups skip
+the entry."""
 
 
 class Entries(Sequence[Entry]):
-    """Entries of one stream, in order. A slice of it is one too.
+    """Entries of one stream, in order. A slice is an ``Entries`` object too.
 
     Parameters
     ----------
     ids
-        As Redis prints them.
+        The ids as Redis returns them.
     flats
-        Names and values of the fields in turn, of each entry.
+        For each entry, the names and values of its fields, alternating.
     sizes
-        Bytes of all field names and values, of each entry.
+        For each entry, the bytes of all its field names and values.
 
     Examples
     --------
@@ -40,29 +44,29 @@ class Entries(Sequence[Entry]):
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> Self:
-        """Take the entries of one stream as Redis returns them: ``[id, [name, value, ...]]`` each."""
+        """Create it from Redis' reply for one stream: ``[id, [name, value, ...]]`` for each entry."""
         flats = [flat for _, flat in reply]
         try:
             sizes = [len(name) + len(value) for name, value in flats]
-        except ValueError:  # one with several fields
+        except ValueError:  # An entry has several fields.
             sizes = [sum(map(len, flat)) for flat in flats]
         return cls([text for text, _ in reply], flats, sizes)
 
     @property
     def size(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all entries."""
         return sum(self.sizes)
 
     def payloads(self, field: bytes) -> list[bytes] | None:
-        """Return the values of a field that each entry begins with; None if one begins otherwise."""
+        """Return the values of a field that must be the first of each entry; None if it is not."""
         try:
             found = [value for name, value in self._flats if name == field]
-        except ValueError:  # one with several fields
+        except ValueError:  # An entry has several fields.
             found = [flat[1] for flat in self._flats if flat[0] == field and field not in flat[2::2]]
         return found if len(found) == len(self._flats) else None
 
     def id_at(self, place: int) -> EntryId:
-        """Return the id of one of them, without making the entry."""
+        """Return the id of an entry without creating the :class:`Entry`."""
         ms, _, seq = self._ids[place].partition(b"-")
         return _tuple_new(EntryId, (int(ms), int(seq)))
 
@@ -101,10 +105,10 @@ _set_id, _set_fields, _set_size = (vars(Entry)[name].__set__ for name in ("id", 
 
 
 def _entry(text: bytes, flat: Sequence[bytes], size: int) -> Entry:
-    """Make an entry.
+    """Create an entry.
 
-    A handler of single records has one made of each, so this spends half the time that the
-    constructors of ``Entry`` and ``EntryId`` would take; what they make is the same.
+    A handler of single records needs an entry for each, so this function bypasses the constructors of
+    ``Entry`` and ``EntryId``: it takes half their time and creates equal objects.
     """
     ms, _, seq = text.partition(b"-")
     entry = _object_new(Entry)
@@ -118,22 +122,22 @@ def _entry(text: bytes, flat: Sequence[bytes], size: int) -> Entry:
 
 
 def id_at(entries: Sequence[Entry], place: int) -> EntryId:
-    """Return the id of one of some entries."""
+    """Return the id of the entry at an index."""
     return entries.id_at(place) if isinstance(entries, Entries) else entries[place].id
 
 
 def size_of(entries: Sequence[Entry]) -> int:
-    """Return the bytes of some entries."""
+    """Return the total bytes of the entries."""
     return sum(sizes_of(entries))
 
 
 def sizes_of(entries: Sequence[Entry]) -> Sequence[int]:
-    """Return the bytes of each of some entries."""
+    """Return the bytes of each entry."""
     return entries.sizes if isinstance(entries, Entries) else [entry.size for entry in entries]
 
 
 def joined_entries(parts: Sequence[Sequence[Entry]]) -> Sequence[Entry]:
-    """Put entries that follow each other together."""
+    """Concatenate sequences of entries."""
     if len(parts) == 1:
         return parts[0]
     if parts and all(isinstance(part, Entries) for part in parts):

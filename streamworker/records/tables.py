@@ -1,28 +1,28 @@
-"""Tables of other people, made to fit a record type; and rows made records.
+"""Conversion of a user's table to a record type's schema, and of rows to records.
 
-A table that was read from a file or made by another library has about the types that a record type
-asks for: ``large_string`` for ``string``, ``int32`` for ``int64``, nanoseconds for microseconds, columns
-in another order. What keeps every value is cast. What would change one, or mean another thing, is
-refused: a float for an int, a time without a zone for one with it, a null where none is allowed.
+A table from a file or another library often has types that differ slightly from the record type's:
+``large_string`` for ``string``, ``int32`` for ``int64``, nanoseconds for microseconds, columns in another
+order. This module casts a column if every value stays the same. It refuses a column if a value or its
+meaning would change: a float for an int, a time without a zone for one with it, a null where the field
+allows none.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 
 from streamworker.errors import DecodeError, RecordError
+from streamworker.records.codecs import _one_line
 from streamworker.records.codecs import _target as target_of
 from streamworker.records.columns import Member, Misfit, StructColumn
+from streamworker.records.declared import Declared
 from streamworker.records.types import Kind
-
-if TYPE_CHECKING:
-    from streamworker.records import RecordType
 
 _TYPES = pa.types
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]], ...] = (
-    # What a column must be, and what a table may have for it.
+    # The type that a column must have, and the types that a table may have instead.
     (_TYPES.is_string, (_TYPES.is_string, _TYPES.is_large_string, _TYPES.is_string_view)),
     (
         _TYPES.is_binary,
@@ -37,7 +37,7 @@ _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataTyp
 
 
 def fit(columns: StructColumn, batch: pa.RecordBatch, *, extra: Literal["refuse", "drop"]) -> pa.RecordBatch:
-    """Return the rows as records of a type have them: its columns, in its order, checked.
+    """Check rows, and convert them to the columns of a record type, in its order.
 
     Parameters
     ----------
@@ -46,12 +46,12 @@ def fit(columns: StructColumn, batch: pa.RecordBatch, *, extra: Literal["refuse"
     batch
         The rows. A column that is missing gets the field's default.
     extra
-        What to do with columns that the record type does not have.
+        Whether to refuse or drop columns that the record type does not have.
 
     Raises
     ------
     RecordError
-        Naming the column, and the row where one value is at fault.
+        If a column does not fit; the message names it, and the row if a single value does not fit.
     """
     rows = batch.num_rows
     try:
@@ -108,8 +108,8 @@ def _cast(array: pa.Array, member: Member, record: str) -> pa.Array:
     try:
         if not _TYPES.is_nested(wanted):
             return array.cast(wanted)
-        # A cast refuses a null in a field of a record that is null itself, which is no fault, and does
-        # not tell in which row it found one. So nulls are looked for by us.
+        # Arrow's cast refuses nulls in the fields of a null record, which are valid, and does not name
+        # the row of a null. So cast with nulls allowed, and check for nulls afterwards.
         array = array.cast(_with_nulls(wanted))
     except pa.ArrowException as error:
         raise RecordError(
@@ -140,7 +140,7 @@ def _remedy(have: pa.DataType, wanted: pa.DataType) -> str:
 
 
 def _may_stand_for(have: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type mean the same as another; that each fits is for the cast to tell."""
+    """Return whether values of one type have the same meaning in another; the cast checks each value."""
     if have == wanted or _TYPES.is_null(have):
         return True
     if _TYPES.is_dictionary(have):
@@ -165,8 +165,8 @@ def _may_stand_for(have: pa.DataType, wanted: pa.DataType) -> bool:
     return any(is_wanted(wanted) and any(is_one(have) for is_one in those) for is_wanted, those in _FAMILIES)
 
 
-def row_builder(record_type: "RecordType") -> Callable[[dict[str, Any]], Any]:
-    """Return what makes a record from its values by wire name, validated as a decoder does."""
+def row_builder(record_type: Declared) -> Callable[[dict[str, Any]], Any]:
+    """Return the function that builds a record from values by wire name, with a decoder's validation."""
     python_type: Any = record_type.python_type
     if record_type.kind is Kind.PYDANTIC:
         validate: Callable[[dict[str, Any]], Any] = python_type.model_validate
@@ -191,7 +191,7 @@ def _values(name: str, array: pa.Array) -> list[Any]:
 def to_records(
     columns: StructColumn, batch: pa.RecordBatch, build: Callable[[dict[str, Any]], Any]
 ) -> list[Any]:
-    """Turn rows into records, each of which is validated as one that was decoded.
+    """Convert rows to records, with the validation of a decoder.
 
     Parameters
     ----------
@@ -200,12 +200,12 @@ def to_records(
     batch
         Rows that :func:`fit` has returned.
     build
-        Makes a record from its values by wire name.
+        Builds a record from its values by wire name.
 
     Raises
     ------
     DecodeError
-        Naming the row that is no such record.
+        If a row is no valid record; the message names the row.
     """
     plain = columns.plain_row
     values = [
@@ -215,10 +215,9 @@ def to_records(
     for row in zip(*values, strict=True):
         try:
             records.append(build(plain(row)))
-        except Exception as error:
-            why = " ".join(str(error).split()).rstrip(".")
+        except BaseException as error:
             raise DecodeError(
-                f"Row {len(records)} (counted from 0) is no {columns.name}: {why}.",
+                f"Row {len(records)} (counted from 0) is no {columns.name}: {_one_line(error)}.",
                 remedy="Its producer must send what the record type allows.",
             ) from error
     return records

@@ -1,7 +1,7 @@
-"""What a record type is made of: its kind, its fields, and what a type hint means.
+"""The parts of a record type: its kind, its fields, and the meaning of a type hint.
 
-Nothing is imported for the sake of a look: pydantic and attrs are optional, and a class can
-only be one of theirs if the program has imported them already.
+This module does not import pydantic or attrs: they are optional, and a class can be one of theirs only
+if the program has already imported them.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from streamworker.errors import ConfigurationError
 
 
 class Kind(enum.Enum):
-    """The ways to declare a record that are understood."""
+    """The supported ways to declare a record."""
 
     STRUCT = "msgspec.Struct"
     DATACLASS = "dataclass"
@@ -34,32 +34,32 @@ class Field:
     """One field of a record type."""
 
     name: str
-    """As Python code and Spark columns have it."""
+    """The name in Python code and of the Spark column."""
     wire_name: str
-    """As payloads have it: the same unless renamed (msgspec) or aliased (pydantic)."""
+    """The name in payloads: the same unless the field is renamed (msgspec) or aliased (pydantic)."""
     default: Any
-    """The default, ``msgspec.NODEFAULT`` without one, ``UNKNOWN_DEFAULT`` if it is computed."""
+    """The default; ``msgspec.NODEFAULT`` if there is none, ``UNKNOWN_DEFAULT`` if it is computed."""
     factory: Callable[[], Any] | None = None
-    """What computes it, where that takes no arguments."""
+    """The function that computes the default, if it takes no arguments."""
 
     @property
     def required(self) -> bool:
-        """Whether a record cannot be made without it."""
+        """Whether a record needs a value for the field."""
         return self.default is msgspec.NODEFAULT
 
 
 UNKNOWN_DEFAULT = object()
-"""Stands for what a default factory would make, or for a key that may be left out."""
+"""Marks a default that a factory computes, or a key that may be left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Digits of a ``Decimal`` column, where ``decimal128(38, 18)`` is not what you want.
+    """Digits of a ``Decimal`` column that is not ``decimal128(38, 18)``.
 
     Parameters
     ----------
     digits
-        All digits, 1 to 38.
+        Total number of digits, 1 to 38.
     scale
         Digits after the point, 0 to ``digits``.
 
@@ -88,7 +88,7 @@ class Precision:
 
 
 def kind_of(candidate: object) -> Kind | None:
-    """Return how a class declares records, or None if it does not."""
+    """Return the kind of a record class; None if the class is none."""
     if not isinstance(candidate, type):
         return Kind.TYPED_DICT if _is_typed_dict(candidate) else None
     if issubclass(candidate, msgspec.Struct):
@@ -109,7 +109,7 @@ def kind_of(candidate: object) -> Kind | None:
 
 
 def _is_typed_dict(candidate: object) -> bool:
-    # typing_extensions has a TypedDict of its own, which typing.is_typeddict does not know.
+    # typing.is_typeddict does not recognise the TypedDict of typing_extensions.
     return type(candidate).__name__ == "_TypedDictMeta"
 
 
@@ -186,8 +186,8 @@ def _pydantic_factory(info: Any) -> Callable[[], Any] | None:
 def _optional_keys(declared: Any) -> frozenset[str]:
     """Return the keys of a TypedDict that may be left out.
 
-    Under ``from __future__ import annotations`` the class itself does not know which keys are
-    ``NotRequired``; the resolved hints do.
+    With ``from __future__ import annotations`` only the resolved hints show which keys are
+    ``NotRequired``, not the class itself.
     """
     try:
         hints = typing.get_type_hints(declared, include_extras=True)
@@ -204,7 +204,7 @@ def hints_of(python_type: type, kind: Kind) -> Mapping[str, Any]:
     Raises
     ------
     ConfigurationError
-        For a hint that names something which does not exist (yet).
+        If a hint names a type that is not defined (yet).
     """
     declared: Any = python_type
     if kind is Kind.PYDANTIC:
@@ -225,20 +225,20 @@ def hints_of(python_type: type, kind: Kind) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A type hint without its wrapping."""
+    """A type hint without its wrappers."""
 
     base: Any
-    """The type itself; still a union where there are several."""
+    """The type itself; a union if there are several."""
     nullable: bool
-    """None, UNSET or leaving it out is allowed."""
+    """Whether the value may be None, UNSET or absent."""
     may_be_absent: bool
-    """Marked ``NotRequired``."""
+    """Whether the hint is marked ``NotRequired``."""
     annotations: tuple[Any, ...]
-    """What ``Annotated`` adds, outermost first."""
+    """The metadata of ``Annotated``, outermost first."""
 
 
 def read_hint(hint: Any) -> Hint:
-    """Take Optional, Annotated, NotRequired, NewType and type aliases off a hint."""
+    """Remove Optional, Annotated, NotRequired, NewType and type aliases from a hint."""
     nullable = absent = False
     annotations: tuple[Any, ...] = ()
     while True:

@@ -1,9 +1,9 @@
-"""Every key that streamworker uses in Redis, and nothing else builds one.
+"""Every key that streamworker uses in Redis; no other module builds keys.
 
-What stands in ``{}`` is a hash tag: all keys of one partition lie on one node of a Cluster, and
-so do all keys of one group, so that each script touches one node. Names may hold no brace,
-colon, blank or pattern character, since those would move the tag, run two names together, or
-widen an ACL pattern.
+The text in ``{}`` is a hash tag: all keys of one partition are on one node of a Cluster, and so are
+all keys of one group, so that each script touches one node. Names may not contain a brace, colon,
+blank or pattern character, since those would move the tag, make two names ambiguous, or widen an ACL
+pattern.
 """
 
 import re
@@ -14,28 +14,29 @@ from streamworker.errors import ConfigurationError
 
 NAME_CHARACTERS_MAX = 64
 DIGITS_MAX = 19
-"""Of a number: 2**63 has so many."""
+"""Maximum digits of a number: 2**63 has 19."""
 PARTITIONS_MAX = 4096
-"""Of one stream. Each is a Redis key, a lock and a task; beyond this a worker's start takes seconds."""
+"""Maximum partitions of one stream. Each is a Redis key, a lock and a task; with more, a worker takes
+seconds to start."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _FIRST = re.compile(r"[A-Za-z0-9]")
 _LATER = re.compile(r"[A-Za-z0-9_.-]")
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return a name that may become part of a key.
+    """Return a name if it may become part of a key.
 
     Parameters
     ----------
     kind
-        What it is the name of, for the message: ``"app"``, ``"stream"``, ``"processor"``.
+        What has the name, for the message: ``"app"``, ``"stream"``, ``"processor"``.
     name
         1 to 64 ASCII letters, digits, ``_``, ``.`` and ``-``, the first a letter or digit.
 
     Raises
     ------
     ConfigurationError
-        Naming the first character that is wrong.
+        If the name is invalid; the error names the first wrong character.
 
     Examples
     --------
@@ -58,9 +59,9 @@ def check_name(kind: str, name: str) -> str:
 
 
 def whole(value: bytes | str) -> int | None:
-    """Return a number of at most 19 digits that stands in Redis; None for anything else.
+    """Parse a whole number of at most 19 digits from Redis; None for anything else.
 
-    Python's own ``int`` takes signs, blanks and digits of any script, and raises for 5,000 digits.
+    Python's own ``int`` accepts signs, blanks and digits of any script, and raises for 5,000 digits.
 
     Examples
     --------
@@ -71,12 +72,12 @@ def whole(value: bytes | str) -> int | None:
 
 
 def partitions_in(value: bytes | None) -> int:
-    """Return how many partitions the key of a stream says that it has; 0 where there is no key.
+    """Return the number of partitions that a stream's key stores; 0 if there is no key.
 
     Raises
     ------
     ConfigurationError
-        If it is no number that a stream can be declared with: each partition is asked for.
+        If no stream can be declared with that number: callers send commands for each partition.
 
     Examples
     --------
@@ -120,6 +121,10 @@ class StreamKeys:
         """Entries of one partition."""
         return f"{self._tag(partition)}:events"
 
+    def groups(self, partition: int) -> str:
+        """The groups that read one partition."""
+        return f"{self._tag(partition)}:groups"
+
     def producer(self, partition: int, producer: str) -> str:
         """Last send of one producer to one partition."""
         return f"{self._tag(partition)}:producer:{producer}"
@@ -152,6 +157,10 @@ class GroupKeys:
         """Entries of one partition; shared with all groups of the stream."""
         return f"{self._partition_tag(partition)}:events"
 
+    def groups(self, partition: int) -> str:
+        """The groups that read one partition; shared with all of them."""
+        return f"{self._partition_tag(partition)}:groups"
+
     def lock(self, partition: int) -> str:
         """Owner, epoch and checkpoint of one partition."""
         return f"{self._partition_tag(partition)}:lock:{self.group}"
@@ -159,6 +168,10 @@ class GroupKeys:
     def acked(self, partition: int) -> str:
         """Acked log of one partition."""
         return f"{self._partition_tag(partition)}:acked:{self.group}"
+
+    def copy(self, partition: int) -> str:
+        """Where ``repair`` copies the acked log of one partition."""
+        return f"{self._partition_tag(partition)}:copy:{self.group}"
 
     def dead(self, partition: int) -> str:
         """Dead letters of one partition."""
@@ -175,7 +188,7 @@ class GroupKeys:
 
     @property
     def damaged(self) -> str:
-        """What stood in place of the membership document or the heartbeats."""
+        """A damaged value that was moved away from the key of the membership document or the heartbeats."""
         return f"{self._group_tag}:damaged"
 
     @property
@@ -189,24 +202,9 @@ class GroupKeys:
         return f"{self._group_tag}:beats"
 
     @property
-    def claims(self) -> str:
-        """Who owns a partition, by the claim protocol."""
-        return f"{self._group_tag}:claims"
-
-    @property
     def loads(self) -> str:
-        """What each member's partitions ask of it."""
+        """The loads that each member measured of its partitions."""
         return f"{self._group_tag}:loads"
-
-    @property
-    def lease_grab(self) -> str:
-        """Who won the race for a partition."""
-        return f"{self._group_tag}:grab"
-
-    @property
-    def lease_allocation(self) -> str:
-        """Who processes a partition, by the lease protocol."""
-        return f"{self._group_tag}:allocation"
 
     @property
     def readers(self) -> str:
@@ -218,6 +216,10 @@ class GroupKeys:
         """Arrow schemas of the acked logs."""
         return f"{self._group_tag}:schemas"
 
+    def of_group(self, name: str) -> str:
+        """Return a key of the group that only one protocol has."""
+        return f"{self._group_tag}:{name}"
+
     def _partition_tag(self, partition: int) -> str:
         return f"sw:{{{self.app}.{self.stream}.{partition}}}"
 
@@ -226,8 +228,13 @@ class GroupKeys:
         return f"sw:{{{self.app}.{self.stream}:{self.group}}}"
 
 
+TRIMMED = b"#trimmed"
+"""Field of ``groups``: the number of entries that trimming dropped from the partition. No group can have
+this name."""
+
+
 class KeyRow(NamedTuple):
-    """One kind of key, for people."""
+    """One kind of key, for the documentation."""
 
     key: str
     type: str
@@ -235,7 +242,7 @@ class KeyRow(NamedTuple):
     example: str
 
 
-KEY_TABLE: tuple[KeyRow, ...] = (
+SHARED: tuple[KeyRow, ...] = (
     KeyRow(
         "sw:{app.stream}:stream",
         "hash",
@@ -245,7 +252,8 @@ KEY_TABLE: tuple[KeyRow, ...] = (
     KeyRow(
         "sw:{app.stream.P}:events",
         "stream",
-        "Entries of partition P: field `v` is the payload and `h.<name>` are headers; or plain fields.",
+        "Entries of partition P: field `v` is the payload and `h.<name>` are headers; or plain fields. "
+        "Before them, `sw:replayed-for` names the group of a dead letter that was replayed.",
         "sw:{shop.orders.3}:events",
     ),
     KeyRow(
@@ -256,10 +264,18 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         "sw:{shop.orders.3}:producer:4f1c2a",
     ),
     KeyRow(
+        "sw:{app.stream.P}:groups",
+        "hash",
+        "Name of each group whose lock trimming asks, to the number of entries that others had deleted when "
+        "its count was last compared with the stream; `#trimmed` counts the entries that trimming dropped.",
+        "sw:{shop.orders.3}:groups",
+    ),
+    KeyRow(
         "sw:{app.stream.P}:lock:GROUP",
         "hash",
-        "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; and "
-        "wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires.",
+        "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; tail, the last "
+        "entry of the log by rows, source id and epoch; gone, where others deleted entries before the group "
+        "had committed them; wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires.",
         "sw:{shop.orders.3}:lock:price",
     ),
     KeyRow(
@@ -267,6 +283,13 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         "stream",
         "The acked log: one Arrow record batch an entry, whose id is the rows of the log up to it.",
         "sw:{shop.orders.3}:acked:price",
+    ),
+    KeyRow(
+        "sw:{app.stream.P}:copy:GROUP",
+        "stream",
+        "While `repair` mends an acked log that another program wrote to: a copy of what is committed in it, "
+        "which takes its place.",
+        "sw:{shop.orders.3}:copy:price",
     ),
     KeyRow(
         "sw:{app.stream.P}:dead:GROUP",
@@ -313,26 +336,6 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         "sw:{shop.orders:price}:loads",
     ),
     KeyRow(
-        "sw:{app.stream:GROUP}:claims",
-        "hash",
-        'With `coordination="claim"`: partition to its ownership entry: ETag, time of the last change (ms), '
-        "owner level, checkpoint, owner; `last` is the newest ETag.",
-        "sw:{shop.orders:price}:claims",
-    ),
-    KeyRow(
-        "sw:{app.stream:GROUP}:grab",
-        "hash",
-        'With `coordination="lease"`: partition to `generation|owner` of whoever won the race for it and '
-        "cannot be challenged yet; `last` is the newest generation.",
-        "sw:{shop.orders:price}:grab",
-    ),
-    KeyRow(
-        "sw:{app.stream:GROUP}:allocation",
-        "hash",
-        'With `coordination="lease"`: partition to `generation|owner` of whoever processes it.',
-        "sw:{shop.orders:price}:allocation",
-    ),
-    KeyRow(
         "sw:{app.stream:GROUP}:readers",
         "hash",
         "Name of a reader of the acked logs to its positions, JSON; they guard trimming.",
@@ -341,8 +344,8 @@ KEY_TABLE: tuple[KeyRow, ...] = (
     KeyRow(
         "sw:{app.stream:GROUP}:schemas",
         "hash",
-        "Fingerprint to Arrow schema of the acked logs; `current` names the newest.",
+        "Fingerprint to Arrow schema of the acked logs; `current` names the newest. Workers restore theirs.",
         "sw:{shop.orders:price}:schemas",
     ),
 )
-"""What docs/redis-keys.md is made from."""
+"""What is kept under every protocol; ``group.protocols`` adds the rest."""

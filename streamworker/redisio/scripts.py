@@ -1,11 +1,11 @@
-"""The Lua scripts, read once from ``lua/*.lua``; each is one step at the server.
+"""The Lua scripts, read once from ``lua/*.lua``; the server runs each atomically.
 
-A script's head names its KEYS, its ARGV and its replies. Replies are codes and never error
-replies, so that "no" from the protocol and "no" from the server are told apart; what remains as
-an error is the server's own: out of memory, read only, no permission.
+A script's header names its KEYS, its ARGV and its replies. Scripts reply with codes and not with error
+replies, so that a refusal of the protocol differs from a refusal of the server. The remaining errors
+are the server's own: out of memory, read only, no permission.
 
-Scripts share functions by naming parts in their first line, ``-- uses: types ids``; the parts
-are put in front of the text, since Redis has no include.
+A script names the parts that it shares with others in its first line, ``-- uses: types ids``. The
+parts are put in front of the script's text, since Redis has no include.
 """
 
 import hashlib
@@ -20,14 +20,15 @@ _USES = "-- uses:"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script; its SHA-1 is what ``EVALSHA`` is asked for."""
+    """One script; ``EVALSHA`` names it by its SHA-1."""
 
     name: str
     text: str
     sha: str
 
 
-def _load(name: str) -> Script:
+def load(name: str) -> Script:
+    """Read a script and the parts that it uses."""
     folder = files("streamworker.redisio") / "lua"
     body = (folder / f"{name}.lua").read_text("utf-8")
     first = body.partition("\n")[0]
@@ -36,85 +37,66 @@ def _load(name: str) -> Script:
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-REGISTER = _load("register")
-ACQUIRE = _load("acquire")
-RELEASE = _load("release")
-MARK = _load("mark")
-COMMIT = _load("commit")
-APPEND = _load("append")
-TRIM = _load("trim")
-CHANGE_MEMBERS = _load("change_members")
-MEND_MEMBERS = _load("mend_members")
-HEARTBEAT = _load("heartbeat")
-MOVE_CHECKPOINT = _load("move_checkpoint")
-COUNT = _load("count")
-REPLAY_DEAD = _load("replay_dead")
-CLAIM_LIST = _load("claim_list")
-CLAIM_TAKE = _load("claim_take")
-CLAIM_UPDATE = _load("claim_update")
-CLAIM_GIVE_UP = _load("claim_give_up")
-LEASE_CHALLENGE = _load("lease_challenge")
-LEASE_RACE = _load("lease_race")
-LEASE_UPDATE = _load("lease_update")
-REPAIR_MEMBERS = _load("repair_members")
-REPAIR_DAMAGED = _load("repair_damaged")
-REPAIR_LOCK = _load("repair_lock")
-REPAIR_READER = _load("repair_reader")
-REPAIR_LOG = _load("repair_log")
-REPAIR_PLACE = _load("repair_place")
-REPAIR_GROUP = _load("repair_group")
+REGISTER = load("register")
+ACQUIRE = load("acquire")
+RELEASE = load("release")
+MARK = load("mark")
+COMMIT = load("commit")
+APPEND = load("append")
+TRIM = load("trim")
+CHANGE_MEMBERS = load("change_members")
+MEND_MEMBERS = load("mend_members")
+HEARTBEAT = load("heartbeat")
+MOVE_CHECKPOINT = load("move_checkpoint")
+COUNT = load("count")
+REPLAY_DEAD = load("replay_dead")
+REPAIR_MEMBERS = load("repair_members")
+REPAIR_DAMAGED = load("repair_damaged")
+REPAIR_LOCK = load("repair_lock")
+REPAIR_READER = load("repair_reader")
+REPAIR_LOG = load("repair_log")
+REPAIR_PLACE = load("repair_place")
+REPAIR_GROUP = load("repair_group")
+REPAIR_AHEAD = load("repair_ahead")
 
-ALL: tuple[Script, ...] = (
-    REGISTER,
-    ACQUIRE,
-    RELEASE,
-    MARK,
-    COMMIT,
-    APPEND,
-    TRIM,
-    CHANGE_MEMBERS,
-    MEND_MEMBERS,
-    HEARTBEAT,
-    MOVE_CHECKPOINT,
-    COUNT,
-    REPLAY_DEAD,
-    CLAIM_LIST,
-    CLAIM_TAKE,
-    CLAIM_UPDATE,
-    CLAIM_GIVE_UP,
-    LEASE_CHALLENGE,
-    LEASE_RACE,
-    LEASE_UPDATE,
-    REPAIR_MEMBERS,
-    REPAIR_DAMAGED,
-    REPAIR_LOCK,
-    REPAIR_READER,
-    REPAIR_LOG,
-    REPAIR_PLACE,
-    REPAIR_GROUP,
-)
+SHARED = tuple(each for each in list(globals().values()) if isinstance(each, Script))
+"""All of these; ``group.protocols`` adds those of single protocols."""
 
 ARGS_MAX = 7_900
-"""Fields and values of one entry that a script can pass on: Lua's ``unpack`` fails at 8,000."""
+"""Maximum fields and values of one entry in a script: Lua's ``unpack`` fails at 8,000."""
+
+
+PUT_RIGHT = (
+    "Find out which, look at the key with TYPE, and put back what was there, or move it out of the way with "
+    "RENAME. Do not delete what may hold committed rows, a checkpoint, state or dead letters."
+)
 
 
 def wrong_type(key: bytes | str) -> BackendRefused:
-    """Return the error for a key that holds something else than ours."""
+    """Return the error for a key that holds another type or other fields than expected."""
     name = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
     return BackendRefused(
         f"The key {name} holds another type of value than streamworker keeps there, or other fields.",
-        remedy="Another program wrote to it. Look at it with TYPE; correct it, or delete it if it is not "
-        "needed.",
+        remedy=f"Another program wrote to it. {PUT_RIGHT}",
+    )
+
+
+def log_ahead(key: str, last: str, rows: str) -> BackendRefused:
+    """Return the error for an acked log to which no commit can be added."""
+    return BackendRefused(
+        f"The acked log {key} is ahead of its lock: its last id is {last}, and its lock counts {rows} rows.",
+        remedy="Another program wrote to one of them. `streamworker repair APP` mends that, and loses no "
+        "committed row. Do not delete the log.",
     )
 
 
 def checked(reply: Any) -> Any:
-    """Return a script's reply, unless it is BADTYPE.
+    """Return a script's reply unless it is BADTYPE.
 
     Raises
     ------
     BackendRefused
-        Naming the key of another type.
+        If the reply is BADTYPE; the error names the key.
     """
     if reply[0] == b"BADTYPE":
         raise wrong_type(reply[1])

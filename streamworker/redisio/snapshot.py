@@ -1,23 +1,19 @@
-"""One look at a whole group: two round trips that read and change nothing.
+"""Snapshots of a whole group: two round trips that only read.
 
-Cheap enough for once a second: lengths and hashes, never a payload, and nothing that grows with
-the number of entries.
+A snapshot is cheap enough to be taken once a second: it reads lengths and hashes, no payloads, and
+nothing that grows with the number of entries.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from streamworker.core.control import (
-    ControlMessage,
-    GroupChanged,
-    LeaseChallenged,
-    PartitionsAcquired,
-    from_fields,
-)
-from streamworker.core.entries import EntryId
-from streamworker.core.events import Beat
-from streamworker.core.membership import Member, Membership
+from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.events import Beat
+from streamworker.core.protocols.registry import PROTOCOLS, from_fields
 from streamworker.core.snapshot import (
     GroupSnapshot,
     MemberState,
@@ -28,38 +24,36 @@ from streamworker.core.snapshot import (
     Rebalance,
 )
 from streamworker.errors import BackendError, BackendRefused
-from streamworker.redisio.client import Backend, ScriptCall
-from streamworker.redisio.control import fields_of
-from streamworker.redisio.failures import is_wrong_type
-from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in
-from streamworker.redisio.link import Argument
-from streamworker.redisio.locks import LockView, lock_view
-from streamworker.redisio.membership import read_beats
-from streamworker.redisio.readers import ReaderPosition, read_readers
+from streamworker.redisio.group.control import fields_of
+from streamworker.redisio.group.locks import LockView, lock_view
+from streamworker.redisio.group.membership import read_beats
+from streamworker.redisio.group.readers import read_readers
+from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, partitions_in, whole
 from streamworker.redisio.scripts import COUNT
+from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.failures import all_answered, is_wrong_type
+from streamworker.redisio.wire.info import groups_by_name, pairs_of
+from streamworker.redisio.wire.link import Argument
 
 SILENT_AFTER_MS = 3_000
-"""A member is shown as silent from here on: two heartbeats at default settings, and some room."""
+"""A member without a heartbeat for this long is shown as silent: two heartbeats at default settings,
+and a margin."""
 
 CONTROL_MESSAGES = 400
-"""Messages looked at for the last rebalances; each rebalance leaves a few."""
-
-RACES_TOGETHER_MS = 1_000
-"""What a worker wins of races that began within this time is shown as one change."""
+"""Control messages read for the last rebalances; each rebalance posts a few."""
 
 LAG_COUNTED_MAX = 10_000
-"""Where Redis lost count (somebody used XDEL), the lag is counted up to this many entries."""
-
-SCAN_COUNT = 1_000
+"""If another program deleted entries, the lag is counted exactly up to this number."""
 
 
 async def take_snapshot(
     backend: Backend, app: str, stream: str, group: str, *, silent_after_ms: int = SILENT_AFTER_MS
 ) -> GroupSnapshot:
-    """Take a snapshot of a processor's group; of one that never ran it is empty.
+    """Take a snapshot of a processor's group; the snapshot of a group that never ran is empty.
 
-    A partition with a key that another program wrote to is shown as halted, with the reason. Such a key of
-    the group is named among ``problems``, and what it would say is missing.
+    If another program wrote to a key of a partition, the partition is shown as halted, with the reason.
+    If another program wrote to a key of the group, ``problems`` names the key, and its content is
+    missing.
 
     Raises
     ------
@@ -81,10 +75,7 @@ async def take_snapshot(
         if is_wrong_type(refusal := replies[at]):
             problems.append(f"{key} cannot be read: {refusal.remedy}")
             replies[at] = None
-    for reply in replies:
-        if isinstance(reply, BackendError):
-            raise reply
-    time, document, beats, readers, control, declared = replies
+    time, document, beats, readers, control, declared = all_answered(replies)
     now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
     count = partitions_in(declared)
     membership = Membership.parse(document) if document else Membership.empty(count, "range")
@@ -110,41 +101,12 @@ async def take_snapshot(
     )
 
 
-async def list_groups(backend: Backend, app: str) -> list[tuple[str, str]]:
-    """Return (stream, processor) of all groups of an app that ever had a member.
-
-    Walks over all keys of the server, or of a Cluster's primaries, in pieces that do not block it.
-
-    Raises
-    ------
-    BackendError
-        Without an answer.
-    """
-    prefix, suffix = f"sw:{{{app}.", "}:members"
-    found: set[tuple[str, str]] = set()
-    for primary in await backend.primaries():
-        cursor = b"0"
-        while True:
-            cursor, names = await primary.execute(
-                "SCAN", cursor, "MATCH", f"{prefix}*:*{suffix}", "COUNT", SCAN_COUNT
-            )
-            for name in names:
-                stream, _, group = name.decode().removeprefix(prefix).removesuffix(suffix).partition(":")
-                found.add((stream, group))
-            if int(cursor) == 0:
-                break
-    groups = sorted(found)
-    # "a.b" may be stream b of app a, or begin the name of an app a.b: the stream itself knows.
-    apps = await backend.pipeline([("HGET", f"sw:{{{app}.{stream}}}:stream", "app") for stream, _ in groups])
-    return [group for group, name in zip(groups, apps, strict=True) if name in {None, app.encode()}]
-
-
 # -- partitions ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What Redis has of one partition."""
+    """What Redis stores about one partition."""
 
     partition: int
     lock: LockView | None
@@ -162,28 +124,29 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
             ("HGETALL", keys.lock(p)),
             ("XLEN", keys.events(p)),
             ("XINFO", "GROUPS", keys.events(p)),
+            ("HGETALL", keys.groups(p)),
             ("XLEN", keys.acked(p)),
             ("XLEN", keys.dead(p)),
         ]
     replies = await backend.pipeline(commands)
     looks, uncounted = [], []
     for p in range(count):
-        lock, length, groups, acked_length, dead = replies[5 * p : 5 * p + 5]
+        lock, length, groups, settled, acked_length, dead = replies[6 * p : 6 * p + 6]
         broken = [r for r in (lock, length, acked_length, dead) if isinstance(r, BackendError)]
         view = None
         try:
             view = None if isinstance(lock, BackendError) else lock_view(lock, p)
         except BackendRefused as error:
             broken.append(error)
-        lag = _lag(groups, keys.group, _number(length), view)
-        if lag is None and view is not None:
+        lag, is_sure = _lag(groups, settled, keys.group, _number(length), view)
+        if view is not None and not is_sure:
             uncounted.append((p, view.checkpoint))
         looks.append(
             _Look(
                 partition=p,
                 lock=view,
                 length=_number(length),
-                lag=lag or 0,
+                lag=lag,
                 acked_length=_number(acked_length),
                 dead=_number(dead),
                 problem=str(broken[0]) if broken else "",
@@ -196,16 +159,23 @@ def _number(reply: Any) -> int:
     return reply if isinstance(reply, int) else 0
 
 
-def _lag(groups: Any, name: str, length: int, lock: LockView | None) -> int | None:
-    """Return the lag as Redis counts it; None where it does not know."""
+def _lag(groups: Any, settled: Any, name: str, length: int, lock: LockView | None) -> tuple[int, bool]:
+    """Return an upper bound of the lag, and whether it is exact.
+
+    It is exact if the Redis consumer group is as our last commit left it, which gives the number of
+    entries ever added, and no other program has deleted entries since our count was last compared with
+    the stream.
+    """
     if isinstance(groups, BackendError) or lock is None:
-        return length  # No stream or no group yet: everything waits.
-    for flat in groups:
-        group = dict(zip(flat[::2], flat[1::2], strict=True))
-        if group[b"name"] == name.encode():
-            lag: int | None = group[b"lag"]
-            return lag
-    return None
+        return length, True  # There is no stream or no group yet: all entries count as lag.
+    shown = groups_by_name(groups).get(name.encode(), {})
+    place, lag = (shown.get(b"last-delivered-id"), shown.get(b"entries-read")), shown.get(b"lag")
+    is_ours = place == (str(lock.checkpoint).encode(), lock.entries)
+    if not is_ours or lag is None or isinstance(settled, BackendError):
+        return length, False
+    told = pairs_of(settled)
+    deleted = lock.entries + lag - length - (whole(told.get(TRIMMED, b"")) or 0)
+    return min(length, lag), told.get(name.encode()) == str(deleted).encode()
 
 
 async def _with_counted_lags(
@@ -217,22 +187,10 @@ async def _with_counted_lags(
     counted = {
         p: int(reply[1])
         for (p, _), reply in zip(uncounted, await backend.run_many(COUNT, calls), strict=True)
-        if not isinstance(reply, BackendError) and reply[0] == b"OK"
+        # If the viewer's Redis user may not run scripts, the upper bound is shown.
+        if not isinstance(reply, BackendError) and reply[0] == b"OK" and reply[1] < LAG_COUNTED_MAX
     }
-    wanted = {p for p, _ in uncounted}
-    return [
-        _Look(
-            partition=look.partition,
-            lock=look.lock,
-            length=look.length,
-            # A viewer's user may run no script: then all that is there counts as waiting.
-            lag=counted.get(look.partition, look.length if look.partition in wanted else look.lag),
-            acked_length=look.acked_length,
-            dead=look.dead,
-            problem=look.problem,
-        )
-        for look in looks
-    ]
+    return [replace(look, lag=counted.get(look.partition, look.lag)) for look in looks]
 
 
 def _partition_view(look: _Look, membership: Membership) -> PartitionView:
@@ -249,7 +207,8 @@ def _partition_view(look: _Look, membership: Membership) -> PartitionView:
         state=state,
         reason=reason,
         checkpoint=str(lock.checkpoint) if lock else "0-0",
-        entries=lock.entries if lock else 0,
+        entries=lock.entries - lock.gone if lock else 0,
+        gone=lock.gone if lock else 0,
         lag=look.lag,
         length=look.length,
         rows=lock.rows if lock else 0,
@@ -265,7 +224,7 @@ def _state(
     if look.problem:
         return "halted", look.problem
     if owner is None or membership.get(owner) is None:
-        # A lock of somebody who was removed is as good as free.
+        # A lock whose owner was removed counts as free.
         return ("acquiring" if assigned else "unowned"), ""
     reason = look.lock.reason if look.lock else ""
     match look.lock.state if look.lock else "":
@@ -278,9 +237,9 @@ def _state(
 
 
 def _by_locks(looks: Sequence[_Look]) -> Membership:
-    """Return the members of a group whose protocol keeps no document: whoever has a lock.
+    """Return the members of a group whose protocol keeps no document: the owners of its locks.
 
-    Such a protocol has no heartbeats either, so they count as alive while they have one.
+    Such a protocol has no heartbeats either, so members count as alive while they hold a lock.
     """
     owners = tuple((look.lock.owner or None) if look.lock else None for look in looks)
     since: dict[str, int] = {}
@@ -341,15 +300,15 @@ def _reader_views(
 
 
 def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebalance, ...]:
-    """Work out the rebalances from control messages, oldest first.
+    """Compute the rebalances from control messages, oldest first.
 
-    A rebalance is over when each partition that it moved was acquired at its generation or a
-    later one: that is when the partition runs again, whoever has it by then.
+    A rebalance ends when each partition that it moved was acquired at its generation or a later one:
+    then the partition runs again, under this owner or a later one.
 
     Parameters
     ----------
     messages
-        Server time in ms, and fields, of each message.
+        Server time in ms and fields of each message.
 
     Examples
     --------
@@ -378,42 +337,16 @@ def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebal
         if isinstance(message, GroupChanged)
     ]
     repairs = [_repair(at_ms, fields) for at_ms, fields in messages if fields.get("kind") == "repaired"]
-    return tuple(sorted([*changes, *_races(known), *repairs], key=lambda each: each.at_ms))
+    others = [each for protocol in PROTOCOLS.values() for each in protocol.history(known)]
+    return tuple(sorted([*changes, *others, *repairs], key=lambda each: each.at_ms))
 
 
 def _repair(at_ms: int, fields: Mapping[str, str]) -> Rebalance:
-    """Return what somebody did by ``streamworker repair``: it moves nothing, and stands in the history."""
+    """Return a ``streamworker repair`` as a rebalance; it moves nothing, and the history shows it."""
     parts = fields.get("partitions", "").split(",")
     partitions = tuple(int(each) for each in parts if each.isdecimal() and len(each) < 10)
     what = f"{fields.get('what', '')} by {fields.get('by', '')}"
     return Rebalance(0, "repair", what, at_ms, partitions, 0)
-
-
-def _races(known: Sequence[tuple[int, ControlMessage]]) -> list[Rebalance]:
-    """Return the races for leases that were won, as rebalances: from the challenge until it ran.
-
-    Nobody announces them: a challenge does not say who will win, and most are won by whoever has the
-    partition, which moves nothing. What one worker won of one moment's challenges is one.
-    """
-    found: list[Rebalance] = []
-    challenged_ms: dict[int, int] = {}
-    for then_ms, message in known:
-        if isinstance(message, LeaseChallenged):
-            challenged_ms |= dict.fromkeys(message.partitions, then_ms)
-        if not isinstance(message, PartitionsAcquired):
-            continue
-        won = [p for p in message.partitions if p in challenged_ms]
-        if not won:
-            continue
-        at_ms = min(challenged_ms.pop(p) for p in won)
-        name = message.owner.rpartition(".")[0] or message.owner
-        moved = tuple(won)
-        last = found[-1] if found else None
-        if last is not None and last.member == name and at_ms - last.at_ms < RACES_TOGETHER_MS:
-            found.pop()
-            at_ms, moved = last.at_ms, (*last.moved, *won)
-        found.append(Rebalance(message.generation, "race", name, at_ms, moved, then_ms - at_ms))
-    return found
 
 
 def _duration_ms(change: GroupChanged, at_ms: int, later: Sequence[tuple[int, ControlMessage]]) -> int | None:

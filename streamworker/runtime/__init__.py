@@ -1,1 +1,1 @@
-"""RUNS: tasks, threads and signals; carries events into the core and effects out."""
+"""RUNS: tasks, threads and signals; passes events to the core and performs its effects."""

@@ -4,7 +4,7 @@ import time
 
 
 def monotonic_ms() -> int:
-    """Return this machine's monotonic clock in milliseconds; what other machines compare comes from Redis.
+    """Return this machine's monotonic clock in milliseconds; times shared by machines come from Redis.
 
     Examples
     --------

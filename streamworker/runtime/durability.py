@@ -1,47 +1,47 @@
-"""How safe commits and sends are made, as the settings say; asked of the server before anything runs."""
+"""The durability of commits and sends that the settings ask for, and a check that the server supports it."""
 
 from typing import Any, cast
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.log import get_logger
-from streamworker.redisio import health
-from streamworker.redisio.client import Backend
-from streamworker.redisio.durability import Durability, Mode, refusal, refusal_of_policy
-from streamworker.redisio.info import ServerInfo
+from streamworker.redisio.admin import health
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import Durability, Mode, refusal, refusal_of_policy
+from streamworker.redisio.wire.info import ServerInfo
 from streamworker.settings import Settings
 
 PIPELINES = 2
-"""Round trips that one sender or committer has under way: one at the server, one on its way there.
-More would only split the groups."""
+"""Round trips that one sender or committer has in flight: one at the server, one on the network. More would
+only make each round trip smaller."""
 
 WAITING_PIPELINES = 4
-"""The same where each stays for as long as a disk or a replica takes: what becomes ready meanwhile
-would else wait for the end of two such waits, and now for a quarter of one. An app has connections for
-all of them, so that one stream does not hold up another."""
+"""Round trips in flight if each waits for a disk or a replica. With two, new commits would wait for the end
+of two such waits; with four they wait for a quarter of one. An app has connections for all of them, so that
+one stream does not delay another."""
 
 _log = get_logger("streamworker.durability")
 
 
 def durability_of(settings: Settings) -> Durability:
-    """Return what is waited for behind commits and sends."""
+    """Return the durability that commits and sends wait for."""
     mode = cast(Mode, settings.durability)
     return Durability(mode, settings.durability_replicas, settings.durability_timeout_ms)
 
 
 def pipelines_of(settings: Settings) -> int:
-    """Return how many round trips of one kind may be under way."""
+    """Return how many round trips of one kind may be in flight."""
     return PIPELINES if settings.durability == "memory" else WAITING_PIPELINES
 
 
 async def check_durability(backend: Backend, settings: Settings) -> None:
-    """Ask the server, or each primary of a Cluster, whether it can wait as the settings say.
+    """Check that the server, or each primary of a Cluster, supports the durability of the settings.
 
     Raises
     ------
     ConfigurationError
-        If it is too old, writes no append-only file, would confirm too early, or does not let this user.
+        If it is too old, writes no append-only file, would confirm too early, or does not permit this user.
     BackendError
-        Without an answer.
+        If it does not answer.
     """
     wanted = durability_of(settings)
     probe = Durability(wanted.mode, wanted.replicas, 1)
@@ -51,7 +51,7 @@ async def check_durability(backend: Backend, settings: Settings) -> None:
         try:
             await _check_one(primary, settings, wanted, probe)
         except BackendUnavailable:
-            backend.look_again()  # It may have a successor, which only a call about a key would tell.
+            backend.look_again()  # Read the slot map again: the primary may have been replaced.
             raise
 
 

@@ -1,9 +1,9 @@
-"""Waits on the control streams of a worker's groups, and brings their messages.
+"""Reads the control streams of a worker's groups, and delivers their messages.
 
-One connection and one blocking read serve all groups; on a Cluster there is one for each. The stream is
-a hint: whatever is missed while Redis is away is made up for by the next heartbeat, so the listener only
-has to come back. Where another program wrote over one of them, it says which, goes on without it, and looks
-from time to time whether it is a stream again.
+One connection and one blocking read serve all groups; on a Cluster there is one for each. The messages are
+hints: the next heartbeat makes up for messages that are missed while Redis is away, so the listener only
+has to reconnect. If another program has overwritten a control stream, the listener logs which one, continues
+without it, and checks at intervals whether it is a stream again.
 """
 
 import random
@@ -13,46 +13,49 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from streamworker.core.control import ControlMessage, from_fields
-from streamworker.core.entries import EntryId
+from streamworker.core.control import ControlMessage
+from streamworker.core.data.entries import EntryId
 from streamworker.core.events import ControlReceived
+from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.log import get_logger
-from streamworker.redisio.client import Backend, BlockingConnection
-from streamworker.redisio.control import ControlEntry, foreign_types, last_control_id, read_control
+from streamworker.redisio.group.control import ControlEntry, foreign_types, last_control_id, read_control
 from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend, BlockingConnection
 
 log = get_logger("streamworker.listener")
 
 BLOCK_MS = 5_000
-"""Long, since a message ends the wait at once; short enough that a dead server is noticed."""
+"""How long a read blocks. It is long because a message ends it at once, and short enough that the listener
+notices a dead server."""
 BLOCK_SHORT_MS = 1_000
-"""The same while one of them is no stream."""
+"""How long a read blocks while one of the keys is no stream."""
 PAUSE_MAX_S = 1.0
 CALM = 4
-"""So many messages a second are read as they come: more than a change of the group has, as a rule."""
+"""Up to this many reads a second the listener reads on without a pause. A change of the group usually causes
+fewer."""
 PAUSE_STEP_S = 0.005
-"""For each one more, the next read waits this much longer, and takes all that has come by then. When
-fifty workers join at once, each message would else wake all of them."""
+"""For each further read in a second, the next read waits this much longer, and takes all messages that have
+arrived by then. Otherwise, when fifty workers join at once, each message would wake all of them."""
 PAUSE_BUSY_S = 0.05
 
 Deliver = Callable[[ControlReceived], None]
 
 
 class Listener:
-    """Reads the control streams of some groups from where they were when it was made."""
+    """Reads the control streams of some groups, from the last message at the time of ``add``."""
 
     def __init__(self, backend: Backend, rng: random.Random) -> None:
         self._backend = backend
         self._rng = rng
         self._positions: dict[GroupKeys, EntryId | None] = {}
-        """After which message to listen; None where there was no stream yet that could tell."""
+        """Id of the last message of each group; None while its key holds no stream."""
         self._foreign: set[GroupKeys] = set()
-        """Whose control stream is something else."""
+        """Groups whose control stream key holds another type."""
         self._deliver: dict[str, Deliver] = {}
 
     async def add(self, keys: GroupKeys, deliver: Deliver) -> None:
-        """Listen to one more group, from now on. Call it before ``run``, and before joining."""
+        """Listen to one more group. Call it before ``run``, and before joining."""
         self._deliver[keys.control] = deliver
         self._positions[keys] = None
         try:
@@ -63,7 +66,7 @@ class Listener:
                 raise
 
     async def run(self) -> None:
-        """Read until cancelled; never ends by itself, whatever Redis does."""
+        """Read until cancelled; errors from Redis do not end it."""
         by_name = {keys.control: keys for keys in self._positions}
         async with anyio.create_task_group() as tasks:
             # One read for all groups; on a Cluster one for each, since they are in different slots.
@@ -71,7 +74,7 @@ class Listener:
                 tasks.start_soon(self._listen, [by_name[name] for name in names])
 
     async def _listen(self, groups: Sequence[GroupKeys]) -> None:
-        """Read the control streams of some groups, which are in one place."""
+        """Read the control streams of some groups, which one read can ask for."""
         by_name = {keys.control: keys for keys in groups}
         connection = self._backend.blocking(groups[0].control)
         woken: deque[float] = deque(maxlen=CALM + round(PAUSE_BUSY_S / PAUSE_STEP_S))
@@ -98,7 +101,7 @@ class Listener:
                 await connection.aclose()
 
     async def _read(self, connection: BlockingConnection, groups: Sequence[GroupKeys]) -> list[ControlEntry]:
-        """Wait for messages of those groups that have a control stream."""
+        """Wait for messages of the groups whose key holds a control stream."""
         aside = [keys for keys in groups if keys in self._foreign]
         if aside:
             await self._look(aside)
@@ -119,7 +122,7 @@ class Listener:
             return []
 
     async def _look(self, groups: Sequence[GroupKeys]) -> None:
-        """See which of some control streams are something else, and say so once."""
+        """Check which control stream keys hold another type, and log each change once."""
         found = await foreign_types(self._backend, groups)
         for keys in groups:
             if keys in found and keys not in self._foreign:
@@ -141,7 +144,7 @@ class Listener:
 
 
 def _pause_s(woken: deque[float]) -> float:
-    """Return how long to wait for company, after one more read that brought something."""
+    """Return how long to wait for more messages after one more read that brought some."""
     now = time.monotonic()
     woken.append(now)
     while woken[0] < now - 1:

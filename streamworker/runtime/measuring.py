@@ -1,41 +1,52 @@
-"""Measures what the partitions of one group ask of this worker, and tells the keeper."""
+"""Measures the load of each partition of one group in this worker, and reports it to the keeper."""
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import anyio
 from structlog.stdlib import BoundLogger
 
-from streamworker.core.load import Counters, LoadMeter
+from streamworker.core.data.load import Counters, LoadMeter
 from streamworker.errors import BackendError
-from streamworker.redisio.client import Backend
+from streamworker.redisio.group.loads import read_lags
 from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.loads import read_lags
+from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.runner import PartitionRunner
+from streamworker.runtime.run.activity import Activity
+from streamworker.runtime.run.commits import Commits
+
+
+class Measured(Protocol):
+    """A running partition, as it is measured."""
+
+    activity: Activity
+    commits: Commits
 
 
 async def measure(
     backend: Backend,
     keys: GroupKeys,
-    runners: Callable[[], Mapping[int, PartitionRunner]],
+    runners: Callable[[], Mapping[int, Measured]],
     report: Callable[[Mapping[int, int]], None],
     every_ms: int,
     log: BoundLogger,
 ) -> None:
-    """Look at the runners' counters until cancelled; costs one round trip a look, and records nothing.
+    """Measure the runners' counters until cancelled; each measurement costs one round trip.
+
+    It adds no cost to the handling of a record.
 
     Parameters
     ----------
     backend, keys
-        Where the backlogs are read.
+        The connections and the group, whose lag is read.
     runners
-        Returns the partitions that are at work now.
+        Returns the runners by partition.
     report
-        Takes the loads by partition; none in the end.
+        Called with the loads by partition, and with none at the end.
     every_ms
-        Pause between two looks.
+        Pause between two measurements.
     log
-        For a look that failed.
+        The logger for a measurement that failed.
     """
     meter = LoadMeter()
     try:
@@ -49,11 +60,15 @@ async def measure(
             at_ms = monotonic_ms()
             counters = {
                 partition: Counters(
-                    runner.epoch, at_ms, runner.worked_ms(at_ms), runner.records_done, lags.get(partition)
+                    runner.commits.epoch,
+                    at_ms,
+                    runner.activity.worked_ms(at_ms),
+                    runner.commits.records_done,
+                    lags.get(partition),
                 )
                 for partition, runner in runners().items()
             }
             report(meter.look(counters))
     finally:
-        # Heartbeats would carry the last load for as long as the worker lives, and show it as today's.
+        # Otherwise heartbeats would report the last load as the current one for as long as the worker lives.
         report({})

@@ -1,16 +1,16 @@
-"""Two small things to wait for: a Signal and a Gate."""
+"""Two synchronization primitives: Signal and Gate."""
 
 import asyncio
 
 
 class Signal:
-    """Wakes everybody who waits at this moment; remembers nothing.
+    """Wakes all tasks that wait at this moment; stores nothing for later waits.
 
-    All waiters look at a condition, wait, and look again. Between the look and the wait there
-    is no ``await``, so no wake-up is missed on one event loop.
+    A waiter checks a condition, waits, and checks again. There is no ``await`` between check and wait, so
+    no wake-up is missed on one event loop.
 
-    A thousand partitions wait by it several times a second each, so it is a bare future for each
-    waiter: anyio's Event and cancel scope take ten times as long.
+    A thousand partitions each wait several times a second, so each waiter is a plain future: anyio's Event
+    and cancel scope take ten times as long.
     """
 
     __slots__ = ("_waiters",)
@@ -19,14 +19,14 @@ class Signal:
         self._waiters: list[asyncio.Future[None]] = []
 
     def fire(self) -> None:
-        """Wake all who wait now."""
+        """Wake all tasks that wait now."""
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 _wake(waiter)
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the next ``fire()``, or until the time is over."""
+        """Wait for the next ``fire()``, or until the timeout."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiters.append(waiter)
@@ -36,20 +36,20 @@ class Signal:
         finally:
             if timer is not None:
                 timer.cancel()
-            if waiter in self._waiters:  # The time was over, or the wait was cancelled.
+            if waiter in self._waiters:  # The wait timed out or was cancelled.
                 self._waiters.remove(waiter)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():  # A wait that was cancelled is, before its task has run.
+    if not waiter.done():  # A cancelled future is done before its task has run.
         waiter.set_result(None)
 
 
 class Gate:
-    """An open or closed door in front of new batches.
+    """Allows or stops new batches.
 
-    A worker closes it while its heartbeats do not get through: others may think it dead then,
-    so work that it starts now would probably be refused at its commit.
+    A worker closes the gate while its heartbeats do not get through: its peers may take it for dead then,
+    so the commit of a batch that it starts would probably be refused.
     """
 
     __slots__ = ("_changed", "_open")
@@ -69,7 +69,7 @@ class Gate:
         self._changed.fire()
 
     def close(self) -> None:
-        """Let no batch start; those in hand go on."""
+        """Let no batch start; running batches continue."""
         self._open = False
 
     async def wait(self) -> None:

@@ -1,11 +1,12 @@
-"""A worker process: starts the groups of its processors, and ends in two stages.
+"""A worker process: it runs one group for each of its processors and shuts down in two stages.
 
-The first SIGTERM or SIGINT drains and leaves: each partition finishes the batch in hand, commits
-it and is released, and the process ends with 0. A second signal, or ``shutdown_timeout_ms``
-after the first, ends it at once with ``FORCED``: what was not committed is done again elsewhere.
-``stages`` has how.
+On the first SIGTERM or SIGINT the worker drains: each partition finishes its current batch, commits it and
+is released, and the process exits with code 0. On a second signal, or ``shutdown_timeout_ms`` after the
+first, the process exits at once with ``FORCED``. Another worker then handles again what was not
+committed. ``stages`` implements this.
 """
 
+import asyncio
 import os
 import random
 import secrets
@@ -16,26 +17,25 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from streamworker.core.balance import BalanceRules
-from streamworker.core.claim_timing import ClaimTiming
-from streamworker.core.lease_timing import LeaseTiming
-from streamworker.core.protocols import Coordinator, Setup, make_coordinator
-from streamworker.core.worker import Identity, Timing
+from streamworker.core.pauses import Pauses
+from streamworker.core.protocols.membership.balance import BalanceRules
+from streamworker.core.protocols.membership.settings import Identity, Timing
+from streamworker.core.protocols.registry import Coordinator, Setup, make_coordinator
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
-from streamworker.redisio.client import Backend
-from streamworker.redisio.info import check_server
 from streamworker.redisio.keys import check_name
-from streamworker.runtime.collector import rested_collector
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import check_server
 from streamworker.runtime.declaring import declare
 from streamworker.runtime.durability import check_durability, pipelines_of
 from streamworker.runtime.group import Group
-from streamworker.runtime.keeper import Keeper
 from streamworker.runtime.listener import Listener
-from streamworker.runtime.pauses import Pauses
-from streamworker.runtime.stages import TwoStages
-from streamworker.runtime.watchdog import Watchdog
+from streamworker.runtime.read.collector import rested_collector
+from streamworker.runtime.run.invoke import describe_error
+from streamworker.runtime.watch.keeper import Keeper
+from streamworker.runtime.watch.stages import UNTOLD, TwoStages
+from streamworker.runtime.watch.watchdog import Watchdog
 from streamworker.settings import Settings
 
 if TYPE_CHECKING:
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 log = get_logger("streamworker.worker")
 
 OTHER_CALLS = 3
-"""Connections for all calls but the commits, of which each processor has two at a time (four where they
-wait). Calls are short. With its reads, the control stream and the heartbeats, a worker of one processor has
-8 connections at most, on a Cluster to each primary; the watchdog makes one for a moment when it has
-something to say or to ask."""
+"""Connections for all calls except commits. Each processor has two commit pipelines at a time (four where
+they wait for durability). Calls are short. Together with its reads, the control stream and the heartbeats,
+a worker with one processor uses at most 8 connections, on a Cluster to each primary. The watchdog opens one
+more for a moment when it reports or asks something."""
 START_PATIENCE_S = 30
-"""How long a worker that starts waits for what a server that answers cannot do for the moment: some times
-what a Cluster needs to give a dead primary a successor."""
+"""How long a starting worker retries a call that a reachable server cannot do for the moment. This is
+several times what a Cluster needs to replace a dead primary."""
 
 
 class Worker:
@@ -61,16 +61,16 @@ class Worker:
     app
         The application.
     processors
-        Names of the processors to run; all if None.
+        Names of the processors to run; all of them if None.
     name
-        The worker's name; made up if None.
+        The worker's name; generated if None.
     static_id
-        Under which it comes back after a restart; that of the settings if None.
+        The id that the worker keeps over restarts; the one in the settings if None.
 
     Raises
     ------
     ConfigurationError
-        For a processor that the app does not have, or an app without any.
+        If the app does not have one of the processors, or has no processors.
     """
 
     def __init__(
@@ -90,18 +90,18 @@ class Worker:
         self._groups: list[Group] = []
         self._stopping = False
 
-    async def run(self, on_ready: Callable[[], None] | None = None) -> None:
-        """Run until ``stop``; returns when everything is drained, released and left.
+    async def run(self, on_ready: Callable[[], None] | None = None) -> bool:
+        """Run until ``stop`` is called; return whether all partitions were drained and released.
 
-        ``on_ready`` is called once the server was found good and the groups are being joined.
+        ``on_ready`` is called after the server has passed its checks, when the groups begin to join.
 
         Raises
         ------
         ConfigurationError
             If the server, the streams or the schemas are not what the app needs.
         BackendError
-            If Redis cannot be reached at the start, or what it could not do for the moment took longer than
-            a failover takes. Later outages are waited for.
+            If Redis cannot be reached at the start, or cannot do a call for longer than a failover takes.
+            The worker waits out later outages.
         """
         settings = self._settings
         rng = random.Random()
@@ -113,7 +113,7 @@ class Worker:
             allow_plaintext=settings.allow_plaintext,
         ) as backend:
             if not await self._prepare(backend):
-                return
+                return True
             keeper, listener = Keeper(settings, self.name), Listener(backend, rng)
             watchdog = Watchdog(settings, self.name)
             for spec in self._specs:
@@ -141,25 +141,27 @@ class Worker:
                 watchdog.stop()
                 keeper.stop()
                 await self._app.aclose()
-        log.info("worker_left", worker=self.name)
+        if drained := all(group.drained for group in self._groups):
+            log.info("worker_left", worker=self.name)
+        return drained
 
     def stop(self) -> None:
-        """Begin to end: drain, release, leave. Call it in the worker's event loop."""
+        """Start the shutdown: drain, release, leave. Call it in the worker's event loop."""
         self._stopping = True
         for group in self._groups:
             group.stop()
 
     async def _prepare(self, backend: Backend) -> bool:
-        """Check the server or the Cluster, and declare streams, groups and schemas: all before joining.
+        """Check the server or the Cluster, and declare streams, groups and schemas, before joining.
 
-        Returns whether to go on: not where it was asked to stop while that was delayed.
+        Returns False if ``stop`` was called while this was delayed.
 
-        Groups of processors that this worker does not run are registered too, so that nothing is
-        trimmed that they have not read. A wrong address is said at once; what answered and cannot do it
-        for the moment, as while a slot moves or a replica takes over, is asked again.
+        The worker also registers the groups of processors that it does not run, so that nobody trims
+        records that they have not read. It reports a wrong address at once. It retries while a reachable
+        server cannot do a call for the moment, for example while a slot moves or a replica takes over.
         """
-        check_server(await backend.info(), as_cluster=backend.is_cluster)
-        pauses, until = Pauses(random.Random()), anyio.current_time() + START_PATIENCE_S
+        check_server(await backend.info())
+        pauses, until = Pauses(random.Random().random), anyio.current_time() + START_PATIENCE_S
         while True:
             try:
                 await check_durability(backend, self._settings)
@@ -177,41 +179,18 @@ class Worker:
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
         settings = self._settings
+        host, pid = socket.gethostname(), os.getpid()
         setup = Setup(
-            identity=Identity(
-                self.name, socket.gethostname(), os.getpid(), self._static_id, settings.capacity
-            ),
+            coordination=settings.coordination,
+            identity=Identity(self.name, host, pid, self._static_id, settings.capacity),
             partitions=spec.stream.partitions,
             assignment=self._app.assignment,
-            timing=Timing(
-                heartbeat_interval_ms=settings.heartbeat_interval_ms,
-                dead_after_ms=settings.dead_after_ms,
-                session_timeout_ms=settings.session_timeout_ms,
-                slow_after_ms=settings.slow_after_ms,
-                grace_period_ms=settings.grace_period_ms,
-                acquire_retry_ms=settings.acquire_retry_ms,
-                hold_ms=settings.hold_ms,
-                founding_pause_ms=settings.founding_pause_ms,
-            ),
+            timing=settings.part(Timing),
             nonce=lambda: secrets.token_hex(4),
             jitter=lambda most: rng.randint(0, most),
-            balance=BalanceRules(
-                interval_ms=settings.balance_interval_ms,
-                threshold_percent=settings.balance_threshold_percent,
-                looks=settings.balance_looks,
-                damping_percent=settings.balance_damping_percent,
-                moves_per_minute=settings.balance_moves_per_minute,
-            ),
-            claim=ClaimTiming(cycle_ms=settings.claim_cycle_ms, expiry_ms=settings.claim_expiry_ms),
-            lease=LeaseTiming(
-                normal_lease_ms=settings.lease_normal_ms,
-                max_lease_ms=settings.lease_max_ms,
-                max_shutdown_ms=settings.lease_max_shutdown_ms,
-                min_grab_ms=settings.lease_min_grab_ms,
-                held_delay_ms=settings.lease_held_delay_ms,
-            ),
+            balance=settings.part(BalanceRules, "balance_"),
         )
-        return make_coordinator(self._app.coordination, setup)
+        return make_coordinator(setup)
 
 
 def run_worker(
@@ -223,21 +202,30 @@ def run_worker(
     on_ready: Callable[[], None] | None = None,
     use_uvloop: bool = False,
 ) -> int:
-    """Run a worker in this process until a signal ends it; return the exit code.
+    """Run a worker in this process until a signal ends it; return the exit code, 0 only if it drained.
 
-    Call it in the main thread: it installs handlers for SIGTERM and SIGINT. What is loaded by then is
-    left out of the collection of cycles for as long as it runs; see ``collector``.
+    Call it in the main thread: it installs handlers for SIGTERM and SIGINT. While the worker runs, the
+    garbage collector skips the objects that exist at its start; see ``collector``.
     """
     worker = Worker(app, processors=processors, name=name, static_id=static_id)
+    drained, why = False, "its tasks were cancelled"
 
     async def main() -> None:
+        nonlocal drained
         timeout_ms = app.settings.shutdown_timeout_ms
         stages = TwoStages(worker.stop, name=worker.name, timeout_ms=timeout_ms)
         with stages, rested_collector():
-            await worker.run(on_ready)
+            drained = await worker.run(on_ready)
 
-    anyio.run(main, backend_options={"use_uvloop": use_uvloop})
-    return 0
+    try:
+        anyio.run(main, backend_options={"use_uvloop": use_uvloop})
+    except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as raised:
+        # A task that a user function started has raised it, which ends the event loop.
+        why = describe_error(raised)
+    if drained:
+        return 0
+    log.error("worker_ended_untold", worker=worker.name, reason=why)
+    return UNTOLD
 
 
 def _chosen(app: "App", names: Sequence[str] | None) -> list[ProcessorSpec]:
@@ -255,7 +243,7 @@ def _chosen(app: "App", names: Sequence[str] | None) -> list[ProcessorSpec]:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group of tasks: the others follow from it."""
+    """Return the first error of a task group: it has caused the others."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -263,6 +251,6 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _new_name() -> str:
-    """Return a name for a worker that was given none: its host, process and start."""
+    """Return a name for a worker that was given none, made of its host and start time."""
     host = "".join(c if c.isalnum() or c in "_-" else "-" for c in socket.gethostname())[:32] or "host"
     return f"{host}-{time.time_ns() // 1_000_000 % 100_000_000:x}"

@@ -1,9 +1,19 @@
-"""Tools for tests of programs that use streamworker: a worker in the test's own process.
+"""Tools for tests of programs that use streamworker: a worker in the test's own process, without a server.
 
 See :func:`local_worker`.
 """
 
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.testing.local import LocalWorker, local_worker, quiet_logs
+from streamworker.dev.server import EmbeddedServer
+from streamworker.testing.local import LocalWorker, Snapshot, local_worker, quiet_logs
+from streamworker.testing.memory import MemoryServer
 
-__all__ = ["GroupSnapshot", "LocalWorker", "local_worker", "quiet_logs"]
+__all__ = [
+    "EmbeddedServer",
+    "GroupSnapshot",
+    "LocalWorker",
+    "MemoryServer",
+    "Snapshot",
+    "local_worker",
+    "quiet_logs",
+]

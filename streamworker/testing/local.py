@@ -1,53 +1,67 @@
 """A worker in this process, for tests, examples and notebooks.
 
-It is the real worker on a real server: nothing is simulated, and what a test sees is what
-production does. Only signals are left out, since they belong to the program around it.
+It is the real worker, on a server in memory or on a real one. Only signals are left out, since they belong to
+the program around it.
 """
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
 import structlog
 
-from streamworker.app import App, Processor
-from streamworker.core.entries import ZERO
+from streamworker.app import App, Processor, Stream
+from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.errors import ConfigurationError, ProcessingError
 from streamworker.processors import ProcessorSpec
-from streamworker.redisio.ackedlog import decode_entry, deserialize_schema
-from streamworker.redisio.client import Backend
-from streamworker.redisio.dead import StoredLetter, list_dead
-from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.schemas import CURRENT
+from streamworker.records.entries import REPLAYED_FOR
+from streamworker.redisio.data.ackedlog import decode_entry, deserialize_schema
+from streamworker.redisio.data.dead import StoredLetter, list_dead
+from streamworker.redisio.data.schemas import CURRENT
+from streamworker.redisio.data.streams import range_entries
+from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
-from streamworker.redisio.streams import range_entries
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.send.producers import Producers
 from streamworker.runtime.worker import Worker
+from streamworker.testing.memory import MemoryServer, is_in_memory
+
+T = TypeVar("T")
 
 POLL_S = 0.02
-"""How often a group is looked at: two round trips, which a local server answers in about 1 ms."""
+"""Interval between snapshots of a group. A snapshot takes two round trips, about 1 ms on a local server."""
 READ_ENTRIES = 1_000
 DEAD_LETTERS_MAX = 10_000
 
 ProcessorName = str | Processor[..., Any]
 
 
-class LocalWorker:
-    """A worker that runs in this process, and what can be seen of its work.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The groups of a worker's processors as they were a moment ago."""
 
-    Made by :func:`local_worker`. Processors are named by their function or their name.
+    processors: Mapping[str, GroupSnapshot]
+    """By the processor's name: members, partitions, lag, committed entries."""
+
+
+class LocalWorker:
+    """A worker that runs in this process, and access to its results.
+
+    :func:`local_worker` creates it. Methods take a processor as its function or its name.
     """
 
-    def __init__(self, app: App, worker: Worker, specs: Sequence[ProcessorSpec], backend: Backend) -> None:
-        self._app = app
+    def __init__(self, worker: Worker, specs: Sequence[ProcessorSpec], backend: Backend) -> None:
         self._worker = worker
         self._specs = {spec.name: spec for spec in specs}
         self._backend = backend
+        self._running = anyio.CancelScope()
+        self._ended = anyio.Event()
 
     @property
     def name(self) -> str:
@@ -55,50 +69,51 @@ class LocalWorker:
         return self._worker.name
 
     def stop(self) -> None:
-        """Begin to end it before the block does: it drains, releases its partitions and leaves."""
+        """Stop the worker before the end of the block: it drains, releases its partitions and leaves."""
         self._worker.stop()
 
-    async def snapshot(self, processor: ProcessorName) -> GroupSnapshot:
-        """Return the group of a processor as it is now: members, partitions, checkpoints, lag."""
-        stream = self._spec(processor).stream
-        return await take_snapshot(self._backend, stream.app, stream.name, self._spec(processor).name)
+    async def kill(self) -> None:
+        """End it as SIGKILL would: it commits nothing more, releases nothing and tells nobody."""
+        self._running.cancel()
+        await self._ended.wait()
 
-    async def until(
-        self,
-        condition: Callable[[GroupSnapshot], bool],
-        description: str,
-        *,
-        processor: ProcessorName,
-        timeout: float = 30.0,
-    ) -> GroupSnapshot:
-        """Wait until a condition holds for a processor's group; return the snapshot that shows it.
+    async def snapshot(self) -> Snapshot:
+        """Return the group of each processor as it is now."""
+        return Snapshot(
+            {
+                name: await take_snapshot(self._backend, spec.stream.app, spec.stream.name, name)
+                for name, spec in self._specs.items()
+            }
+        )
+
+    async def until(self, condition: Callable[[Snapshot], bool], timeout: float = 30.0) -> Snapshot:
+        """Wait until a condition holds; return the snapshot that shows it.
 
         Parameters
         ----------
         condition
-            Called with a fresh snapshot every few milliseconds.
-        description
-            What is waited for, for the message of the error.
-        processor
-            Whose group is looked at.
+            Called with a fresh snapshot every few milliseconds:
+            ``lambda now: now.processors["price"].committed >= 200``.
         timeout
-            Seconds.
+            Timeout in seconds.
 
         Raises
         ------
         TimeoutError
-            Naming what was waited for.
+            With what the last snapshot showed.
         """
+        shown = "nothing"
         try:
             with anyio.fail_after(timeout):
                 while True:
-                    snapshot = await self.snapshot(processor)
+                    snapshot = await self.snapshot()
                     if condition(snapshot):
                         return snapshot
+                    shown = "; ".join(map(_in_words, snapshot.processors.values()))
                     # Nothing tells when Redis holds what is waited for.
                     await anyio.sleep(POLL_S)
         except TimeoutError:
-            raise TimeoutError(f"Waited {timeout:g} s in vain until {description}.") from None
+            raise TimeoutError(f"Waited {timeout:g} s in vain. Last seen: {shown}.") from None
 
     async def until_drained(self, timeout: float = 30.0) -> None:
         """Wait until each record that was sent is committed by each of the worker's processors.
@@ -106,24 +121,52 @@ class LocalWorker:
         Raises
         ------
         ProcessingError
-            If a partition halted: what it holds will never be committed.
+            If a partition halted: its remaining records will not be committed.
         TimeoutError
-            Naming the processor and how much it had left.
+            With how much each processor had left.
         """
-        for name in self._specs:
 
-            def drained(snapshot: GroupSnapshot) -> bool:
-                _refuse_halted(snapshot)
-                return snapshot.lag == 0
+        def drained(now: Snapshot) -> bool:
+            for group in now.processors.values():
+                _refuse_halted(group)
+            return all(group.lag == 0 for group in now.processors.values())
 
-            await self.until(
-                drained, f"processor {name!r} had committed all records", processor=name, timeout=timeout
+        await self.until(drained, timeout)
+
+    async def sent(self, stream: Stream[T]) -> list[T]:
+        """Return the records of a stream, in the order in which the server got them.
+
+        Records that every group has passed may have been trimmed; the newest hundred of each partition are
+        always there.
+
+        Raises
+        ------
+        DecodeError
+            If an entry holds no record of the stream's type.
+        ConfigurationError
+            For a stream of columns.
+        """
+        spec = stream.spec
+        if spec.codec == "arrow":
+            raise ConfigurationError(
+                f"Entries of stream {spec.name!r} are columns, not records.",
+                remedy="Look at worker.rows(processor).",
             )
+        keys, decode = StreamKeys(spec.app, spec.name), spec.record.decoder(spec.codec)
+        found: list[tuple[EntryId, int, T]] = []
+        for partition in range(spec.partitions):
+            found += [
+                (entry.id, partition, decode(entry.fields))
+                for entry in await self._entries(keys.events(partition))
+                if REPLAYED_FOR not in entry.fields
+            ]
+        found.sort(key=lambda each: each[:2])
+        return [record for _, _, record in found]
 
     async def rows(self, processor: ProcessorName) -> list[dict[str, Any]]:
-        """Return what a processor has forwarded: the rows of its acked log, by partition, in order.
+        """Return the rows that a processor has forwarded, in order within each partition.
 
-        Rows that every reader is past may have been trimmed.
+        Workers may have trimmed rows that every reader has read.
         """
         spec = self._spec(processor)
         keys = GroupKeys(spec.stream.app, spec.stream.name, spec.name)
@@ -135,13 +178,8 @@ class LocalWorker:
         }
         rows: list[dict[str, Any]] = []
         for partition in range(spec.stream.partitions):
-            after = ZERO
-            while entries := await range_entries(
-                self._backend, keys.acked(partition), after.successor(), None, READ_ENTRIES
-            ):
-                for entry in entries:
-                    rows += decode_entry(entry.id, entry.fields, schemas).to_pylist()
-                after = entries[-1].id
+            for entry in await self._entries(keys.acked(partition)):
+                rows += decode_entry(entry.id, entry.fields, schemas).to_pylist()
         return rows
 
     async def dead_letters(self, processor: ProcessorName) -> list[StoredLetter]:
@@ -149,6 +187,21 @@ class LocalWorker:
         spec = self._spec(processor)
         keys = GroupKeys(spec.stream.app, spec.stream.name, spec.name)
         return await list_dead(self._backend, keys, range(spec.stream.partitions), count=DEAD_LETTERS_MAX)
+
+    async def _entries(self, key: str) -> list[Entry]:
+        found: list[Entry] = []
+        start = ZERO
+        while entries := await range_entries(self._backend, key, start, None, READ_ENTRIES):
+            found += entries
+            start = entries[-1].id.successor()
+        return found
+
+    async def _run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        try:
+            with self._running:
+                await self._worker.run(task_status.started)
+        finally:
+            self._ended.set()
 
     def _spec(self, processor: ProcessorName) -> ProcessorSpec:
         name = processor if isinstance(processor, str) else processor.name
@@ -164,74 +217,84 @@ class LocalWorker:
 async def local_worker(
     app: App,
     *,
-    redis_url: str | None = None,
-    processors: Sequence[str] | None = None,
+    url: str | None = None,
     name: str | None = None,
+    processors: Sequence[str] | None = None,
 ) -> AsyncIterator[LocalWorker]:
-    """Run a worker in this process for as long as the block runs.
+    """Run a worker in this process during an ``async with`` block.
 
     At the end of the block the worker drains, releases its partitions and leaves. If the block
-    raises, the worker is cancelled: what it had not committed is not committed.
+    raises, the worker is cancelled and commits nothing more. Connections that the app opened to send
+    records in this block are closed.
 
     Parameters
     ----------
     app
         The application.
-    redis_url
-        A server to use in place of the app's own while the block runs, such as that of an
-        ``EmbeddedServer``. The app's sends in this block go there too.
-    processors
-        Names of the processors to run; all if None.
+    url
+        A real server, such as that of an ``EmbeddedServer``. None: a server in memory, which blocks of
+        this app within this block use as well. What the app begins to send in this block goes there too.
     name
         The worker's name; made up if None. Two workers in one test show two members.
+    processors
+        Names of the processors to run; all if None.
 
     Raises
     ------
     ConfigurationError, BackendError
-        What the worker raises at its start, or while it runs.
+        If the worker fails at its start or while it runs.
 
     Examples
     --------
     >>> async def test_totals() -> None:
-    ...     with EmbeddedServer() as server:
-    ...         async with local_worker(app, redis_url=server.url) as worker:
-    ...             await orders.send(Order("ann", 5.0))
-    ...             await worker.until_drained()
-    ...             assert await worker.rows(price) == [{"customer": "ann", "amount": 6.0}]
+    ...     async with local_worker(app) as worker:
+    ...         await orders.send(Order("ann", 5.0))
+    ...         await worker.until_drained()
+    ...         assert await worker.rows(price) == [{"customer": "ann", "amount": 6.0}]
     """
     before = app.settings
-    if redis_url is not None:
-        await app.aclose()
-        app.settings = replace(before, redis_url=redis_url)
-    # Nobody else is about to join.
-    app.settings = replace(app.settings, founding_pause_ms=0)
-    worker = Worker(app, processors=processors, name=name)
-    specs = [app.processors[each] for each in processors or app.processors]
-    try:
-        async with (
-            Backend.open(
-                app.settings.redis_url,
-                name=f"{worker.name}:observer",
-                call_timeout_ms=app.settings.call_timeout_ms,
-                allow_plaintext=app.settings.allow_plaintext,
-            ) as backend,
-            anyio.create_task_group() as tasks,
-        ):
-            await tasks.start(_run, worker)
-            yield LocalWorker(app, worker, specs, backend)
-            worker.stop()
-    except BaseExceptionGroup as errors:
-        raise _only(errors) from None
-    finally:
-        await app.aclose()
-        app.settings = before
+    opened = app._producers  # noqa: SLF001 - no use to anybody else
+    with ExitStack() as stack:
+        if url is None:
+            url = before.redis_url
+            if not is_in_memory(url):
+                url = stack.enter_context(MemoryServer()).url
+        if url != before.redis_url:
+            # A send may be under way in another task: what it uses stays open, beside what this block opens.
+            app._producers = Producers()  # noqa: SLF001
+        # Nobody else is about to join.
+        app.settings = replace(before, redis_url=url, founding_pause_ms=0)
+        if is_in_memory(url):  # It has neither disk nor replicas, and what it confirms it has.
+            app.settings = replace(app.settings, durability="memory")
+        try:
+            worker = Worker(app, processors=processors, name=name)
+            specs = [app.processors[each] for each in processors or app.processors]
+            async with (
+                Backend.open(
+                    app.settings.redis_url,
+                    name=f"{worker.name}:observer",
+                    call_timeout_ms=app.settings.call_timeout_ms,
+                    allow_plaintext=app.settings.allow_plaintext,
+                ) as backend,
+                anyio.create_task_group() as tasks,
+            ):
+                local = LocalWorker(worker, specs, backend)
+                await tasks.start(local._run)  # noqa: SLF001
+                yield local
+                worker.stop()
+        except BaseExceptionGroup as errors:
+            raise _only(errors) from None
+        finally:
+            await app.aclose()
+            app.settings = before
+            app._producers = opened  # noqa: SLF001
 
 
 def quiet_logs(level: str = "error") -> None:
-    """Send the worker's log to stderr, and only what is at least this grave.
+    """Send the worker's log to stderr, from a level on.
 
-    Without it structlog prints every line to stdout, where the output of a test or an example
-    is looked for. It changes structlog's configuration for the whole process.
+    Without this call structlog prints every line to stdout, between the output of a test or an example.
+    It changes structlog's configuration for the whole process.
     """
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -239,8 +302,11 @@ def quiet_logs(level: str = "error") -> None:
     )
 
 
-async def _run(worker: Worker, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    await worker.run(task_status.started)
+def _in_words(group: GroupSnapshot) -> str:
+    total = group.committed + group.lag
+    told = f"{group.processor!r} had committed {group.committed} of {total} entries"
+    halted = [f"partition {view.partition} halted" for view in group.partitions if view.state == "halted"]
+    return ", ".join([told, *halted])
 
 
 def _refuse_halted(snapshot: GroupSnapshot) -> None:
@@ -253,7 +319,7 @@ def _refuse_halted(snapshot: GroupSnapshot) -> None:
 
 
 def _only(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error that a group holds, as it would be without a task group around it."""
+    """Return the single error of a group, as it would be raised without a task group."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]

@@ -1,10 +1,9 @@
 """The loop around the live view: terminal, keys and the clock.
 
-It reads, and never writes: one ``take_snapshot`` a second of the processor on the screen. Redis
-may go away and come back: the last picture stays, under a banner that says how old it is.
+The loop takes one snapshot a second of the processor on the screen, and never writes to Redis. While
+Redis does not answer, the last frame stays, under a banner with its age.
 
-:class:`Viewer` holds all state and touches nothing; :func:`watch` is what connects it to a
-terminal.
+:class:`Viewer` holds all state and does no I/O; :func:`watch` connects it to a terminal.
 """
 
 import os
@@ -25,9 +24,9 @@ from streamworker.tui import model, view
 
 SNAPSHOT_EVERY_S = 1.0
 FRAME_EVERY_S = 0.25
-"""Pace of the banner's age, and how long a key or a new size may wait."""
+"""Time between two frames: the banner's age and a new terminal size appear after at most this time."""
 RATE_WINDOW = 6
-"""Snapshots between which rates are taken: five seconds smooth out single batches."""
+"""Number of snapshots over which rates are computed: five seconds smooth out single batches."""
 
 _KEYS = {
     b"q": "quit",
@@ -51,7 +50,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One processor's group, by its names."""
+    """The names that identify one processor's group."""
 
     app: str
     stream: str
@@ -59,11 +58,11 @@ class Target:
 
 
 Take = Callable[[Target], Awaitable[GroupSnapshot]]
-"""Takes a snapshot; raises a StreamworkerError when it cannot."""
+"""Takes a snapshot; raises a StreamworkerError if Redis does not answer."""
 
 
 class Viewer:
-    """What is on the screen, and what a key changes.
+    """The state of the live view: targets, snapshots and the effect of keys.
 
     Parameters
     ----------
@@ -89,7 +88,7 @@ class Viewer:
         return self.targets[self.selected]
 
     def press(self, action: str) -> None:
-        """Do what a key stands for: ``quit``, ``pause``, ``next`` or ``previous``."""
+        """Perform the action of a key: ``quit``, ``pause``, ``next`` or ``previous``."""
         if action == "quit":
             self.done = True
         elif action == "pause":
@@ -99,21 +98,21 @@ class Viewer:
             self.selected = (self.selected + step) % len(self.targets)
 
     def arrived(self, target: Target, snapshot: GroupSnapshot, now_ms: int) -> None:
-        """Keep a snapshot; Redis answers."""
+        """Store a snapshot, and clear the last error."""
         history = self._taken[target]
         if history and snapshot.taken_ms - history[-1].taken_ms > 1000 * RATE_WINDOW * SNAPSHOT_EVERY_S:
-            # After a pause or an outage a rate over all that time would say nothing about now.
+            # A rate over a pause or an outage would not be the current rate.
             history.clear()
         history.append(snapshot)
         self._taken_at_ms[target] = now_ms
         self._problem = None
 
     def failed(self, error: StreamworkerError) -> None:
-        """Remember why there is no newer snapshot."""
+        """Store the error for the banner."""
         self._problem = error.message
 
     def frame(self, width: int, height: int, now_ms: int) -> RenderableType:
-        """Return the picture; ``now_ms`` is the viewer's own clock, as in :meth:`arrived`."""
+        """Return the frame; ``now_ms`` is the viewer's own clock, as in :meth:`arrived`."""
         tabs = view.Tabs(tuple(target.processor for target in self.targets), self.selected, self.paused)
         history = self._taken[self.target]
         if not history:
@@ -138,10 +137,10 @@ async def watch(
     console: Console | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Show the live view until ``q`` is pressed or ``stopped()`` says so.
+    """Show the live view until the user presses ``q`` or ``stopped()`` returns true.
 
-    Errors of Redis end nothing: they are shown, and the next second is tried again. Whatever
-    ends the view, the terminal is given back as it was.
+    An error of Redis does not end the view: a banner shows it, and the view tries again a second
+    later. The terminal is always restored.
     """
     viewer = Viewer(targets)
     console = console or Console()
@@ -162,7 +161,7 @@ async def watch(
 
 
 async def frame_once(take: Callable[[], Awaitable[GroupSnapshot]], *, console: Console) -> None:
-    """Print one frame, with rates, and return: the view where there is no terminal to live on."""
+    """Print one frame with rates, and return; used where stdout is no terminal."""
     earlier = await take()
     await anyio.sleep(SNAPSHOT_EVERY_S)
     rows = model.rows(earlier, await take())
@@ -174,7 +173,7 @@ def _now_ms() -> int:
 
 
 class _Bell:
-    """Wakes all who wait, each time it rings."""
+    """Wakes all waiting tasks each time ``ring`` is called."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -197,7 +196,7 @@ async def _snapshots(viewer: Viewer, take: Take, pressed: _Bell) -> None:
                 viewer.arrived(target, await take(target), _now_ms())
             except StreamworkerError as error:
                 viewer.failed(error)
-        # A switch to another processor does not wait for the second to be over.
+        # A switch to another processor takes its first snapshot at once.
         while viewer.target == target and (left := due - time.monotonic()) > 0:
             await pressed.wait(left)
 
@@ -216,7 +215,7 @@ async def _keys(viewer: Viewer, keyboard: int, pressed: _Bell) -> None:
 
 @contextmanager
 def _raw_keys() -> Iterator[int | None]:
-    """Let single keys be read from the terminal; yields its descriptor, or None without one."""
+    """Put the terminal into cbreak mode; yield its descriptor, or None if stdin is no terminal."""
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield None
         return

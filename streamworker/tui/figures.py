@@ -1,11 +1,11 @@
-"""Numbers and times as short text, the same way in every table and in the live view."""
+"""Formats numbers and times as short text, for tables and the live view."""
 
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def compact(number: float | None) -> str:
-    """Write a number in at most four characters; a dash where there is none.
+    """Format a number in at most four characters; None as a dash.
 
     Examples
     --------
@@ -19,7 +19,7 @@ def compact(number: float | None) -> str:
     if round(number) < 1000:
         return str(round(number))
     for size, unit in _UNITS:
-        # 999,600 rounds to 1000k, which is five characters: it belongs to the next unit.
+        # 999,600 would round to 1000k, which has five characters, so it uses the next unit.
         if number >= size * 0.9995:
             scaled = number / size
             return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"
@@ -27,7 +27,7 @@ def compact(number: float | None) -> str:
 
 
 def tight(number: float | None) -> str:
-    """Write a number in at most three characters, for narrow columns.
+    """Format a number in at most three characters, for narrow columns.
 
     Examples
     --------
@@ -45,12 +45,12 @@ def tight(number: float | None) -> str:
 
 
 def per_second(rate: float | None) -> str:
-    """Write a rate, such as ``1.2k/s``."""
+    """Format a rate, such as ``1.2k/s``."""
     return f"{compact(rate)}/s"
 
 
 def duration(ms: int | None) -> str:
-    """Write a span of time with the precision that matters at its size.
+    """Format a duration with two units at most.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def duration(ms: int | None) -> str:
 
 
 def bar(value: float | None, largest: float) -> str:
-    """Return one character whose height shows ``value`` among values up to ``largest``."""
+    """Return a bar character whose height shows ``value`` relative to ``largest``."""
     if not value or largest <= 0:
         return _BARS[0]
     return _BARS[max(1, min(8, round(8 * value / largest)))]

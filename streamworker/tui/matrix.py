@@ -1,15 +1,15 @@
-"""The matrix of workers and partitions, in the most telling form that fits.
+"""The matrix of workers and partitions, in the most detailed shape that fits.
 
-Pure. Sixteen partitions and four workers fit a small terminal with every figure; a thousand
-partitions do not. So there is a list of shapes, from the most telling to the most condensed,
+This module is pure. Sixteen partitions and four workers fit a small terminal with all figures; a
+thousand partitions do not. A list orders the shapes from the most detailed to the most condensed,
 and the first one that fits is drawn:
 
 1. a row for each worker, a column of figures for each partition,
 2. a row for each worker, one to three characters a partition, lag and rate as bars,
 3. one row of owners, with figures or bars,
-4. one character a partition, and last one character for several partitions.
+4. one character for each partition, or one character for several partitions.
 
-A worker's letter and a mark for the state carry the meaning; colour only repeats it.
+The worker's letter and a mark for the state hold the information; colour only repeats it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from streamworker.tui.figures import bar, compact, tight
 from streamworker.tui.model import Model, PartitionCell, WorkerRow
 
 LABEL = 12
-"""Columns for a worker's letter and name."""
+"""Width of the label with a worker's letter and name."""
 PALETTE = (
     "#5fafff",
     "#ffaf5f",
@@ -49,22 +49,22 @@ class Shape:
     """One way to draw the matrix."""
 
     cell: int
-    """Columns a cell takes."""
+    """Width of a cell in columns."""
     by_worker: bool
-    """A row for each worker, else one row of owners."""
+    """Whether each worker has a row; otherwise one row shows the owners."""
     below: int
     """Rows under the owners: 3 with figures (lag, rate, epoch), 2 with bars, 1 with lag only."""
     group: int = 1
-    """Partitions that one cell stands for."""
+    """Partitions that one cell represents."""
     ruler: bool = True
-    """A row of partition numbers above; else the label names the first partition."""
+    """Whether a row above shows partition numbers; otherwise the label shows the first partition."""
 
     def per_band(self, width: int) -> int:
-        """Cells in one band."""
+        """Return the number of cells in one band."""
         return max(0, (width - LABEL) // self.cell)
 
     def lines(self, partitions: int, workers: int, width: int) -> int:
-        """Lines that the matrix takes; a number beyond any terminal if it cannot be drawn."""
+        """Return the height of the matrix; a number beyond any terminal if it cannot be drawn."""
         cells = -(-partitions // self.group)
         per_band = self.per_band(width)
         if per_band < 1 or (self.figures and self.cell <= len(str(partitions - 1))):
@@ -75,12 +75,12 @@ class Shape:
 
     @property
     def figures(self) -> bool:
-        """Whether lag, rate and epoch are written as numbers."""
+        """Whether lag, rate and epoch are shown as numbers."""
         return self.below == 3
 
 
 def shapes(partitions: int) -> Iterator[Shape]:
-    """Yield the shapes, the most telling one first."""
+    """Yield the shapes, the most detailed one first."""
     for cell in (6, 5, 4):
         yield Shape(cell, by_worker=True, below=3)
     for cell in (3, 2, 1):
@@ -98,14 +98,14 @@ def shapes(partitions: int) -> Iterator[Shape]:
 def choose(partitions: int, workers: int, width: int, lines: int) -> Shape:
     """Return the first shape that fits ``width`` x ``lines``.
 
-    A shape that fits in one band is preferred to one of its kind that must be wrapped.
+    A shape that fits in one band is preferred to one of its kind that needs several.
     """
     candidates = list(shapes(partitions))
     for kind in (True, False):
         same = [shape for shape in candidates if shape.by_worker is kind]
         fitting = [shape for shape in same if shape.lines(partitions, workers, width) <= lines]
         whole = [shape for shape in fitting if -(-partitions // shape.group) <= shape.per_band(width)]
-        # Narrow columns of figures that need no wrapping, before wide ones that do; then bars.
+        # First narrow columns of figures in one band, then wide ones in several bands, then bars.
         figures = [shape for shape in whole if shape.figures] or [s for s in fitting if s.figures][-1:]
         ruled = [shape for shape in whole if shape.ruler]
         for shape in (*figures, *ruled, *fitting):
@@ -114,7 +114,7 @@ def choose(partitions: int, workers: int, width: int, lines: int) -> Shape:
 
 
 def owners(model: Model) -> tuple[WorkerRow, ...]:
-    """Return the workers that need a row: all but those that stand by and are to get nothing."""
+    """Return the workers that get a row: all but standbys to which no partition is assigned."""
     wanted = {cell.wanted for cell in model.cells} | {cell.owner for cell in model.cells}
     return tuple(w for w in model.workers if w.state != "standby" or w.letter in wanted)
 
@@ -152,7 +152,7 @@ def draw(model: Model, width: int, lines: int) -> list[Text]:
 
 
 def _behind(model: Model, width: int) -> list[Text]:
-    """Name the partitions that are furthest behind, which bars show as a height only."""
+    """List the partitions with the largest lag, since a bar shows no number."""
     behind = sorted((cell for cell in model.cells if cell.lag), key=lambda cell: -cell.lag)
     line = _label("most behind")
     for cell in behind:
@@ -175,7 +175,7 @@ def _ruler(band: Sequence[PartitionCell], shape: Shape) -> Text:
         if shape.cell > len(str(band[-1].partition)):
             numbers += f"{text:>{shape.cell - 1}} "
         elif cell.partition % 8 == 0 and len(numbers) <= index * shape.cell:
-            # Columns too narrow for their numbers: name every eighth.
+            # The columns are too narrow for their numbers, so only every eighth has one.
             numbers += " " * (index * shape.cell - len(numbers)) + text + " "
     return line.append(numbers[: shape.cell * len(band)], style="dim")
 
@@ -204,7 +204,7 @@ def _nobody_line(band: Sequence[PartitionCell], shape: Shape) -> Text:
 
 
 def _mark(line: Text, cell: PartitionCell, letter: str, own: str, shape: Shape) -> None:
-    """Append the owner's cell: its letter on its colour, and a mark where it does not just run."""
+    """Append the owner's cell: its letter on its colour, and a mark unless the partition runs."""
     mark = MARKS.get(cell.state, "")
     style = f"bold #101010 on {own}"
     if cell.state == "halted":
@@ -243,7 +243,7 @@ def _below(band: Sequence[PartitionCell], every: Sequence[PartitionCell], shape:
     if not shape.figures:
         return [lag, rate][: shape.below]
     room = shape.cell - 1
-    # Epochs start at a clock's reading, so that they never repeat: only the end of one moves.
+    # An epoch begins with the server's time and grows by one, so only its last digits change.
     epoch = _label("epoch …" if any(cell.epoch >= 10**room for cell in band) else "epoch")
     for cell in band:
         epoch.append(f"{str(cell.epoch)[-room:]:>{room}} ", style="dim")
@@ -259,8 +259,8 @@ def _lag_style(cell: PartitionCell, largest: int) -> str:
 
 
 def _map(cells: Sequence[PartitionCell], shape: Shape, width: int, hues: dict[str, int]) -> list[Text]:
-    """Draw one character a partition, or for several, with the first one's number before each line."""
-    # A power of two is easier to count along than whatever the width happens to hold.
+    """Draw one character for one or several partitions; each line begins with its first partition number."""
+    # A line of a power of two partitions is easier to count along than one of the full width.
     step = shape.per_band(width)
     fitting = [size for size in (512, 256, 128, 64, 32, 16) if size <= step]
     if fitting and len(_lines(cells, shape, fitting[0])) <= len(_lines(cells, shape, step)):

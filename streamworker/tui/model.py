@@ -1,11 +1,10 @@
-"""What the live view shows, worked out from two snapshots of a group.
+"""The data of the live view, computed from two snapshots of a group.
 
-Pure: no terminal, clock or connection. A rate needs two looks at the same counter, so
-:func:`rows` takes an earlier snapshot as well as the current one; everything else comes from
-the current one. Times are differences of the Redis server's clock, in milliseconds.
+This module is pure: it uses no terminal, clock or connection. A rate needs two values of a counter,
+so :func:`rows` takes an earlier snapshot and the current one; all other data comes from the current
+one. Times are differences of the Redis server's clock, in milliseconds.
 
-A worker gets a letter, which stays its own for as long as it is a member: pass the letters of
-the last model on to the next.
+A worker keeps its letter while it is a member: pass the letters of the last model to the next call.
 """
 
 import string
@@ -22,13 +21,13 @@ from streamworker.core.snapshot import (
 )
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
-"""In the order in which workers get them; a worker beyond them is shown as ``SURPLUS``."""
+"""Letters in the order in which workers get them; further workers are shown as ``SURPLUS``."""
 SURPLUS = "#"
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Whether the data on the screen is what Redis says now."""
+    """Whether Redis answers, and how old the data on the screen is."""
 
     connected: bool = True
     data_age_ms: int = 0
@@ -38,7 +37,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One member, with the sums over the partitions that it holds."""
+    """One member, with the sums over the partitions that it owns."""
 
     letter: str
     hue: int
@@ -55,7 +54,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCell:
-    """One partition: who holds it, who should, and how far it is."""
+    """One partition: its owner, its assignment, its lag and its rate."""
 
     partition: int
     owner: str
@@ -67,7 +66,7 @@ class PartitionCell:
     epoch: int
     lag: int
     per_s: float | None
-    """Entries committed a second; None until there are two snapshots to compare."""
+    """Entries committed a second; None until two snapshots exist."""
     dead: int
 
 
@@ -81,7 +80,7 @@ class RebalanceRow:
     ago_ms: int
     moved: int
     ms: int | None
-    """Until all that moved ran again; None while it goes on."""
+    """Time until all moved partitions ran again; None during the rebalance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +96,14 @@ class ReaderRow:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """All that one frame shows."""
+    """The data of one frame."""
 
     app: str
     stream: str
     processor: str
     generation: int
     workers: tuple[WorkerRow, ...]
-    """Every member, in the order of letters' first use: by the time of joining."""
+    """Every member, ordered by the time of joining."""
     cells: tuple[PartitionCell, ...]
     rebalances: tuple[RebalanceRow, ...]
     """Newest first."""
@@ -115,18 +114,18 @@ class Model:
     dead: int
     connection: Connection
     problems: tuple[str, ...] = ()
-    """Keys of the group that another program wrote over."""
+    """Messages about keys of the group that another program has overwritten."""
     letters: Mapping[str, str] = field(default_factory=dict)
-    """Member id to letter: give it to the next call of :func:`rows`."""
+    """Letter of each member id: pass it to the next call of :func:`rows`."""
 
     @property
     def standbys(self) -> tuple[WorkerRow, ...]:
-        """Workers that live without a partition and take over when another one goes."""
+        """Workers without a partition, which take over when another worker leaves or dies."""
         return tuple(worker for worker in self.workers if worker.state == "standby")
 
     @property
     def halted(self) -> tuple[PartitionCell, ...]:
-        """Partitions that stopped at a record which their processor could not take."""
+        """Partitions that stopped at a record because their processor failed on it."""
         return tuple(cell for cell in self.cells if cell.state == "halted")
 
 
@@ -137,19 +136,19 @@ def rows(
     letters: Mapping[str, str] | None = None,
     connection: Connection | None = None,
 ) -> Model:
-    """Work out one frame.
+    """Compute the data of one frame.
 
     Parameters
     ----------
     previous
-        An earlier snapshot of the same group, for the rates; a few seconds old gives rates that
-        do not flicker. None where there is none yet.
+        An earlier snapshot of the same group, for the rates; a distance of a few seconds gives
+        steady rates. None if there is none yet.
     current
-        What is shown.
+        The snapshot to show.
     letters
         ``Model.letters`` of the last frame, so that a worker keeps its letter.
     connection
-        Whether ``current`` is still true.
+        Whether Redis still answers, and the age of ``current``.
     """
     if previous is not None and previous.taken_ms >= current.taken_ms:
         previous = None
@@ -185,14 +184,14 @@ def rows(
 
 
 def _letters(members: list[MemberView], known: Mapping[str, str]) -> dict[str, str]:
-    """Keep the letters that members have; give new members the first free one."""
+    """Keep the letters of known members, and give each new member the first free letter."""
     kept = {member.id: known[member.id] for member in members if member.id in known}
     free = iter([letter for letter in LETTERS if letter not in kept.values()])
     return {member.id: kept.get(member.id) or next(free, SURPLUS) for member in members}
 
 
 def _rate(before: int | None, now: int, elapsed_s: float) -> float | None:
-    # A counter that went down belongs to another life of the same key: no rate, not a negative one.
+    # A counter that fell belongs to a key that was deleted and created again: there is no rate then.
     if before is None or elapsed_s <= 0 or now < before:
         return None
     return (now - before) / elapsed_s
@@ -204,7 +203,7 @@ def _total(rates: list[float | None]) -> float | None:
 
 
 def _arrived(before: Mapping[int, PartitionView], current: GroupSnapshot, elapsed_s: float) -> float | None:
-    """Entries a second that were sent: what is committed plus what waits can only grow by sending."""
+    """Return the entries sent a second: only a send increases the sum of committed entries and lag."""
     rates = []
     for view in current.partitions:
         old = before.get(view.partition)
@@ -217,7 +216,7 @@ def _cell(
 ) -> PartitionCell:
     return PartitionCell(
         partition=view.partition,
-        # An owner that is no member any more still holds the lock until the next one takes it.
+        # An owner that is not a member any more holds the lock until another worker acquires it.
         owner=letters.get(view.owner, "?") if view.owner else "",
         wanted=letters.get(view.assigned, "?") if view.assigned else "",
         state=view.state,

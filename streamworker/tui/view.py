@@ -1,7 +1,7 @@
-"""How a frame looks: from a model and a size to something rich can print.
+"""Renders a frame: from a model and a size to a rich renderable.
 
-Pure. The frame never is larger than the size it is given; where there is little room the
-matrix goes first, then the newest rebalances and the members, then the readers.
+This module is pure. The frame is never larger than the given size. The matrix leaves a few lines for
+members, rebalances and readers; in a very small terminal members and rebalances are left out.
 """
 
 from collections.abc import Sequence
@@ -12,20 +12,21 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from streamworker.core.text import printable
 from streamworker.tui import matrix
 from streamworker.tui.figures import compact, duration, per_second
 from streamworker.tui.model import Model, WorkerRow
 
 WIDE = 118
-"""From this width on members, rebalances and readers stand side by side."""
+"""From this width on, members, rebalances and readers are side by side."""
 _LOWER_MIN = 5
-"""Lines of a lower panel, with its frame, below which it says nothing."""
+"""Minimum height of a lower panel, with its frame."""
 _BORDER = "grey42"
 
 
 @dataclass(frozen=True, slots=True)
 class Tabs:
-    """The processors that one can switch between."""
+    """The processors that the user can switch between."""
 
     names: Sequence[str] = ()
     selected: int = 0
@@ -42,7 +43,7 @@ def render(model: Model, width: int, height: int, tabs: Tabs | None = None) -> R
     width, height
         The size of the terminal; 80 x 24 and more show everything.
     tabs
-        The processors of the app, where there are several.
+        The processors of the app, if there are several.
     """
     tabs = tabs or Tabs((model.processor,))
     parts: list[RenderableType] = [_header(model, width), *_notices(model, width)]
@@ -62,8 +63,8 @@ def render(model: Model, width: int, height: int, tabs: Tabs | None = None) -> R
 
 
 def waiting(text: str, width: int, height: int, tabs: Tabs | None = None) -> RenderableType:
-    """Draw the frame that stands until the first snapshot is there."""
-    lines = [Text(line, style="yellow") for line in text.splitlines()]
+    """Draw the frame that is shown until the first snapshot has been taken."""
+    lines = [Text(text, style="yellow")]
     return Group(_box("streamworker", lines, width, height - 1), _footer(tabs or Tabs(), width))
 
 
@@ -92,7 +93,7 @@ def _tab_line(tabs: Tabs, width: int) -> Text:
 
 
 def _notices(model: Model, width: int) -> list[Text]:
-    """Return the lines that must not be overlooked."""
+    """Return the lines of warnings: no connection, overwritten keys, halted partitions."""
     notices = []
     if not model.connection.connected:
         age = duration(model.connection.data_age_ms)
@@ -120,7 +121,7 @@ def _footer(tabs: Tabs, width: int) -> Text:
 
 
 def _lower(model: Model, width: int, height: int) -> RenderableType:
-    """Return members and rebalances beside each other, and the readers too where there is room."""
+    """Return members and rebalances side by side, and also the readers in a wide terminal."""
     wide = width >= WIDE
     size = width // 3 if wide else width // 2
     second = size if wide else width - size
@@ -183,7 +184,7 @@ def _readers(model: Model, width: int, lines: int) -> list[Text]:
     if not model.readers:
         return [Text("no Spark query reads this processor", style="dim")]
     name = max(8, width - 34)
-    # Where not all fit, the one that is furthest behind is the one to see.
+    # If not all readers fit, those with the largest lag are shown.
     order = sorted(model.readers, key=lambda reader: (-reader.lag_rows, reader.name))[:lines]
     drawn = []
     for reader in sorted(order, key=lambda reader: reader.name):
@@ -204,6 +205,8 @@ def _box(title: str, lines: Sequence[Text], width: int, height: int) -> Panel:
 
 
 def _fit(line: Text, width: int, *, fill: bool = False) -> Text:
+    """Cut a line to the width and escape control characters, which names and reasons may hold."""
+    line.plain = printable(line.plain)
     line.truncate(width, overflow="ellipsis", pad=fill)
     line.no_wrap = True
     return line

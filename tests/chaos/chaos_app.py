@@ -25,7 +25,7 @@ KEYS = 41
 """Keys of each producer."""
 CHUNK = 20
 """Records that a producer sends at a time."""
-DOOMED_EVERY = 499
+DOOMED_EVERY = 97
 """One of so many records cannot be handled, and belongs among the dead letters."""
 SEND_TIMEOUT_S = 12.0
 """After this a producer gives up: the outcome is unknown."""
@@ -55,6 +55,10 @@ class Doomed(Exception):
     """A record that cannot be handled."""
 
 
+DOOMS = (Doomed, asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
+"""What the function raises at such a record, in turn. Whatever it is, it costs the record and no worker."""
+
+
 def plant_in(environ: Mapping[str, str]) -> None:
     """Make the mistake that the soak is to find, if there is one."""
     if plant := environ.get("CHAOS_PLANT"):
@@ -73,20 +77,38 @@ def make_app(environ: Mapping[str, str]) -> App:
     recorder = Recorder(Path(environ["CHAOS_HISTORY"], f"{environ['CHAOS_NAME']}.{os.getpid()}.jsonl"))
     handler_s = float(environ.get("CHAOS_HANDLER_S", "0.02"))
 
-    @app.processor(things, batch=50, within=0.02, on_error="dead_letter", attempts=1, backoff=0.01)
-    async def handled(batch: list[Thing], ctx: Context) -> list[Done]:
-        what = {"partition": ctx.partition, "epoch": ctx.epoch, "ids": list(map(str, ctx.entry_ids))}
-        recorder.write("exec", what="begin", **what)
-        if any(thing.doomed for thing in batch):
-            raise Doomed([thing.seq for thing in batch if thing.doomed])
-        await asyncio.sleep(random.uniform(0, 2 * handler_s))
+    def write(what: str, ctx: Context) -> None:
+        ids = list(map(str, ctx.entry_ids))
+        recorder.write("exec", what=what, partition=ctx.partition, epoch=ctx.epoch, ids=ids)
+
+    def begin(batch: list[Thing], ctx: Context) -> float:
+        """Return how long the call takes."""
+        write("begin", ctx)
+        for thing in batch:
+            if thing.doomed:
+                raise DOOMS[thing.seq // DOOMED_EVERY % len(DOOMS)](thing.seq)
+        return random.uniform(0, 2 * handler_s)
+
+    def end(batch: list[Thing], ctx: Context) -> list[Done]:
         done = [
             Done(thing.producer, thing.key, thing.seq, str(entry_id))
             for thing, entry_id in zip(batch, ctx.entry_ids, strict=True)
         ]
-        recorder.write("exec", what="end", **what)
+        write("end", ctx)
         return done
 
+    async def awaited(batch: list[Thing], ctx: Context) -> list[Done]:
+        await asyncio.sleep(begin(batch, ctx))
+        return end(batch, ctx)
+
+    def in_thread(batch: list[Thing], ctx: Context) -> list[Done]:
+        time.sleep(begin(batch, ctx))
+        return end(batch, ctx)
+
+    # Every other worker has it as a ``def`` function.
+    function: Any = in_thread if environ["CHAOS_NAME"][-1] in "13579" else awaited
+    options: dict[str, Any] = {"on_error": "dead_letter", "attempts": 1, "backoff": 0.01}
+    app.processor(things, name=PROCESSOR, batch=50, within=0.02, **options)(function)
     return app
 
 

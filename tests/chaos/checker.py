@@ -738,7 +738,8 @@ def main() -> None:
     """Judge a folder that a soak left behind."""
     from tests.chaos.timeline import draw
 
-    folder = Path(sys.argv[1])
+    if len(sys.argv) != 2 or not (folder := Path(sys.argv[1])).is_dir():
+        sys.exit("Name the folder that a soak left behind: python -m tests.chaos.checker FOLDER")
     history, dump = read_history(folder), read_dump(folder / "dump.json")
     judge = Judge(history, dump)
     violations = judge.judge()

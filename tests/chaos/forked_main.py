@@ -57,8 +57,12 @@ def main() -> None:
 
 def _load(app: str) -> None:
     """Load all that a worker needs, so that a copy begins at once."""
-    for name in ("streamworker.cli.logs", "streamworker.runtime.worker", "streamworker.runtime.columns", app):
+    for name in ("streamworker.cli.logs", "streamworker.runtime.worker", app):
         importlib.import_module(name)
+    try:
+        importlib.import_module("streamworker.runtime.run.modes.columns")
+    except ModuleNotFoundError:  # The release before, which runs beside this one, has it elsewhere.
+        importlib.import_module("streamworker.runtime.columns")
     import pyarrow as pa
 
     pa.array([0])  # Loads pandas where that is installed, which takes a second.

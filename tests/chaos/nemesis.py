@@ -825,17 +825,23 @@ class Poisoned(_OfData):
                 self.field.note("poison", partition=partition, id=entry_id.decode())
 
 
-class GroupDestroyed(_OfData):
-    """The consumer group of a partition, by which trimming asks who has read, is removed."""
+class GroupMoved(_OfData):
+    """The consumer group of a partition, which only shows who has read what, is moved or removed."""
 
-    name = "consumer group destroyed"
+    name = "consumer group moved"
 
     def pick(self) -> str:
         return self.field.names.events(self.partition())
 
     def begin(self) -> None:
         with self.server.client() as client:
-            if not client.xgroup_destroy(self.key, self.field.names.group):
+            if self.rng.random() < 0.3:
+                if not client.xgroup_destroy(self.key, self.field.names.group):
+                    self.failure = NOT_THERE
+                return
+            try:
+                client.xgroup_setid(self.key, self.field.names.group, "$")
+            except redis.ResponseError:
                 self.failure = NOT_THERE
 
 
@@ -932,7 +938,7 @@ LOSSLESS: tuple[type[Nemesis], ...] = (
     ControlTrimmed,
     WrongType,
     Poisoned,
-    GroupDestroyed,
+    GroupMoved,
 )
 """Faults that may cost nothing that was confirmed."""
 

@@ -3,16 +3,21 @@
 Each is done in the worker's process after its start, as if somebody had edited a script or a function.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamworker.redisio import commit, locks, streams
+from streamworker.redisio.data import commit, streams
+from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import Script
-from streamworker.runtime import committer
-from streamworker.runtime.producer import Producer
+from streamworker.runtime import partitions
+from streamworker.runtime.run import committer, invoke
+from streamworker.runtime.run.modes import batch as batch_mode
+from streamworker.runtime.run.modes import modes
+from streamworker.runtime.send.producer import Producer
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,15 @@ def what_nobody_has_read_is_trimmed() -> None:
     _edit(commit, "COMMIT", before="redis.call('XTRIM', KEYS[3], 'MAXLEN', 2)")
 
 
+def trimming_believes_the_group_of_redis() -> None:
+    """What lies before the position of the consumer group is dropped, wherever somebody has moved it."""
+    by_group = """
+local shown = redis.pcall('XINFO', 'GROUPS', KEYS[3])
+if not shown.err and shown[1] then redis.call('XTRIM', KEYS[3], 'MINID', shown[1][8]) end
+"""
+    _edit(commit, "COMMIT", before=by_group)
+
+
 def dead_letters_are_dropped() -> None:
     """A commit goes past what cannot be handled, and keeps nothing of it."""
     plain = commit.commit_call
@@ -107,6 +121,19 @@ def losses_are_not_reported() -> None:
     vars_of.lost = property(lambda _: ())
 
 
+def foreign_cancels_pass_for_ours() -> None:
+    """A CancelledError that a function raises ends the task that called it, as if we had cancelled that."""
+
+    def believing(raised: BaseException) -> Exception:
+        if isinstance(raised, asyncio.CancelledError):
+            raise raised
+        return invoke.as_error(raised)
+
+    vars(invoke)["returning_errors"] = lambda function, args: function(*args)
+    for module in (batch_mode, modes, partitions):
+        vars(module)["failure"] = believing
+
+
 PLANTS: dict[str, Plant] = {
     "no-fence": Plant(without_a_fence, frozenset({"I2", "I3", "I4", "I6"}), ("worker frozen",)),
     "commits-again": Plant(retried_commits_are_done_again, frozenset({"I2", "I5"}), ("replies lost",)),
@@ -114,6 +141,10 @@ PLANTS: dict[str, Plant] = {
     "same-epoch": Plant(epochs_are_not_raised, frozenset({"I4"}), ("worker killed",)),
     "hopeful": Plant(unanswered_commits_count_as_done, frozenset({"I6"}), ("connections refused",)),
     "trims-unread": Plant(what_nobody_has_read_is_trimmed, frozenset({"I1"}), ("worker killed",)),
+    "trims-by-group": Plant(
+        trimming_believes_the_group_of_redis, frozenset({"I1"}), ("consumer group moved",)
+    ),
+    "silent-cancels": Plant(foreign_cancels_pass_for_ours, frozenset({"I8"}), ("poison entries",)),
     "no-dead-letters": Plant(dead_letters_are_dropped, frozenset({"I1"}), ("poison entries",)),
     "silent-losses": Plant(
         losses_are_not_reported,

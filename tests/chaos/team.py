@@ -21,12 +21,12 @@ import pyarrow as pa
 import redis.asyncio as aredis
 import redis.exceptions
 
-from streamworker.core.entries import EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.errors import BackendError, BackendRefused, ProducerError, StreamworkerError
-from streamworker.redisio.ackedlog import decode_entry
-from streamworker.redisio.client import Backend
+from streamworker.redisio.data.ackedlog import decode_entry
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
+from streamworker.redisio.wire.client import Backend
 from tests.chaos.forked import Forge, Forked
 from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
 from tests.helpers import whole_lines

@@ -26,7 +26,7 @@ from tests.helpers import wait_for
 NAMES = Names("chaos", "events", "handled", 2)
 ADDS = {Poisoned.name}
 """What adds entries, which stay."""
-DELETES = {"membership corrupt", "membership deleted", "control messages deleted", "consumer group destroyed"}
+DELETES = {"membership corrupt", "membership deleted", "control messages deleted", "consumer group moved"}
 """What takes away what a group makes anew."""
 ANSWER_S = 1.0
 """What takes longer counts as no answer; the slowest line takes 0.6 s."""
@@ -234,7 +234,9 @@ SHOWS: dict[type[Nemesis], Callable[[Any, Scene], bool]] = {
     nemesis.ControlTrimmed: lambda f, s: s.raw.xlen(f.key) == 0,
     nemesis.WrongType: lambda f, s: s.raw.type(f.key) == b"string",
     nemesis.Poisoned: lambda f, s: s.poisoned(),
-    nemesis.GroupDestroyed: lambda f, s: s.raw.xinfo_groups(f.key) == [],
+    nemesis.GroupMoved: lambda f, s: all(
+        group["last-delivered-id"] != b"0-0" for group in s.raw.xinfo_groups(f.key)
+    ),
     nemesis.Emptied: lambda f, s: s.raw.dbsize() == 0,
     nemesis.ServerForgot: lambda f, s: (
         not s.server.server.running and not (s.server.folder / "appendonlydir").exists()

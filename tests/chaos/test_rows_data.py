@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from streamworker.cli.doctor import in_redis
-from streamworker.core.membership import Membership
-from streamworker.core.partitioner import partition_for
+from streamworker.cli.doctor.command import in_redis
+from streamworker.core.data.partitioner import partition_for
+from streamworker.core.protocols.membership.document import Membership
 from streamworker.errors import BackendRefused, CoordinationError
 from streamworker.redisio.keys import StreamKeys
 from tests.chaos.figures import insist, percentile, record
@@ -300,9 +300,9 @@ async def place_of(team: Team, kind: str) -> tuple[str, str]:
         "readers": (keys.readers, "hash"),
         "schemas": (keys.schemas, "hash"),
         "damaged": (keys.damaged, "any"),
-        "claims": (keys.claims, "hash"),
-        "grab": (keys.lease_grab, "hash"),
-        "allocation": (keys.lease_allocation, "hash"),
+        "claims": (keys.of_group("claims"), "hash"),
+        "grab": (keys.of_group("grab"), "hash"),
+        "allocation": (keys.of_group("allocation"), "hash"),
     }[kind]
 
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from streamworker.errors import BackendUnavailable
-from streamworker.redisio.client import Backend
+from streamworker.redisio.wire.client import Backend
 from tests.chaos.figures import insist, percentile, record
 from tests.chaos.proxy import Proxy, proxied
 from tests.chaos.team import STEADY, Team, now_ms, setting

@@ -1,29 +1,18 @@
 """The table of the rows F1-F40 in docs/reliability.md: none is missing, and each names tests that exist."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from docs import reliability
 from tests.chaos.figures import keep, percentile, record
 from tests.chaos.rows import ROWS
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 VERDICTS = {"met", "missed", "shown", "refused"}
-
-
-@pytest.fixture(scope="module")
-def writer() -> ModuleType:
-    """Return docs/reliability.py, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location("docs_reliability", DOCS / "reliability.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_there_are_forty_rows_and_each_has_figures() -> None:
@@ -61,18 +50,18 @@ def test_each_test_that_a_row_names_exists(row: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_one_command_measures_each_row_wherever_its_tests_are(writer: ModuleType, row: str) -> None:
+def test_one_command_measures_each_row_wherever_its_tests_are(row: str) -> None:
     """Its figures come from the files whose tests are run, at full count or in small."""
-    full, short = (writer.tests_of(row, short=short) for short in (False, True))
+    full, short = (reliability.tests_of(row, short=short) for short in (False, True))
     assert full and short
     files = {test.partition("::")[0] for test in (*full, *short)}
     for figure in json.loads((DOCS / "reliability.json").read_text("utf-8"))[row]:
         assert "by" not in figure or figure["by"] in files, figure["what"]
 
 
-def test_the_table_is_current(writer: ModuleType) -> None:
+def test_the_table_is_current() -> None:
     """Else: python docs/reliability.py."""
-    assert writer.page() == writer.PAGE.read_text("utf-8")
+    assert reliability.page() == reliability.PAGE.read_text("utf-8")
 
 
 def test_a_percentile_is_one_of_the_values_and_no_less_than_so_many() -> None:

@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamworker.dev.herd import run_herd
 from tests.chaos.figures import insist, percentile, record
 from tests.chaos.forked import Forked
 from tests.chaos.team import PATIENCE_S, STEADY, Entry, Team, now_ms, setting
 from tests.chaos.yard import Yard, scene
+from tests.rebalance.herd import run_herd
 from tests.rebalance.scene import FAST
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]

@@ -103,7 +103,7 @@ class Together:
         if self._outcomes is None:
             self._outcomes = asyncio.run(self._play())
         if (error := self._outcomes[name]) is not None:
-            print(f"repeat with: {SEED_VARIABLE}={self.seed} pytest tests/chaos -k {name}")
+            print(f"repeat with: {SEED_VARIABLE}={self.seed} pytest -m 'not soak' tests/chaos -k {name}")
             raise error
 
     async def _play(self) -> dict[str, BaseException | None]:

@@ -51,6 +51,7 @@ class Terminal:
             self.read()
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
+                self.read()  # What it wrote since, and before it ended.
                 self.ended = True
                 os.close(self._master)
                 return os.waitstatus_to_exitcode(status)

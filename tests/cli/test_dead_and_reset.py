@@ -8,7 +8,7 @@ import pytest
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.reset import parse_target
-from streamworker.core.entries import SEQUENCE_MAX, ZERO, EntryId
+from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
@@ -122,7 +122,7 @@ def test_reset_runs_records_again_or_leaves_them_out(stopped: WorkerProcess, str
     assert "run again" in back.stdout
     assert lag(streamworker) == 12
     ahead = streamworker("reset", "shop:price", "--to", "latest", "--yes")
-    assert "are left out" in ahead.stdout
+    assert "are skipped" in ahead.stdout
     assert lag(streamworker) == 0
 
 

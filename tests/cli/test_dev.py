@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamworker.cli import children as children_module
-from streamworker.cli import rendezvous
-from streamworker.cli.children import Children
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.importing import REDIS_URL_OVERRIDE
+from streamworker.cli.workers import children as children_module
+from streamworker.cli.workers import rendezvous
+from streamworker.cli.workers.children import Children
+from streamworker.variables import REDIS_URL_OVERRIDE
 from tests.cli.conftest import SHOP
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, inherited, process_is_gone, wait_for

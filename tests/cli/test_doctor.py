@@ -1,6 +1,7 @@
 """`doctor` names what is not well in Redis and what to do; `repair` does it, and harms nothing that lives."""
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -10,14 +11,17 @@ import anyio
 import pytest
 import redis
 
-from streamworker.cli.checks import Check
-from streamworker.cli.doctor import in_redis
-from streamworker.cli.doctor_server import persistence, user_rights
+from streamworker.cli.doctor.checks import Check
+from streamworker.cli.doctor.command import in_redis
+from streamworker.cli.doctor.server import persistence, user_rights
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.importing import resolve_app
-from streamworker.redisio.health import SAMPLES, Rights
-from streamworker.redisio.info import ServerInfo, read_info
-from streamworker.redisio.rights import ROLES, acl_rules
+from streamworker.redisio.admin.health import SAMPLES, Rights
+from streamworker.redisio.admin.rights import ROLES, acl_rules
+from streamworker.redisio.group.locks import foreign_lock
+from streamworker.redisio.scripts import wrong_type
+from streamworker.redisio.wire.info import ServerInfo, read_info
+from streamworker.spark.source.logs import LOOK, LOST
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.contract.support import everything, url_of_user
@@ -39,11 +43,16 @@ def raw(redis_url: str) -> redis.Redis:
     return redis.Redis.from_url(redis_url)
 
 
-def checks() -> dict[str, Check]:
-    """What `doctor shop:app` says of Redis, by the name of the check; it looks for Java besides."""
+def in_doctor() -> list[Check]:
+    """What `doctor shop:app` says of Redis; it looks for Java besides."""
     found = anyio.run(in_redis, resolve_app("shop:app"), "shop:app")
     assert all(check.remedy for check in found if check.verdict != "ok")
-    return {check.name: check for check in found}
+    return found
+
+
+def checks() -> dict[str, Check]:
+    """The same, by the name of the check."""
+    return {check.name: check for check in in_doctor()}
 
 
 def plan(streamworker: Invoke, *arguments: str) -> list[dict[str, Any]]:
@@ -107,6 +116,34 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
     assert told[-1]["member"].startswith("release locks by ")
 
 
+def test_a_schema_that_is_gone_is_named_until_a_worker_has_stored_it_again(
+    streamworker: Invoke, spawn: SpawnWorker, raw: "redis.Redis"
+) -> None:
+    """A group that has never run needs none yet; of one that has run nobody could read the log."""
+    key = "sw:{shop.orders:price}:schemas"
+    assert checks()["schema of price"].verdict == "ok"
+    assert "schema of audit" not in checks()
+    worker = spawn("run", "shop:price")
+    wait_for(lambda: "partition_started" in worker.log(), "it has begun", 60)
+    stored = raw.hgetall(key)
+    assert (checks()["schema of price"].verdict, checks()["schema of price"].found) == ("ok", "1 stored")
+    worker.terminate()
+    assert worker.wait() == 0
+    for damage in (lambda: raw.hdel(key, "current"), lambda: raw.delete(key)):
+        damage()
+        said = checks()["schema of price"]
+        assert (said.verdict, key in said.found) == ("fail", True)
+        assert "within 2 s" in said.remedy
+        assert "of that version" in said.remedy
+    assert streamworker("doctor", "shop:app").exit_code == ExitCode.FAILED
+    again = spawn("run", "shop:price")
+    wait_for(lambda: "partition_started" in again.log(), "it has begun", 60)
+    assert raw.hgetall(key) == stored
+    raw.delete(key)
+    wait_for(lambda: checks()["schema of price"].verdict == "ok", "the worker has stored it again")
+    assert raw.hgetall(key) == stored
+
+
 def unwell(raw: "redis.Redis") -> None:
     """Leave all kinds of things behind: a dead owner, a reader, a full log, a group of long ago."""
     raw.hset("sw:{shop.orders}:stream", mapping={"app": "shop", "stream": "orders", "partitions": 4})
@@ -129,6 +166,16 @@ def unwell(raw: "redis.Redis") -> None:
             raw.xadd(f"sw:{{shop.orders.{p}}}:acked:price", {"rows": 50}, id=f"{row}-0")
         raw.xadd(f"sw:{{shop.orders.{p}}}:dead:old", {"id": "1-0"})
     raw.hset("sw:{shop.orders.2}:lock:price", "owner", "w9.dead")
+
+
+def test_a_name_of_somebody_else_is_one_word_of_the_command_that_doctor_tells(
+    streamworker: Invoke, raw: "redis.Redis", shop: Path
+) -> None:
+    """Any client can make a group of any name, and people paste the command into a shell."""
+    unwell(raw)
+    raw.xgroup_create("sw:{shop.orders.0}:events", "a; touch b", "0-0")
+    said = checks()["stream orders: a; touch b"]
+    assert said.remedy.endswith("streamworker repair shop:app --forget-group 'a; touch b'")
 
 
 def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_named(
@@ -159,6 +206,43 @@ def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_n
     assert again.stdout == "There is nothing to repair.\n"
     gone = streamworker("repair", "shop:app", "--yes", "--forget-group", "old")
     assert (gone.exit_code, "has a group 'old'" in gone.stderr) == (ExitCode.CONFIGURATION, True)
+
+
+def test_doctor_names_a_log_that_is_ahead_of_its_lock_and_repair_mends_it(
+    streamworker: Invoke, raw: "redis.Redis", shop: Path
+) -> None:
+    """Nobody is told to delete it: it holds what was committed."""
+    unwell(raw)
+    acked = "sw:{shop.orders.1}:acked:price"
+    before: Any = raw.xrange(acked)
+    foreign: Any = raw.xadd(acked, {"foo": "bar"})
+    said = next(check for check in in_doctor() if "is ahead of its lock" in check.found)
+    assert (said.name, said.verdict) == ("log price", "fail")
+    assert f"{acked} is ahead of its lock: its last id is {foreign.decode()}" in said.found
+    assert "`streamworker repair shop:app` mends that" in said.remedy and "Do not delete" in said.remedy
+    (step,) = [step for step in plan(streamworker) if step["deed"] == "mend log"]
+    assert (step["partitions"], step["why"]) == ([1], f"its lock does not know of {foreign.decode()}")
+    assert raw.xlen(acked) == len(before) + 1, "a plan changes nothing"
+    done = streamworker("repair", "shop:app", "--yes")
+    assert "mend log of price: done\n" in done.stdout
+    assert raw.xrange(acked) == before
+    message: Any = raw.xrevrange("sw:{shop.orders:price}:control")
+    assert {(fields[b"what"], fields[b"partitions"]) for _, fields in message} >= {(b"mend log", b"1")}
+    again = streamworker("repair", "shop:app", "--yes")
+    assert again.stdout == "There is nothing to repair.\n"
+
+
+def test_no_remedy_advises_to_delete_what_may_hold_committed_rows(raw: "redis.Redis", shop: Path) -> None:
+    """A key of another type, or with other fields, may be a lock or a log that somebody spoiled."""
+    unwell(raw)
+    raw.delete("sw:{shop.orders.0}:acked:price")
+    raw.set("sw:{shop.orders.0}:acked:price", "x")
+    raw.hset("sw:{shop.orders.1}:lock:price", "checkpoint", "x")
+    remedies = [check.remedy for check in in_doctor() if check.verdict == "fail"]
+    remedies += [wrong_type("key").remedy, foreign_lock(0, ValueError("x")).remedy, LOOK, LOST]
+    for remedy in remedies:
+        advised = remedy.replace("Do not delete", "").replace("Delete nothing", "")
+        assert not re.search(r"\b([Dd]elete|DEL|UNLINK|FLUSH\w*)\b", advised), remedy
 
 
 def test_a_repair_goes_on_where_the_history_cannot_be_written_and_says_so(
@@ -207,7 +291,7 @@ def test_a_reader_that_rests_is_named_and_forgotten_only_when_it_is_gone(
     raw.hset(readers, "spark", json.dumps({"p": {"0": 50}, "log": {"0": "L"}, "at": seconds * 1000}))
     assert checks()["reader spark of price"].verdict == "ok"
     refused = streamworker("repair", "shop:app", "--yes", "--forget-reader", "spark")
-    assert (refused.exit_code, "it is at work" in refused.stderr) == (ExitCode.FAILED, True)
+    assert (refused.exit_code, "its query runs" in refused.stderr) == (ExitCode.FAILED, True)
     raw.hset(readers, "spark", '{"p":{"0":50},"log":{"0":"L"},"at":1000}')
     done = streamworker("repair", "shop:app", "--yes", "--forget-reader", "spark")
     assert "forget reader of price: done" in done.stdout
@@ -289,8 +373,8 @@ def info(**fields: object) -> ServerInfo:
         (info(aof_enabled=1), {"appendfsync": "always"}, "ok", "nothing that was confirmed"),
         (info(aof_enabled=1), {"appendfsync": "everysec"}, "ok", "about the last second"),
         (info(aof_enabled=1), {"appendfsync": "no"}, "warn", "about the last half minute"),
-        (info(aof_enabled=1), None, "ok", "this user may not ask how often"),
-        (info(aof_enabled=1, aof_last_write_status="ok"), None, "ok", "this user may not ask how often"),
+        (info(aof_enabled=1), None, "ok", "this user may not read appendfsync"),
+        (info(aof_enabled=1, aof_last_write_status="ok"), None, "ok", "this user may not read appendfsync"),
         (info(aof_enabled=1, aof_last_write_status="err"), None, "fail", "cannot be written"),
         (info(aof_enabled=0), {"save": "3600 1 300 100"}, "warn", "last snapshot, up to 3,600 s"),
         (info(aof_enabled=0), {"save": ""}, "warn", "everything: neither"),
@@ -300,7 +384,7 @@ def info(**fields: object) -> ServerInfo:
             info(aof_enabled=1, connected_slaves=2),
             {"appendfsync": "always", "min-replicas-to-write": "0"},
             "ok",
-            "writes go on when none follows",
+            "writes go on without a connected replica",
         ),
         (
             info(aof_enabled=1, connected_slaves=2),
@@ -344,7 +428,7 @@ def test_the_rights_of_the_user_are_told(
         monkeypatch.setenv("STREAMWORKER_REDIS_URL", url_of_user(redis_url, "narrow", "secret"))
         del sys.modules["shop"]  # it has read its settings
         rights = checks()["rights"]
-        assert "user narrow may not do all that a worker needs: XTRIM" in rights.found
+        assert "user narrow lacks rights that a worker needs: XTRIM" in rights.found
         assert "the rights of: " in rights.found
         monkeypatch.setenv("STREAMWORKER_REDIS_URL", url_of_user(redis_url, "plain", "secret"))
         del sys.modules["shop"]

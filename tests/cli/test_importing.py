@@ -6,12 +6,12 @@ import pytest
 
 from streamworker import ConfigurationError
 from streamworker.importing import (
-    REDIS_URL_OVERRIDE,
     resolve_app,
     resolve_processor,
     resolve_processors,
     resolve_stream,
 )
+from streamworker.variables import REDIS_URL_OVERRIDE
 
 
 def test_an_app_is_found_as_uvicorn_would_find_it(shop: Path) -> None:
@@ -61,11 +61,12 @@ def test_a_module_that_imports_a_missing_one_is_not_taken_for_missing(folder: Pa
     (folder / "broken.py").write_text("import json\nimport not_installed_here\n", "utf-8")
     with pytest.raises(ConfigurationError) as raised:
         resolve_app("broken:app")
-    text = str(raised.value)
-    assert "Importing module 'broken' failed." in text
-    assert 'broken.py", line 2' in text
-    assert "No module named 'not_installed_here'" in text
-    assert "importlib" not in text
+    assert raised.value.message == (
+        "Importing module 'broken' failed: ModuleNotFoundError: No module named 'not_installed_here'"
+    )
+    (shown,) = raised.value.__notes__
+    assert 'broken.py", line 2' in shown
+    assert "importlib" not in shown
 
 
 def test_an_exception_in_the_module_is_shown_as_python_shows_it(folder: Path) -> None:
@@ -73,16 +74,18 @@ def test_an_exception_in_the_module_is_shown_as_python_shows_it(folder: Path) ->
     (folder / "failing.py").write_text("def f():\n    return 1 / 0\n\nf()\n", "utf-8")
     with pytest.raises(ConfigurationError) as raised:
         resolve_app("failing:app")
-    assert "ZeroDivisionError: division by zero" in str(raised.value)
-    assert "line 2, in f" in str(raised.value)
-    assert "importing.py" not in str(raised.value)
+    (shown,) = raised.value.__notes__
+    assert shown.endswith("ZeroDivisionError: division by zero")
+    assert "line 2, in f" in shown
+    assert "importing.py" not in shown
 
 
 def test_a_syntax_error_is_shown_with_its_line(folder: Path) -> None:
     """It has no frame of its own in a traceback."""
     (folder / "typo.py").write_text("x = 1\ndef f(:\n", "utf-8")
-    with pytest.raises(ConfigurationError, match=r'(?s)typo\.py", line 2.*SyntaxError'):
+    with pytest.raises(ConfigurationError, match=r"typo' failed: SyntaxError") as raised:
         resolve_app("typo:app")
+    assert 'typo.py", line 2' in raised.value.__notes__[0]
 
 
 def test_a_wrong_declaration_says_where_it_stands(folder: Path) -> None:
@@ -91,6 +94,14 @@ def test_a_wrong_declaration_says_where_it_stands(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"has '\{' as character 2") as raised:
         resolve_app("braces:app")
     assert any("braces.py, line 2" in note for note in raised.value.__notes__)
+
+
+def test_a_wrong_setting_says_where_it_stands(folder: Path) -> None:
+    """The line is the user's, and not one that dataclasses made."""
+    (folder / "late.py").write_text("from streamworker import App\napp = App('late', hold_ms=0)\n", "utf-8")
+    with pytest.raises(ConfigurationError, match="hold_ms is 0") as raised:
+        resolve_app("late:app")
+    assert raised.value.__notes__ == [f"At {folder / 'late.py'}, line 2: app = App('late', hold_ms=0)"]
 
 
 def test_an_unknown_attribute_lists_the_apps(shop: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.cli import reference
+from docs import reference
 from streamworker.cli.exit_codes import MEANINGS, ExitCode
 from streamworker.cli.root import app
 from tests.cli.conftest import Invoke
@@ -19,7 +19,7 @@ COMMANDS = [command.path for command in reference._commands(app, "")]
 
 
 def test_the_page_is_current() -> None:
-    """Else: python -m streamworker.cli.reference docs/cli.md."""
+    """Else: make docs."""
     assert PAGE.read_text(encoding="utf-8") == reference.render()
 
 

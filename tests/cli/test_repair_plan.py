@@ -3,18 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
-from streamworker.cli.repair_plan import Patience, plan_damaged, plan_group, plan_leftover
-from streamworker.core.entries import ZERO
-from streamworker.core.membership import Member, Membership
+from streamworker.cli.doctor.repair_plan import Patience, plan_damaged, plan_group, plan_leftover
+from streamworker.core.data.entries import ZERO
+from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.errors import CoordinationError
+from streamworker.redisio.admin.repair import Facts
+from streamworker.redisio.group.locks import LockView
 from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.locks import LockView
-from streamworker.redisio.repair import Facts
 
 NOW_MS = 1_000_000
 PATIENCE = Patience(session_timeout_ms=10_000, slow_after_ms=60_000)
-LOCK = LockView("w1.a", 5, 7, ZERO, 0, 0, "L", 1, "running", "")
+LOCK = LockView("w1.a", 5, 7, ZERO, 0, 0, "L", 1, "running", "", 0)
 
 
 def member(name: str, state: str = "active") -> Member:
@@ -62,7 +63,7 @@ ALIVE = {
     "one is silent and connected": {"connections": frozenset({4})},
     "one has joined and has sent none yet": {
         "membership": Membership(
-            7, 1, "range", (member("w1"), replace(member("w2"), joined_ms=NOW_MS - 5)), ("w1.a",)
+            7, 1, "range", (member("w1"), structs.replace(member("w2"), joined_ms=NOW_MS - 5)), ("w1.a",)
         ),
         "beats": {"w1.a": beat(20_000, 3)},
     },

@@ -10,7 +10,7 @@ import redis
 from pyarrow import parquet
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.redisio.columns import unpacked
+from streamworker.redisio.data.columns import unpacked
 from tests.cli.conftest import Invoke, OpenTerminal, lines_of
 
 

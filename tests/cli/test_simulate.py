@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.testing import simulation
-from streamworker.testing.planted import PLANTS
+from streamworker.sim import simulation
 from tests.cli.conftest import Invoke
+from tests.simulation.planted import PLANTS
 
 SMALL = ("--workers", "3", "--partitions", "6", "--minutes", "0.1")
 
@@ -68,7 +68,7 @@ def test_a_violation_is_explained_and_fails_the_command(
 ) -> None:
     """With the command that replays it."""
     plant, sound = PLANTS["ids are compared as text"], simulation.run
-    monkeypatch.setattr("streamworker.testing.batch.run", lambda schedule: sound(schedule, plant))
+    monkeypatch.setattr("streamworker.sim.batch.run", lambda schedule: sound(schedule, plant))
     result = invoke("simulate", "--schedules", "2", *SMALL, "--faults", "none")
     assert result.exit_code == ExitCode.FAILED
     assert "Run it again: streamworker simulate --protocol membership --seed 0" in result.stderr

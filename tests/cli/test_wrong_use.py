@@ -4,6 +4,7 @@ Real processes: what is tested is what somebody sees, and that no traceback is a
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from streamworker.dev.server import EmbeddedServer
 from tests.cli.conftest import SHOP
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess
+from tests.helpers import WorkerProcess, wait_for
 
 REFUSED = "redis://127.0.0.1:1/0"
 """Nobody listens at port 1."""
@@ -117,3 +118,26 @@ def test_a_broken_pipe_is_no_traceback(shop: Path, redis_url: str) -> None:
     command = f"{sys.executable} -m streamworker --help | head -1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
+
+
+def test_a_misspelt_variable_is_said_once_beside_what_was_asked_for(shop: Path, redis_url: str) -> None:
+    """And stays a warning: stdout has the JSON and nothing else."""
+    environ = {**os.environ, "STREAMWORKER_REDIS_URL": redis_url, "STREAMWORKER_GRACE_PERIOD": "20000"}
+    command = [sys.executable, "-m", "streamworker", "status", "shop:app", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=shop, env=environ)
+    assert done.stderr == (
+        "Warning: The variable STREAMWORKER_GRACE_PERIOD sets nothing. "
+        "Is STREAMWORKER_GRACE_PERIOD_MS meant?\n"
+    )
+    assert len(json.loads(done.stdout)) == 2
+
+
+def test_a_worker_logs_a_misspelt_variable(spawn: SpawnWorker, shop: Path) -> None:
+    """Each of its lines is JSON where that was asked for."""
+    worker = spawn(
+        "run", "shop:app", "--log-format", "json", cwd=shop, environ={"STREAMWORKER_HOLD": "20000"}
+    )
+    wait_for(lambda: "worker_started" in worker.log(), "the worker has started")
+    first = json.loads(worker.log().splitlines()[0])
+    assert first["level"] == "warning"
+    assert first["event"].endswith("Is STREAMWORKER_HOLD_MS meant?")

@@ -1,6 +1,6 @@
 """A node of a Cluster that answers as it is told, where the slots are too."""
 
-from streamworker.redisio.topology import slot_of
+from streamworker.redisio.wire.topology import slot_of
 
 HERE, AWAY = "a", "b"
 """A key that the node has, and one that it sends elsewhere."""

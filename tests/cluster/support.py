@@ -12,11 +12,11 @@ from typing import Any
 import redis
 
 from streamworker import App
-from streamworker.core.entries import EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
 from streamworker.errors import StreamworkerError
 from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.topology import slot_of
+from streamworker.redisio.wire.topology import slot_of
 from tests.chaos.proxy import Lines, ProxyThread
 from tests.chaos.slots import OneSlot
 from tests.conftest import SpawnWorker

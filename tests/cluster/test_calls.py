@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streamworker.core.entries import ZERO
+from streamworker.core.data.entries import ZERO
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
-from streamworker.redisio import membership, snapshot, streams
-from streamworker.redisio.client import Backend, retrying
-from streamworker.redisio.info import check_server
-from streamworker.redisio.rights import acl_rules
+from streamworker.redisio.admin.rights import acl_rules
+from streamworker.redisio.data import streams
+from streamworker.redisio.group import membership
 from streamworker.redisio.scripts import COUNT
+from streamworker.redisio.wire.client import Backend, retrying
+from streamworker.redisio.wire.info import check_server
 from tests.cluster.support import (
     another_primary,
     begin_move,
@@ -91,18 +92,11 @@ async def test_a_heartbeat_is_found_at_the_node_of_its_group(backend: Backend) -
     assert await membership.connected(backend, [number], GROUP.members) == {number}
 
 
-async def test_groups_of_all_nodes_are_listed(raw: RawCluster, backend: Backend) -> None:
-    """Each primary is looked through."""
-    for n in range(12):
-        raw.set(f"sw:{{shop.s{n}:p}}:members", "{}")
-    assert await snapshot.list_groups(backend, "shop") == sorted((f"s{n}", "p") for n in range(12))
-
-
 async def test_a_plain_url_of_a_node_is_refused_with_the_url_to_use(nodes: EmbeddedCluster) -> None:
     """A node has a third of the keys: a worker says so at its start, and a call where it is sent on."""
     async with Backend.open(nodes.nodes[0].url, name="t") as backend:
         with pytest.raises(ConfigurationError, match=r"node of a Redis Cluster.*redis\+cluster://"):
-            check_server(await backend.info(), as_cluster=backend.is_cluster)
+            check_server(await backend.info())
         answers = await backend.pipeline([("GET", f"k{n}") for n in range(20)])
         refused = next(answer for answer in answers if isinstance(answer, BackendError))
         assert "redis+cluster://user:password@host1:port1,host2:port2" in str(refused)

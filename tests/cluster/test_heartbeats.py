@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from streamworker.core.events import HeartbeatDone
+from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime.keeper import Keeper
+from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
 from tests.cluster.support import primary_of
 from tests.helpers import wait_for_async

@@ -14,16 +14,16 @@ import pytest
 import structlog
 from structlog.stdlib import BoundLogger
 
-from streamworker.core.entries import ZERO, EntryId
-from streamworker.core.events import HeartbeatDone
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
-from streamworker.redisio import locks
-from streamworker.redisio.client import Backend
+from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys
-from streamworker.runtime.buffer import ByteBudget
-from streamworker.runtime.fetcher import Fetcher
-from streamworker.runtime.keeper import Keeper
-from streamworker.runtime.rollback import Committed, Witness
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.read.buffer import ByteBudget
+from streamworker.runtime.read.fetcher import Fetcher
+from streamworker.runtime.run.rollback import Committed, Witness
+from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
 from tests.cluster.stub import StubNode, url_of
 from tests.cluster.support import client_of, primary_of

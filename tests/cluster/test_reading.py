@@ -6,10 +6,10 @@ import time
 import anyio
 import pytest
 
-from streamworker.core.batching import BatchLimits
-from streamworker.core.entries import ZERO
+from streamworker.core.data.batching import BatchLimits
+from streamworker.core.data.entries import ZERO
 from streamworker.dev.cluster import EmbeddedCluster
-from streamworker.redisio.client import Backend
+from streamworker.redisio.wire.client import Backend
 from tests.chaos.slots import OneSlot
 from tests.cluster.support import another_primary, move_slot_whole, primary_of, through_proxies
 from tests.helpers import wait_for_async

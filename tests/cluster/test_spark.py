@@ -6,11 +6,12 @@ import pyarrow as pa
 import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
-from streamworker.redisio import readers, schemas, streams
-from streamworker.redisio.client import Backend
-from streamworker.spark.logs import AckedLogs
-from streamworker.spark.offsets import Slice
-from streamworker.spark.options import parse_options
+from streamworker.redisio.data import schemas, streams
+from streamworker.redisio.group import readers
+from streamworker.redisio.wire.client import Backend
+from streamworker.spark.source.logs import AckedLogs
+from streamworker.spark.source.offsets import Slice
+from streamworker.spark.source.options import parse_options
 from tests.cluster.support import is_primary, move_slot, primary_of
 from tests.contract.support import GROUP, STREAM, Group, request
 

@@ -17,8 +17,8 @@ from streamworker.errors import (
     BackendUnavailable,
     ConfigurationError,
 )
-from streamworker.redisio.client import Backend
-from streamworker.redisio.topology import Topology, seeds_of, slot_of
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.topology import Topology, seeds_of, slot_of
 from tests.cluster.stub import AWAY, HERE, StubNode, url_of
 from tests.helpers import wait_for_async
 from tests.stub import stub

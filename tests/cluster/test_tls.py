@@ -23,15 +23,15 @@ import redis
 from streamworker import App
 from streamworker.dev.server import free_port
 from streamworker.errors import BackendUnavailable
-from streamworker.redisio.client import Backend
 from streamworker.redisio.snapshot import take_snapshot
-from streamworker.redisio.topology import SLOTS, slot_of
-from streamworker.spark import connection
-from streamworker.spark.connection import Connection
-from streamworker.spark.logs import AckedLogs
-from streamworker.spark.offsets import Slice
-from streamworker.spark.options import parse_options
-from streamworker.spark.session import open_session
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.topology import SLOTS, slot_of
+from streamworker.spark.driver.session import open_session
+from streamworker.spark.source import connection
+from streamworker.spark.source.connection import Connection
+from streamworker.spark.source.logs import AckedLogs
+from streamworker.spark.source.offsets import Slice
+from streamworker.spark.source.options import parse_options
 from tests.certificates import make_certificates
 from tests.cluster.support import KEYS
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER, SpawnWorker

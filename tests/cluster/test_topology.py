@@ -6,9 +6,9 @@ import random
 import pytest
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
-from streamworker.redisio.cluster import Cluster, key_of
-from streamworker.redisio.link import Target
-from streamworker.redisio.topology import SLOTS, Topology, read_map, seeds_of, slot_of
+from streamworker.redisio.wire.cluster import Cluster, key_of
+from streamworker.redisio.wire.link import Target
+from streamworker.redisio.wire.topology import SLOTS, Topology, read_map, seeds_of, slot_of
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +20,7 @@ def test_a_url_names_some_nodes() -> None:
     seeds = seeds_of(f"rediss+cluster://me:{SECRET}@db1:7000,db2.example:7001,[::1]:7002", "t")
     assert [seed.address for seed in seeds] == ["db1:7000", "db2.example:7001", "::1:7002"]
     assert all(seed.is_encrypted for seed in seeds)
-    assert {(seed.connection().username, seed.connection().password) for seed in seeds} == {("me", SECRET)}
+    assert {seed.login for seed in seeds} == {("me", SECRET)}
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from streamworker.redisio.client import Backend, ScriptCall
-from streamworker.redisio.durability import MEMORY, Durability
-from streamworker.redisio.link import Argument
 from streamworker.redisio.scripts import Script
+from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.durability import MEMORY, Durability
+from streamworker.redisio.wire.link import Argument
 
 CLOCK = "test:clock"
 CLOCKED = f"""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis
 
-from streamworker.redisio.client import Backend
+from streamworker.redisio.wire.client import Backend
 from tests.contract.support import GROUP, STREAM, Group
 from tests.raw import opened
 

@@ -7,13 +7,15 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import redis
 
-from streamworker.core.entries import ZERO, Entry, EntryId
-from streamworker.core.locks import Acquired, AcquireReply
-from streamworker.redisio import commit, locks, streams
-from streamworker.redisio.ackedlog import AckedBatch, encode_batch
-from streamworker.redisio.client import Backend
-from streamworker.redisio.commit import CommitReply, CommitRequest, DeadLetter
+from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.ownership.locks import Acquired, AcquireReply
+from streamworker.redisio.data import commit, streams
+from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
+from streamworker.redisio.data.commit import CommitReply, CommitRequest, DeadLetter
+from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.wire.client import Backend
 
 STREAM = StreamKeys("shop", "orders")
 GROUP = GroupKeys("shop", "orders", "price")
@@ -21,6 +23,11 @@ OTHER_GROUP = GroupKeys("shop", "orders", "audit")
 
 GENERATION = 7
 DRAIN_DEADLINE_MS = 60_000
+
+
+async def register_reader(backend: Backend, keys: GroupKeys, name: str, position: ReaderPosition) -> None:
+    """Store a reader's position, as Spark's driver does."""
+    await backend.execute("HSET", keys.readers, name, position.text())
 
 
 class Group:

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 import redis
 
-from streamworker.core.entries import ZERO, EntryId
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.errors import BackendRefused, RecordError
-from streamworker.redisio import streams
+from streamworker.redisio.data import streams
+from streamworker.redisio.data.streams import Append, AppendCode, append_many
 from streamworker.redisio.scripts import ARGS_MAX
-from streamworker.redisio.streams import Append, AppendCode, append_many
 from tests.contract.support import OTHER_GROUP, STREAM, Group, everything, request
 
 pytestmark = pytest.mark.anyio

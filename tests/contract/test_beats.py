@@ -8,13 +8,20 @@ import redis
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
-from streamworker.core.lease_events import Challenge, ChallengeLeases, LeasesChallenged, UpdateLeases
-from streamworker.core.membership import FORMAT, Member, Membership
-from streamworker.core.mending import fingerprint
+from streamworker.core.protocols.lease.events import (
+    Challenge,
+    ChallengeLeases,
+    LeasesChallenged,
+    UpdateLeases,
+)
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.document import FORMAT, Member, Membership
+from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.errors import BackendRefused
-from streamworker.redisio import control, loads, membership, operations, repair
-from streamworker.redisio.client import Backend
-from streamworker.redisio.operation import Access
+from streamworker.redisio.admin import repair
+from streamworker.redisio.group import control, loads, membership, operations
+from streamworker.redisio.group.operation import Access
+from streamworker.redisio.wire.client import Backend
 from tests.contract.support import GROUP, Group, everything, url_of_user
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +60,7 @@ async def change(group: Group, after: Membership, *, removed: tuple[str, ...] = 
     """Do what a core asks for, of the document that is known."""
     added = tuple(each for each in after.present_ids if each not in KNOWN.present_ids)
     message = GroupChanged(0, "join", "c", ())
-    effect = ev.ChangeDocument(after.generation, after, message, added, removed)
+    effect = membership_events.ChangeDocument(after.generation, after, message, added, removed)
     return await operations.change_document(Access(group.backend, GROUP, 1_000), effect)
 
 
@@ -129,9 +136,11 @@ async def test_nobody_is_lost_where_the_document_cannot_be_read_either(
         assert (reply.lost, reply.beats, reply.foreign) == (False, {}, GROUP.beats)
         assert reply.fingerprint == fingerprint(BROKEN[what])
     assert everything(raw) == before
-    effect = ev.MendDocument(fingerprint(BROKEN[what]), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
+    effect = membership_events.MendDocument(
+        fingerprint(BROKEN[what]), KNOWN, GroupChanged(0, "mended", "a", ()), 11
+    )
     done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
-    assert isinstance(done, ev.DocumentChanged)
+    assert isinstance(done, membership_events.DocumentChanged)
     assert raw.type(GROUP.damaged) == b"string"
     assert not (await beat(group.backend, "b.1")).lost
     assert (await beat(group.backend, "gone.1")).lost
@@ -143,7 +152,7 @@ async def test_a_join_begins_heartbeats_anew(group: Group, raw: "redis.Redis") -
     put(raw, GROUP.beats)
     joined = KNOWN.with_member(Member("c.1", "c", "host", 1, 2))
     done = await change(group, replace(joined, generation=10), removed=("a.1",))
-    assert isinstance(done, ev.DocumentChanged)
+    assert isinstance(done, membership_events.DocumentChanged)
     reply = await beat(group.backend, "c.1")
     assert reply.beats.keys() == {"b.1", "l.1", "c.1"}
     assert raw.type(GROUP.damaged) == b"list"
@@ -155,7 +164,7 @@ async def test_a_group_is_founded_whatever_stands_in_place_of_heartbeats(
     """Of no document nobody is a member."""
     put(raw, GROUP.beats)
     first = Membership.empty(2, "range").with_member(Member("c.1", "c", "host", 1, 2))
-    assert isinstance(await change(group, first), ev.DocumentChanged)
+    assert isinstance(await change(group, first), membership_events.DocumentChanged)
     assert (await beat(group.backend, "c.1")).beats.keys() == {"c.1"}
 
 
@@ -205,13 +214,13 @@ async def test_something_else_in_place_of_the_loads_is_named_and_left_alone(
         assert (reply.lost, reply.foreign, len(reply.beats)) == (False, GROUP.loads, 2)
     assert (await loads.read_loads(group.backend, GROUP))[0] == {}
     done = await change(group, KNOWN.without(["b.1"]), removed=("b.1",))
-    assert isinstance(done, ev.DocumentChanged)
+    assert isinstance(done, membership_events.DocumentChanged)
     facts = await repair.look(group.backend, GROUP, 2)
     assert await repair.remove_members(group.backend, facts, ["a.1"])
     raw.set(GROUP.members, "x")
-    effect = ev.MendDocument(fingerprint(b"x"), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
+    effect = membership_events.MendDocument(fingerprint(b"x"), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
     done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
-    assert isinstance(done, ev.DocumentChanged)
+    assert isinstance(done, membership_events.DocumentChanged)
     assert raw.type(GROUP.loads) == kind.encode()
     raw.delete(GROUP.loads)
     assert (await beat(group.backend, "a.1", {0: 7})).foreign == ""
@@ -224,17 +233,26 @@ async def test_a_group_changes_without_a_control_stream(group: Group, raw: "redi
     raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "b.1": "5|6|run|0"})
     raw.set(GROUP.control, "mine")
     done = await change(group, KNOWN.without(["b.1"]), removed=("b.1",))
-    assert isinstance(done, ev.DocumentChanged)
+    assert isinstance(done, membership_events.DocumentChanged)
     assert (await beat(group.backend, "a.1")).generation == done.generation
     assert await repair.remove_members(group.backend, await repair.look(group.backend, GROUP, 2), ["a.1"])
     raw.set(GROUP.members, "x")
-    effect = ev.MendDocument(fingerprint(b"x"), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
+    effect = membership_events.MendDocument(fingerprint(b"x"), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
     done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
-    assert isinstance(done, ev.DocumentChanged)
+    assert isinstance(done, membership_events.DocumentChanged)
     assert raw.get(GROUP.control) == b"mine"
     assert await control.foreign_types(group.backend, [GROUP]) == {GROUP: "string"}
     raw.delete(GROUP.control)
     assert await control.foreign_types(group.backend, [GROUP]) == {}
+
+
+async def test_a_group_changes_where_nothing_fits_behind_a_message(group: Group, raw: "redis.Redis") -> None:
+    """Somebody wrote a message with the highest id. A message is a hint: the change is made without it."""
+    raw.set(GROUP.members, KNOWN.document())
+    raw.xadd(GROUP.control, {"kind": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    done = await change(group, KNOWN.without(["b.1"]), removed=("b.1",))
+    assert isinstance(done, membership_events.DocumentChanged)
+    assert (await beat(group.backend, "a.1")).generation == done.generation
 
 
 async def test_leases_change_hands_without_a_control_stream(group: Group, raw: "redis.Redis") -> None:
@@ -247,7 +265,7 @@ async def test_leases_change_hands_without_a_control_stream(group: Group, raw: "
     challenged = await do(ChallengeLeases("a.1", {0: Challenge.FREE}))
     assert isinstance(challenged, LeasesChallenged)
     await do(UpdateLeases("a.1", {0: 5}, (), {}))
-    assert raw.hget(GROUP.lease_allocation, "0") == b"5|a.1"
+    assert raw.hget(GROUP.of_group("allocation"), "0") == b"5|a.1"
     await do(UpdateLeases("a.1", {}, (0,), {}))
-    assert not raw.exists(GROUP.lease_allocation)
+    assert not raw.exists(GROUP.of_group("allocation"))
     assert raw.get(GROUP.control) == b"mine"

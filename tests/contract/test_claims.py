@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 import redis
 
-from streamworker.core.claim_events import (
+from streamworker.core.events import Effect, Event
+from streamworker.core.protocols.claim.events import (
     NO_ENTRY,
     CheckpointsUpdated,
     ClaimPartitions,
@@ -19,12 +20,11 @@ from streamworker.core.claim_events import (
     StoreFailed,
     UpdateCheckpoints,
 )
-from streamworker.core.events import Effect, Event
 from streamworker.errors import BackendRefused
-from streamworker.redisio import streams
-from streamworker.redisio.operation import Access
-from streamworker.redisio.operations import OPERATIONS
-from streamworker.testing.model_claim import ModelClaims
+from streamworker.redisio.data import streams
+from streamworker.redisio.group.operation import Access
+from streamworker.redisio.group.operations import OPERATIONS
+from streamworker.sim.server.claim import ModelClaims
 from tests.contract.support import DRAIN_DEADLINE_MS, GROUP, Group, everything, request
 
 pytestmark = pytest.mark.anyio
@@ -101,10 +101,10 @@ async def test_an_etag_grows_with_each_change(group: Group, raw: "redis.Redis") 
         renewed = (await update(group, "a.1", {0: etag})).updated[0]
         assert renewed > etag
         etag = renewed
-    raw.delete(GROUP.claims)
+    raw.delete(GROUP.of_group("claims"))
     now_ms = await group.backend.time_ms()
     assert (await claim(group, "b.1", {0: NO_ENTRY})).won[0] >= now_ms
-    raw.hset(GROUP.claims, "last", "99999999999999")
+    raw.hset(GROUP.of_group("claims"), "last", "99999999999999")
     assert (await claim(group, "b.1", {1: NO_ENTRY})).won[1] == 100000000000000
 
 
@@ -183,11 +183,11 @@ async def test_ownership_moves_when_memory_is_full(group: Group, full_memory: "r
 
 async def test_what_another_program_wrote_is_no_entry(group: Group, raw: "redis.Redis") -> None:
     """A field that cannot be read is passed over, and a key of another type is named and kept."""
-    raw.hset(GROUP.claims, mapping={"0": "nonsense", "x": "1|2|0|0-0|w"})
+    raw.hset(GROUP.of_group("claims"), mapping={"0": "nonsense", "x": "1|2|0|0-0|w"})
     assert await entries(group) == {}
     assert 0 in (await claim(group, "a.1", {0: NO_ENTRY})).won
-    raw.delete(GROUP.claims)
-    raw.set(GROUP.claims, "text")
+    raw.delete(GROUP.of_group("claims"))
+    raw.set(GROUP.of_group("claims"), "text")
     before = everything(raw)
     for effect in EVERY_KIND:
         with pytest.raises(BackendRefused, match="claims"):

@@ -11,32 +11,22 @@ import pyarrow as pa
 import pytest
 import redis
 
-from streamworker.core.entries import ZERO
+from streamworker.core.data.entries import ZERO
+from streamworker.core.data.readers import ReaderPosition
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import AuthenticationFailed, BackendRefused, BackendUnavailable, ConfigurationError
-from streamworker.redisio import (
-    commit,
-    control,
-    dead,
-    locks,
-    membership,
-    readers,
-    schemas,
-    snapshot,
-    state,
-    streams,
-)
-from streamworker.redisio.client import Backend, retrying
-from streamworker.redisio.commit import CommitCode
-from streamworker.redisio.info import check_server
-from streamworker.redisio.node import Node
-from streamworker.redisio.readers import ReaderPosition
-from streamworker.redisio.rights import acl_rules
-from streamworker.spark.logs import AckedLogs
-from streamworker.spark.offsets import Slice
-from streamworker.spark.options import parse_options
+from streamworker.redisio.admin.rights import acl_rules
+from streamworker.redisio.data import commit, dead, schemas, state, streams, trimming
+from streamworker.redisio.data.commit import CommitCode
+from streamworker.redisio.group import control, locks, membership, readers
+from streamworker.redisio.wire.client import Backend, retrying
+from streamworker.redisio.wire.info import check_server
+from streamworker.redisio.wire.node import Node
+from streamworker.spark.source.logs import AckedLogs
+from streamworker.spark.source.offsets import Slice
+from streamworker.spark.source.options import parse_options
 from tests.chaos.proxy import proxied
-from tests.contract.support import GROUP, STREAM, Group, request, url_of_user
+from tests.contract.support import GROUP, STREAM, Group, register_reader, request, url_of_user
 from tests.helpers import wait_for_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
@@ -266,15 +256,14 @@ async def test_the_documented_rights_are_enough(redis_url: str, raw: "redis.Redi
         await membership.heartbeat(backend, [renewal])
         assert await membership.connected(backend, [1]) is not None
         await control.post(backend, GROUP, [{"kind": "x"}])
-        await readers.register_reader(backend, GROUP, "spark", ReaderPosition({0: 1}, {0: lock.log}, 1))
-        await streams.trim_many(backend, GROUP, await readers.slowest_rows(backend, GROUP))
+        await register_reader(backend, GROUP, "spark", ReaderPosition({0: 1}, {0: lock.log}, 1))
+        await trimming.trim_many(backend, GROUP, await readers.slowest_rows(backend, GROUP))
         (stored,) = await dead.list_dead(backend, GROUP, [0])
         await dead.replay_dead(backend, GROUP, 0, [stored.id])
         await dead.drop_dead(backend, GROUP, 0, [stored.id])
         await group.release("w1", lock.epoch)
         counted = await streams.entries_up_to(backend, STREAM.events(0), entries[5].id)
         await locks.move_checkpoint(backend, GROUP, 0, entries[5].id, entries=counted)
-        assert await snapshot.list_groups(backend, "shop") == [("orders", "price")]
         check_server(await backend.info())
         connection = backend.blocking()
         await control.read_control(connection, {GROUP: await control.last_control_id(backend, GROUP)}, 5)
@@ -296,7 +285,7 @@ async def test_the_documented_rights_of_readers_are_enough(
     url = url_of_user(redis_url, "spark", SECRET)
     monkeypatch.setenv("STREAMWORKER_REDIS_URL", url)
     clients: dict[object, redis.Redis] = {}
-    monkeypatch.setattr("streamworker.spark.connection._clients", clients)
+    monkeypatch.setattr("streamworker.spark.source.connection._clients", clients)
     logs = AckedLogs(parse_options({"app": "shop", "stream": "orders", "processor": "price", "reader": "q"}))
     tails = logs.tails()
     assert tails[0].rows == 3
@@ -325,7 +314,7 @@ async def test_a_server_at_its_limit_of_connections_is_unavailable(
     """It lets us in when there is room. It says why not, unless it has hung up before we had sent
     our name: then it is a lost connection like any other.
     """
-    monkeypatch.setattr("streamworker.redisio.attempts.FULL_PAUSE_S", (0.1, 0.2))
+    monkeypatch.setattr("streamworker.redisio.wire.attempts.FULL_PAUSE_S", (0.1, 0.2))
     raw.config_set("maxclients", 1)
     try:
         async with Backend.open(redis_url, name="t") as backend:
@@ -406,11 +395,12 @@ async def test_a_server_that_was_restarted_is_found_again(own_server: EmbeddedSe
         assert (await backend.identity())[1] != before[1]
 
 
+@pytest.mark.alone
 async def test_a_read_on_a_slow_network_has_time_to_connect_and_to_answer(
     own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round trip takes longer than a read may take beyond its wait: at 1 s nothing was read."""
-    monkeypatch.setattr("streamworker.redisio.client.BLOCK_MARGIN_MS", 150)
+    monkeypatch.setattr("streamworker.redisio.wire.client.BLOCK_MARGIN_MS", 150)
     read = ("XREAD", "BLOCK", 20, "STREAMS", "none", "$")
     async with proxied(own_server.url) as proxy, Backend.open(proxy.url, name="slow") as backend:
         connection = backend.blocking()
@@ -450,7 +440,7 @@ def _closed_by_server(backend: Backend) -> bool:
     server = backend._server
     assert isinstance(server, Node)
     (link,) = server._idle
-    reader = link._connection._reader
+    reader = link._socket._connection._reader
     return reader is not None and reader.at_eof()
 
 
@@ -462,7 +452,7 @@ async def test_connections_that_a_rush_needed_are_closed_when_it_is_over(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker's start uses all that it may have; at rest it keeps what it needs."""
-    monkeypatch.setattr("streamworker.redisio.node.SURPLUS_S", 0.05)
+    monkeypatch.setattr("streamworker.redisio.wire.node.SURPLUS_S", 0.05)
 
     async def ours() -> int:
         listed: bytes = await backend.execute("CLIENT", "LIST")

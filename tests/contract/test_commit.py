@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import redis
 
-from streamworker.core.entries import EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.errors import BackendRefused, RecordError
-from streamworker.redisio import commit
-from streamworker.redisio.ackedlog import decode_entry
-from streamworker.redisio.commit import CommitCode, DeadLetter
+from streamworker.redisio.data import commit
+from streamworker.redisio.data.ackedlog import decode_entry
+from streamworker.redisio.data.commit import CommitCode, DeadLetter
+from streamworker.redisio.data.state import read_state
+from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.scripts import ARGS_MAX
-from streamworker.redisio.state import read_state
-from streamworker.redisio.streams import range_entries
 from tests.contract.support import GROUP, STREAM, Group, batch_of, everything, request
 
 pytestmark = pytest.mark.anyio
@@ -298,14 +298,16 @@ async def test_a_group_that_was_destroyed_comes_back_with_the_next_commit(
 async def test_an_acked_log_that_is_ahead_of_its_lock_is_not_written_to(
     group: Group, raw: "redis.Redis"
 ) -> None:
-    """Redis refuses an id that does not grow; the commit is refused whole, and names the key."""
+    """Redis refuses an id that does not grow. The commit is refused whole, and says what is where."""
     entries = await group.send(1)
     lock = await group.own()
     raw.xadd(GROUP.acked(0), {"a": "b"}, id="500-0")
     before = everything(raw)
     reply = await group.commit(request(lock, entries, rows=1, state={"a": b"1"}))
-    assert reply.code is CommitCode.BADTYPE
-    assert "acked:price" in str(reply.error)
+    assert reply.code is CommitCode.AHEAD
+    said = str(reply.error)
+    assert "acked:price is ahead of its lock: its last id is 500-0, and its lock counts 0 rows" in said
+    assert "`streamworker repair APP` mends that" in said and "Do not delete" in said
     assert everything(raw) == before
 
 

@@ -3,9 +3,10 @@
 import pytest
 import redis
 
-from streamworker.core.entries import EntryId
-from streamworker.redisio import dead, streams
-from streamworker.redisio.commit import DeadLetter
+from streamworker.core.data.entries import EntryId
+from streamworker.records.entries import REPLAYED_FOR
+from streamworker.redisio.data import dead, streams
+from streamworker.redisio.data.commit import DeadLetter
 from tests.contract.support import GROUP, STREAM, Group, everything, request
 
 pytestmark = pytest.mark.anyio
@@ -43,13 +44,13 @@ async def test_letters_of_several_partitions_are_listed_by_age(group: Group) -> 
 
 
 async def test_a_replayed_letter_is_an_entry_again(group: Group) -> None:
-    """With the fields that it had, behind all others; and the letter is gone."""
+    """With the fields that it had, behind all others, and its group in the first; the letter is gone."""
     first, second = await bury(group)
     replayed = await dead.replay_dead(group.backend, GROUP, 0, [first.id])
     new_id = replayed[first.id]
     assert new_id is not None
     (entry,) = await streams.range_entries(group.backend, STREAM.events(0), new_id, None, 10)
-    assert entry.fields == first.fields
+    assert list(entry.fields.items()) == [(REPLAYED_FOR, b"price"), *first.fields.items()]
     assert await dead.list_dead(group.backend, GROUP, [0]) == [second]
 
 

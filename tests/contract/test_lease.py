@@ -10,10 +10,11 @@ from typing import cast
 import pytest
 import redis
 
-from streamworker.core.control import ControlMessage, LeaseChallenged, LeaseEnded, from_fields
-from streamworker.core.entries import ZERO
+from streamworker.core.control import ControlMessage
+from streamworker.core.data.entries import ZERO
 from streamworker.core.events import Effect, Event
-from streamworker.core.lease_events import (
+from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
+from streamworker.core.protocols.lease.events import (
     Challenge,
     ChallengeLeases,
     LeaseRaced,
@@ -22,11 +23,13 @@ from streamworker.core.lease_events import (
     RaceForLease,
     UpdateLeases,
 )
+from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import BackendRefused
-from streamworker.redisio import control, snapshot
-from streamworker.redisio.operation import Access
-from streamworker.redisio.operations import OPERATIONS
-from streamworker.testing.model_lease import ModelLeases
+from streamworker.redisio import snapshot
+from streamworker.redisio.group import control
+from streamworker.redisio.group.operation import Access
+from streamworker.redisio.group.operations import OPERATIONS
+from streamworker.sim.server.lease import ModelLeases
 from tests.contract.support import GROUP, Group
 
 pytestmark = pytest.mark.anyio
@@ -145,7 +148,7 @@ async def test_leases_move_when_memory_is_full(group: Group, full_memory: "redis
 
 async def test_a_key_of_another_program_is_named(group: Group, raw: "redis.Redis") -> None:
     """And nothing is written."""
-    raw.set(GROUP.lease_grab, "mine")
+    raw.set(GROUP.of_group("grab"), "mine")
     with pytest.raises(BackendRefused, match="grab"):
         await race(group, "w1.a")
 

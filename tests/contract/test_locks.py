@@ -5,11 +5,12 @@ from itertools import count
 import pytest
 import redis
 
-from streamworker.core.entries import ZERO
-from streamworker.core.locks import Acquired, AcquireReply, Held, Stale
+from streamworker.core.data.entries import ZERO
+from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.errors import BackendRefused
-from streamworker.redisio import locks, streams
-from streamworker.redisio.commit import CommitCode
+from streamworker.redisio.data import streams
+from streamworker.redisio.data.commit import CommitCode
+from streamworker.redisio.group import locks
 from tests.contract.support import DRAIN_DEADLINE_MS, GENERATION, GROUP, Group, request
 from tests.helpers import wait_for_async
 
@@ -104,7 +105,7 @@ async def test_a_wait_goes_on_whoever_asks(group: Group) -> None:
     async def somebody_else_asks() -> AcquireReply | None:
         generation = next(generations)
         reply = await group.acquire(
-            f"w{generation}", live=["w1"], drain_deadline_ms=200, generation=generation
+            f"w{generation}", live=["w1"], drain_deadline_ms=800, generation=generation
         )
         return reply if isinstance(reply, Acquired) else None
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import redis
 
-from streamworker.core.entries import ZERO
+from streamworker.core.data.entries import ZERO
 from streamworker.errors import BackendRefused
-from streamworker.redisio import control, loads, membership
+from streamworker.redisio.group import control, loads, membership
+from streamworker.redisio.group.membership import Changed, Conflict, HeartbeatReply, Renewal
 from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.membership import Changed, Conflict, HeartbeatReply, Renewal
 from tests.contract.support import GROUP, OTHER_GROUP, Group, everything
 
 pytestmark = pytest.mark.anyio

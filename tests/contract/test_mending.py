@@ -8,12 +8,13 @@ import pytest
 import redis
 
 from streamworker.core import events as ev
-from streamworker.core.assignment import STRATEGIES
 from streamworker.core.control import GroupChanged
-from streamworker.core.membership import Member, Membership
-from streamworker.core.mending import LOOKED_AT_BYTES, fingerprint
-from streamworker.redisio import membership, operations
-from streamworker.redisio.operation import Access
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.assignment import STRATEGIES
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.mending import LOOKED_AT_BYTES, fingerprint
+from streamworker.redisio.group import membership, operations
+from streamworker.redisio.group.operation import Access
 from tests.contract.support import GROUP, Group
 
 pytestmark = pytest.mark.anyio
@@ -37,13 +38,17 @@ def known(*ids: str) -> Membership:
 
 async def mend(group: Group, seen: str, after: Membership) -> ev.Event:
     """Do what a core asks for."""
-    effect = ev.MendDocument(seen, after, GroupChanged(0, "mended", "a", ()), after.generation + 1)
+    effect = membership_events.MendDocument(
+        seen, after, GroupChanged(0, "mended", "a", ()), after.generation + 1
+    )
     return await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
 
 
 async def look(group: Group) -> Any:
     """Read what stands there."""
-    return await operations.read_document(Access(group.backend, GROUP, 1_000), ev.ReadDocument())
+    return await operations.read_document(
+        Access(group.backend, GROUP, 1_000), membership_events.ReadDocument()
+    )
 
 
 async def beat(group: Group, member: str) -> membership.HeartbeatReply:
@@ -61,7 +66,7 @@ async def test_damage_is_put_aside_and_the_document_is_written_in_one_step(
     raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "gone.1": "5|6|run|0"})
     raw.hset(GROUP.loads, mapping={"a.1": "0:1", "gone.1": "0:1"})
     done = await mend(group, fingerprint(b"no document"), known("a.1", "b.1"))
-    assert isinstance(done, ev.DocumentChanged)
+    assert isinstance(done, membership_events.DocumentChanged)
     stored = Membership.parse(raw.get(GROUP.members))
     assert stored == replace(known("a.1", "b.1"), generation=done.generation)
     assert done.generation > 1_600_000_000_000
@@ -84,7 +89,7 @@ async def test_a_value_of_another_type_is_put_aside_as_it_is(
     read = await look(group)
     assert (read.document, read.foreign) == (None, kind)
     done = await mend(group, kind, known("a.1"))
-    assert isinstance(done, ev.DocumentChanged)
+    assert isinstance(done, membership_events.DocumentChanged)
     assert raw.type(GROUP.members) == b"string" and raw.type(GROUP.damaged) == kind.encode()
 
 
@@ -93,7 +98,7 @@ async def test_a_group_that_nobody_knows_begins_without_a_document(group: Group,
     raw.set(GROUP.members, "no document")
     raw.hset(GROUP.beats, "a.1", "5|6|run|0")
     done = await mend(group, fingerprint(b"no document"), Membership.empty(4, "range"))
-    assert isinstance(done, ev.DocumentRead) and done.document is None
+    assert isinstance(done, membership_events.DocumentRead) and done.document is None
     assert not raw.exists(GROUP.members, GROUP.beats)
     assert raw.get(GROUP.damaged) == b"no document"
     assert (await beat(group, "a.1")).lost
@@ -106,15 +111,19 @@ async def test_what_is_not_the_same_any_more_is_left_alone(group: Group, raw: "r
         raw.set(GROUP.members, there)
         for seen in (fingerprint(b"no document"), "list", ""):
             refused = await mend(group, seen, known("b.1"))
-            assert isinstance(refused, ev.ChangeRefused)
+            assert isinstance(refused, membership_events.ChangeRefused)
             assert (refused.document, refused.foreign) == (there, "")
             assert raw.get(GROUP.members) == there
     raw.delete(GROUP.members)
     refused = await mend(group, fingerprint(b""), known("b.1"))
-    assert isinstance(refused, ev.ChangeRefused) and refused.document is None and not refused.foreign
+    assert (
+        isinstance(refused, membership_events.ChangeRefused)
+        and refused.document is None
+        and not refused.foreign
+    )
     raw.rpush(GROUP.members, "x")
     refused = await mend(group, fingerprint(b""), known("b.1"))
-    assert isinstance(refused, ev.ChangeRefused) and refused.foreign == "list"
+    assert isinstance(refused, membership_events.ChangeRefused) and refused.foreign == "list"
     assert not raw.exists(GROUP.damaged, GROUP.control)
 
 
@@ -126,14 +135,14 @@ async def test_what_is_kept_is_bounded_whatever_was_written(
     raw.rpush(GROUP.damaged, "an older one")
     raw.set(GROUP.members, b"\xff" * length)
     done = await mend(group, fingerprint(b"\xff" * length), known("a.1"))
-    assert isinstance(done, ev.DocumentChanged)
+    assert isinstance(done, membership_events.DocumentChanged)
     assert raw.get(GROUP.damaged) == b"\xff" * min(length, KEPT_BYTES)
 
 
 async def test_a_large_value_of_another_type_is_named_and_not_kept(group: Group, raw: "redis.Redis") -> None:
     """A megabyte and more would stay for as long as nobody looks."""
     raw.rpush(GROUP.members, *["x" * 10_000] * 200)
-    assert isinstance(await mend(group, "list", known("a.1")), ev.DocumentChanged)
+    assert isinstance(await mend(group, "list", known("a.1")), membership_events.DocumentChanged)
     assert b"a list of about" in raw.get(GROUP.damaged)  # type: ignore[operator]
 
 
@@ -144,7 +153,7 @@ async def test_the_generation_is_above_the_last_whatever_the_clock_says(
     raw.set(GROUP.members, "x")
     after = replace(known("a.1"), generation=2**52)
     done = await mend(group, fingerprint(b"x"), after)
-    assert isinstance(done, ev.DocumentChanged) and done.generation == 2**52 + 1
+    assert isinstance(done, membership_events.DocumentChanged) and done.generation == 2**52 + 1
 
 
 async def test_a_heartbeat_goes_on_whatever_stands_in_place_of_the_document(

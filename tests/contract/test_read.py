@@ -5,10 +5,10 @@ import asyncio
 import pytest
 import redis
 
-from streamworker.core.entries import ZERO, EntryId
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.errors import BackendRefused, BackendUnavailable
-from streamworker.redisio import streams
-from streamworker.redisio.client import Backend
+from streamworker.redisio.data import streams
+from streamworker.redisio.wire.client import Backend
 from tests.contract.support import STREAM, Group, url_of_user
 from tests.helpers import wait_for_async
 

@@ -3,12 +3,13 @@
 import pytest
 import redis
 
-from streamworker.core.entries import ZERO, EntryId
-from streamworker.core.locks import Acquired
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.ownership.locks import Acquired
 from streamworker.errors import BackendRefused, ConfigurationError
-from streamworker.redisio import locks, streams
-from streamworker.redisio.client import Backend
+from streamworker.redisio.data import streams
+from streamworker.redisio.group import locks
 from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
 from tests.contract.support import GROUP, STREAM, Group, request
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +76,7 @@ async def test_a_lock_that_somebody_wrote_to_is_named(group: Group, raw: "redis.
     await group.register(2)
     raw.hset(GROUP.lock(1), "checkpoint", "x")
     with pytest.raises(
-        BackendRefused, match=r"lock of partition 1 .*'x' is not an entry id.* correct or delete"
+        BackendRefused, match=r"lock of partition 1 .*'x' is not an entry id.* correct the field"
     ):
         await group.register(2)
     with pytest.raises(BackendRefused, match="lock of partition 1"):

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import redis
 
-from streamworker.core.membership import Member, Membership
-from streamworker.redisio import membership, readers, repair, streams
-from streamworker.redisio.commit import CommitCode
+from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.redisio.admin import repair
+from streamworker.redisio.data import streams
+from streamworker.redisio.data.commit import CommitCode
+from streamworker.redisio.group import membership, readers
 from streamworker.redisio.keys import GroupKeys
-from tests.contract.support import Group, everything, request
+from tests.contract.support import Group, everything, register_reader, request
 
 pytestmark = pytest.mark.anyio
 
@@ -113,14 +116,14 @@ async def test_a_lock_that_was_taken_meanwhile_stays(
 
 async def test_a_reader_that_moved_meanwhile_is_not_forgotten(group: Group, raw: "redis.Redis") -> None:
     """It lives; the look was old."""
-    position = readers.ReaderPosition({0: 5}, {0: "L"}, 1)
-    await readers.register_reader(group.backend, group.keys, "spark", position)
+    position = ReaderPosition({0: 5}, {0: "L"}, 1)
+    await register_reader(group.backend, group.keys, "spark", position)
     facts = await repair.look(group.backend, group.keys, 1)
-    moved = readers.ReaderPosition({0: 6}, {0: "L"}, 2)
-    await readers.register_reader(group.backend, group.keys, "spark", moved)
+    moved = ReaderPosition({0: 6}, {0: "L"}, 2)
+    await register_reader(group.backend, group.keys, "spark", moved)
     assert not await repair.forget_reader(group.backend, facts, "spark")
     assert await readers.positions(group.backend, group.keys) == {"spark": moved}
-    await readers.register_reader(group.backend, group.keys, "spark", position)
+    await register_reader(group.backend, group.keys, "spark", position)
     assert await repair.forget_reader(group.backend, facts, "spark")
     assert not raw.exists(group.keys.readers)
 
@@ -175,6 +178,7 @@ async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notice
     raw.xadd(group.keys.dead(0), {"id": "1-0"})
     raw.set(group.keys.damaged, "x")
     of_others = {key: value for key, value in everything(raw).items() if b"price" not in key}
+    of_both = {group.keys.events(0).encode(), group.keys.groups(0).encode()}
     facts = await repair.look(group.backend, group.keys, 1)
     assert await repair.forget_place(group.backend, facts, 0)
     assert await repair.forget_group(group.backend, facts)
@@ -182,8 +186,9 @@ async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notice
     assert [each["name"] for each in raw.xinfo_groups(group.keys.events(0))] == [b"audit"]
     assert raw.xlen(group.keys.events(0)) == 3
     left = everything(raw)
-    assert {key: left[key] for key in of_others if key != group.keys.events(0).encode()} == {
-        key: value for key, value in of_others.items() if key != group.keys.events(0).encode()
+    assert raw.hkeys(group.keys.groups(0)) == [b"audit"]
+    assert {key: left[key] for key in of_others if key not in of_both} == {
+        key: value for key, value in of_others.items() if key not in of_both
     }
     await streams.register(group.backend, group.keys, 1, "earliest")
     assert (await group.lock()).entries == 0

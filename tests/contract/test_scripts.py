@@ -3,17 +3,22 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import redis
 
-from streamworker.core.entries import EntryId
-from streamworker.core.mending import fingerprint
-from streamworker.redisio import commit, repair, scripts, streams
-from streamworker.redisio.client import Backend
-from streamworker.redisio.commit import CommitRequest, DeadLetter
-from streamworker.redisio.link import Argument
+from streamworker.core.data.entries import EntryId
+from streamworker.core.protocols.membership.mending import fingerprint
+from streamworker.redisio import scripts
+from streamworker.redisio.admin import repair
+from streamworker.redisio.data import commit, streams
+from streamworker.redisio.data.commit import CommitRequest, DeadLetter
+from streamworker.redisio.group import operations_claim, operations_lease
+from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Script
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.link import Argument, Link
 from tests.contract.support import GROUP, STREAM, Group, batch_of, everything, url_of_user
 
 pytestmark = pytest.mark.anyio
@@ -43,11 +48,12 @@ class Call:
 
 
 LOCK, EVENTS, ACKED, DEAD = GROUP.lock(0), GROUP.events(0), GROUP.acked(0), GROUP.dead(0)
+GROUPS = GROUP.groups(0)
 CALLS = {
     call.script.name: call
     for call in (
-        Call(scripts.REGISTER, (LOCK, EVENTS, ACKED), ("price", "0-0", "nonce")),
-        Call(scripts.ACQUIRE, (LOCK, EVENTS, ACKED), ("w1", 7, 1000, "price", "nonce", "w1")),
+        Call(scripts.REGISTER, (LOCK, EVENTS, ACKED, GROUPS), ("price", "0-0", "nonce")),
+        Call(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS), ("w1", 7, 1000, "price", "nonce", "w1")),
         Call(scripts.RELEASE, (LOCK,), ("w1", 5)),
         Call(scripts.MARK, (LOCK,), ("w1", 5, "halted", "why")),
         Call(scripts.COMMIT, *commit.commit_call(GROUP, _COMMIT)),
@@ -55,7 +61,7 @@ CALLS = {
             scripts.APPEND,
             *streams.append_call(STREAM, streams.Append(0, "p", 1, 10, [(b"a", {b"h": b"1"})])),
         ),
-        Call(scripts.TRIM, (EVENTS, ACKED), (5, 100)),
+        Call(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (5, 100, "price")),
         Call(
             scripts.CHANGE_MEMBERS,
             (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads, GROUP.damaged),
@@ -73,20 +79,20 @@ CALLS = {
         ),
         Call(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS), ("price", "1-0", 1, "")),
         Call(scripts.COUNT, (EVENTS,), ("0-0", 10)),
-        Call(scripts.REPLAY_DEAD, (DEAD, EVENTS), ("1-0",)),
-        Call(scripts.CLAIM_LIST, (GROUP.claims,), ()),
-        Call(scripts.CLAIM_TAKE, (GROUP.claims,), ("w1", 2, "0", 0, "0-0")),
-        Call(scripts.CLAIM_UPDATE, (GROUP.claims,), ("w1", 1, "5", 0, "2-0")),
-        Call(scripts.CLAIM_GIVE_UP, (GROUP.claims,), ("w1", 1)),
+        Call(scripts.REPLAY_DEAD, (DEAD, EVENTS), ("1-0", "sw:replayed-for", "price")),
+        Call(operations_claim.LIST, (GROUP.of_group("claims"),), ()),
+        Call(operations_claim.TAKE, (GROUP.of_group("claims"),), ("w1", 2, "0", 0, "0-0")),
+        Call(operations_claim.UPDATE, (GROUP.of_group("claims"),), ("w1", 1, "5", 0, "2-0")),
+        Call(operations_claim.GIVE_UP, (GROUP.of_group("claims"),), ("w1", 1)),
         Call(
-            scripts.LEASE_CHALLENGE,
-            (GROUP.lease_grab, GROUP.lease_allocation, GROUP.control),
+            operations_lease.CHALLENGE,
+            (GROUP.of_group("grab"), GROUP.of_group("allocation"), GROUP.control),
             ("w1.a", 1, "free", 2, "due", 3, "overdue"),
         ),
-        Call(scripts.LEASE_RACE, (GROUP.lease_grab, GROUP.lease_allocation), ("w1.a", 3)),
+        Call(operations_lease.RACE, (GROUP.of_group("grab"), GROUP.of_group("allocation")), ("w1.a", 3)),
         Call(
-            scripts.LEASE_UPDATE,
-            (GROUP.lease_grab, GROUP.lease_allocation, GROUP.control),
+            operations_lease.UPDATE,
+            (GROUP.of_group("grab"), GROUP.of_group("allocation"), GROUP.control),
             ("w1.a", 1, 4, 9, 1, 5, 1, 6, 9),
         ),
         Call(
@@ -98,7 +104,8 @@ CALLS = {
         Call(scripts.REPAIR_LOCK, (LOCK,), ("w1", 5)),
         Call(scripts.REPAIR_READER, (GROUP.readers,), ("spark", "{}")),
         Call(scripts.REPAIR_LOG, (LOCK, ACKED), ("log", 10, 100)),
-        Call(scripts.REPAIR_PLACE, (LOCK, EVENTS, ACKED, DEAD, GROUP.state(0)), ("price", "w1", "5")),
+        Call(scripts.REPAIR_AHEAD, repair._log_keys(GROUP, 0), ("log", "price", "")),
+        Call(scripts.REPAIR_PLACE, (LOCK, EVENTS, ACKED, DEAD, GROUP.state(0), GROUPS), ("price", "w1", "5")),
         Call(scripts.REPAIR_GROUP, repair.group_keys(GROUP), ("7", "gone", "1|1|run|0")),
     )
 }
@@ -108,7 +115,7 @@ ANY_TYPE = {
     *(("change_members", place) for place in (1, 2, 3, 4)),
     *(("repair_members", 1), ("repair_members", 3)),
     *(("lease_challenge", 2), ("lease_update", 2)),
-    *(("repair_damaged", 0), ("repair_group", 9)),
+    *(("repair_damaged", 0), ("repair_group", 6)),
 }
 """What stands there may be of any type. The document: tests/contract/test_mending.py; heartbeats, loads and
 the control stream, also of changes, repairs and leases: test_beats.py; what was put aside: test_repair.py."""
@@ -122,7 +129,7 @@ KEY_PLACES = [
 
 def test_every_script_is_in_these_cases() -> None:
     """A new script is tested from its first day."""
-    assert {script.name for script in scripts.ALL} == set(CALLS)
+    assert {script.name for script in SCRIPTS} == set(CALLS)
 
 
 async def prepare(group: Group) -> None:
@@ -135,7 +142,7 @@ async def prepare(group: Group) -> None:
     await run("HSET", LOCK, *lock, "log", "log")
     await run("XADD", ACKED, "10-0", "rows", "10")
     await run("XADD", DEAD, "1-0", "id", "1-0", "f.v", "x")
-    await run("HSET", GROUP.claims, "1", "5|1|0|1-0|w1", "last", "5")
+    await run("HSET", GROUP.of_group("claims"), "1", "5|1|0|1-0|w1", "last", "5")
     await run("HSET", GROUP.beats, "a", "1|1|run|0", "gone", "1|1|run|0")
     await run("HSET", GROUP.readers, "spark", "{}")
     await run("SET", GROUP.damaged, "x")
@@ -154,6 +161,8 @@ async def test_every_script_writes_where_the_types_are_right(
         raw.hset(LOCK, "owner", "")
     if name in {"repair_members", "repair_group"}:
         raw.set(GROUP.members, '{"generation":7,"v":1}')
+    if name == "repair_ahead":
+        raw.xadd(ACKED, {"foo": "bar"}, id="11-0")
     if name == "mend_members":
         raw.set(GROUP.members, "x")
     before = everything(raw)
@@ -210,6 +219,28 @@ async def test_scripts_that_are_forgotten_all_the_time_still_run_once_each(
         flushing = False
         await task
     assert raw.xlen(EVENTS) == 30
+
+
+async def test_a_script_forgotten_between_its_load_and_its_call_is_loaded_again(
+    group: Group, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server reads a long script in parts, and serves others between them."""
+    whole, flushes = Link.roundtrip, 0
+
+    async def parted(link: Link, packed: bytes, replies: int) -> list[Any]:
+        nonlocal flushes
+        if b"LOAD" not in packed[:40] or flushes == 3:
+            return await whole(link, packed, replies)
+        end = packed.index(b"\r\n*", 1) + 2
+        loaded = await whole(link, packed[:end], 1)
+        raw.script_flush()
+        flushes += 1
+        return loaded + await whole(link, packed[end:], replies - 1)
+
+    monkeypatch.setattr(Link, "roundtrip", parted)
+    raw.script_flush()
+    await group.send(1)
+    assert (flushes, raw.xlen(EVENTS)) == (3, 1)
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))

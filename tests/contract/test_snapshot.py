@@ -1,19 +1,20 @@
 """The view of a group that everything which shows something is made from."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import redis
+from msgspec import structs
 
-from streamworker.core.control import GroupChanged, PartitionsAcquired, to_fields
-from streamworker.core.membership import Member, Membership
-from streamworker.redisio import control, locks, membership, readers, snapshot, streams
-from streamworker.redisio.commit import DeadLetter
-from streamworker.redisio.membership import Changed
-from streamworker.redisio.readers import ReaderPosition
+from streamworker.core.control import GroupChanged, PartitionsAcquired
+from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.redisio.data import streams
+from streamworker.redisio.data.commit import DeadLetter
+from streamworker.redisio.group import control, locks, membership
+from streamworker.redisio.group.membership import Changed
 from streamworker.redisio.snapshot import take_snapshot
-from tests.contract.support import GROUP, STREAM, Group, everything, request
+from tests.contract.support import GROUP, STREAM, Group, everything, register_reader, request
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +31,7 @@ async def join(group: Group, *names: str, partitions: int = 4) -> tuple[Membersh
         GROUP,
         expected=0,
         body=document.body(),
-        message=to_fields(GroupChanged(0, "join", names[-1], moved)),
+        message=GroupChanged(0, "join", names[-1], moved).fields(),
         added=document.ids,
     )
     assert isinstance(reply, Changed)
@@ -48,7 +49,7 @@ async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> Non
     await group.own("b.1", 1, generation=changed.generation)
     marked = await group.own("c.1", 2, generation=changed.generation)
     await locks.mark_many(group.backend, GROUP, "c.1", [(2, marked.epoch, "halted", "ValueError: no")])
-    await readers.register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 25}, {0: lock.log}, 99))
+    await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 25}, {0: lock.log}, 99))
 
     view = await take_snapshot(group.backend, "shop", "orders", "price")
     assert (view.app, view.stream, view.processor) == ("shop", "orders", "price")
@@ -105,7 +106,7 @@ async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: "
 async def test_a_member_shows_what_its_heartbeat_carries_and_what_it_can_carry(group: Group) -> None:
     """Load as it measured it, and the capacity with which it joined."""
     document, changed = await join(group, "a", "b")
-    strong = replace(document.members[0], capacity=3)
+    strong = structs.replace(document.members[0], capacity=3)
     written = replace(document, members=(strong, document.members[1]))
     await membership.change_members(
         group.backend, GROUP, expected=changed.generation, body=written.body(), message={"kind": "x"}
@@ -151,27 +152,17 @@ async def test_rebalances_show_cause_moves_and_how_long_they_took(group: Group) 
     """From the control stream alone, oldest first."""
     _, changed = await join(group, "a", partitions=2)
     acquired = PartitionsAcquired((0,), "a.1", changed.generation)
-    await control.post(group.backend, GROUP, [to_fields(acquired)])
+    await control.post(group.backend, GROUP, [acquired.fields()])
     (open_one,) = (await take_snapshot(group.backend, "shop", "orders", "price")).rebalances
     assert (open_one.cause, open_one.member, open_one.moved, open_one.ms) == ("join", "a", (0, 1), None)
     await control.post(
-        group.backend, GROUP, [to_fields(PartitionsAcquired((1,), "a.1", changed.generation + 3))]
+        group.backend, GROUP, [PartitionsAcquired((1,), "a.1", changed.generation + 3).fields()]
     )
     (done,) = (await take_snapshot(group.backend, "shop", "orders", "price")).rebalances
     assert done.ms is not None
     assert 0 <= done.ms < 10_000
     # Redis 7.0 takes the time anew for the message's id: the clock may have moved on since.
     assert 0 <= done.at_ms - changed.server_ms < 1_000
-
-
-async def test_the_groups_of_an_app_are_found(group: Group, raw: "redis.Redis") -> None:
-    """Those of an app whose name begins with this one and a dot are not among them."""
-    for app, stream, name in (("shop", "orders", "price"), ("shop", "a.b", "x"), ("shop.eu", "orders", "y")):
-        raw.set(f"sw:{{{app}.{stream}:{name}}}:members", json.dumps({"generation": 1}))
-        raw.hset(f"sw:{{{app}.{stream}}}:stream", mapping={"app": app, "stream": stream})
-    assert await snapshot.list_groups(group.backend, "shop") == [("a.b", "x"), ("orders", "price")]
-    assert await snapshot.list_groups(group.backend, "shop.eu") == [("orders", "y")]
-    assert await snapshot.list_groups(group.backend, "sho") == []
 
 
 @pytest.mark.parametrize("name", ["beats", "readers", "control"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from streamworker.redisio.stalls import PREFIX, Stall, show_stalls
+from streamworker.redisio.group.stalls import PREFIX, Stall, show_stalls
 from tests.contract.support import Group, everything
 
 pytestmark = pytest.mark.anyio

@@ -3,10 +3,11 @@
 import pytest
 import redis
 
-from streamworker.core.entries import ZERO, EntryId
-from streamworker.redisio import readers, streams
-from streamworker.redisio.readers import ReaderPosition
-from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, request
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.readers import ReaderPosition
+from streamworker.redisio.data import streams, trimming
+from streamworker.redisio.group import readers
+from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, register_reader, request
 
 pytestmark = pytest.mark.anyio
 
@@ -22,9 +23,9 @@ async def test_the_source_is_trimmed_up_to_the_slowest_group(group: Group, mine:
         await group.commit(request(lock, entries[:mine]))
     if theirs:
         await other.commit(request(other_lock, entries[:theirs], owner="w2"))
-    dropped = await streams.trim_many(group.backend, GROUP, {0: 0})
+    dropped = await trimming.trim_many(group.backend, GROUP, {0: 0})
     slowest = min(mine, theirs)
-    assert dropped == {0: (slowest, 0)}
+    assert dropped == {0: (slowest, 0, 0)}
     left = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 100)
     assert left == entries[slowest:]
 
@@ -40,13 +41,13 @@ async def test_what_another_programs_group_has_not_acknowledged_stays(
     raw.xgroup_create(key, "theirs", id="0")
     raw.xreadgroup("theirs", "c", {key: ">"}, count=8)
     raw.xack(key, "theirs", *[str(entry.id) for entry in entries[:4]])
-    assert await streams.trim_many(group.backend, GROUP, {0: 0}) == {0: (4, 0)}
+    assert await trimming.trim_many(group.backend, GROUP, {0: 0}) == {0: (4, 0, 0)}
 
 
 async def test_a_stream_without_a_group_is_not_trimmed(group: Group) -> None:
     """Nobody has said that it read anything."""
     await group.send(500)
-    assert await streams.trim_many(group.backend, GROUP, {0: 0, 1: 0}) == {0: (0, 0), 1: (0, 0)}
+    assert await trimming.trim_many(group.backend, GROUP, {0: 0, 1: 0}) == {0: (0, 0, 0), 1: (0, 0, 0)}
 
 
 @pytest.mark.usefixtures("small_nodes")
@@ -70,7 +71,7 @@ async def test_acked_batches_go_when_their_last_row_was_read(group: Group, passe
     for entry in entries:
         await group.commit(request(lock, [entry], rows=10, previous=previous))
         previous = entry.id
-    assert await streams.trim_many(group.backend, GROUP, {0: passed}) == {0: (4, 4 - left)}
+    assert await trimming.trim_many(group.backend, GROUP, {0: passed}) == {0: (4, 4 - left, 0)}
     kept = await streams.range_entries(group.backend, GROUP.acked(0), ZERO, None, 10)
     assert [entry.id.ms for entry in kept] == [10, 20, 30, 40][4 - left :]
 
@@ -93,9 +94,9 @@ async def test_the_slowest_reader_decides_about_the_acked_log(group: Group) -> N
     assert await readers.slowest_rows(group.backend, GROUP) == {}
     fast = ReaderPosition({0: 10, 1: 20, 2: 30}, logs, 5)
     slow = ReaderPosition({0: 40, 1: 7}, {0: logs[0], 1: logs[1]}, 6)
-    await readers.register_reader(group.backend, GROUP, "fast", fast)
+    await register_reader(group.backend, GROUP, "fast", fast)
     assert await readers.slowest_rows(group.backend, GROUP) == {0: 10, 1: 20, 2: 30}
-    await readers.register_reader(group.backend, GROUP, "slow", slow)
+    await register_reader(group.backend, GROUP, "slow", slow)
     assert await readers.slowest_rows(group.backend, GROUP) == {0: 10, 1: 7}
     assert await readers.positions(group.backend, GROUP) == {"fast": fast, "slow": slow}
 
@@ -103,7 +104,7 @@ async def test_the_slowest_reader_decides_about_the_acked_log(group: Group) -> N
 async def test_a_position_in_a_log_that_was_replaced_trims_nothing(group: Group, raw: "redis.Redis") -> None:
     """Rows of the old log say nothing about those of the new one."""
     old = await group.own()
-    await readers.register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: old.log}, 5))
+    await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: old.log}, 5))
     raw.delete(GROUP.lock(0), GROUP.acked(0))
     await group.own()
     assert await readers.slowest_rows(group.backend, GROUP) == {}
@@ -112,7 +113,7 @@ async def test_a_position_in_a_log_that_was_replaced_trims_nothing(group: Group,
 async def test_a_reader_that_cannot_be_read_holds_everything_back(group: Group, raw: "redis.Redis") -> None:
     """Trimming too little is noticed and can be put right."""
     log = (await group.own()).log
-    await readers.register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: log}, 5))
+    await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: log}, 5))
     for broken in ("", "[]", "{}", '{"p": {"0": "x"}, "log": {}, "at": 1}', "\xff"):
         raw.hset(GROUP.readers, "broken", broken.encode("latin-1"))
         assert await readers.slowest_rows(group.backend, GROUP) == {}
@@ -122,7 +123,7 @@ async def test_a_forgotten_reader_holds_nothing_back(group: Group) -> None:
     """Once it is gone the others decide; forgetting it again is no error."""
     log = (await group.own()).log
     for name, rows in (("gone", 0), ("here", 50)):
-        await readers.register_reader(group.backend, GROUP, name, ReaderPosition({0: rows}, {0: log}, 5))
+        await register_reader(group.backend, GROUP, name, ReaderPosition({0: rows}, {0: log}, 5))
     assert await readers.forget(group.backend, GROUP, "gone")
     assert not await readers.forget(group.backend, GROUP, "gone")
     assert await readers.slowest_rows(group.backend, GROUP) == {0: 50}

@@ -17,7 +17,10 @@ from random import Random
 from typing import Any, NamedTuple
 
 from streamworker.core import events as ev
-from streamworker.core.claim_events import (
+from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.ownership.locks import Acquired
+from streamworker.core.protocols.claim.events import (
     NO_ENTRY,
     CheckpointsUpdated,
     ClaimPartitions,
@@ -28,33 +31,28 @@ from streamworker.core.claim_events import (
     PartitionsClaimed,
     UpdateCheckpoints,
 )
-from streamworker.core.control import (
-    ControlMessage,
-    GroupChanged,
-    PartitionsAcquired,
-    PartitionsReleased,
-    from_fields,
-)
-from streamworker.core.entries import ZERO, EntryId
-from streamworker.core.lease_events import Challenge, ChallengeLeases, RaceForLease, UpdateLeases
-from streamworker.core.locks import Acquired
-from streamworker.core.membership import Member, Membership
-from streamworker.core.mending import fingerprint
+from streamworker.core.protocols.lease.events import Challenge, ChallengeLeases, RaceForLease, UpdateLeases
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.mending import fingerprint
+from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import BackendRefused, CoordinationError
 from streamworker.records.entries import Entries
-from streamworker.redisio import control, locks, membership, operations, snapshot, streams
-from streamworker.redisio.client import Backend
-from streamworker.redisio.commit import CommitRequest, commit_many
-from streamworker.redisio.control import fields_of
-from streamworker.redisio.link import Argument
-from streamworker.redisio.loads import loads_text
-from streamworker.redisio.operation import Access
-from streamworker.testing.damage import damaged, places
-from streamworker.testing.extensions import EXTENSIONS
-from streamworker.testing.model import RedisModel
-from streamworker.testing.model_claim import ModelClaims
-from streamworker.testing.model_lease import ModelLeases
-from streamworker.testing.stored import Commit, Record
+from streamworker.redisio import snapshot
+from streamworker.redisio.data import streams
+from streamworker.redisio.data.commit import CommitRequest, commit_many
+from streamworker.redisio.group import control, locks, membership, operations
+from streamworker.redisio.group.control import fields_of
+from streamworker.redisio.group.loads import loads_text
+from streamworker.redisio.group.operation import Access
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.link import Argument
+from streamworker.sim.server.claim import ModelClaims
+from streamworker.sim.server.damage import damaged, places
+from streamworker.sim.server.extensions import EXTENSIONS
+from streamworker.sim.server.lease import ModelLeases
+from streamworker.sim.server.model import RedisModel
+from streamworker.sim.server.stored import Commit, Record
 from tests.contract.clocked import ClockedBackend
 from tests.contract.support import GROUP, STREAM, batch_of
 
@@ -68,6 +66,8 @@ START_MS = 1_000_000
 NOBODY = 2**40
 """No connection has this client id."""
 PAUSES_MS = (0, 0, 0, 1, 1, 7, 90, 300, 1_100, 2_100, 3_001)
+MEDDLED = 4
+"""Before one step of so many somebody moves or removes a group of Redis, which must change nothing."""
 BATCHES = {rows: batch_of(rows) for rows in (1, 2, 3)}
 
 
@@ -177,6 +177,8 @@ class Twins:
         """
         self.now_ms += step.pause_ms + (step.what == "append")
         await self.backend.set_clock(self.now_ms)
+        if step.how % MEDDLED == 0:
+            await self._meddle(step)
         await getattr(self, f"_{step.what.replace(' ', '_')}")(step)
         await self._compare_what_is_there()
 
@@ -244,11 +246,11 @@ class Twins:
     # -- members and messages ------------------------------------------------------------------
 
     async def _read_document(self, step: Step) -> None:
-        answer = await self._effect(ev.ReadDocument())
+        answer = await self._effect(membership_events.ReadDocument())
         self._learn(step, answer)
 
     def _learn(self, step: Step, answer: ev.Event) -> None:
-        if isinstance(answer, ev.DocumentRead | ev.ChangeRefused):
+        if isinstance(answer, membership_events.DocumentRead | membership_events.ChangeRefused):
             empty = Membership.empty(PARTITIONS, "range")
             with suppress(CoordinationError):
                 read = empty if answer.document is None else Membership.parse(answer.document)
@@ -267,8 +269,10 @@ class Twins:
         removed = tuple(each for each in now.ids if each not in after.ids)
         message = GroupChanged(0, "join" if added else "leave", who, now.moved(after))
         expected = now.generation if step.how % 7 else step.how % 3
-        answer = await self._effect(ev.ChangeDocument(expected, after, message, added, removed))
-        if isinstance(answer, ev.DocumentChanged):
+        answer = await self._effect(
+            membership_events.ChangeDocument(expected, after, message, added, removed)
+        )
+        if isinstance(answer, membership_events.DocumentChanged):
             self.known[who] = replace(after, generation=answer.generation)
         elif step.how % 2:
             self._learn(step, answer)
@@ -302,11 +306,13 @@ class Twins:
         self.seen = there
         known = self.known[OWNERS[step.who]]
         message = GroupChanged(0, "mended", OWNERS[step.who], ())
-        answer = await self._effect(ev.MendDocument(seen, known, message, known.generation + 1))
-        if isinstance(answer, ev.DocumentChanged):
+        answer = await self._effect(
+            membership_events.MendDocument(seen, known, message, known.generation + 1)
+        )
+        if isinstance(answer, membership_events.DocumentChanged):
             self.known[OWNERS[step.who]] = replace(known, generation=answer.generation)
             self.met.add("mended")
-        elif isinstance(answer, ev.DocumentRead):
+        elif isinstance(answer, membership_events.DocumentRead):
             self.met.add("put aside")
 
     async def _beat(self, step: Step) -> None:
@@ -321,13 +327,13 @@ class Twins:
                 f"said: {reply.foreign.rpartition(':')[2]}{'' if reply.beats else ', and no heartbeats'}"
             )
         known = (reply.generation or 0, 1, run_id, reply.beats, reply.fingerprint)
-        real = ev.HeartbeatDone(member, reply.lost, *known)
+        real = membership_events.HeartbeatDone(member, reply.lost, *known)
         self.met.add(f"lost: {real.lost}")
         modelled = self.model.heartbeat(member, step.where, 1, step.how, loads)
         self.same("the answer to a heartbeat", real, modelled)
 
     async def _read_loads(self, _step: Step) -> None:
-        await self._effect(ev.ReadLoads())
+        await self._effect(membership_events.ReadLoads())
 
     async def _post(self, step: Step) -> None:
         kind = (PartitionsReleased, PartitionsAcquired)[step.how % 2]
@@ -346,7 +352,7 @@ class Twins:
         asked = tuple(self.others)[: step.how % 4]
         # Of other numbers that the server does not know, too.
         asked = (*asked, NOBODY) if step.how % 2 else asked
-        await self._effect(ev.ProbePeers(asked))
+        await self._effect(membership_events.ProbePeers(asked))
 
     async def _connect(self, _step: Step) -> None:
         if len(self.others) < 3:
@@ -458,6 +464,12 @@ class Twins:
 
     def _real(self, partition: int, modelled: int) -> EntryId:
         return self.real_id[partition].get(modelled, EntryId(modelled, 0))
+
+    async def _meddle(self, step: Step) -> None:
+        """Move the group of Redis, or remove it, as other programs may: the model does not have it."""
+        how, *to = (("SETID", "$"), ("DESTROY",), ("CREATE", "0", "MKSTREAM"))[step.how % 3]
+        with suppress(BackendRefused):  # It is not there, or there already.
+            await self.backend.execute("XGROUP", how, GROUP.events(step.where), GROUP.group, *to)
 
     # -- claim and lease -----------------------------------------------------------------------
 
@@ -586,9 +598,9 @@ class Twins:
             ("TYPE", GROUP.beats),
             ("HGETALL", GROUP.beats),
             ("XRANGE", GROUP.control, f"({self.compared}", "+"),
-            ("HGETALL", GROUP.claims),
-            ("HGETALL", GROUP.lease_grab),
-            ("HGETALL", GROUP.lease_allocation),
+            ("HGETALL", GROUP.of_group("claims")),
+            ("HGETALL", GROUP.of_group("grab")),
+            ("HGETALL", GROUP.of_group("allocation")),
             ("TYPE", GROUP.loads),
             ("HGETALL", GROUP.loads),
         ]

@@ -5,12 +5,14 @@ from itertools import count
 from typing import TypeVar
 
 from streamworker.core import events as ev
-from streamworker.core.assignment import STRATEGIES
 from streamworker.core.control import GroupChanged
-from streamworker.core.entries import EntryId
-from streamworker.core.locks import Acquired
-from streamworker.core.membership import Member, Membership
-from streamworker.core.worker import Identity, Timing, WorkerCore
+from streamworker.core.data.entries import EntryId
+from streamworker.core.ownership.locks import Acquired
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.assignment import STRATEGIES
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.settings import Identity, Timing
+from streamworker.core.protocols.membership.worker import WorkerCore
 
 E = TypeVar("E")
 
@@ -40,9 +42,9 @@ def lock(epoch: int) -> Acquired:
     return Acquired(epoch, EntryId(0, 0), 0, 0, "log")
 
 
-def beat(server_ms: int, connection: int, run_id: str = "run") -> ev.Beat:
+def beat(server_ms: int, connection: int, run_id: str = "run") -> membership_events.Beat:
     """Return what a member wrote at its last heartbeat."""
-    return ev.Beat(server_ms, connection, run_id, 0)
+    return membership_events.Beat(server_ms, connection, run_id, 0)
 
 
 def of_type(effects: Iterable[ev.Effect], kind: type[E]) -> list[E]:
@@ -102,11 +104,13 @@ class Bench:
 
     def read(self, membership: Membership | None) -> list[ev.Effect]:
         """Answer ``ReadDocument``."""
-        return self.send(ev.DocumentRead(None if membership is None else stored(membership), 5_000))
+        return self.send(
+            membership_events.DocumentRead(None if membership is None else stored(membership), 5_000)
+        )
 
     def refuse(self, membership: Membership) -> list[ev.Effect]:
         """Answer ``ChangeDocument``: this is what somebody else wrote."""
-        return self.send(ev.ChangeRefused(stored(membership), 5_000))
+        return self.send(membership_events.ChangeRefused(stored(membership), 5_000))
 
     def changed(self, generation: int, cause: str = "join") -> list[ev.Effect]:
         """Bring the message of a change."""
@@ -149,7 +153,7 @@ class Bench:
             "run_id": "run",
             "beats": {},
         }
-        return self.send(ev.HeartbeatDone(**{**usual, **facts}))  # type: ignore[arg-type]
+        return self.send(membership_events.HeartbeatDone(**{**usual, **facts}))  # type: ignore[arg-type]
 
     def wait_quietly(self, ms: int) -> None:
         """Let time pass without waking the core."""

@@ -3,16 +3,17 @@
 from collections.abc import Callable
 
 from streamworker.core.control import GroupChanged
-from streamworker.testing.faults import Fault, Kind
-from streamworker.testing.process import SimWorker
-from streamworker.testing.runner import STUCK_MS
-from streamworker.testing.world import World
+from streamworker.sim.faults import Fault, Kind
+from streamworker.sim.runner import STUCK_MS
+from streamworker.sim.simulation import story
+from streamworker.sim.worker import SimWorker
+from streamworker.sim.world import World
 
 
 def until(world: World, condition: Callable[[], bool], what: str, within_ms: int) -> int:
     """Let time pass until something is true; return how long it took."""
     took_ms = world.clock.run_until(condition, within_ms, step_ms=10)
-    assert took_ms is not None, f"not within {within_ms} ms: {what}\n{world.story()}"
+    assert took_ms is not None, f"not within {within_ms} ms: {what}\n{story(world)}"
     return took_ms
 
 
@@ -44,7 +45,7 @@ def causes(world: World) -> list[str]:
 
 def check(world: World) -> None:
     """Judge what happened as an observer saw it: chains, epochs, owners, answers, order."""
-    assert world.checker.violations == [], world.story()
+    assert world.checker.violations == [], story(world)
 
 
 def check_rest(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamworker.core.assignment import (
+from streamworker.core.protocols.membership.assignment import (
     STRATEGIES,
     Owners,
     Strategy,
@@ -18,7 +18,7 @@ from streamworker.core.assignment import (
     sticky_assignment,
     weighted_assignment,
 )
-from streamworker.core.weights import Weights
+from streamworker.core.protocols.membership.weights import Weights
 
 members = st.lists(st.text(min_size=1, max_size=6), unique=True, min_size=1, max_size=30)
 partitions = st.integers(min_value=1, max_value=200)

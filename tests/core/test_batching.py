@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.batching import (
+from streamworker.core.data.batching import (
     BatchLimits,
     Candidate,
     Halving,

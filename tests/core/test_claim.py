@@ -5,8 +5,10 @@ from collections.abc import Mapping
 import pytest
 
 from streamworker.core import events as ev
-from streamworker.core.claim import ClaimCore
-from streamworker.core.claim_events import (
+from streamworker.core.control import GroupChanged, PartitionsReleased
+from streamworker.core.data.entries import ZERO
+from streamworker.core.ownership.locks import Acquired, Held, Stale
+from streamworker.core.protocols.claim.events import (
     NO_ENTRY,
     CheckpointsUpdated,
     ClaimPartitions,
@@ -19,12 +21,10 @@ from streamworker.core.claim_events import (
     StoreFailed,
     UpdateCheckpoints,
 )
-from streamworker.core.claim_timing import ClaimTiming
-from streamworker.core.control import GroupChanged, PartitionsReleased
-from streamworker.core.entries import ZERO
-from streamworker.core.locks import Acquired, Held, Stale
-from streamworker.core.protocols import Setup, make_coordinator
-from streamworker.core.worker import Identity, Timing
+from streamworker.core.protocols.claim.protocol import ClaimCore
+from streamworker.core.protocols.claim.settings import Claim
+from streamworker.core.protocols.membership.settings import Identity, Timing
+from streamworker.core.protocols.registry import Setup, make_coordinator
 from streamworker.errors import ConfigurationError
 from streamworker.settings import Settings
 
@@ -41,7 +41,7 @@ class Node:
             ME,
             name="w1",
             partitions=partitions,
-            timing=ClaimTiming(cycle_ms=CYCLE, expiry_ms=EXPIRY),
+            timing=Claim(cycle_ms=CYCLE, expiry_ms=EXPIRY),
             grace_period_ms=8_000,
             retry_ms=RETRY,
             jitter=lambda _: 0,
@@ -368,24 +368,25 @@ def test_a_giving_up_without_an_answer_is_repeated() -> None:
 
 def test_the_expiry_is_at_least_two_cycles() -> None:
     """One may fail; the message names the numbers."""
-    assert ClaimTiming(cycle_ms=500, expiry_ms=1_000).pause_after_ms == 500
-    with pytest.raises(ConfigurationError, match=r"expiry_ms is 999, and must be >= 2 x cycle_ms \(1000\)"):
-        ClaimTiming(cycle_ms=500, expiry_ms=999)
+    assert Claim(cycle_ms=500, expiry_ms=1_000).pause_after_ms == 500
+    message = r"claim_expiry_ms is 999, and must be >= 2 x claim_cycle_ms \(500\)"
+    with pytest.raises(ConfigurationError, match=message):
+        Claim(cycle_ms=500, expiry_ms=999)
     with pytest.raises(ConfigurationError, match="cycle_ms is 0"):
-        ClaimTiming(cycle_ms=0)
+        Claim(cycle_ms=0)
 
 
-def test_the_settings_say_the_same_as_the_timing() -> None:
-    """The same defaults and the same inequality."""
-    settings, timing = Settings(), ClaimTiming()
-    assert (settings.claim_cycle_ms, settings.claim_expiry_ms) == (timing.cycle_ms, timing.expiry_ms)
-    with pytest.raises(ConfigurationError, match="claim_expiry_ms"):
-        Settings(claim_cycle_ms=6_000)
+def test_a_call_that_fails_leaves_time_for_two_more_before_the_expiry() -> None:
+    """The rule names a setting of the protocol and one of all; it binds no app with another protocol."""
+    with pytest.raises(ConfigurationError, match=r"claim_expiry_ms is 7000, .* 3 x call_timeout_ms"):
+        Settings(coordination=Claim(expiry_ms=7_000))
+    Settings(call_timeout_ms=3_400, session_timeout_ms=11_000)
 
 
 def test_it_is_made_by_its_name() -> None:
     """With an owner's name that is new at each start."""
     setup = Setup(
+        coordination=Claim(),
         identity=Identity("w1", "host", 1),
         partitions=1,
         assignment="range",
@@ -393,7 +394,7 @@ def test_it_is_made_by_its_name() -> None:
         nonce=lambda: "xyz",
         jitter=lambda _: 0,
     )
-    core = make_coordinator("claim", setup)
+    core = make_coordinator(setup)
     assert isinstance(core, ClaimCore)
     assert core.owner == "w1.xyz"
     assert core.handle(ev.Started(), 0) == [ListOwnership()]

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.claim_choice import Choice, choose
+from streamworker.core.protocols.claim.choice import Choice, choose
 
 FIRST = lambda most: 0  # noqa: E731
 

@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
-from streamworker.core.claim_events import ClaimPartitions
-from streamworker.core.claim_timing import ClaimTiming
 from streamworker.core.events import Effect, Event
-from streamworker.core.protocols import Coordinator
-from streamworker.testing.faults import QUIET, Fault, Kind
-from streamworker.testing.process import CALL_TIMEOUT_MS, SimWorker
-from streamworker.testing.simulation import Schedule, run
-from streamworker.testing.stored import LockChange
-from streamworker.testing.world import World
+from streamworker.core.protocols.claim.events import ClaimPartitions
+from streamworker.core.protocols.claim.settings import Claim
+from streamworker.core.protocols.registry import Coordinator
+from streamworker.sim.faults import QUIET, Fault, Kind
+from streamworker.sim.process import CALL_TIMEOUT_MS
+from streamworker.sim.server.stored import LockChange
+from streamworker.sim.simulation import Schedule, run
+from streamworker.sim.worker import SimWorker
+from streamworker.sim.world import World
 from tests.core.groups import causes, check, pause, until
 
-CYCLE_MS, EXPIRY_MS = ClaimTiming().cycle_ms, ClaimTiming().expiry_ms
+CYCLE_MS, EXPIRY_MS = Claim().cycle_ms, Claim().expiry_ms
 LONGEST_CYCLE_MS = CYCLE_MS + CYCLE_MS // 10 + 50
 """With its spread, and the calls."""
 DRAIN_DEADLINE_MS = 12_000

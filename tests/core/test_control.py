@@ -4,17 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.control import (
-    ControlMessage,
-    GroupChanged,
-    JoinWanted,
-    LeaseChallenged,
-    LeaseEnded,
-    PartitionsAcquired,
-    PartitionsReleased,
-    from_fields,
-    to_fields,
-)
+from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
+from streamworker.core.protocols.membership.control import JoinWanted
+from streamworker.core.protocols.registry import from_fields
 
 generations = st.integers(min_value=0, max_value=2**53)
 partitions = st.lists(st.integers(min_value=0, max_value=10_000), max_size=20).map(tuple)
@@ -31,7 +24,7 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
 @given(messages)
 def test_a_message_comes_back_as_it_was_sent(message: ControlMessage) -> None:
     """All kinds, with any names and any number of partitions."""
-    assert from_fields(to_fields(message)) == message
+    assert from_fields(message.fields()) == message
 
 
 @given(st.dictionaries(st.sampled_from(["kind", "generation", "cause", "member", "moved"]), st.text()))
@@ -44,7 +37,7 @@ def test_a_message_that_is_not_understood_is_passed_over(fields: dict[str, str])
 @pytest.mark.parametrize("missing", ["kind", "generation", "partitions", "owner"])
 def test_a_message_without_a_field_is_passed_over(missing: str) -> None:
     """Half a message is none."""
-    fields = to_fields(PartitionsReleased((1, 2), "w1.a", 7))
+    fields = PartitionsReleased((1, 2), "w1.a", 7).fields()
     del fields[missing]
     assert from_fields(fields) is None
 
@@ -52,12 +45,12 @@ def test_a_message_without_a_field_is_passed_over(missing: str) -> None:
 def test_fields_that_a_later_release_adds_do_not_matter() -> None:
     """Workers of two releases can share a group while one replaces the other."""
     message = PartitionsAcquired((3,), "w1.a", 7)
-    assert from_fields({**to_fields(message), "epoch": "12"}) == message
+    assert from_fields({**message.fields(), "epoch": "12"}) == message
 
 
 def test_a_message_reads_well_in_redis_cli() -> None:
     """People look at this stream: plain words and numbers."""
-    assert to_fields(GroupChanged(7, "join", "w2", (4, 5))) == {
+    assert GroupChanged(7, "join", "w2", (4, 5)).fields() == {
         "kind": "changed",
         "generation": "7",
         "cause": "join",

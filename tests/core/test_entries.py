@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.entries import SEQUENCE_MAX, ZERO, EntryId
+from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.errors import ConfigurationError
 
 numbers = st.integers(min_value=0, max_value=SEQUENCE_MAX)

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
-from streamworker.core.founding import YOUNG_PAUSES, Founding
-from streamworker.core.membership import Membership
+from msgspec import structs
+
+from streamworker.core.protocols.membership.document import Membership
+from streamworker.core.protocols.membership.founding import YOUNG_PAUSES, Founding
 from tests.core.bench import group
 
 PAUSE_MS = 80
@@ -14,7 +16,9 @@ BEGUN_MS = 5_000
 def begun(after_ms: int, *ids: str) -> Membership:
     """Return a group as it is so long after it began."""
     whole = group(*ids, generation=BEGUN_MS + after_ms)
-    members = tuple(replace(each, joined_ms=BEGUN_MS + place) for place, each in enumerate(whole.members))
+    members = tuple(
+        structs.replace(each, joined_ms=BEGUN_MS + place) for place, each in enumerate(whole.members)
+    )
     return replace(whole, members=members)
 
 

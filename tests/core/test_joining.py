@@ -1,8 +1,14 @@
 """Letting in together who joins at once."""
 
-from streamworker.core.control import JoinWanted
-from streamworker.core.joining import GATHER_MAX_MS, GATHER_MS, PATIENCE_MS, Applicant, Door
-from streamworker.core.membership import Member
+from streamworker.core.protocols.membership.control import JoinWanted
+from streamworker.core.protocols.membership.document import Member
+from streamworker.core.protocols.membership.joining import (
+    GATHER_MAX_MS,
+    GATHER_MS,
+    PATIENCE_MS,
+    Applicant,
+    Door,
+)
 from tests.core.bench import group
 
 PACE_MS = 500

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 from streamworker.core import events as ev
-from streamworker.core.control import ControlMessage, LeaseChallenged, LeaseEnded
-from streamworker.core.entries import ZERO
-from streamworker.core.lease import LeaseCore
-from streamworker.core.lease_events import (
+from streamworker.core.control import ControlMessage
+from streamworker.core.data.entries import ZERO
+from streamworker.core.ownership.locks import Acquired, Held, Stale
+from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
+from streamworker.core.protocols.lease.events import (
     Challenge,
     ChallengeLeases,
     LeaseRaced,
@@ -20,9 +21,10 @@ from streamworker.core.lease_events import (
     RaceForLease,
     UpdateLeases,
 )
-from streamworker.core.lease_state import Outbox
-from streamworker.core.lease_timing import UNIT, LeaseTiming, race_delay_ms
-from streamworker.core.locks import Acquired, Held, Stale
+from streamworker.core.protocols.lease.protocol import LeaseCore
+from streamworker.core.protocols.lease.settings import Lease
+from streamworker.core.protocols.lease.state import Outbox
+from streamworker.core.protocols.lease.timing import UNIT, race_delay_ms
 from streamworker.errors import ConfigurationError, InternalError
 from streamworker.settings import Settings
 
@@ -35,9 +37,9 @@ class Node:
     """One core, a clock, and what it wants done that was not answered yet."""
 
     def __init__(self, partitions: int = 4) -> None:
-        timing = LeaseTiming(
-            normal_lease_ms=NORMAL,
-            max_lease_ms=MOST,
+        timing = Lease(
+            normal_ms=NORMAL,
+            max_ms=MOST,
             max_shutdown_ms=SHUTDOWN,
             min_grab_ms=GRAB,
             held_delay_ms=DELAY,
@@ -427,7 +429,8 @@ def test_a_node_that_never_began_is_finished_at_once() -> None:
 @pytest.mark.parametrize(
     "wrong, name",
     [
-        ({"max_lease_ms": 2 * NORMAL - 1, "max_shutdown_ms": 1_000}, "max_lease_ms"),
+        ({"max_ms": 2 * NORMAL - 1, "max_shutdown_ms": 1_000}, "lease_max_ms"),
+        ({"normal_ms": 4_000}, "lease_normal_ms is 4000"),
         ({"max_shutdown_ms": 10_001}, "max_shutdown_ms"),
         ({"min_grab_ms": NORMAL}, "min_grab_ms"),
         ({"held_delay_ms": 2_001}, "held_delay_ms"),
@@ -437,35 +440,24 @@ def test_a_node_that_never_began_is_finished_at_once() -> None:
 def test_spans_that_contradict_each_other_are_refused(wrong: dict[str, int], name: str) -> None:
     """With the inequality that does not hold."""
     with pytest.raises(ConfigurationError, match=name):
-        LeaseTiming(**wrong)
+        Lease(**wrong)
 
 
 @pytest.mark.parametrize("partitions, step_ms", [(1, 100), (39, 100), (40, 97), (255, 15), (100_000, 1)])
 def test_the_longest_wait_ends_before_the_winner_can_be_challenged(partitions: int, step_ms: int) -> None:
     """The delay is shortened where one node could hold very many partitions."""
-    timing = LeaseTiming()
+    timing = Lease()
     assert timing.delay_step_ms(partitions) == step_ms
     if step_ms > 1:
         longest_ms = race_delay_ms(partitions * UNIT, step_ms, is_processing=False)
         assert longest_ms < timing.min_grab_ms
 
 
-def test_the_spans_are_settings_with_the_same_defaults_and_the_same_rules() -> None:
-    """Each can be given to ``App`` or by a variable, and is checked when the app is made."""
-    given = Settings()
-    assert LeaseTiming() == LeaseTiming(
-        normal_lease_ms=given.lease_normal_ms,
-        max_lease_ms=given.lease_max_ms,
-        max_shutdown_ms=given.lease_max_shutdown_ms,
-        min_grab_ms=given.lease_min_grab_ms,
-        held_delay_ms=given.lease_held_delay_ms,
-    )
-    with pytest.raises(ConfigurationError, match="lease_normal_ms is 4000"):
-        Settings(lease_normal_ms=4_000)
-    with pytest.raises(ConfigurationError, match="lease_max_ms"):
-        Settings(lease_normal_ms=11_000)
-    with pytest.raises(ConfigurationError, match="lease_max_shutdown_ms"):
-        Settings(lease_max_shutdown_ms=7_999)
+def test_a_winner_waits_at_least_as_long_as_a_healthy_owner_may_drain() -> None:
+    """The rule names a setting of the protocol and one of all; it binds no app with another protocol."""
+    with pytest.raises(ConfigurationError, match=r"lease_max_shutdown_ms is 7999, .* grace_period_ms"):
+        Settings(coordination=Lease(max_shutdown_ms=7_999))
+    Settings(grace_period_ms=11_000)
 
 
 def test_an_outbox_that_has_nothing_more_to_tell_waits_for_nothing() -> None:

@@ -7,19 +7,20 @@ from random import Random
 
 import pytest
 
-from streamworker.core import lease as lease_module
-from streamworker.core.lease import LeaseCore
-from streamworker.core.lease_timing import UNIT, LeaseTiming, LoadMeasure, count_of_partitions
-from streamworker.core.protocols import Coordinator
-from streamworker.testing.faults import Fault, Kind, draw, kinds_of
-from streamworker.testing.model_lease import ModelLeases
-from streamworker.testing.process import SimWorker
-from streamworker.testing.stored import LockChange
-from streamworker.testing.world import START_MS, World
+from streamworker.core.protocols.lease import protocol as lease_module
+from streamworker.core.protocols.lease.protocol import LeaseCore
+from streamworker.core.protocols.lease.settings import Lease
+from streamworker.core.protocols.lease.timing import UNIT, LoadMeasure, count_of_partitions
+from streamworker.core.protocols.registry import Coordinator
+from streamworker.sim.faults import Fault, Kind, draw, kinds_of
+from streamworker.sim.server.lease import ModelLeases
+from streamworker.sim.server.stored import LockChange
+from streamworker.sim.worker import SimWorker
+from streamworker.sim.world import START_MS, World
 from tests.core.groups import check, pause, settled, until
 
-TIMING = LeaseTiming()
-ROUND_MS = TIMING.normal_lease_ms + 200
+TIMING = Lease()
+ROUND_MS = TIMING.normal_ms + 200
 """Within this a node has looked at each partition once; 200 ms pass before it begins."""
 HANDOVER_MS = 1_000
 """A race is decided, the batch in hand (up to 400 ms) is finished, some calls are made."""
@@ -33,11 +34,11 @@ class Race(World):
         seed: int,
         *,
         partitions: int = 8,
-        lease: LeaseTiming | None = None,
+        lease: Lease | None = None,
         load: LoadMeasure = count_of_partitions,
     ) -> None:
         self.load = load
-        super().__init__(seed, partitions=partitions, protocol="lease", lease=lease)
+        super().__init__(seed, partitions=partitions, protocol="lease", coordination=lease)
         self.starts: list[LockChange] = []
         """Each time a partition got an owner."""
         self._judge, self.model.on_lock = self.model.on_lock, self._note_start
@@ -50,10 +51,11 @@ class Race(World):
     def make_core(self, worker: SimWorker) -> Coordinator:
         """Make a core with this world's measure of load."""
         setup = self.setup(worker)
+        assert isinstance(setup.coordination, Lease)
         return LeaseCore(
             f"{worker.name}.{setup.nonce()}",
             partitions=setup.partitions,
-            timing=setup.lease,
+            timing=setup.coordination,
             grace_period_ms=setup.timing.grace_period_ms,
             retry_ms=setup.timing.acquire_retry_ms,
             jitter=setup.jitter,
@@ -165,7 +167,7 @@ def test_the_load_of_a_killed_node_moves_after_about_the_maximum_lease_time(seed
     world.kill(world.workers[0])
     took_ms = until(world, world.is_balanced, "the others share what it had", 60_000)
     print(f"after a kill: {took_ms} ms")
-    assert took_ms <= TIMING.max_lease_ms + HANDOVER_MS
+    assert took_ms <= TIMING.max_ms + HANDOVER_MS
     check(world)
 
 
@@ -254,7 +256,7 @@ def test_partitions_jump_between_loaded_nodes_and_under_the_same_load_membership
 
 def test_stalls_that_are_short_beside_the_wait_move_nothing() -> None:
     """Half a delay is the margin: stalls up to 100 ms against a delay of 500 ms, the author's most."""
-    timing = LeaseTiming(held_delay_ms=500)
+    timing = Lease(held_delay_ms=500)
     world = Race(7, partitions=4, lease=timing)
     for _ in range(2):
         world.start()
@@ -314,7 +316,7 @@ def test_a_stuck_owner_is_overtaken_after_the_maximum_shutdown_time_and_fenced(s
     pause(world, sleeper, 60_000)
     took_ms = until(world, lambda: len(running(world.workers[1])) == 8, "the other has all", 60_000)
     # A win that it did not clear any more lasts for the maximum lease.
-    assert TIMING.max_shutdown_ms <= took_ms <= ROUND_MS + TIMING.max_lease_ms + HANDOVER_MS
+    assert TIMING.max_shutdown_ms <= took_ms <= ROUND_MS + TIMING.max_ms + HANDOVER_MS
     until(world, lambda: not sleeper.paused, "it wakes", 60_000)
     until(world, world.is_balanced, "the sleeper has its share again", 60_000)
     assert world.model.fenced > 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamworker.core.lifecycle import HANDLING, TRANSITIONS, State, Trigger, diagram, step
+from streamworker.core.ownership.lifecycle import HANDLING, TRANSITIONS, State, Trigger, diagram, step
 from streamworker.errors import InternalError
 
 LEGAL = [(state, trigger, after) for state, row in TRANSITIONS.items() for trigger, after in row.items()]

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamworker.core.load import GROWTH_MOST, Counters, LoadMeter
+from streamworker.core.data.load import GROWTH_MOST, Counters, LoadMeter
 
 
 def looks(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.assignment import STRATEGIES
-from streamworker.core.membership import Member, Membership
+from streamworker.core.protocols.membership.assignment import STRATEGIES
+from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.errors import ConfigurationError, CoordinationError
 from tests.core.bench import group, stored
 

@@ -1,7 +1,8 @@
 """Calls about locks that go out together."""
 
-from streamworker.core.events import AcquireLocks, Effect, ReadDocument, ReleaseLocks
-from streamworker.core.merging import merged
+from streamworker.core.events import AcquireLocks, Effect, ReleaseLocks
+from streamworker.core.ownership.merging import merged
+from streamworker.core.protocols.membership.events import ReadDocument
 
 
 def test_what_drains_at_once_is_released_by_one_call() -> None:

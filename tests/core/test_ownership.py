@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from streamworker.core import events as ev
 from streamworker.core.control import PartitionsAcquired, PartitionsReleased
-from streamworker.core.lifecycle import HANDLING, State
-from streamworker.core.locks import AcquireReply, Held, Stale
-from streamworker.core.ownership import Ownership
+from streamworker.core.ownership.lifecycle import HANDLING, State
+from streamworker.core.ownership.locks import AcquireReply, Held, Stale
+from streamworker.core.ownership.partitions import Ownership
 from streamworker.errors import InternalError
 from tests.core.bench import lock
 

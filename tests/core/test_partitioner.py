@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamworker.core.partitioner import VECTORS, RoundRobin, canonical_key, partition_for
+from streamworker.core.data.partitioner import VECTORS, RoundRobin, canonical_key, partition_for
 from streamworker.errors import RecordError
 
 

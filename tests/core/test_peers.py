@@ -2,8 +2,8 @@
 
 import pytest
 
-from streamworker.core.events import Beat, SendHeartbeat
-from streamworker.core.peers import AHEAD_MAX, PeerWatch
+from streamworker.core.protocols.membership.events import Beat, SendHeartbeat
+from streamworker.core.protocols.membership.peers import AHEAD_MAX, PeerWatch
 from tests.core.bench import TIMING, beat
 
 INTERVAL_MS = TIMING.heartbeat_interval_ms

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from streamworker.core.events import DrainRunner, Effect, Event, StopRequested
-from streamworker.core.protocols import PROTOCOLS
-from streamworker.core.worker import WorkerCore
-from streamworker.testing.faults import QUIET
-from streamworker.testing.runner import STUCK_MS
-from streamworker.testing.simulation import Plant, Schedule, run
-from streamworker.testing.world import World
+from streamworker.core.protocols.membership.worker import WorkerCore
+from streamworker.core.protocols.registry import PROTOCOLS
+from streamworker.sim.faults import QUIET
+from streamworker.sim.runner import STUCK_MS
+from streamworker.sim.simulation import Plant, Schedule, run
+from streamworker.sim.world import World
 from tests.core.groups import causes, check, check_rest, is_agreed, pause, settled, until
 
 
@@ -131,7 +131,7 @@ def test_an_outage_that_hits_all_workers_moves_nothing(seed: int, restarted: boo
     world = settled(seed, workers=4)
     before, epochs = world.model.membership, [lock.epoch for lock in world.model.locks]
     if restarted:
-        world.restart_server()
+        world.model.restart()
     for worker in world.workers:
         worker.disconnect()
         worker.later(outage_ms + world.random.randint(0, 700), worker.connect)

@@ -1,7 +1,7 @@
 """Whether our own heartbeats get through."""
 
 from streamworker.core.events import Note, PauseBatches, ResumeBatches
-from streamworker.core.pulse import Pulse
+from streamworker.core.ownership.pulse import Pulse
 
 LIMIT_MS = 2_000
 LATE = [PauseBatches(), Note("heartbeats_late", {"member": "w1.1"})]

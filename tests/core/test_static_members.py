@@ -4,10 +4,13 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
+from msgspec import structs
 
 from streamworker.core import events as ev
-from streamworker.core.membership import Member, Membership
-from streamworker.core.worker import Identity, Phase, WorkerCore
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.settings import Identity
+from streamworker.core.protocols.membership.worker import Phase, WorkerCore
 from streamworker.errors import ConfigurationError
 from tests.core.bench import ME, TIMING, Bench, beat, names, of_type, stored
 
@@ -50,9 +53,9 @@ def running(*others: Member, static_id: str = "one") -> Bench:
     return bench
 
 
-def change(effects: list[ev.Effect]) -> ev.ChangeDocument:
+def change(effects: list[ev.Effect]) -> membership_events.ChangeDocument:
     """Return the only change of the document among effects."""
-    (found,) = of_type(effects, ev.ChangeDocument)
+    (found,) = of_type(effects, membership_events.ChangeDocument)
     return found
 
 
@@ -76,13 +79,13 @@ def test_a_static_member_leaves_its_place_behind() -> None:
     bench = running(member("w2.0"))
     stopping = bench.send(ev.StopRequested())
     assert change(stopping).message.moved == ()
-    left = change(bench.stop_runners(stopping) + bench.send(ev.DocumentChanged(11)))
+    left = change(bench.stop_runners(stopping) + bench.send(membership_events.DocumentChanged(11)))
     place = left.membership.get(ME)
     assert left.message.cause == "left" and left.message.moved == ()
     assert place is not None
     assert (place.state, place.held_until_ms) == ("held", READ_MS + TIMING.hold_ms)
     assert (left.removed, left.membership.owned_by(ME)) == ((ME,), frozenset(range(4)))
-    assert "Finished" in names(bench.send(ev.DocumentChanged(12)))
+    assert "Finished" in names(bench.send(membership_events.DocumentChanged(12)))
 
 
 def test_the_place_of_a_static_member_that_died_is_held_from_then_on() -> None:
@@ -91,7 +94,7 @@ def test_the_place_of_a_static_member_that_died_is_held_from_then_on() -> None:
     for age_ms in (3_000, 2_000, 1_000, 0):
         beats = {"w2.0": beat(1, 7), ME: beat(60_000 - age_ms, 8)}
         bench.heartbeat(after_ms=TIMING.heartbeat_interval_ms, beats=beats)
-    died = change(bench.send(ev.PeersProbed(frozenset({8}))))
+    died = change(bench.send(membership_events.PeersProbed(frozenset({8}))))
     place = died.membership.get("w2.0")
     assert died.message.cause == "death" and died.message.moved == ()
     assert place is not None
@@ -127,10 +130,10 @@ def test_a_static_worker_that_was_thought_dead_comes_back_to_its_place_under_a_n
 def test_a_worker_whose_static_id_was_taken_by_another_ends_and_names_it() -> None:
     """Else the two would take the place from each other for ever."""
     bench = running()
-    taken = replace(group(replace(member("w9.0"), static_id="one")), generation=11)
+    taken = replace(group(structs.replace(member("w9.0"), static_id="one")), generation=11)
     bench.changed(11)
     dropped = bench.read(taken)
     assert names(dropped).count("DropRunner") == 8
     with pytest.raises(ConfigurationError, match=r"'w9'.*'one'.*of its own"):
-        bench.send(ev.DocumentRead(stored(taken), READ_MS))
+        bench.send(membership_events.DocumentRead(stored(taken), READ_MS))
     assert bench.core.phase is Phase.JOINING

@@ -21,16 +21,21 @@ from typing import Any
 
 import pytest
 
-from streamworker.core import control, lifecycle
-from streamworker.core.claim import ClaimCore
-from streamworker.core.lease import LeaseCore
-from streamworker.core.lifecycle import HANDLING, TRANSITIONS, State, Trigger
-from streamworker.core.merging import merged
-from streamworker.core.ownership import Ownership
-from streamworker.core.worker import WorkerCore
-from streamworker.testing.simulation import Schedule, run
+import streamworker.core
+from streamworker.core import control
+from streamworker.core.ownership import lifecycle
+from streamworker.core.ownership.lifecycle import HANDLING, TRANSITIONS, State, Trigger
+from streamworker.core.ownership.merging import merged
+from streamworker.core.ownership.partitions import Ownership
+from streamworker.core.protocols import registry
+from streamworker.core.protocols.claim.protocol import ClaimCore
+from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
+from streamworker.core.protocols.lease.protocol import LeaseCore
+from streamworker.core.protocols.membership.control import JoinWanted
+from streamworker.core.protocols.membership.worker import WorkerCore
+from streamworker.sim.simulation import Schedule, run
 
-CORE = Path(lifecycle.__file__).parent
+CORE = Path(streamworker.core.__file__).parent
 Check = Callable[[], None]
 SEEDS = 6
 
@@ -81,15 +86,15 @@ MESSAGES: tuple[control.ControlMessage, ...] = (
     control.GroupChanged(7, "join", "w2", (4, 5)),
     control.PartitionsReleased((1, 2), "w1.a", 7),
     control.PartitionsAcquired((1, 2), "w1.a", 7),
-    control.LeaseChallenged((3,), "w1.a", 7),
-    control.LeaseEnded((3,), "w1.a", 7),
-    control.JoinWanted("w3", '{"id":"w3.b"}'),
+    LeaseChallenged((3,), "w1.a", 7),
+    LeaseEnded((3,), "w1.a", 7),
+    JoinWanted("w3", '{"id":"w3.b"}'),
 )
 
 
 def there_and_back(message: control.ControlMessage) -> None:
     """Read a message as it was written; ``test_control`` does so with any, and not as fast."""
-    assert control.from_fields(control.to_fields(message)) == message
+    assert registry.from_fields(message.fields()) == message
 
 
 def checks(tests: Sequence[str], protocols: Sequence[str]) -> list[Check]:
@@ -184,8 +189,29 @@ def test_a_state_that_is_wrong_about_having_a_runner_is_noticed(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Left out where it belongs, or put in where it does not. An idle partition is not even kept."""
-    monkeypatch.setattr("streamworker.core.ownership.HANDLING", HANDLING ^ {state})
+    monkeypatch.setattr("streamworker.core.ownership.partitions.HANDLING", HANDLING ^ {state})
     assert is_noticed("lifecycle")
+
+
+# -- the table of control messages -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(registry.MESSAGES))
+def test_a_kind_of_message_that_is_missing_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is read."""
+    monkeypatch.delitem(registry.MESSAGES, kind)
+    assert is_noticed("control")
+
+
+@pytest.mark.parametrize(("one", "other"), list(pairwise(registry.MESSAGES)))
+def test_two_kinds_of_message_that_are_exchanged_are_noticed(
+    one: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read is what was written."""
+    exchanged = {one: registry.MESSAGES[other], other: registry.MESSAGES[one]}
+    for kind, message in exchanged.items():
+        monkeypatch.setitem(registry.MESSAGES, kind, message)
+    assert is_noticed("control")
 
 
 # -- which event leads to what -------------------------------------------------------------------
@@ -197,22 +223,23 @@ FUNCTIONS: dict[Callable[..., Any], str] = {
     LeaseCore._translated: "lease",
     Ownership.handle: "ownership",
     Ownership._answered: "ownership",
-    control.to_fields: "control",
-    control.from_fields: "control",
     merged: "merging",
 }
-"""Those that are one ``match`` from events or messages to what is done, and whose checks they have."""
+"""Those that are one ``match`` from events to what is done, and whose checks they have."""
 
 
 def test_no_match_of_the_core_is_forgotten() -> None:
     """A new one has to be listed above. How events are written down is another matter."""
     found = {
-        (path.stem, function.name)
-        for path in CORE.glob("*.py")
+        (path.relative_to(CORE).with_suffix("").as_posix(), function.name)
+        for path in CORE.rglob("*.py")
         for function in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(function, ast.FunctionDef) and any(isinstance(n, ast.Match) for n in ast.walk(function))
     }
-    listed = {(each.__module__.rpartition(".")[2], each.__name__) for each in FUNCTIONS}
+    listed = {
+        (each.__module__.removeprefix("streamworker.core.").replace(".", "/"), each.__name__)
+        for each in FUNCTIONS
+    }
     assert {each for each in found if each[0] != "transcript"} == listed
 
 

@@ -1,7 +1,8 @@
 """Steps in words, also of what nobody should have written."""
 
-from streamworker.core.events import DocumentRead
-from streamworker.core.transcript import name_of, step_in_words
+from streamworker.core.protocols.membership.events import DocumentRead
+from streamworker.core.transcript import step_in_words
+from streamworker.core.words import name_of
 
 
 def test_a_document_that_cannot_be_read_does_not_end_who_writes_about_it() -> None:

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from streamworker.core import events as ev
-from streamworker.core.balance import BalanceRules
-from streamworker.core.membership import Membership
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.balance import BalanceRules
+from streamworker.core.protocols.membership.document import Membership
 from tests.core.bench import ME, TIMING, Bench, beat, group, of_type
 
 RULES = BalanceRules()
@@ -26,19 +27,21 @@ def member_of(membership: Membership) -> Bench:
 
 def look(bench: Bench, loads: dict[str, int]) -> list[ev.Effect]:
     """Let the next look come; each member measured so much of each of its partitions."""
-    (asked,) = of_type(bench.wait(RULES.interval_ms), ev.ReadLoads)
-    assert asked == ev.ReadLoads()
+    (asked,) = of_type(bench.wait(RULES.interval_ms), membership_events.ReadLoads)
+    assert asked == membership_events.ReadLoads()
     owned = bench.core.membership.owned_by
     return bench.send(
-        ev.LoadsRead({each: dict.fromkeys(owned(each), load) for each, load in loads.items()}, 60_000)
+        membership_events.LoadsRead(
+            {each: dict.fromkeys(owned(each), load) for each, load in loads.items()}, 60_000
+        )
     )
 
 
-def decision(bench: Bench) -> ev.ChangeDocument:
+def decision(bench: Bench) -> membership_events.ChangeDocument:
     """Look until partitions of ours are to be given away."""
     for _ in range(RULES.looks - 1):
-        assert of_type(look(bench, {ME: 200, "w2.1": 10}), ev.ChangeDocument) == []
-    (change,) = of_type(look(bench, {ME: 200, "w2.1": 10}), ev.ChangeDocument)
+        assert of_type(look(bench, {ME: 200, "w2.1": 10}), membership_events.ChangeDocument) == []
+    (change,) = of_type(look(bench, {ME: 200, "w2.1": 10}), membership_events.ChangeDocument)
     return change
 
 
@@ -46,20 +49,24 @@ def test_load_is_measured_from_when_the_group_shares_by_it_until_it_does_not() -
     """By the document, whatever this worker's own setting is."""
     bench = Bench()
     bench.send(ev.Started())
-    assert of_type(bench.read(weighted(ME, "w2.1")), ev.ReportLoad) == [ev.ReportLoad(RULES.interval_ms)]
+    assert of_type(bench.read(weighted(ME, "w2.1")), membership_events.ReportLoad) == [
+        membership_events.ReportLoad(RULES.interval_ms)
+    ]
     bench.changed(11)
-    assert of_type(bench.read(weighted(ME, "w2.1", generation=11)), ev.ReportLoad) == []
+    assert of_type(bench.read(weighted(ME, "w2.1", generation=11)), membership_events.ReportLoad) == []
     bench.changed(12)
-    assert of_type(bench.read(group(ME, "w2.1", generation=12)), ev.ReportLoad) == [ev.ReportLoad(0)]
+    assert of_type(bench.read(group(ME, "w2.1", generation=12)), membership_events.ReportLoad) == [
+        membership_events.ReportLoad(0)
+    ]
 
 
 def test_nobody_measures_or_looks_under_another_assignment() -> None:
     """It costs nothing where it is not used."""
     bench = Bench()
     bench.send(ev.Started())
-    assert of_type(bench.read(group(ME, "w2.1")), ev.ReportLoad) == []
+    assert of_type(bench.read(group(ME, "w2.1")), membership_events.ReportLoad) == []
     bench.heartbeat(after_ms=INTERVAL_MS)
-    assert of_type(bench.wait(10 * RULES.interval_ms), ev.ReadLoads) == []
+    assert of_type(bench.wait(10 * RULES.interval_ms), membership_events.ReadLoads) == []
 
 
 def test_the_first_member_looks_and_the_others_do_not() -> None:
@@ -67,8 +74,8 @@ def test_the_first_member_looks_and_the_others_do_not() -> None:
     first, second = member_of(weighted(ME, "w2.1")), member_of(weighted("w2.1", ME))
     for bench in (first, second):
         bench.heartbeat(beats={"w2.1": beat(1, 2)})
-    assert len(of_type(first.wait(RULES.interval_ms), ev.ReadLoads)) == 1
-    assert of_type(second.wait(RULES.interval_ms), ev.ReadLoads) == []
+    assert len(of_type(first.wait(RULES.interval_ms), membership_events.ReadLoads)) == 1
+    assert of_type(second.wait(RULES.interval_ms), membership_events.ReadLoads) == []
 
 
 def test_the_next_one_looks_while_the_first_is_silent() -> None:
@@ -77,11 +84,11 @@ def test_the_next_one_looks_while_the_first_is_silent() -> None:
     asked: list[ev.Effect] = []
     for _ in range(4):
         asked += bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
-    assert asked == [ev.ProbePeers((2,))]
-    assert len(of_type(bench.wait(RULES.interval_ms), ev.ReadLoads)) == 1
-    bench.send(ev.CallFailed(ev.Call.LOADS))
+    assert asked == [membership_events.ProbePeers((2,))]
+    assert len(of_type(bench.wait(RULES.interval_ms), membership_events.ReadLoads)) == 1
+    bench.send(membership_events.CallFailed(membership_events.Call.LOADS))
     bench.heartbeat(beats={"w2.1": beat(2, 2)})
-    assert of_type(bench.wait(2 * RULES.interval_ms), ev.ReadLoads) == []
+    assert of_type(bench.wait(2 * RULES.interval_ms), membership_events.ReadLoads) == []
 
 
 def test_what_the_balancer_decides_is_a_change_of_the_document_like_any_other() -> None:
@@ -93,7 +100,7 @@ def test_what_the_balancer_decides_is_a_change_of_the_document_like_any_other() 
     assert change.message.moved == (0,)
     assert (change.added, change.removed) == ((), ())
     assert change.membership.weighed == (200, 200, 200, 200, 10, 10, 10, 10)
-    effects = bench.send(ev.DocumentChanged(11))
+    effects = bench.send(membership_events.DocumentChanged(11))
     assert of_type(effects, ev.DrainRunner) == [ev.DrainRunner(0, 100)]
 
 
@@ -103,7 +110,7 @@ def test_a_decision_is_dropped_when_the_group_changed_meanwhile() -> None:
     bench.heartbeat()
     decision(bench)
     effects = bench.refuse(weighted(ME, "w2.1", "w3.1", generation=12))
-    assert of_type(effects + bench.wait(RULES.interval_ms - 1), ev.ChangeDocument) == []
+    assert of_type(effects + bench.wait(RULES.interval_ms - 1), membership_events.ChangeDocument) == []
 
 
 def test_a_decision_on_a_document_that_is_being_read_anew_is_dropped_when_that_is_another() -> None:
@@ -112,10 +119,12 @@ def test_a_decision_on_a_document_that_is_being_read_anew_is_dropped_when_that_i
     bench.heartbeat()
     for _ in range(RULES.looks - 1):
         look(bench, {ME: 200, "w2.1": 10})
-    assert of_type(bench.changed(12), ev.ReadDocument) == [ev.ReadDocument()]
-    assert of_type(look(bench, {ME: 200, "w2.1": 10}), ev.ChangeDocument) == [], "the read is under way"
+    assert of_type(bench.changed(12), membership_events.ReadDocument) == [membership_events.ReadDocument()]
+    assert of_type(look(bench, {ME: 200, "w2.1": 10}), membership_events.ChangeDocument) == [], (
+        "the read is under way"
+    )
     effects = bench.read(weighted(ME, "w2.1", "w3.1", generation=12))
-    assert of_type(effects, ev.ChangeDocument) == []
+    assert of_type(effects, membership_events.ChangeDocument) == []
 
 
 def test_the_dead_are_removed_before_anything_is_balanced() -> None:
@@ -123,25 +132,32 @@ def test_the_dead_are_removed_before_anything_is_balanced() -> None:
     bench = member_of(weighted(ME, "w2.1"))
     for _ in range(3):
         bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
-    bench.send(ev.CallFailed(ev.Call.PROBE))
+    bench.send(membership_events.CallFailed(membership_events.Call.PROBE))
     bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
-    (change,) = of_type(bench.send(ev.PeersProbed(frozenset())), ev.ChangeDocument)
+    (change,) = of_type(
+        bench.send(membership_events.PeersProbed(frozenset())), membership_events.ChangeDocument
+    )
     assert change.message.cause == "death"
 
 
 def test_a_look_without_an_answer_is_made_again_and_only_then() -> None:
     """Nothing is asked while an answer may still come, and other calls that fail say nothing of it."""
     bench = member_of(weighted(ME, "w2.1"))
-    for call, looks in ((None, 1), (ev.Call.PROBE, 0), (ev.Call.DOCUMENT, 0), (ev.Call.LOADS, 1)):
-        effects = [] if call is None else bench.send(ev.CallFailed(call))
+    for call, looks in (
+        (None, 1),
+        (membership_events.Call.PROBE, 0),
+        (membership_events.Call.DOCUMENT, 0),
+        (membership_events.Call.LOADS, 1),
+    ):
+        effects = [] if call is None else bench.send(membership_events.CallFailed(call))
         effects += bench.wait(3 * RULES.interval_ms)
-        assert len(of_type(effects, ev.ReadLoads)) == looks, call
+        assert len(of_type(effects, membership_events.ReadLoads)) == looks, call
 
 
 def test_a_worker_that_leaves_looks_no_more() -> None:
     """Neither does one that the group removed."""
-    for ending in (ev.StopRequested(), ev.HeartbeatDone(ME, True, 10, 0, "run", {})):
+    for ending in (ev.StopRequested(), membership_events.HeartbeatDone(ME, True, 10, 0, "run", {})):
         bench = member_of(weighted(ME, "w2.1"))
         bench.heartbeat()
         bench.send(ending)
-        assert of_type(bench.wait(3 * RULES.interval_ms), ev.ReadLoads) == []
+        assert of_type(bench.wait(3 * RULES.interval_ms), membership_events.ReadLoads) == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamworker.core.window import Window
+from streamworker.core.data.window import Window
 from streamworker.errors import InternalError
 
 KEYS = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))

@@ -3,21 +3,23 @@
 import pytest
 
 from streamworker.core import events as ev
-from streamworker.core.control import GroupChanged, JoinWanted, PartitionsAcquired, PartitionsReleased
-from streamworker.core.conversation import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS
-from streamworker.core.joining import PATIENCE_MS
-from streamworker.core.lifecycle import State
-from streamworker.core.locks import Held, Stale
-from streamworker.core.worker import Phase
+from streamworker.core.control import GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.ownership.lifecycle import State
+from streamworker.core.ownership.locks import Held, Stale
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.control import JoinWanted
+from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS
+from streamworker.core.protocols.membership.joining import PATIENCE_MS
+from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError, InternalError
 from tests.core.bench import ME, TIMING, Bench, group, names, of_type
 
-CALL_FAILED = ev.CallFailed(ev.Call.DOCUMENT)
+CALL_FAILED = membership_events.CallFailed(membership_events.Call.DOCUMENT)
 
 
-def change(effects: list[ev.Effect]) -> ev.ChangeDocument:
+def change(effects: list[ev.Effect]) -> membership_events.ChangeDocument:
     """Return the one change of the document that is asked for."""
-    (found,) = of_type(effects, ev.ChangeDocument)
+    (found,) = of_type(effects, membership_events.ChangeDocument)
     return found
 
 
@@ -27,7 +29,7 @@ def change(effects: list[ev.Effect]) -> ev.ChangeDocument:
 def test_starting_reads_the_document_and_does_nothing_else() -> None:
     """Nothing is known yet."""
     bench = Bench()
-    assert bench.send(ev.Started()) == [ev.ReadDocument()]
+    assert bench.send(ev.Started()) == [membership_events.ReadDocument()]
     assert bench.core.next_deadline_ms() is None
 
 
@@ -41,7 +43,7 @@ def test_the_first_worker_of_a_group_takes_every_partition() -> None:
     assert asked.membership.owners == (ME,) * 8
     assert (asked.added, asked.removed) == ((ME,), ())
 
-    effects = bench.send(ev.DocumentChanged(1_700))
+    effects = bench.send(membership_events.DocumentChanged(1_700))
     assert names(effects) == ["StartHeartbeat", "AcquireLocks"]
     assert of_type(effects, ev.AcquireLocks) == [ev.AcquireLocks(tuple(range(8)), ME, 1_700, (ME,))]
 
@@ -61,7 +63,7 @@ def test_a_worker_that_joins_a_group_takes_its_range_and_names_what_moves() -> N
     assert asked.expected == 7
     assert asked.membership.owners == ("w2.1",) * 4 + (ME,) * 4
     assert asked.message.moved == (4, 5, 6, 7)
-    effects = bench.send(ev.DocumentChanged(8))
+    effects = bench.send(membership_events.DocumentChanged(8))
     assert of_type(effects, ev.AcquireLocks) == [ev.AcquireLocks((4, 5, 6, 7), ME, 8, ("w2.1", ME))]
 
 
@@ -189,7 +191,7 @@ def test_a_document_that_cannot_be_read_leaves_everything_as_it_is() -> None:
     """One of a later release; the locks say what is ours. It is read again at the pace of heartbeats."""
     bench = Bench.running(ME, "w2.1")
     bench.changed(11)
-    effects = bench.send(ev.DocumentRead(b'{"generation":11,"v":2,"shards":[]}', 5_000))
+    effects = bench.send(membership_events.DocumentRead(b'{"generation":11,"v":2,"shards":[]}', 5_000))
     (note,) = effects
     assert isinstance(note, ev.Note)
     assert note.event == "membership_unreadable"
@@ -205,7 +207,7 @@ def test_answers_to_questions_that_were_not_asked_are_bugs() -> None:
     bench = Bench()
     bench.send(ev.Started())
     with pytest.raises(InternalError, match="not asked for"):
-        bench.send(ev.DocumentChanged(5))
+        bench.send(membership_events.DocumentChanged(5))
 
 
 # -- a change of the group -----------------------------------------------------------------------
@@ -260,7 +262,7 @@ def test_messages_about_generations_that_are_known_ask_nothing() -> None:
     bench = Bench.running(ME)
     assert bench.changed(10) == []
     news = tuple(GroupChanged(generation, "join", "w2", ()) for generation in (11, 12, 13))
-    assert bench.send(ev.ControlReceived(news)) == [ev.ReadDocument()]
+    assert bench.send(ev.ControlReceived(news)) == [membership_events.ReadDocument()]
     assert bench.changed(14) == []
     assert names(bench.read(group(ME, generation=13))) == ["ReadDocument"]
 
@@ -312,7 +314,7 @@ def test_a_document_that_went_back_behind_a_lock_is_written_anew() -> None:
     # The server's clock may have gone back too; below this no lock would be given.
     assert asked.at_least == 12
     assert (asked.membership.members, asked.membership.owners) == (known.members, known.owners)
-    bench.send(ev.DocumentChanged(2_000))
+    bench.send(membership_events.DocumentChanged(2_000))
     (again,) = of_type(bench.wait(TIMING.acquire_retry_ms), ev.AcquireLocks)
     assert (again.partitions, again.generation) == ((4, 5, 6, 7), 2_000)
 
@@ -372,7 +374,7 @@ def test_a_leaving_worker_drains_says_so_releases_and_only_then_is_gone() -> Non
     assert asked.membership.ids == (ME, "w2.1")
     assert (asked.added, asked.removed) == ((), ())
 
-    assert names(bench.send(ev.DocumentChanged(11))) == []
+    assert names(bench.send(membership_events.DocumentChanged(11))) == []
     for p in (0, 1, 2):
         assert names(bench.release(bench.send(ev.RunnerStopped(p, 100 + p)))) == ["PostControl"]
     effects = bench.release(bench.send(ev.RunnerStopped(3, 103)))
@@ -381,7 +383,10 @@ def test_a_leaving_worker_drains_says_so_releases_and_only_then_is_gone() -> Non
     assert asked.message == GroupChanged(0, "left", "w1", ())
     assert (asked.expected, asked.removed) == (11, (ME,))
 
-    assert bench.send(ev.DocumentChanged(12)) == [ev.StopHeartbeat(), ev.Finished()]
+    assert bench.send(membership_events.DocumentChanged(12)) == [
+        membership_events.StopHeartbeat(),
+        ev.Finished(),
+    ]
     assert bench.core.phase is Phase.GONE
     assert bench.core.next_deadline_ms() is None
 
@@ -390,7 +395,7 @@ def test_a_worker_that_owns_nothing_leaves_all_the_same_in_two_steps() -> None:
     """Standing by is being a member."""
     bench = Bench.running(*(f"w{n + 2}.1" for n in range(4)), ME, partitions=4)
     assert change(bench.send(ev.StopRequested())).message.cause == "leave"
-    assert change(bench.send(ev.DocumentChanged(11))).message.cause == "left"
+    assert change(bench.send(membership_events.DocumentChanged(11))).message.cause == "left"
 
 
 def test_the_last_one_leaves_partitions_without_owner() -> None:
@@ -419,7 +424,7 @@ def test_stopping_twice_is_stopping_once() -> None:
 
 def test_a_worker_that_is_stopped_before_it_started_is_finished_at_once() -> None:
     """There is nothing to undo."""
-    assert Bench().send(ev.StopRequested()) == [ev.StopHeartbeat(), ev.Finished()]
+    assert Bench().send(ev.StopRequested()) == [membership_events.StopHeartbeat(), ev.Finished()]
 
 
 def test_a_worker_that_is_stopped_before_it_joined_writes_nothing() -> None:
@@ -427,7 +432,7 @@ def test_a_worker_that_is_stopped_before_it_joined_writes_nothing() -> None:
     bench = Bench()
     bench.send(ev.Started())
     assert bench.send(ev.StopRequested()) == []
-    assert bench.read(group("w2.1")) == [ev.StopHeartbeat(), ev.Finished()]
+    assert bench.read(group("w2.1")) == [membership_events.StopHeartbeat(), ev.Finished()]
 
 
 def test_a_worker_that_is_stopped_while_it_joins_leaves_again() -> None:
@@ -436,11 +441,11 @@ def test_a_worker_that_is_stopped_while_it_joins_leaves_again() -> None:
     bench.send(ev.Started())
     bench.read(None)
     assert bench.send(ev.StopRequested()) == []
-    effects = bench.send(ev.DocumentChanged(1_700))
+    effects = bench.send(membership_events.DocumentChanged(1_700))
     assert names(effects) == ["StartHeartbeat", "ChangeDocument"]
     assert change(effects).message.cause == "leave"
-    assert change(bench.send(ev.DocumentChanged(1_701))).message.cause == "left"
-    assert names(bench.send(ev.DocumentChanged(1_702))) == ["StopHeartbeat", "Finished"]
+    assert change(bench.send(membership_events.DocumentChanged(1_701))).message.cause == "left"
+    assert names(bench.send(membership_events.DocumentChanged(1_702))) == ["StopHeartbeat", "Finished"]
 
 
 def test_a_join_without_an_answer_is_undone_if_it_was_done() -> None:
@@ -458,7 +463,7 @@ def test_a_leaving_worker_that_the_group_removed_drops_its_work_before_it_is_fin
     """Peers thought it dead and own its partitions: what it still handles cannot be committed."""
     bench = Bench.running(ME, "w2.1")
     bench.send(ev.StopRequested())
-    bench.send(ev.DocumentChanged(11))
+    bench.send(membership_events.DocumentChanged(11))
     bench.changed(12)
     effects = bench.read(group("w2.1", generation=12))
     assert of_type(effects, ev.DropRunner) == [ev.DropRunner(p, 100 + p) for p in (0, 1, 2, 3)]
@@ -471,10 +476,10 @@ def test_a_heartbeat_that_is_refused_because_we_left_is_no_loss() -> None:
     """It overtook the answer to the leave on another connection; no alarm is raised."""
     bench = Bench.running(ME, "w2.1")
     drains = bench.send(ev.StopRequested())
-    bench.send(ev.DocumentChanged(11))
+    bench.send(membership_events.DocumentChanged(11))
     bench.stop_runners(drains)
     effects = bench.heartbeat(lost=True, generation=12)
-    effects += bench.send(ev.DocumentChanged(12))
+    effects += bench.send(membership_events.DocumentChanged(12))
     if "ReadDocument" in names(effects):
         effects += bench.read(group("w2.1", generation=12))
     assert [note.event for note in of_type(effects, ev.Note)] == []
@@ -489,11 +494,11 @@ def test_a_finished_worker_does_nothing_more() -> None:
         ev.StopRequested(),
         ev.Started(),
         ev.DeadlinePassed(),
-        ev.DocumentRead(None, 0),
-        ev.DocumentChanged(5),
+        membership_events.DocumentRead(None, 0),
+        membership_events.DocumentChanged(5),
         CALL_FAILED,
         ev.ControlReceived((GroupChanged(99, "join", "w2", ()),)),
-        ev.PeersProbed(None),
+        membership_events.PeersProbed(None),
         ev.LocksAnswered(ME, (1,), {}),
         ev.RunnerStopped(1, 101),
     ]

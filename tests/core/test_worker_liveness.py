@@ -2,8 +2,9 @@
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
-from streamworker.core.conversation import CONFLICT_PAUSE_MS
-from streamworker.core.worker import Phase
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MS
+from streamworker.core.protocols.membership.worker import Phase
 from tests.core.bench import ME, TIMING, Bench, beat, group, lock, names, of_type
 
 SECOND_SELF = "w1.2"
@@ -11,7 +12,7 @@ INTERVAL_MS = TIMING.heartbeat_interval_ms
 LATE_MS = TIMING.dead_after_ms
 
 
-def silence(bench: Bench, ms: int, **beats: ev.Beat) -> list[ev.Effect]:
+def silence(bench: Bench, ms: int, **beats: membership_events.Beat) -> list[ev.Effect]:
     """Let our heartbeats get through for a while in which these beats do not change."""
     effects: list[ev.Effect] = []
     known = {f"{name}.1": each for name, each in beats.items()}
@@ -22,12 +23,12 @@ def silence(bench: Bench, ms: int, **beats: ev.Beat) -> list[ev.Effect]:
 
 def probed(bench: Bench, *connections: int) -> list[ev.Effect]:
     """Answer a probe: the server has these connections."""
-    return bench.send(ev.PeersProbed(frozenset(connections)))
+    return bench.send(membership_events.PeersProbed(frozenset(connections)))
 
 
 def removals(effects: list[ev.Effect]) -> list[tuple[str, ...]]:
     """Return whom changes of the document remove."""
-    return [change.removed for change in of_type(effects, ev.ChangeDocument)]
+    return [change.removed for change in of_type(effects, membership_events.ChangeDocument)]
 
 
 # -- our own heartbeats --------------------------------------------------------------------------
@@ -87,10 +88,10 @@ def test_a_worker_that_the_group_removed_drops_everything_and_joins_under_a_new_
     assert [note.event for note in of_type(effects, ev.Note)] == ["membership_lost"]
     assert (bench.core.member, bench.core.phase) == (SECOND_SELF, Phase.JOINING)
 
-    (change,) = of_type(bench.read(group("w2.1", generation=11)), ev.ChangeDocument)
+    (change,) = of_type(bench.read(group("w2.1", generation=11)), membership_events.ChangeDocument)
     assert change.membership.ids == ("w2.1", SECOND_SELF)
-    effects = bench.send(ev.DocumentChanged(12))
-    assert ev.StartHeartbeat(SECOND_SELF) in effects
+    effects = bench.send(membership_events.DocumentChanged(12))
+    assert membership_events.StartHeartbeat(SECOND_SELF) in effects
     (asked,) = of_type(effects, ev.AcquireLocks)
     assert (asked.owner, asked.live) == (SECOND_SELF, ("w2.1", SECOND_SELF))
 
@@ -108,7 +109,7 @@ def test_joining_again_removes_the_former_self() -> None:
     """Its heartbeat was refused though the document still has it: nobody else would remove it soon."""
     bench = Bench.running(ME, "w2.1")
     bench.heartbeat(lost=True)
-    (change,) = of_type(bench.read(group(ME, "w2.1")), ev.ChangeDocument)
+    (change,) = of_type(bench.read(group(ME, "w2.1")), membership_events.ChangeDocument)
     assert change.membership.ids == ("w2.1", SECOND_SELF)
     assert (change.added, change.removed) == ((SECOND_SELF,), (ME,))
 
@@ -118,15 +119,15 @@ def test_what_concerns_a_former_self_is_passed_over() -> None:
     bench = Bench.running(ME, "w2.1")
     bench.heartbeat(lost=True)
     bench.read(group("w2.1", generation=11))
-    bench.grant(bench.send(ev.DocumentChanged(12)))
+    bench.grant(bench.send(membership_events.DocumentChanged(12)))
     late: list[ev.Event] = [
         ev.RunnerStopped(0, 100),
         ev.RunnerFenced(1, 101),
         ev.RunnerHalted(2, 102, "poison"),
         ev.LocksAnswered(ME, (0, 1), {0: lock(200)}),
         ev.LocksReleased(ME, (2, 3), frozenset({2})),
-        ev.HeartbeatDone(ME, True, 0, bench.now_ms, "run", {}),
-        ev.HeartbeatDone(ME, False, 99, bench.now_ms, "run", {}),
+        membership_events.HeartbeatDone(ME, True, 0, bench.now_ms, "run", {}),
+        membership_events.HeartbeatDone(ME, False, 99, bench.now_ms, "run", {}),
     ]
     assert [bench.send(event) for event in late] == [[]] * len(late)
 
@@ -145,7 +146,7 @@ def test_a_change_under_way_when_the_membership_is_lost_does_not_confuse_the_nex
     bench.changed(11)
     assert "ReadDocument" not in names(bench.heartbeat(lost=True))
     assert names(bench.read(group(ME, generation=11))) == ["ReadDocument"]
-    (change,) = of_type(bench.read(group(ME, generation=11)), ev.ChangeDocument)
+    (change,) = of_type(bench.read(group(ME, generation=11)), membership_events.ChangeDocument)
     assert change.added == (SECOND_SELF,)
 
 
@@ -156,12 +157,12 @@ def test_a_killed_peer_is_removed_shortly_after_its_connection_is_gone() -> None
     """Two heartbeats of silence, one question, and its partitions have an owner again."""
     bench = Bench.running(ME, "w2.1")
     effects = silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
-    assert of_type(effects, ev.ProbePeers) == [ev.ProbePeers((7,))]
+    assert of_type(effects, membership_events.ProbePeers) == [membership_events.ProbePeers((7,))]
     effects = probed(bench)
-    (change,) = of_type(effects, ev.ChangeDocument)
+    (change,) = of_type(effects, membership_events.ChangeDocument)
     assert change.message == GroupChanged(0, "death", "w2", (4, 5, 6, 7))
     assert (change.membership.ids, change.removed) == ((ME,), ("w2.1",))
-    effects = bench.send(ev.DocumentChanged(11))
+    effects = bench.send(membership_events.DocumentChanged(11))
     assert [ask.partitions for ask in of_type(effects, ev.AcquireLocks)] == [(4, 5, 6, 7)]
 
 
@@ -171,7 +172,7 @@ def test_several_dead_peers_are_removed_in_one_change() -> None:
     silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7), w3=beat(1, 8))
     effects = probed(bench)
     assert removals(effects) == [("w2.1", "w3.1")]
-    (change,) = of_type(effects, ev.ChangeDocument)
+    (change,) = of_type(effects, membership_events.ChangeDocument)
     assert change.message.member == "w2 w3"
 
 
@@ -180,7 +181,7 @@ def test_a_slow_peer_keeps_its_partitions() -> None:
     bench = Bench.running(ME, "w2.1")
     effects: list[ev.Effect] = []
     for _ in range(TIMING.slow_after_ms // INTERVAL_MS):
-        if of_type(silence(bench, INTERVAL_MS, w2=beat(1, 7)), ev.ProbePeers):
+        if of_type(silence(bench, INTERVAL_MS, w2=beat(1, 7)), membership_events.ProbePeers):
             effects += probed(bench, 7)
     assert removals(effects) == []
     silence(bench, INTERVAL_MS, w2=beat(1, 7))
@@ -192,11 +193,11 @@ def test_where_the_server_does_not_tell_the_session_timeout_decides() -> None:
     bench = Bench.running(ME, "w2.1")
     effects: list[ev.Effect] = []
     for _ in range(TIMING.session_timeout_ms // INTERVAL_MS):
-        if of_type(silence(bench, INTERVAL_MS, w2=beat(1, 7)), ev.ProbePeers):
-            effects += bench.send(ev.PeersProbed(None))
+        if of_type(silence(bench, INTERVAL_MS, w2=beat(1, 7)), membership_events.ProbePeers):
+            effects += bench.send(membership_events.PeersProbed(None))
     assert removals(effects) == []
     silence(bench, INTERVAL_MS, w2=beat(1, 7))
-    assert removals(bench.send(ev.PeersProbed(None))) == [("w2.1",)]
+    assert removals(bench.send(membership_events.PeersProbed(None))) == [("w2.1",)]
 
 
 def test_a_peer_that_beats_again_before_the_answer_is_not_removed() -> None:
@@ -245,9 +246,9 @@ def test_a_peer_that_fell_silent_after_the_question_is_not_judged_by_its_answer(
     bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 7), "w3.1": beat(1, 8)})
     for _ in range(3):
         effects = bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 7), "w3.1": beat(2, 8)})
-        if asked := of_type(effects, ev.ProbePeers):
+        if asked := of_type(effects, membership_events.ProbePeers):
             break
-    assert asked == [ev.ProbePeers((7,))]
+    assert asked == [membership_events.ProbePeers((7,))]
     bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 7), "w3.1": beat(2, 8)})
     assert removals(probed(bench)) == [("w2.1",)]
 
@@ -255,16 +256,16 @@ def test_a_peer_that_fell_silent_after_the_question_is_not_judged_by_its_answer(
 def test_one_question_about_peers_is_under_way_at_a_time() -> None:
     """Also when it takes long; the next heartbeat after its answer asks anew."""
     bench = Bench.running(ME, "w2.1")
-    assert len(of_type(silence(bench, 6 * INTERVAL_MS, w2=beat(1, 7)), ev.ProbePeers)) == 1
-    bench.send(ev.CallFailed(ev.Call.PROBE))
-    assert len(of_type(silence(bench, 3 * INTERVAL_MS, w2=beat(1, 7)), ev.ProbePeers)) == 1
+    assert len(of_type(silence(bench, 6 * INTERVAL_MS, w2=beat(1, 7)), membership_events.ProbePeers)) == 1
+    bench.send(membership_events.CallFailed(membership_events.Call.PROBE))
+    assert len(of_type(silence(bench, 3 * INTERVAL_MS, w2=beat(1, 7)), membership_events.ProbePeers)) == 1
 
 
 def test_a_failed_question_about_peers_removes_nobody() -> None:
     """And does not touch a call about the document."""
     bench = Bench.running(ME, "w2.1")
     silence(bench, 60 * INTERVAL_MS, w2=beat(1, 7))
-    assert bench.send(ev.CallFailed(ev.Call.PROBE)) == []
+    assert bench.send(membership_events.CallFailed(membership_events.Call.PROBE)) == []
 
 
 def test_a_worker_that_slept_does_not_hold_its_sleep_against_peers() -> None:
@@ -273,7 +274,7 @@ def test_a_worker_that_slept_does_not_hold_its_sleep_against_peers() -> None:
     beats = {"w2.1": beat(1, 7), "w3.1": beat(1, 8)}
     bench.heartbeat(after_ms=INTERVAL_MS, beats=beats)
     effects = bench.heartbeat(after_ms=60_000, beats=beats)
-    if of_type(effects, ev.ProbePeers):
+    if of_type(effects, membership_events.ProbePeers):
         effects += probed(bench)
     assert removals(effects) == []
 
@@ -282,6 +283,6 @@ def test_a_leaving_worker_removes_nobody() -> None:
     """It has its own departure to make; others are there to see to the dead."""
     bench = Bench.running(ME, "w2.1", "w3.1")
     bench.send(ev.StopRequested())
-    bench.send(ev.DocumentChanged(11))
+    bench.send(membership_events.DocumentChanged(11))
     silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
     assert removals(probed(bench)) == []

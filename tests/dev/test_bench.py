@@ -11,20 +11,22 @@ import pytest
 import redis
 
 from streamworker.dev.bench import contest as contest_module
-from streamworker.dev.bench import rows, scenes, upkeep
-from streamworker.dev.bench.columns import columns
+from streamworker.dev.bench import rows
 from streamworker.dev.bench.contest import BenchFailed, Contest, Contestant
 from streamworker.dev.bench.figures import LOOP, Figures, Row, Target, fallen, rows_against
 from streamworker.dev.bench.ground import BUSY_PER_S, Ground, open_ground
-from streamworker.dev.bench.limits import limits
 from streamworker.dev.bench.peers import bare
-from streamworker.dev.bench.process import BATCH, FASTSTREAM, FORWARDING, HANDWRITTEN, RECORD, TASKIQ
 from streamworker.dev.bench.record import payloads
 from streamworker.dev.bench.report import Report, chart, markdown, svg
-from streamworker.dev.bench.sending import latency, produce
+from streamworker.dev.bench.scenes import table as scenes
+from streamworker.dev.bench.scenes import upkeep
+from streamworker.dev.bench.scenes.columns import columns
+from streamworker.dev.bench.scenes.limits import limits
+from streamworker.dev.bench.scenes.process import BATCH, FASTSTREAM, FORWARDING, HANDWRITTEN, RECORD, TASKIQ
+from streamworker.dev.bench.scenes.sending import latency, produce
+from streamworker.dev.bench.scenes.upkeep import LOADS, idle, memory, partitions
+from streamworker.dev.bench.scenes.waiting import waiting
 from streamworker.dev.bench.task import Begun, RowRates, Task
-from streamworker.dev.bench.upkeep import LOADS, idle, memory, partitions
-from streamworker.dev.bench.waiting import waiting
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import GroupKeys
 
@@ -155,7 +157,7 @@ async def test_a_bench_refuses_keys_that_are_there_already(redis_url: str) -> No
     """They are not its own; and they are still there afterwards."""
     with redis.Redis.from_url(redis_url) as client:
         client.set("sw:{bench-abcd.events.0}:events", "somebody's")
-        with pytest.raises(ConfigurationError, match="are there already"):
+        with pytest.raises(ConfigurationError, match="exist already"):
             async with open_ground(redis_url, "bench-abcd"):
                 raise AssertionError
         assert client.dbsize() == 1

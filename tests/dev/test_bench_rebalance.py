@@ -6,7 +6,7 @@ import pytest
 
 from streamworker.dev.bench.contest import BenchFailed, Contest
 from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.rebalance import rebalance, rows_of
+from streamworker.dev.bench.scenes.rebalance import rebalance, rows_of
 from streamworker.dev.rebalance_facts import Change
 from streamworker.dev.rebalances import Story
 

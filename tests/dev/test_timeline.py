@@ -35,6 +35,7 @@ def snapshot(members: dict[str, str], owners: list[str | None]) -> GroupSnapshot
                 reason="",
                 checkpoint="0-0",
                 entries=0,
+                gone=0,
                 lag=0,
                 length=0,
                 rows=0,

@@ -17,8 +17,8 @@ from typing import Any
 import structlog
 
 from streamworker.dev.server import EmbeddedServer
-from streamworker.redisio.commit import CommitCode, CommitRequest
-from streamworker.runtime.producer import Producer
+from streamworker.redisio.data.commit import CommitCode, CommitRequest
+from streamworker.runtime.send.producer import Producer
 from streamworker.settings import Settings
 from tests.durability.pair import Pair, raw
 from tests.runtime.bench import Bench, Order, Priced, bench
@@ -71,7 +71,7 @@ async def process(desk: Bench, _count: int) -> float:
     await Producer(desk.backend, desk.stream, Settings()).send_many(MANY)
     began = time.perf_counter()
     running = [await desk.start(spec, p) for p in range(PARTITIONS)]
-    while sum(each.runner.records_done for each in running) < RECORDS:
+    while sum(each.runner.commits.records_done for each in running) < RECORDS:
         await asyncio.sleep(0.002)
     rate = RECORDS / (time.perf_counter() - began)
     for each in running:

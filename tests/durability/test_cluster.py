@@ -9,7 +9,7 @@ import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.errors import BackendUnavailable, ProducerError
-from streamworker.redisio.client import Backend
+from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import check_durability
 from streamworker.settings import Settings
 from tests.cluster.support import is_primary, make_whole, primary_of, replica_of
@@ -51,12 +51,12 @@ async def test_a_replica_that_is_stopped_holds_up_what_its_primary_has(cluster: 
             await desk.producer.send(Order(101, where[elsewhere]), timeout=5)
             here = await desk.start(desk.spec(price, batch=500), there)
             other = await desk.start(desk.spec(price, batch=500), elsewhere)
-            await wait_for_async(lambda: other.runner.records_done, "a commit of another node counts")
+            await wait_for_async(lambda: other.runner.commits.records_done, "a commit of another node counts")
             await wait_for_async(lambda: here.states, "one of this node says what it waits for")
-            assert not here.runner.records_done and "0 of 1 replicas" in here.states[0]
+            assert not here.runner.commits.records_done and "0 of 1 replicas" in here.states[0]
         finally:
             os.kill(replica.pid, signal.SIGCONT)
-        await wait_for_async(lambda: here.runner.records_done, "it counts too")
+        await wait_for_async(lambda: here.runner.commits.records_done, "it counts too")
         await desk.producer.send(Order(102, where[there]), timeout=10)
         await asyncio.gather(here.drained(), other.drained())
 

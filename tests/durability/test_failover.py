@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from streamworker.core.entries import EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import StreamworkerError
-from streamworker.runtime.runner import StopReason
+from streamworker.runtime.run.runner import StopReason
 from tests.chaos.figures import record
 from tests.durability.pair import Pair, cut, newest_aof, raw, some_time, switched
 from tests.helpers import wait_for_async

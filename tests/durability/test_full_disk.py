@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from streamworker.cli.doctor_server import persistence
+from streamworker.cli.doctor.server import persistence
 from streamworker.errors import BackendUnavailable
-from streamworker.redisio.info import read_info
+from streamworker.redisio.wire.info import read_info
 from tests.chaos.servers import ChaosServer, rewrite
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for

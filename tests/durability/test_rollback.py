@@ -11,19 +11,20 @@ import pytest
 import structlog
 
 from streamworker import App
-from streamworker.core.entries import EntryId
-from streamworker.core.locks import Acquired
+from streamworker.core.data.entries import EntryId
+from streamworker.core.ownership.locks import Acquired
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import DataLoss, StreamFull
-from streamworker.redisio import locks, streams
-from streamworker.redisio.client import Backend
+from streamworker.redisio.data import streams
+from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime.ledger import APPENDS_REMEMBERED, Ledger
-from streamworker.runtime.rollback import Committed, rollback_of
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.run.rollback import Committed, rollback_of
+from streamworker.runtime.send.ledger import APPENDS_REMEMBERED, Ledger
 from streamworker.runtime.worker import Worker
-from streamworker.spark.logs import AckedLogs
-from streamworker.spark.offsets import Slice, find_losses
-from streamworker.spark.options import SourceOptions
+from streamworker.spark.source.logs import AckedLogs
+from streamworker.spark.source.offsets import Slice, find_losses
+from streamworker.spark.source.options import SourceOptions
 from tests.chaos.proxy import proxied
 from tests.durability.pair import cut, newest_aof, raw
 from tests.helpers import wait_for_async

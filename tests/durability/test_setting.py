@@ -10,13 +10,13 @@ import pytest
 import redis
 
 from streamworker import App
-from streamworker.cli.doctor import in_redis
-from streamworker.cli.doctor_durability import remains
+from streamworker.cli.doctor.command import in_redis
+from streamworker.cli.doctor.durability import remains
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.durability import Durability, Mode, refusal_of_policy
-from streamworker.redisio.info import ServerInfo, read_info
-from streamworker.redisio.rights import acl_rules
+from streamworker.redisio.admin.rights import acl_rules
+from streamworker.redisio.wire.durability import Durability, Mode, refusal_of_policy
+from streamworker.redisio.wire.info import ServerInfo, read_info
 from streamworker.runtime.worker import Worker
 from streamworker.settings import DURABILITIES, Settings
 from tests.durability.pair import Pair, raw
@@ -146,11 +146,11 @@ def server(**info: Any) -> ServerInfo:
 @pytest.mark.parametrize(
     ("durability", "replicas", "verdict", "words"),
     [
-        ("memory", 0, "ok", "see persistence for what is lost"),
+        ("memory", 0, "ok", "persistence says what can be lost"),
         ("aof", 0, "ok", "a crash loses nothing that was confirmed."),
         ("aof", 1, "ok", "a failover may"),
         ("replicas", 1, "ok", "a failover loses nothing that was confirmed."),
-        ("replicas", 2, "ok", "one to another of the 2 may"),
+        ("replicas", 2, "ok", "a failover to another of the 2 may"),
         ("replicas", 0, "fail", "nothing is confirmed before 1 have it, and 0 are connected"),
     ],
 )

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from streamworker.core.entries import ZERO, EntryId
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, ProducerError
-from streamworker.redisio.client import Backend
-from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest, commit_many
-from streamworker.redisio.durability import Durability, NotDurable
-from streamworker.redisio.streams import Append, AppendCode, append_many
+from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, commit_many
+from streamworker.redisio.data.streams import Append, AppendCode, append_many
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import Durability, NotDurable
 from tests.durability.pair import Pair, raw
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, bench
@@ -195,10 +195,10 @@ async def test_a_partition_says_what_its_commits_wait_for(pair: Pair) -> None:
         running = await desk.start(desk.spec(price, batch=1))
         await wait_for_async(lambda: running.states, "it says what it waits for")
         assert "0 of 1 replicas had it" in running.states[0]
-        assert done == [1] and running.runner.records_done == 0
+        assert done == [1] and running.runner.commits.records_done == 0
         assert await desk.committed() == 1
         pair.resume_replica()
-        await wait_for_async(lambda: running.runner.records_done == 1, "the commit counts")
+        await wait_for_async(lambda: running.runner.commits.records_done == 1, "the commit counts")
         assert running.states[-1] == "" and running.runner.committed.entries == 1
         await running.drained()
 

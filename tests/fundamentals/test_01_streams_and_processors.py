@@ -31,7 +31,7 @@ async def test_each_record_that_is_sent_reaches_the_function(redis_url: str) -> 
     async def audit(order: Order) -> None:
         seen.append(order)
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await orders.send(Order("ann", 5.0))
         await orders.send_many([Order("bob", 7.0), Order("cid", 9.0)])
         await worker.until_drained()
@@ -50,7 +50,7 @@ async def test_a_plain_function_may_block_because_it_has_a_thread(redis_url: str
         blocked.add(order.customer)
         anyio.from_thread.run(anyio.sleep, 0.01)
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await orders.send_many(Order(f"customer-{n}", 1.0) for n in range(20))
         await worker.until_drained()
 
@@ -72,7 +72,7 @@ async def test_two_processors_of_one_stream_each_get_every_record(redis_url: str
     async def greet(order: Order) -> None:
         customers.append(order.customer)
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await orders.send_many([Order("ann", 5.0), Order("bob", 7.0)])
         await worker.until_drained()
 
@@ -91,10 +91,10 @@ async def test_a_worker_that_starts_later_begins_where_the_last_one_ended(redis_
         seen.append(order.amount)
 
     await orders.send(Order("ann", 1.0))
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
     await orders.send(Order("ann", 2.0))
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
 
     assert seen == [1.0, 2.0]

@@ -30,7 +30,7 @@ async def test_records_with_one_key_are_handled_in_the_order_in_which_they_were_
         seen[move.aircraft].append(move.number)
         partitions[move.aircraft].add(ctx.partition)
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await moves.send_many(Move(f"N{plane}", number) for number in range(30) for plane in range(10))
         await worker.until_drained()
 
@@ -48,7 +48,7 @@ async def test_records_without_a_key_are_spread_over_all_partitions(redis_url: s
     async def follow(move: Move, ctx: Context) -> None:
         places.append(ctx.partition)
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await moves.send_many(Move(None, number) for number in range(8))
         await worker.until_drained()
 
@@ -71,7 +71,7 @@ async def test_sends_that_run_at_the_same_time_keep_the_order_of_their_calls(red
     async def read(batch: list[Move]) -> None:
         numbers.extend(move.number for move in batch)
 
-    async with local_worker(again) as worker:
+    async with local_worker(again, url=redis_url) as worker:
         await worker.until_drained()
     assert numbers == list(range(5_001))
     assert place.partition in range(4)

@@ -26,7 +26,7 @@ async def test_a_batch_has_at_most_so_many_records_and_loses_none(redis_url: str
         batches.append([reading.value for reading in batch])
 
     await readings.send_many(Reading(n) for n in range(100))
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
 
     assert [len(batch) for batch in batches] == [40, 40, 20]
@@ -43,7 +43,7 @@ async def test_a_batch_waits_for_company_only_as_long_as_within_says(redis_url: 
     async def store(batch: list[Reading]) -> None:
         sizes.append(len(batch))
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await readings.send(Reading(1))
         await worker.until_drained()
 
@@ -63,9 +63,9 @@ async def test_a_batch_is_one_commit(redis_url: str) -> None:
         return batch
 
     await readings.send_many(Reading(n) for n in range(30))
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
-        (partition,) = (await worker.snapshot(store)).partitions
+        (partition,) = (await worker.snapshot()).processors["store"].partitions
 
     assert (partition.rows, partition.acked_length) == (30, 3)
     assert partition.checkpoint == ids[-1]

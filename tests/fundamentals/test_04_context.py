@@ -25,7 +25,7 @@ async def test_headers_travel_beside_the_record(redis_url: str) -> None:
     async def trace(order: Order, ctx: Context) -> None:
         found.append((ctx.header("trace"), ctx.header("absent")))
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await orders.send(Order("ann"), headers={"trace": "4bf92f"})
         await worker.until_drained()
 
@@ -44,7 +44,7 @@ async def test_a_context_says_where_the_record_is_and_send_said_the_same(redis_u
         assert ctx.epoch > 0
         places.append((ctx.partition, str(ctx.entry_id)))
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         sent = await orders.send(Order("ann"))
         await worker.until_drained()
 
@@ -62,7 +62,7 @@ async def test_the_epoch_grows_from_owner_to_owner(redis_url: str) -> None:
         epochs.append(ctx.epoch)
 
     for _ in range(2):
-        async with local_worker(app) as worker:
+        async with local_worker(app, url=redis_url) as worker:
             await orders.send(Order("ann"))
             await worker.until_drained()
 
@@ -83,7 +83,7 @@ async def test_a_batch_has_many_entry_ids_and_refuses_to_name_one(redis_url: str
             messages.append(str(error))
 
     await orders.send_many([Order("ann"), Order("bob")])
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
 
     assert len(messages) == 1

@@ -39,7 +39,7 @@ async def test_rows_are_typed_by_the_return_annotation(redis_url: str) -> None:
     async def keep(batch: list[Order]) -> list[Order]:
         return batch
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await orders.send(Order("ann", Decimal("1.50"), AT))
         await worker.until_drained()
         rows = await worker.rows(keep)
@@ -58,7 +58,7 @@ async def test_one_record_may_become_many_rows_or_none(redis_url: str) -> None:
             for _ in range(2):
                 ctx.forward(Line(order.customer, order.amount / 2))
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         for customer, amount in (("ann", 4), ("bob", 0), ("cid", 6)):
             await orders.send(Order(customer, Decimal(amount), AT))
         await worker.until_drained()
@@ -81,7 +81,7 @@ async def test_a_function_that_returns_nothing_can_forward_its_records(redis_url
     async def check(order: Order) -> None:
         assert order.amount > 0
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await orders.send(Order("ann", Decimal(1), AT))
         await worker.until_drained()
         assert [row["customer"] for row in await worker.rows(check)] == ["ann"]

@@ -33,7 +33,7 @@ async def test_a_call_that_fails_is_made_again_and_its_result_is_there_once(redi
         return batch
 
     await payments.send_many(Payment(n) for n in range(5))
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
         rows = await worker.rows(book)
 
@@ -65,12 +65,12 @@ async def test_a_worker_that_breaks_off_leaves_its_batch_to_the_next_one(redis_u
 
     await payments.send_many(Payment(n) for n in range(3))
     with anyio.CancelScope() as plug:
-        async with local_worker(app, name="first"):
+        async with local_worker(app, url=redis_url, name="first"):
             await in_hand.wait()
             plug.cancel()
             await anyio.lowlevel.checkpoint()
     may_end.set()
-    async with local_worker(app, name="second") as worker:
+    async with local_worker(app, url=redis_url, name="second") as worker:
         await worker.until_drained()
         rows = await worker.rows(book)
 
@@ -93,10 +93,10 @@ async def test_a_worker_that_is_asked_to_stop_finishes_what_it_has_in_hand(redis
         return batch
 
     await payments.send_many(Payment(n) for n in range(6))
-    async with local_worker(app, name="first"):
+    async with local_worker(app, url=redis_url, name="first"):
         await in_hand.wait()
     assert len(executed) < 6
-    async with local_worker(app, name="second") as worker:
+    async with local_worker(app, url=redis_url, name="second") as worker:
         await worker.until_drained()
 
     assert executed == [0, 1, 2, 3, 4, 5]

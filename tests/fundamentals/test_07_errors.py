@@ -42,17 +42,17 @@ async def test_by_default_one_partition_halts_and_says_why_while_others_go_on(re
         booked.append(payment.account)
         return payment
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         bad = await payments.send(Payment("ann", -1))
         await payments.send(Payment("ann", 5))
         await payments.send_many(Payment(f"other-{n}", 5) for n in range(50))
         with pytest.raises(StreamworkerError, match="ann has a negative amount"):
             await worker.until_drained()
-        snapshot = await worker.until(
-            lambda s: all(v.lag == 0 for v in s.partitions if v.state != "halted"),
-            "all other partitions are done",
-            processor=book,
-        )
+        snapshot = (
+            await worker.until(
+                lambda now: all(v.lag == 0 for v in now.processors["book"].partitions if v.state != "halted")
+            )
+        ).processors["book"]
 
     (halted,) = [view for view in snapshot.partitions if view.state == "halted"]
     assert halted.partition == bad.partition
@@ -74,11 +74,11 @@ async def test_a_halted_partition_goes_on_when_the_function_was_put_right(redis_
         return payment
 
     await payments.send_many([Payment("ann", 1), Payment("ann", -2), Payment("ann", 3)])
-    async with local_worker(app) as worker:
-        await worker.until(lambda s: s.partitions[0].state == "halted", "it halts", processor=book)
+    async with local_worker(app, url=redis_url) as worker:
+        await worker.until(lambda now: now.processors["book"].partitions[0].state == "halted")
         assert [row["amount"] for row in await worker.rows(book)] == [1]
     fixed = True
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
         assert [row["amount"] for row in await worker.rows(book)] == [1, -2, 3]
 
@@ -94,7 +94,7 @@ async def test_a_dead_letter_leaves_the_batch_and_the_rest_keeps_its_order(redis
         return batch
 
     await payments.send_many(Payment(f"a{n}", -1 if n in (7, 40) else n) for n in range(60))
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
         rows, letters = await worker.rows(book), await worker.dead_letters(book)
 
@@ -117,7 +117,7 @@ async def test_an_entry_that_is_no_record_takes_the_same_road(redis_url: str) ->
     async with careless:
         await untyped.send(Untyped("ann", "five"))
     await payments.send(Payment("ann", 5))
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
         (letter,) = await worker.dead_letters(book)
         assert [row["amount"] for row in await worker.rows(book)] == [5]
@@ -138,7 +138,7 @@ async def test_skip_passes_over_and_retry_is_the_chance_before(redis_url: str) -
         return payment
 
     await payments.send_many([Payment("moody", 1), Payment("bad", -1), Payment("good", 2)])
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
         rows, letters = await worker.rows(book), await worker.dead_letters(book)
 

@@ -38,7 +38,7 @@ async def test_a_full_partition_raises_where_the_sender_asked_for_it(redis_url: 
             await items.send(Item(number), on_full="raise")
         with pytest.raises(StreamFull, match="10 entries"):
             await items.send(Item(10), on_full="raise")
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
     assert handled == list(range(10))
 
@@ -47,7 +47,7 @@ async def test_a_sender_that_waits_goes_on_when_a_worker_has_made_room(redis_url
     """The default. An endless source can be sent at the pace of the workers."""
     app, handled = declare(redis_url)
     items = app.streams["items"]
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         with anyio.fail_after(30):
             await items.send_many(Item(number) for number in range(100))
         await worker.until_drained()

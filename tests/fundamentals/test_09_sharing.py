@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from streamworker import App, Context
-from streamworker.testing import GroupSnapshot, local_worker
+from streamworker.testing import Snapshot, local_worker
 
 pytestmark = pytest.mark.anyio
 
@@ -30,15 +30,15 @@ async def test_two_workers_share_the_partitions_and_one_that_leaves_gives_its_sh
     async def take(item: Item, ctx: Context) -> None:
         handled.append((item.key, item.number))
 
-    def owned(counts: dict[str, int]) -> Callable[[GroupSnapshot], bool]:
-        return lambda s: {m.name: len(m.partitions) for m in s.members} == counts
+    def owned(counts: dict[str, int]) -> Callable[[Snapshot], bool]:
+        return lambda now: {m.name: len(m.partitions) for m in now.processors["take"].members} == counts
 
-    async with local_worker(app, name="w1") as first:
-        await first.until(owned({"w1": 6}), "the first owns all", processor=take)
-        async with local_worker(app, name="w2") as second:
-            await second.until(owned({"w1": 3, "w2": 3}), "both own half", processor=take)
+    async with local_worker(app, url=redis_url, name="w1") as first:
+        await first.until(owned({"w1": 6}))
+        async with local_worker(app, url=redis_url, name="w2") as second:
+            await second.until(owned({"w1": 3, "w2": 3}))
             await items.send_many(Item(f"k{n % 20}", n) for n in range(200))
-        snapshot = await first.until(owned({"w1": 6}), "the first owns all again", processor=take)
+        snapshot = (await first.until(owned({"w1": 6}))).processors["take"]
         await items.send_many(Item(f"k{n % 20}", n) for n in range(200, 300))
         await first.until_drained()
 
@@ -58,10 +58,13 @@ async def test_more_workers_than_partitions_leave_some_standing_by(redis_url: st
     @app.processor(items)
     async def take(item: Item) -> None: ...
 
-    async with local_worker(app, name="w1"), local_worker(app, name="w2") as second:
-        snapshot = await second.until(
-            lambda s: [m.state for m in s.members] == ["active", "standby"],
-            "one works and one stands by",
-            processor=take,
-        )
+    async with (
+        local_worker(app, url=redis_url, name="w1"),
+        local_worker(app, url=redis_url, name="w2") as second,
+    ):
+        snapshot = (
+            await second.until(
+                lambda now: [m.state for m in now.processors["take"].members] == ["active", "standby"]
+            )
+        ).processors["take"]
     assert [member.name for member in snapshot.members] == ["w1", "w2"]

@@ -39,7 +39,7 @@ async def test_totals_count_each_record_once_though_calls_fail(redis_url: str) -
             raise ConnectionError("after the assignment")
         return Balance(deposit.account, total)
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await deposits.send_many(Deposit(account, 10) for _ in range(10) for account in ("ann", "bob"))
         await worker.until_drained()
         rows = await worker.rows(balances)
@@ -60,7 +60,7 @@ async def test_state_moves_with_the_partition(redis_url: str) -> None:
         return Balance(deposit.account, total)
 
     for day in range(3):
-        async with local_worker(app, name=f"day-{day}") as worker:
+        async with local_worker(app, url=redis_url, name=f"day-{day}") as worker:
             await deposits.send(Deposit("ann", 5))
             await worker.until_drained()
             rows = await worker.rows(balances)
@@ -86,7 +86,7 @@ async def test_a_value_is_stored_by_assigning_it(redis_url: str) -> None:
         except RecordError as error:
             seen.append(error.remedy)
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await deposits.send_many(Deposit("ann", n) for n in (1, 2, 3))
         await worker.until_drained()
 

@@ -28,7 +28,7 @@ async def test_asking_for_the_next_record_acks_the_one_before(redis_url: str) ->
             sum_ += reading.value
         told.append(f"saw {sum_}")
 
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await readings.send_many(Reading(n) for n in range(10))
         await worker.until_drained()
         assert told == []
@@ -48,7 +48,7 @@ async def test_take_gives_lists_and_the_context_names_their_entries(redis_url: s
             lists.append([reading.value for reading in batch])
 
     await readings.send_many(Reading(n) for n in range(10))
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
     assert lists == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
@@ -69,6 +69,6 @@ async def test_after_an_error_the_function_begins_again_with_the_first_record_th
                 raise ConnectionError("lost the station")
 
     await readings.send_many(Reading(n) for n in range(6))
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
     assert given == [0, 1, 2, 3, 3, 4, 5]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
-from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
+from streamworker.redisio.wire.client import Backend
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, beside, wait_for, whole_lines
 from tests.judge import check_rows, read_logs

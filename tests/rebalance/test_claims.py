@@ -73,10 +73,10 @@ def test_a_worker_that_leaves_gives_up_its_entries(scene: Scene, redis_url: str)
     w1 = scene.worker("w1", **CLAIM)
     scene.wait_for_owners({"w1": 8})
     with redis.Redis.from_url(redis_url) as client:
-        assert len(client.hkeys(KEYS.claims)) == 9
+        assert len(client.hkeys(KEYS.of_group("claims"))) == 9
         w1.terminate()
         assert w1.wait() == 0, w1.log()
-        assert client.hkeys(KEYS.claims) == [b"last"]
+        assert client.hkeys(KEYS.of_group("claims")) == [b"last"]
     assert scene.owners() == {}
 
 
@@ -113,7 +113,7 @@ def test_workers_claim_anew_after_the_database_was_emptied(scene: Scene, redis_u
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
         start = time.monotonic()
-        wait_for(lambda: len(client.hkeys(KEYS.claims)) == 9, "all is claimed again")
+        wait_for(lambda: len(client.hkeys(KEYS.of_group("claims"))) == 9, "all is claimed again")
         print(f"claimed again after {time.monotonic() - start:.2f} s")
     scene.send(200)
     scene.wait_for_owners({"w1": 4, "w2": 4})

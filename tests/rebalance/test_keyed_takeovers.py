@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.runtime.keyed_mode import WINDOW_MIN, WINDOW_PER_CALL
+from streamworker.runtime.run.modes.keyed import WINDOW_MIN, WINDOW_PER_CALL
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
 from tests.rebalance.scene import FAST, HERE, Call, Scene

@@ -67,8 +67,8 @@ def test_a_worker_that_leaves_leaves_nothing_in_the_hashes(scene: Scene, redis_u
     assert w1.wait() == 0, w1.log()
     keys = GroupKeys("ledger", "items", "record")
     with redis.Redis.from_url(redis_url) as client:
-        assert client.hgetall(keys.lease_allocation) == {}
-        assert client.hkeys(keys.lease_grab) == [b"last"]
+        assert client.hgetall(keys.of_group("allocation")) == {}
+        assert client.hkeys(keys.of_group("grab")) == [b"last"]
 
 
 def test_a_worker_that_slept_was_overtaken_cannot_commit_and_races_again(scene: Scene) -> None:

@@ -10,10 +10,10 @@ from statistics import median
 
 import pytest
 
-from streamworker.dev.herd import Herd, run_herd
 from streamworker.dev.rebalance_facts import Change
 from streamworker.dev.rebalances import Rebalances, Story, tell
 from streamworker.dev.server import EmbeddedServer
+from tests.rebalance.herd import Herd, run_herd
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from streamworker.core.snapshot import Rebalance
-from streamworker.runtime.stages import FORCED
+from streamworker.runtime.watch.stages import FORCED
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 from tests.rebalance.scene import FAST, Call, Scene, slack_for_this_machine

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamworker.core.entries import Entry, EntryId
+from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import ConfigurationError, DecodeError, RecordError
 from streamworker.records import CODECS, Codec, RecordType
 from tests.records.kinds import KINDS, VALUES, AsNamedTuple

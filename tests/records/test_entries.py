@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.entries import Entry, EntryId
+from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import DecodeError
 from streamworker.records import RecordType
 from streamworker.records.entries import Entries, joined_entries, size_of, sizes_of

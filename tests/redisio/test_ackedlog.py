@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamworker import errors
-from streamworker.core import entries
-from streamworker.core.entries import EntryId
+from streamworker.core.data import entries
+from streamworker.core.data.entries import EntryId
 from streamworker.errors import DataLoss, RecordError
-from streamworker.redisio import ackedlog
-from streamworker.redisio.ackedlog import (
+from streamworker.redisio.data import ackedlog
+from streamworker.redisio.data.ackedlog import (
     CODECS,
     AckedBatch,
     Codec,
@@ -249,9 +249,9 @@ def test_a_batch_of_another_schema_is_refused() -> None:
 FORGER = """
 import random, sys, zlib
 import pyarrow as pa
-from streamworker.core.entries import EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.errors import DataLoss
-from streamworker.redisio.ackedlog import decode_entry, encode_batch, schema_fingerprint
+from streamworker.redisio.data.ackedlog import decode_entry, encode_batch, schema_fingerprint
 
 dice = random.Random(7)
 batch = pa.record_batch({
@@ -353,7 +353,7 @@ def test_the_number_of_rows_is_checked_against_the_id() -> None:
 
 def test_the_module_needs_only_pyarrow_and_two_small_modules() -> None:
     """Spark's executors get it by value, with no more of this package than that."""
-    allowed = {"pyarrow", "streamworker.core.entries", "streamworker.errors"} | sys.stdlib_module_names
+    allowed = {"pyarrow", "streamworker.core.data.entries", "streamworker.errors"} | sys.stdlib_module_names
     for module in (ackedlog, entries, errors):
         assert module.__file__ is not None
         tree = ast.parse(Path(module.__file__).read_text())

@@ -13,11 +13,11 @@ import redis
 
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import AuthenticationFailed, BackendUnavailable
-from streamworker.redisio import attempts
-from streamworker.redisio.attempts import Gate, gate_of
-from streamworker.redisio.client import Backend
-from streamworker.redisio.failures import has_no_room
-from streamworker.redisio.link import Link, Target
+from streamworker.redisio.wire import attempts
+from streamworker.redisio.wire.attempts import Gate, gate_of
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import has_no_room
+from streamworker.redisio.wire.link import Link, Target
 from streamworker.settings import Settings
 from tests.chaos.proxy import proxied
 from tests.stub import stub

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamworker.core.entries import Entry, EntryId
+from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import DecodeError
 from streamworker.records import RecordType
-from streamworker.redisio.ackedlog import Codec, decode_entry, schema_fingerprint
-from streamworker.redisio.columns import Packer, as_it_came, rows_of, unpacked
+from streamworker.redisio.data.ackedlog import Codec, decode_entry, schema_fingerprint
+from streamworker.redisio.data.columns import Packer, as_it_came, rows_of, unpacked
 from tests.records.kinds import VALUES, AsStruct
 
 CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")

@@ -13,22 +13,25 @@ import fakeredis
 import pytest
 import redis
 
-from streamworker.core.entries import EntryId
-from streamworker.core.mending import fingerprint
+from streamworker.core.data.entries import EntryId
+from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio import scripts
-from streamworker.redisio.commit import CommitRequest, DeadLetter, commit_call
-from streamworker.redisio.repair import group_keys
+from streamworker.redisio.admin.repair import _log_keys, group_keys
+from streamworker.redisio.data.commit import CommitRequest, DeadLetter, commit_call
+from streamworker.redisio.data.streams import Append, Headers, Payload, append_call
+from streamworker.redisio.group import operations_claim, operations_lease
+from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Script
-from streamworker.redisio.streams import Append, Headers, Payload, append_call
 from tests.contract.support import GROUP, STREAM, batch_of
 
-LOCK, EVENTS, ACKED, DEAD, STATE = (
+LOCK, EVENTS, ACKED, DEAD, STATE, GROUPS = (
     GROUP.lock(0),
     GROUP.events(0),
     GROUP.acked(0),
     GROUP.dead(0),
     GROUP.state(0),
+    GROUP.groups(0),
 )
 _SERVER_TIME = re.compile(rb"\d{13,}(-\d+)?")
 _FINGERPRINT = re.compile(rb"\d+:[0-9a-f]{40}")
@@ -53,7 +56,7 @@ class Transcript:
 
     def look(self) -> None:
         """Write down what is stored: hashes, streams and groups."""
-        for key in (LOCK, STATE, GROUP.beats, GROUP.loads):
+        for key in (LOCK, STATE, GROUPS, GROUP.beats, GROUP.loads):
             self.note(sorted(self.client.hgetall(key).items()))
         for key in (EVENTS, ACKED, DEAD, GROUP.control):
             self.note([sorted(fields.items()) for _, fields in self.client.xrange(key)])
@@ -66,7 +69,7 @@ class Transcript:
     def acquire(self, owner: str, generation: int, *live: str, deadline_ms: int = 60_000) -> Any:
         """Run acquire.lua."""
         args = (owner, generation, deadline_ms, "price", "nonce", owner, *live)
-        return self.run(scripts.ACQUIRE, (LOCK, EVENTS, ACKED), args)
+        return self.run(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS), args)
 
     def add(self, first: int, last: int) -> None:
         """Add entries with ids ``first-0`` to ``last-0``."""
@@ -105,7 +108,7 @@ def _timeless(answer: Any) -> Any:
 
 def registering(t: Transcript) -> None:
     """A group at the start, at the end, at an id, twice, and without its lock or its group."""
-    keys = (LOCK, EVENTS, ACKED)
+    keys = (LOCK, EVENTS, ACKED, GROUPS)
     t.add(1, 5)
     for start in ("0-0", "$", "3-0"):
         t.run(scripts.REGISTER, keys, ("price", start, "nonce"))
@@ -213,7 +216,7 @@ def by_hand(t: Transcript) -> None:
     t.client.xadd(DEAD, {"id": "3-0", "f.v": b"\xff", "f.h.a": "1"}, id="1-0")
     t.client.xadd(DEAD, {"note": "not ours"}, id="2-0")
     for letter in ("1-0", "1-0", "2-0"):
-        t.run(scripts.REPLAY_DEAD, (DEAD, EVENTS), (letter,))
+        t.run(scripts.REPLAY_DEAD, (DEAD, EVENTS), (letter, "sw:replayed-for", "price"))
     t.look()
 
 
@@ -234,9 +237,9 @@ def trimming_little(t: Transcript) -> None:
     """Less than a node of the stream: nothing goes."""
     t.add(1, 20)
     _, epoch, *_ = t.acquire("w1", 7)
-    t.run(scripts.TRIM, (EVENTS, ACKED), (0, 1_000))
+    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (0, 1_000, "price"))
     t.commit(epoch, 0, 10, rows=1)
-    t.run(scripts.TRIM, (EVENTS, ACKED), (0, 1_000))
+    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (0, 1_000, "price"))
 
 
 def trimming_much(t: Transcript) -> None:
@@ -244,8 +247,8 @@ def trimming_much(t: Transcript) -> None:
     t.add(1, 450)
     _, epoch, *_ = t.acquire("w1", 7)
     t.commit(epoch, 0, 300, rows=1)
-    t.run(scripts.TRIM, (EVENTS, ACKED), (1, 150))
-    t.run(scripts.TRIM, (EVENTS, ACKED), (1, 1_000))
+    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (1, 150, "price"))
+    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (1, 1_000, "price"))
 
 
 def trimming_large_entries(t: Transcript) -> None:
@@ -254,7 +257,7 @@ def trimming_large_entries(t: Transcript) -> None:
         t.client.xadd(EVENTS, {"v": "x" * 2_000}, id=f"{n}-0")
     _, epoch, *_ = t.acquire("w1", 7)
     t.commit(epoch, 0, 9)
-    t.run(scripts.TRIM, (EVENTS, ACKED), (0, 1_000))
+    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (0, 1_000, "price"))
 
 
 def a_full_memory(t: Transcript) -> None:
@@ -270,35 +273,35 @@ def a_full_memory(t: Transcript) -> None:
 def a_forgotten_script(t: Transcript) -> None:
     """EVALSHA of a script that was loaded, and then flushed."""
     t.note(t.client.script_load(scripts.TRIM.text))
-    t.note(t.client.evalsha(scripts.TRIM.sha, 2, EVENTS, ACKED, 0, 10))
+    t.note(t.client.evalsha(scripts.TRIM.sha, 4, EVENTS, ACKED, LOCK, GROUPS, 0, 10, "price"))
     t.client.script_flush()
     try:
-        t.note(t.client.evalsha(scripts.TRIM.sha, 2, EVENTS, ACKED, 0, 10))
+        t.note(t.client.evalsha(scripts.TRIM.sha, 4, EVENTS, ACKED, LOCK, GROUPS, 0, 10, "price"))
     except redis.exceptions.ResponseError as error:
         t.note(type(error).__name__)
 
 
 def claims(t: Transcript) -> None:
     """Entries that are claimed, renewed, refused and given up, by their ETags."""
-    keys = (GROUP.claims,)
-    t.client.hset(GROUP.claims, mapping={"1": "5|1|0|1-0|w1", "last": "5"})
-    t.run(scripts.CLAIM_TAKE, keys, ("w1", 2, "0", 0, "0-0"))
-    t.run(scripts.CLAIM_TAKE, keys, ("w2", 2, "0", 0, "0-0"))
-    t.run(scripts.CLAIM_UPDATE, keys, ("w2", 1, "5", 0, "2-0"))
-    t.run(scripts.CLAIM_UPDATE, keys, ("w1", 1, "5", 0, "2-0"))
-    t.run(scripts.CLAIM_GIVE_UP, keys, ("w2", 1))
-    t.run(scripts.CLAIM_GIVE_UP, keys, ("w1", 1, 2))
-    t.run(scripts.CLAIM_LIST, keys, ())
+    keys = (GROUP.of_group("claims"),)
+    t.client.hset(GROUP.of_group("claims"), mapping={"1": "5|1|0|1-0|w1", "last": "5"})
+    t.run(operations_claim.TAKE, keys, ("w1", 2, "0", 0, "0-0"))
+    t.run(operations_claim.TAKE, keys, ("w2", 2, "0", 0, "0-0"))
+    t.run(operations_claim.UPDATE, keys, ("w2", 1, "5", 0, "2-0"))
+    t.run(operations_claim.UPDATE, keys, ("w1", 1, "5", 0, "2-0"))
+    t.run(operations_claim.GIVE_UP, keys, ("w2", 1))
+    t.run(operations_claim.GIVE_UP, keys, ("w1", 1, 2))
+    t.run(operations_claim.LIST, keys, ())
 
 
 def a_race(t: Transcript) -> None:
     """Leases that are challenged, won, lost, marked and taken back."""
-    hashes = (GROUP.lease_grab, GROUP.lease_allocation)
-    t.run(scripts.LEASE_CHALLENGE, (*hashes, GROUP.control), ("w1", 1, "free", 2, "due", 3, "overdue"))
-    t.run(scripts.LEASE_RACE, hashes, ("w1", 1))
-    t.run(scripts.LEASE_RACE, hashes, ("w2", 1))
-    t.run(scripts.LEASE_UPDATE, (*hashes, GROUP.control), ("w2", 1, 1, 9, 1, 1, 1, 1, 9))
-    t.run(scripts.LEASE_CHALLENGE, (*hashes, GROUP.control), ("w2", 1, "free", 1, "overdue"))
+    hashes = (GROUP.of_group("grab"), GROUP.of_group("allocation"))
+    t.run(operations_lease.CHALLENGE, (*hashes, GROUP.control), ("w1", 1, "free", 2, "due", 3, "overdue"))
+    t.run(operations_lease.RACE, hashes, ("w1", 1))
+    t.run(operations_lease.RACE, hashes, ("w2", 1))
+    t.run(operations_lease.UPDATE, (*hashes, GROUP.control), ("w2", 1, 1, 9, 1, 1, 1, 1, 9))
+    t.run(operations_lease.CHALLENGE, (*hashes, GROUP.control), ("w2", 1, "free", 1, "overdue"))
 
 
 def repairs(t: Transcript) -> None:
@@ -316,9 +319,14 @@ def repairs(t: Transcript) -> None:
         t.run(scripts.REPAIR_LOCK, (LOCK,), ("w1", 5))
         t.run(scripts.REPAIR_READER, (GROUP.readers,), ("spark", "{}"))
         t.run(scripts.REPAIR_LOG, (LOCK, ACKED), ("L", 9, 10))
+    for n in range(25):
+        t.client.xadd(ACKED, {"rows": "9"}, id=f"{20 + n}-0")
+    t.client.hset(LOCK, mapping={"rows": 30, "entries": 1})
+    for cursor in ("?", "", "29-0", "30-0"):
+        t.run(scripts.REPAIR_AHEAD, _log_keys(GROUP, 0), ("L", "price", cursor))
     t.look()
     for _ in range(2):
-        t.run(scripts.REPAIR_PLACE, (LOCK, EVENTS, ACKED, DEAD, STATE), ("price", "", 6))
+        t.run(scripts.REPAIR_PLACE, (LOCK, EVENTS, ACKED, DEAD, STATE, GROUPS), ("price", "", 6))
         t.run(scripts.REPAIR_GROUP, group_keys(GROUP), ("",))
     t.look()
 
@@ -390,4 +398,4 @@ def test_every_script_runs_in_some_scenario(fake: Transcript, monkeypatch: pytes
     for scenario in SCENARIOS:
         fake.client.flushall()
         scenario(fake)
-    assert ran == {script.name for script in scripts.ALL}
+    assert ran == {script.name for script in SCRIPTS}

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.keys import KEY_TABLE, GroupKeys, StreamKeys, check_name
+from streamworker.redisio.group.protocols import HASHES, KEY_TABLE
+from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
 
 STREAM, GROUP = StreamKeys("app", "stream"), GroupKeys("app", "stream", "GROUP")
 
@@ -60,10 +61,11 @@ def test_the_table_has_every_key_and_its_true_form() -> None:
         STREAM.meta,
         STREAM.events(0),
         STREAM.producer(0, "ID"),
-        *(getattr(GROUP, name)(0) for name in ("lock", "acked", "dead", "state")),
+        STREAM.groups(0),
+        *(getattr(GROUP, name)(0) for name in ("lock", "acked", "copy", "dead", "state")),
         *(getattr(GROUP, name) for name in ("members", "control", "beats", "loads", "readers")),
         *(getattr(GROUP, name) for name in ("damaged", "schemas")),
-        *(getattr(GROUP, name) for name in ("claims", "lease_grab", "lease_allocation")),
+        *map(GROUP.of_group, HASHES),
     }
     assert {row.key.replace(".P}", ".0}") for row in KEY_TABLE} == made
 

@@ -1,8 +1,5 @@
 """URLs, and what becomes of redis-py's errors."""
 
-import asyncio
-
-import anyio
 import pytest
 from redis import exceptions
 
@@ -13,8 +10,8 @@ from streamworker.errors import (
     BackendUnavailable,
     ConfigurationError,
 )
-from streamworker.redisio.failures import no_answer, translate
-from streamworker.redisio.link import Argument, Link, Target, pack, pack_all
+from streamworker.redisio.wire.failures import no_answer, translate
+from streamworker.redisio.wire.link import Target
 
 SECRET = "canary-Pa55word"
 
@@ -36,8 +33,7 @@ def test_an_address_never_holds_the_password(url: str, address: str) -> None:
 
 def test_credentials_in_a_url_are_decoded_once() -> None:
     """A password with any character can be written percent-encoded."""
-    connection = Target("redis://us%2Fer:p%40ss%2525@h", "t").connection()
-    assert (connection.username, connection.password) == ("us/er", "p@ss%25")
+    assert Target("redis://us%2Fer:p%40ss%2525@h", "t").login == ("us/er", "p@ss%25")
 
 
 @pytest.mark.parametrize(
@@ -67,17 +63,6 @@ def test_an_option_that_would_change_our_policy_is_refused(option: str) -> None:
     """Timeouts, retries and the protocol are ours; the message names the option."""
     with pytest.raises(ConfigurationError, match=f"option '{option.partition('=')[0]}'"):
         Target(f"redis://localhost/0?{option}", "t")
-
-
-def test_a_connection_has_no_policy_of_redis_py() -> None:
-    """No retry, no timeout on the socket, no notifications: each was measured to do harm."""
-    connection = Target("redis://localhost", "a name").connection()
-    assert connection.socket_timeout is None
-    assert connection.retry.get_retries() == 0
-    assert connection.protocol == 2
-    assert connection.client_name == "a-name"
-    assert connection.maint_notifications_config is not None
-    assert not connection.maint_notifications_config.enabled
 
 
 def _server_says(text: str) -> exceptions.RedisError:
@@ -132,51 +117,3 @@ def test_no_answer_says_that_nobody_knows() -> None:
 def test_a_long_text_of_the_server_is_cut() -> None:
     """An error that quotes a whole payload does not fill the log."""
     assert len(str(translate(_server_says("ERR " + "x" * 10_000), "h:1"))) < 500
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("size", [1, 5_000], ids=["in one read", "in many reads"])
-async def test_replies_that_come_together_are_taken_together(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    """In their order, refusals among them; to wait for each cost more than to take it."""
-    link = Link(Target(redis_url, "test"))
-    await link.ready()
-    read, waits = link._connection.read_response, 0
-
-    async def counted() -> object:
-        nonlocal waits
-        waits += 1
-        return await read()
-
-    monkeypatch.setattr(link._connection, "read_response", counted)
-    texts = [b"%d" % n + b"x" * size for n in range(300)]
-    commands: list[tuple[Argument, ...]] = [("ECHO", text) for text in texts]
-    commands[100:100] = [("NOSUCH",)]
-    answers = await link.roundtrip(pack_all(commands), len(commands))
-    await link.close()
-    assert isinstance(answers.pop(100), exceptions.ResponseError)
-    assert answers == texts
-    assert waits < 200
-
-
-@pytest.mark.parametrize("use_uvloop", [False, True])
-def test_a_connection_that_was_lost_as_it_is_written_to_is_an_error_of_ours(
-    redis_url: str, use_uvloop: bool
-) -> None:
-    """Each event loop says it in its own way, uvloop by no OSError: it ended workers whose primary died."""
-
-    async def main() -> None:
-        link = Link(Target(redis_url, "t"))
-        await link.ready()
-        writer = link._connection._writer
-        assert writer is not None
-        writer.transport.abort()
-        await asyncio.sleep(0.05)
-        with pytest.raises(BackendUnavailable):
-            await link.roundtrip(pack(("PING",)), 1)
-        await link.ready()
-        assert await link.roundtrip(pack(("PING",)), 1) == [b"PONG"]
-        await link.close()
-
-    anyio.run(main, backend_options={"use_uvloop": use_uvloop})

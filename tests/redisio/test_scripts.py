@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import pytest
 
-from streamworker.redisio import scripts
+from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Script
 
 LUA = files("streamworker.redisio") / "lua"
@@ -15,16 +15,16 @@ LUA = files("streamworker.redisio") / "lua"
 def test_every_file_is_a_script_that_is_loaded() -> None:
     """None is left behind, none is missing."""
     found = {entry.name.removesuffix(".lua") for entry in LUA.iterdir() if entry.name.endswith(".lua")}
-    assert found == {script.name for script in scripts.ALL}
+    assert found == {script.name for script in SCRIPTS}
 
 
-@pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_the_sha_is_that_of_the_text(script: Script) -> None:
     """What EVALSHA is asked for is what SCRIPT LOAD was given."""
     assert script.sha == hashlib.sha1(script.text.encode()).hexdigest()
 
 
-@pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_the_head_names_keys_arguments_and_replies(script: Script) -> None:
     """A stranger reads it there."""
     body = (LUA / f"{script.name}.lua").read_text("utf-8")
@@ -36,7 +36,7 @@ def test_the_head_names_keys_arguments_and_replies(script: Script) -> None:
     assert all(re.search(rf"(KEYS| ) {n} \w+ \((hash|stream|string|any)\)", head) or n == 1 for n in keys)
 
 
-@pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_types_are_checked_before_anything_else(script: Script) -> None:
     """A script is not rolled back, so it must not fail at a key of another type half-way."""
     body = (LUA / f"{script.name}.lua").read_text("utf-8").replace("redis.call('EXISTS'", "")  # of any type
@@ -44,7 +44,7 @@ def test_types_are_checked_before_anything_else(script: Script) -> None:
     assert first_check < first_call or first_call == -1
 
 
-@pytest.mark.parametrize("script", scripts.ALL, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_no_script_builds_an_error_reply(script: Script) -> None:
     """A refusal of ours is a code; an error is the server's."""
     assert "error_reply" not in script.text

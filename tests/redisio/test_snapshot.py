@@ -2,13 +2,8 @@
 
 from collections.abc import Mapping
 
-from streamworker.core.control import (
-    GroupChanged,
-    LeaseChallenged,
-    PartitionsAcquired,
-    PartitionsReleased,
-    to_fields,
-)
+from streamworker.core.control import GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.protocols.lease.control import LeaseChallenged
 from streamworker.core.snapshot import Rebalance
 from streamworker.redisio.snapshot import rebalances
 
@@ -17,12 +12,12 @@ Messages = list[tuple[int, Mapping[str, str]]]
 
 def changed(at_ms: int, generation: int, *moved: int, cause: str = "join") -> tuple[int, Mapping[str, str]]:
     """A change of the membership."""
-    return at_ms, to_fields(GroupChanged(generation, cause, "w", moved))
+    return at_ms, GroupChanged(generation, cause, "w", moved).fields()
 
 
 def acquired(at_ms: int, generation: int, *partitions: int) -> tuple[int, Mapping[str, str]]:
     """Partitions that run again."""
-    return at_ms, to_fields(PartitionsAcquired(partitions, "w.1", generation))
+    return at_ms, PartitionsAcquired(partitions, "w.1", generation).fields()
 
 
 def times(messages: Messages) -> dict[int, int | None]:
@@ -61,7 +56,7 @@ def test_what_is_not_known_is_passed_over() -> None:
     messages: Messages = [
         (90, {"kind": "of-a-later-release", "generation": "5"}),
         changed(100, 5, 3),
-        (110, to_fields(PartitionsReleased((3,), "v.1", 4))),
+        (110, PartitionsReleased((3,), "v.1", 4).fields()),
         (115, {"kind": "acquired", "generation": "x", "partitions": "3", "owner": "w"}),
         acquired(120, 5, 3, 4),
     ]
@@ -70,7 +65,7 @@ def test_what_is_not_known_is_passed_over() -> None:
 
 def challenged(at_ms: int, *partitions: int) -> tuple[int, Mapping[str, str]]:
     """A race for leases begins."""
-    return at_ms, to_fields(LeaseChallenged(partitions, "v.1", at_ms))
+    return at_ms, LeaseChallenged(partitions, "v.1", at_ms).fields()
 
 
 def test_races_that_a_worker_won_within_a_second_are_one_rebalance() -> None:

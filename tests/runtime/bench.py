@@ -13,25 +13,25 @@ import redis
 import structlog
 
 from streamworker.context import Context, Records
-from streamworker.core.locks import Acquired
+from streamworker.core.ownership.locks import Acquired
 from streamworker.declare import describe
 from streamworker.processors import ProcessorSpec, StreamSpec
 from streamworker.records import RecordType
-from streamworker.redisio import locks
-from streamworker.redisio.ackedlog import (
+from streamworker.redisio.data.ackedlog import (
     decode_entry,
     deserialize_schema,
     schema_fingerprint,
     serialize_schema,
 )
-from streamworker.redisio.client import Backend
+from streamworker.redisio.data.state import read_state
+from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys
-from streamworker.redisio.state import read_state
-from streamworker.runtime.buffer import ByteBudget
-from streamworker.runtime.committer import Committer
-from streamworker.runtime.fetcher import Fetcher
-from streamworker.runtime.producer import Producer
-from streamworker.runtime.runner import PartitionRunner, Stopped
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.read.buffer import ByteBudget
+from streamworker.runtime.read.fetcher import Fetcher
+from streamworker.runtime.run.committer import Committer
+from streamworker.runtime.run.runner import PartitionRunner, Stopped
+from streamworker.runtime.send.producer import Producer
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
 from tests.helpers import PATIENCE_S, wait_for_async
@@ -240,7 +240,7 @@ class Bench:
 
     @staticmethod
     def _id(text: bytes) -> Any:
-        from streamworker.core.entries import EntryId
+        from streamworker.core.data.entries import EntryId
 
         return EntryId.parse(text)
 

@@ -10,10 +10,10 @@ import redis
 from structlog.testing import capture_logs
 
 from streamworker.errors import BackendUnavailable
-from streamworker.redisio import streams
-from streamworker.redisio.streams import Append, AppendCode, AppendReply
-from streamworker.runtime.lane import AHEAD_ENTRIES
-from streamworker.runtime.lanes import Lanes
+from streamworker.redisio.data import streams
+from streamworker.redisio.data.streams import Append, AppendCode, AppendReply
+from streamworker.runtime.send.lane import AHEAD_ENTRIES
+from streamworker.runtime.send.lanes import Lanes
 from tests.helpers import wait_for_async
 from tests.runtime.bench import bench
 from tests.runtime.test_producer import numbers
@@ -116,5 +116,5 @@ async def test_a_flush_that_repeats_another_partition_does_not_end_what_is_repea
             assert await (await road.next(0)).done() == {0: AppendCode.OK}
             await asyncio.gather(*(part.done for part in sent))
             assert await numbers(desk) == list(range(3 + MANY))
-        assert list(lanes.lost) == []
+        assert list(lanes.losses.noted) == []
         assert [log for log in logs if log["log_level"] == "error"] == []

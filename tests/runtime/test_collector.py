@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamworker.runtime.collector import YOUNG_MAX, rested_collector
+from streamworker.runtime.read.collector import YOUNG_MAX, rested_collector
 
 
 class Node:

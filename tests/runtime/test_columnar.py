@@ -15,9 +15,9 @@ import pytest
 
 from streamworker.context import Context, Records
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.dead import list_dead, replay_dead
-from streamworker.runtime.columns import CALL_ENTRIES_MAX, by_rows
-from streamworker.runtime.runner import StopReason
+from streamworker.redisio.data.dead import list_dead, replay_dead
+from streamworker.runtime.run.modes.columns import CALL_ENTRIES_MAX, by_rows
+from streamworker.runtime.run.runner import StopReason
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, Priced, bench
 
@@ -281,7 +281,7 @@ async def test_a_full_batch_of_rows_does_not_wait_for_more(redis_url: str) -> No
         await send(desk, 100, per_entry=50)
         await until(seen, 100)
         await send(desk, 99, per_entry=50)
-        await wait_for_async(lambda: running.runner.buffer.waiting == 2, "two entries wait")
+        await wait_for_async(lambda: running.runner.intake.buffer.waiting == 2, "two entries wait")
         assert len(seen) == 100
         await running.drained()
 
@@ -393,7 +393,7 @@ class Wider(msgspec.Struct):
 async def test_entries_of_the_last_release_and_of_the_next_are_read(redis_url: str) -> None:
     """A field that is new gets its default, and one that is not known is passed over; as with JSON."""
     from streamworker.records import RecordType
-    from streamworker.redisio.columns import Packer
+    from streamworker.redisio.data.columns import Packer
 
     async with columns(redis_url) as desk:
         wider = Packer(RecordType.of(Wider).arrow_schema())
@@ -449,7 +449,8 @@ def test_a_worker_without_columns_loads_none_of_it() -> None:
     """The functions of pyarrow, and polars, are memory and time that its handlers do not need."""
     code = (
         "import sys, streamworker.runtime.worker, streamworker.records.arrow\n"
-        "print(sorted({'pyarrow.compute', 'polars', 'streamworker.runtime.columns'} & set(sys.modules)))"
+        "heavy = {'pyarrow.compute', 'polars', 'streamworker.runtime.run.modes.columns'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -5,9 +5,9 @@ import asyncio
 import anyio
 import pytest
 
-from streamworker.core.entries import ZERO, EntryId
-from streamworker.core.locks import Acquired
-from streamworker.redisio.commit import CommitCode, CommitReply, CommitRequest
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.ownership.locks import Acquired
+from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest
 from tests.chaos.proxy import proxied
 from tests.runtime.bench import Bench, bench, full_memory
 

@@ -119,5 +119,5 @@ async def test_every_good_record_comes_out_once_in_order_and_every_bad_one_is_a_
         assert [row["number"] for row in await desk.rows()] == trouble.good
         bad = sorted(trouble.poison | trouble.misfits | trouble.damaged)
         assert sorted(letter[b"id"].decode() for letter in dead) == sorted(ids[n] for n in bad)
-        assert dict(running.runner.state.view()) == {"sum": sum(trouble.good)}
+        assert dict(running.runner.invoker.state.view()) == {"sum": sum(trouble.good)}
         assert desk.budget.used == 0

@@ -8,11 +8,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamworker import App
-from streamworker.core.events import HeartbeatDone
-from streamworker.core.membership import Member, Membership
-from streamworker.core.pulse import BEAT_RETRIES
+from streamworker.core.ownership.pulse import BEAT_RETRIES
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime.keeper import Deliver, Keeper
+from streamworker.runtime.watch.keeper import Deliver, Keeper
 from streamworker.settings import Settings
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
@@ -100,7 +100,7 @@ async def test_a_dead_peer_is_removed_when_its_time_is_over_and_not_at_the_next_
 
     keys = GroupKeys("shop", "orders", "price")
     with opened(redis_url) as raw:
-        async with local_worker(app, name="w1"):
+        async with local_worker(app, url=redis_url, name="w1"):
             await wait_for_async(lambda: raw.hlen(keys.beats) == 1, "it has joined")
             known = Membership.parse(raw.get(keys.members))
             ours = known.ids[0]
@@ -143,7 +143,7 @@ async def test_a_heartbeat_that_is_heard_of_after_the_end_of_its_group_starts_no
         del order
 
     with opened(redis_url) as raw:
-        async with local_worker(app):
+        async with local_worker(app, url=redis_url):
             await wait_for_async(
                 lambda: raw.hlen(GroupKeys("shop", "orders", "price").beats), "it has joined"
             )

@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 
 from streamworker import App
 from streamworker.context import Context
-from streamworker.runtime.keyed_mode import WINDOW_MIN
-from streamworker.runtime.runner import StopReason
+from streamworker.runtime.run.modes.keyed import WINDOW_MIN
+from streamworker.runtime.run.runner import StopReason
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, Priced, Running, bench
@@ -589,7 +589,7 @@ async def test_a_fenced_runner_stops_all_its_calls_and_adds_nothing(redis_url: s
     async with bench(redis_url) as desk:
         await send(desk, range(20))
         running = await desk.start(desk.spec(price, concurrency=4))
-        await wait_for_async(lambda: running.runner.busy_since_ms is not None, "calls run")
+        await wait_for_async(lambda: running.runner.activity.busy_since_ms is not None, "calls run")
         await desk.acquire(0, "w2")
         taken.set()
         with anyio.fail_after(5):
@@ -724,7 +724,7 @@ async def test_others_run_ahead_of_a_slow_record_only_so_far(redis_url: str) -> 
         await desk.producer.send_many([Order(n, f"k{n}") for n in range(3_000)])
         running = await desk.start(desk.spec(price, concurrency=4))
         await wait_for_async(lambda: len(done) == WINDOW_MIN - 1, "the window is full")
-        await wait_for_async(lambda: not running.runner.buffer.has_room, "no more is fetched")
+        await wait_for_async(lambda: not running.runner.intake.buffer.has_room, "no more is fetched")
         assert len(done) == WINDOW_MIN - 1
         release.set()
         await desk.until_committed(3_000)
@@ -744,7 +744,7 @@ async def test_the_window_holds_no_more_bytes_than_the_budget(redis_url: str) ->
         running = await desk.start(desk.spec(price, concurrency=4))
         await wait_for_async(lambda: desk.budget.used > limit / 2, "the budget is in use")
         await wait_for_async(
-            lambda: not running.runner.buffer.waiting, "all that was fetched is in the window"
+            lambda: not running.runner.intake.buffer.waiting, "all that was fetched is in the window"
         )
         assert desk.budget.used <= limit
         release.set()
@@ -761,7 +761,7 @@ async def test_a_full_acked_log_holds_calls_back_and_loses_nothing(redis_url: st
         await wait_for_async(lambda: bool(running.states), "the state says why it waits")
         assert "acked log full" in running.states[0]
         committed = await desk.committed()
-        await wait_for_async(lambda: not running.runner.busy_since_ms, "nothing more is handled")
+        await wait_for_async(lambda: not running.runner.activity.busy_since_ms, "nothing more is handled")
         assert len(watch.begun) <= committed + WINDOW_MIN + 2 * 500
         rows: list[int] = []
         with anyio.fail_after(20):
@@ -774,7 +774,7 @@ async def test_a_full_acked_log_holds_calls_back_and_loses_nothing(redis_url: st
 
 
 async def test_the_call_that_has_been_running_for_longest_is_known(redis_url: str) -> None:
-    """The alarm of max_processing_time_ms names its entry, not one that has just begun."""
+    """The watchdog names its entry, not one that has just begun."""
     release = {0: asyncio.Event(), 2: asyncio.Event()}
 
     async def price(order: Order) -> None:
@@ -786,30 +786,30 @@ async def test_the_call_that_has_been_running_for_longest_is_known(redis_url: st
         running = await desk.start(desk.spec(price, concurrency=4))
         ids = await desk.ids()
         await wait_for_async(lambda: running.runner.oldest == ids[0], "the first call is the oldest")
-        since_ms = running.runner.busy_since_ms
+        since_ms = running.runner.activity.busy_since_ms
         assert since_ms is not None
         release[0].set()
         await wait_for_async(lambda: running.runner.oldest == ids[2], "the third call is")
         release[2].set()
         await desk.until_committed(40)
-        assert running.runner.oldest == "" and running.runner.busy_since_ms is None
+        assert running.runner.oldest == "" and running.runner.activity.busy_since_ms is None
 
 
 async def test_the_alarm_names_the_entry_that_holds_the_others_up(redis_url: str) -> None:
     """Of the calls that run, the one that has been running for longest."""
-    app = App("stuck", redis_url=redis_url, max_processing_time_ms=200, trim_interval_ms=100)
+    app = App("stuck", redis_url=redis_url, max_processing_time_ms=200)
     orders = app.stream("orders", Order, key="number", partitions=1)
     with capture_logs() as logs:
 
         def alarms() -> list[Any]:
-            return [line["entry"] for line in logs if line["event"] == "handler_makes_no_progress"]
+            return [line["entry"] for line in logs if line["event"] == "partitions_stalled"]
 
         @app.processor(orders, concurrency=4)
         async def price(order: Order) -> None:
             if order.number == 3:
                 await wait_for_async(alarms, "the alarm is raised")
 
-        async with local_worker(app) as worker:
+        async with local_worker(app, url=redis_url) as worker:
             sent = [await orders.send(Order(n)) for n in range(10)]
             await worker.until_drained()
         assert alarms() == [str(sent[3].entry_id)]
@@ -825,16 +825,16 @@ async def test_it_counts_as_work_while_any_call_runs(redis_url: str) -> None:
     async with bench(redis_url) as desk:
         running = await desk.start(desk.spec(price, concurrency=4))
         await send(desk, range(2))
-        await wait_for_async(lambda: running.runner.busy_since_ms is not None, "a call runs")
+        await wait_for_async(lambda: running.runner.activity.busy_since_ms is not None, "a call runs")
         await asyncio.sleep(0.2)
         now_ms = time.monotonic_ns() // 1_000_000
-        busy_ms = running.runner.worked_ms(now_ms)
-        assert running.runner.worked_ms(now_ms + 1_000) - busy_ms == 1_000
+        busy_ms = running.runner.activity.worked_ms(now_ms)
+        assert running.runner.activity.worked_ms(now_ms + 1_000) - busy_ms == 1_000
         release.set()
         await desk.until_committed(2)
         now_ms = time.monotonic_ns() // 1_000_000
-        assert 190 <= running.runner.worked_ms(now_ms) < 1_000
-        assert running.runner.worked_ms(now_ms + 1_000) == running.runner.worked_ms(now_ms)
+        assert 190 <= running.runner.activity.worked_ms(now_ms) < 1_000
+        assert running.runner.activity.worked_ms(now_ms + 1_000) == running.runner.activity.worked_ms(now_ms)
 
 
 async def test_calls_that_never_wait_leave_the_event_loop_to_others(redis_url: str) -> None:
@@ -848,7 +848,7 @@ async def test_calls_that_never_wait_leave_the_event_loop_to_others(redis_url: s
     async with bench(redis_url) as desk:
         await send(desk, range(10_000), keys=1_000)
         running = await desk.start(desk.spec(price, concurrency=64))
-        while running.runner.records_done < 10_000:
+        while running.runner.commits.records_done < 10_000:
             before = handled
             await asyncio.sleep(0)
             in_one_turn = max(in_one_turn, handled - before)
@@ -868,11 +868,11 @@ async def rate(
     desk.gate.close()
     running: Running = await desk.start(desk.spec(handler, **options))
     await send(desk, range(count), keys=1_000)
-    buffer = running.runner.buffer
+    buffer = running.runner.intake.buffer
     await wait_for_async(lambda: buffer.waiting == count or not buffer.needs_more, "records wait")
     began = clock()
     desk.gate.open()
-    while running.runner.records_done < count:
+    while running.runner.commits.records_done < count:
         await asyncio.sleep(0.001)
     took = clock() - began
     await running.drained()

@@ -2,8 +2,15 @@
 
 import pytest
 
-from streamworker.core.entries import EntryId
-from streamworker.runtime.lane import AHEAD_ENTRIES, APPEND_ENTRIES_MAX, UNDER_WAY_MAX, Batch, Lane, Outcome
+from streamworker.core.data.entries import EntryId
+from streamworker.runtime.send.lane import (
+    AHEAD_ENTRIES,
+    APPEND_ENTRIES_MAX,
+    UNDER_WAY_MAX,
+    Batch,
+    Lane,
+    Outcome,
+)
 
 pytestmark = pytest.mark.anyio
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
-from streamworker.core.partitioner import partition_for
+from streamworker.core.data.partitioner import partition_for
 from streamworker.errors import ProducerError, StreamFull
-from streamworker.runtime import lane as lane_module
-from streamworker.runtime.producer import LEADS
+from streamworker.runtime.send import lane as lane_module
+from streamworker.runtime.send.producer import LEADS
 from tests.chaos.proxy import Proxy, proxied
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, bench, full_memory

@@ -10,11 +10,11 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from streamworker.core.control import PartitionsReleased, to_fields
+from streamworker.core.control import PartitionsReleased
 from streamworker.core.events import ControlReceived
-from streamworker.redisio import control
-from streamworker.redisio.client import Backend
+from streamworker.redisio.group import control
 from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.listener import Listener
 from tests.helpers import wait_for_async
 from tests.raw import opened
@@ -39,7 +39,7 @@ class Heard:
 
     def __call__(self, event: ControlReceived) -> None:
         """Take messages."""
-        self.generations += [each.generation for each in event.messages]  # type: ignore[union-attr]
+        self.generations += [each.generation for each in event.messages]  # type: ignore[attr-defined]
 
     def has(self, generation: int) -> bool:
         """Whether a message came."""
@@ -62,7 +62,7 @@ async def listening(url: str) -> AsyncIterator[tuple[Backend, Heard, Heard]]:
 
 async def say(backend: Backend, keys: GroupKeys, generation: int) -> None:
     """Post a message."""
-    await control.post(backend, keys, [to_fields(PartitionsReleased((0,), "a.1", generation))])
+    await control.post(backend, keys, [PartitionsReleased((0,), "a.1", generation).fields()])
 
 
 async def test_a_stream_that_is_written_over_is_named_once_and_used_again(
@@ -101,7 +101,7 @@ async def test_a_worker_begins_where_a_stream_is_something_else(redis_url: str, 
         await wait_for_async(is_heard, "their first message")
         with raw.pipeline(transaction=True) as swap:
             swap.delete(OURS.control)
-            swap.xadd(OURS.control, to_fields(PartitionsReleased((0,), "a.1", 3)))  # type: ignore[arg-type]
+            swap.xadd(OURS.control, PartitionsReleased((0,), "a.1", 3).fields())  # type: ignore[arg-type]
             swap.execute()
         generation = 100
 

@@ -8,11 +8,11 @@ import pytest
 import redis
 
 from streamworker import App
-from streamworker.core.batching import BatchLimits
-from streamworker.core.entries import ZERO, Entry, EntryId
+from streamworker.core.data.batching import BatchLimits
+from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import size_of
-from streamworker.runtime.buffer import ByteBudget, PartitionBuffer
-from streamworker.runtime.fetcher import SPACING_US
+from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
+from streamworker.runtime.read.fetcher import SPACING_US
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.runtime.bench import bench
@@ -35,7 +35,7 @@ async def test_a_worker_with_many_partitions_opens_eight_connections_at_most(red
     @app.processor(events)
     async def take(event: Event) -> None: ...
 
-    async with local_worker(app, name="guest") as worker:
+    async with local_worker(app, url=redis_url, name="guest") as worker:
         await events.send_many([Event(f"k{n}", n) for n in range(1_000)])
         await worker.until_drained()
         with redis.Redis.from_url(redis_url) as client:
@@ -71,7 +71,7 @@ async def test_a_partition_that_is_behind_is_read_alone_between_the_reads_of_all
 
     The next read of all is seconds away here: on a busy machine it would be due after each of the others.
     """
-    monkeypatch.setattr("streamworker.runtime.fetcher.SPACING_US", 100_000)
+    monkeypatch.setattr("streamworker.runtime.read.fetcher.SPACING_US", 100_000)
     count, entries = 400, 5_000
     async with bench(redis_url, partitions=count) as desk:
         key = desk.stream_keys.events(7)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from streamworker.core.entries import EntryId
-from streamworker.core.partitioner import partition_for
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.partitioner import partition_for
 from streamworker.errors import (
     BackendRefused,
     BackendUnavailable,
@@ -18,9 +18,9 @@ from streamworker.errors import (
     RecordError,
     StreamFull,
 )
-from streamworker.redisio import streams
-from streamworker.redisio.client import Backend
+from streamworker.redisio.data import streams
 from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, bench, full_memory
@@ -139,7 +139,7 @@ async def test_a_full_partition_raises_or_waits_as_asked(
     A timeout that ends between two tries says that it is full, and nothing was written; one that ends
     within a try cannot know. So the pause between them is long here.
     """
-    monkeypatch.setattr("streamworker.runtime.lanes.FULL_PAUSE_MS", (4_000, 4_000))
+    monkeypatch.setattr("streamworker.runtime.send.lanes.FULL_PAUSE_MS", (4_000, 4_000))
     async with bench(redis_url, run=False, stream={"entries_max": 10}) as desk:
         await desk.acquire(0, "w1")
         await desk.send(range(10))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from streamworker.testing.scenario import play, read
+from streamworker.sim.scenario import play, read
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 

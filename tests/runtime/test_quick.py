@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from streamworker import App, Stream
 from streamworker.records.codecs import Codec
-from streamworker.redisio.client import Backend
-from streamworker.runtime.producer import Producer
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.send.producer import Producer
 from streamworker.settings import Settings
 
 NOBODY = Backend.open("redis://localhost:1/0", name="nobody")

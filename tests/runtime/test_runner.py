@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from streamworker.runtime.runner import StopReason
+from streamworker.runtime.run.runner import StopReason
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Order, Priced, Records, bench
@@ -139,7 +139,7 @@ async def test_waiting_for_records_is_no_work_of_a_stream_processor(redis_url: s
 
     async def price(records: Records[Order]) -> None:
         async for order in records:
-            since_ms[order.number] = running.runner.busy_since_ms
+            since_ms[order.number] = running.runner.activity.busy_since_ms
 
     async with bench(redis_url) as desk:
         running = await desk.start(desk.spec(price))
@@ -179,7 +179,7 @@ async def test_the_next_batch_is_handled_while_a_commit_is_under_way(redis_url: 
         await desk.send(range(50))
         desk.gate.close()
         running = await desk.start(desk.spec(price, batch=10))
-        await wait_for_async(lambda: running.runner.buffer.waiting == 50, "all are fetched")
+        await wait_for_async(lambda: running.runner.intake.buffer.waiting == 50, "all are fetched")
         proxy.hold()
         desk.gate.open()
         await wait_for_async(lambda: len(begun) >= 2, "a second batch is handled")
@@ -239,10 +239,10 @@ async def test_a_def_function_runs_in_a_thread_and_the_event_loop_goes_on(redis_
         running = await desk.start(desk.spec(price))
         await wait_for_async(lambda: bool(threads), "the handler runs")
         assert threading.get_ident() not in threads
-        since_ms = running.runner.busy_since_ms
+        since_ms = running.runner.activity.busy_since_ms
         assert since_ms is not None
         await wait_for_async(
-            lambda: running.runner.busy_since_ms == since_ms, "it is seen as busy since then"
+            lambda: running.runner.activity.busy_since_ms == since_ms, "it is seen as busy since then"
         )
         release.set()
         await desk.until_committed(100)
@@ -299,7 +299,7 @@ async def test_an_incomplete_batch_is_given_up_when_the_partition_drains(redis_u
     async with bench(redis_url) as desk:
         running = await desk.start(desk.spec(price, within=60))
         await desk.send([1, 2, 3])
-        await wait_for_async(lambda: running.runner.buffer.waiting == 3, "three records wait")
+        await wait_for_async(lambda: running.runner.intake.buffer.waiting == 3, "three records wait")
         began = time.monotonic()
         assert (await running.drained()).reason is StopReason.DRAINED
         assert time.monotonic() - began < 1
@@ -318,7 +318,7 @@ async def test_a_closed_gate_starts_no_batch(redis_url: str) -> None:
         desk.gate.close()
         running = await desk.start(desk.spec(price))
         await desk.send(range(10))
-        await wait_for_async(lambda: running.runner.buffer.waiting == 10, "ten records wait")
+        await wait_for_async(lambda: running.runner.intake.buffer.waiting == 10, "ten records wait")
         assert called == []
         desk.gate.open()
         await desk.until_committed(10)
@@ -494,7 +494,7 @@ async def test_lost_replies_to_commits_do_not_duplicate_rows(redis_url: str) -> 
         proxy.only_after, proxy.lose = b"EVALSHA", 5
         desk.gate.open()
         await desk.until_committed(300)
-        await wait_for_async(lambda: running.runner.records_done == 300, "the runner knows")
+        await wait_for_async(lambda: running.runner.commits.records_done == 300, "the runner knows")
         assert proxy.lost == 5
         assert [row["number"] for row in await desk.rows()] == list(range(300))
 
@@ -571,7 +571,7 @@ async def test_state_is_committed_with_the_records_and_found_by_the_next_owner(
         await desk.send(range(50))
         second = await desk.start(spec, owner="w2")
         await desk.until_committed(150)
-        view = second.runner.state.view()
+        view = second.runner.invoker.state.view()
         assert dict(view) == {"ann": 150}
 
 

@@ -1,43 +1,53 @@
-"""Stacks are looked at from another thread, while what is looked at goes on."""
+"""What a partition waits for is told without a look at what other threads execute."""
 
-import subprocess
-import sys
+import ast
+import asyncio
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
-ENDS_MEANWHILE = """
-import gc
-from streamworker.runtime import stacks
+import pytest
 
-class Waits:
-    def __await__(self):
-        yield
+import streamworker
+from streamworker.runtime.watch.stacks import stacks_of
 
-class Runner:
-    invoker = None
-    async def step(self):
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_stack_of_a_task_goes_down_to_what_it_waits_for() -> None:
+    """Through coroutines and generators; tasks of other names are left out."""
+    go_on = asyncio.Event()
+
+    class Waits:
+        def __await__(self) -> Generator[Any, None, bool]:
+            return (yield from go_on.wait().__await__())
+
+    async def fetch() -> None:
         await Waits()
 
-runner = Runner()
-step = runner.step()
-step.send(None)
-frame = step.cr_frame
-kept = [{} for _ in range(300)]  # No dict is left that could be used again, so that one is made.
-ends = []
+    async def take() -> None:
+        await fetch()
 
-def at_collection(phase, info):
-    if not ends:
-        ends.append(phase)
-        step.close()
-
-gc.callbacks.append(at_collection)
-gc.set_threshold(1)
-stacks._is_of(frame, runner)
-gc.set_threshold(700)
-assert gc.isenabled()
-print("alive")
-"""
+    tasks = [asyncio.create_task(take(), name=name) for name in ("one", "one", "other")]
+    await asyncio.sleep(0)
+    found = await stacks_of({"one", "absent"})
+    assert [len(stacks) for stacks in found.values()] == [2] and set(found) == {"one"}
+    stack = found["one"][0]
+    assert stack.has(take.__code__) and "yield from go_on.wait()" in stack.text
+    assert stack.place(take.__code__).startswith("test_stacks.py:")
+    assert stack.place(take.__code__).endswith(" in __await__")
+    go_on.set()
+    await asyncio.gather(*tasks)
 
 
-def test_a_function_that_ends_while_it_is_looked_at_ends_no_process() -> None:
-    """A garbage collection lets it end in the midst of that: it did with SIGSEGV."""
-    done = subprocess.run([sys.executable, "-c", ENDS_MEANWHILE], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+def test_no_code_reads_frames_of_other_threads_or_their_variables() -> None:
+    """A worker ended with SIGSEGV by such a look."""
+    forbidden = {"_current_frames", "f_locals"}
+    root = Path(streamworker.__file__).parent
+    found = {
+        (path.name, node.attr)
+        for path in (root / "runtime").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in forbidden
+    }
+    assert found == set()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import redis
 
-from streamworker.runtime.stages import FORCED
+from streamworker.runtime.watch.stages import FORCED
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamworker.core.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
 from streamworker.errors import ConfigurationError, ProducerError, RecordError, StreamFull
 from streamworker.processors import StreamSpec
 from streamworker.records import RecordType
-from streamworker.redisio.columns import rows_of, unpacked
-from streamworker.runtime.routing import Router
+from streamworker.redisio.data.columns import rows_of, unpacked
+from streamworker.runtime.send.routing import Router
 from tests.records.kinds import MOMENTS, TEXT
 from tests.runtime.bench import Bench, Order, bench
 
@@ -230,7 +230,7 @@ async def test_a_table_waits_at_a_full_partition_or_is_refused(redis_url: str) -
 @pytest.mark.anyio
 async def test_a_large_table_goes_in_windows(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never copied as a whole, and a row that is wrong is found where it is."""
-    monkeypatch.setattr("streamworker.runtime.tables.WINDOW_BYTES", 16_000)
+    monkeypatch.setattr("streamworker.runtime.send.tables.WINDOW_BYTES", 16_000)
     table = orders(5_000)
     random.Random(1).shuffle(parts := [table.slice(start, 500) for start in range(0, 5000, 500)])
     async with bench(redis_url, partitions=2, run=False, stream=ARROW) as desk:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamworker.runtime.trims import LEFT_OUT_MAX, NODE_BYTES, NODE_ENTRIES, Trims
+from streamworker.runtime.run.trims import LEFT_OUT_MAX, NODE_BYTES, NODE_ENTRIES, Trims
 
 
 @pytest.mark.parametrize(("entries", "size"), [(NODE_ENTRIES, 0), (1, NODE_BYTES)])

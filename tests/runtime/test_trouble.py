@@ -9,7 +9,7 @@ import structlog
 from structlog.stdlib import BoundLogger
 
 from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime.rollback import Committed, Witness
+from streamworker.runtime.run.rollback import Committed, Witness
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Order, Priced, bench
@@ -30,15 +30,15 @@ async def test_a_commit_that_lands_does_not_hide_that_the_partition_cannot_be_re
         await desk.send(range(20))
         running = await desk.start(desk.spec(price, batch=10))
         await wait_for_async(lambda: bool(running.states), "the commit is held up")
-        assert "acked log full" in running.runner.trouble
-        running.runner.hinder("reads", UNREADABLE)
+        assert "acked log full" in running.runner.activity.trouble
+        running.runner.activity.hinder("reads", UNREADABLE)
         assert running.states[-1] == UNREADABLE
         await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
         await desk.until_committed(20)
-        await wait_for_async(lambda: not running.runner.is_committing, "the commit is done")
-        assert running.runner.trouble == running.states[-1] == UNREADABLE
-        running.runner.hinder("reads", "")
-        assert running.runner.trouble == running.states[-1] == ""
+        await wait_for_async(lambda: not running.runner.commits.is_committing, "the commit is done")
+        assert running.runner.activity.trouble == running.states[-1] == UNREADABLE
+        running.runner.activity.hinder("reads", "")
+        assert running.runner.activity.trouble == running.states[-1] == ""
 
 
 async def test_reads_that_go_on_do_not_hide_that_the_acked_log_is_full(redis_url: str) -> None:
@@ -46,12 +46,12 @@ async def test_reads_that_go_on_do_not_hide_that_the_acked_log_is_full(redis_url
     async with bench(redis_url, acked_entries_max=1) as desk:
         await desk.send(range(20))
         running = await desk.start(desk.spec(price, batch=10))
-        running.runner.hinder("reads", UNREADABLE)
+        running.runner.activity.hinder("reads", UNREADABLE)
         await wait_for_async(lambda: len(running.states) > 1, "the commit is held up")
-        assert running.runner.trouble == UNREADABLE
-        running.runner.hinder("reads", "")
-        assert "acked log full" in running.runner.trouble
-        assert running.states[-1] == running.runner.trouble
+        assert running.runner.activity.trouble == UNREADABLE
+        running.runner.activity.hinder("reads", "")
+        assert "acked log full" in running.runner.activity.trouble
+        assert running.states[-1] == running.runner.activity.trouble
 
 
 class Runner:

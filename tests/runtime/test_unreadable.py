@@ -46,17 +46,20 @@ async def test_a_partition_whose_key_was_of_another_type_says_so_and_goes_on_whe
     """Without anybody who takes it over, and with the owner that it had."""
     app, items, keep = keeping(redis_url, partitions=1)
     with opened(redis_url) as raw:
-        async with local_worker(app) as worker:
+        async with local_worker(app, url=redis_url) as worker:
             await items.send(Item(1))
             await worker.until_drained()
             before = raw.hmget(LOCK, "owner", "epoch")
             with raw.pipeline(transaction=True) as swap:
                 swap.rename(EVENTS, f"{EVENTS}:spare").set(EVENTS, "x").execute()
-            told = await worker.until(
-                lambda group: EVENTS in group.partitions[0].reason and bool(raw.hget(LOCK, "reason")),
-                "it is said",
-                processor=keep,
-            )
+            told = (
+                await worker.until(
+                    lambda now: (
+                        EVENTS in now.processors["keep"].partitions[0].reason
+                        and bool(raw.hget(LOCK, "reason"))
+                    )
+                )
+            ).processors["keep"]
             assert told.partitions[0].state == "halted"
             assert raw.hmget(LOCK, "state", "reason") == [
                 b"running",
@@ -67,9 +70,7 @@ async def test_a_partition_whose_key_was_of_another_type_says_so_and_goes_on_whe
             await worker.until_drained()
             assert await worker.rows(keep) == [{"number": 1}, {"number": 2}]
             assert raw.hmget(LOCK, "owner", "epoch") == before
-            shown = await worker.until(
-                lambda group: not raw.hget(LOCK, "reason"), "it is said no more", processor=keep
-            )
+            shown = (await worker.until(lambda now: not raw.hget(LOCK, "reason"))).processors["keep"]
             assert (shown.partitions[0].state, shown.partitions[0].reason) == ("running", "")
 
 
@@ -89,7 +90,7 @@ async def test_a_partition_that_halted_while_it_was_unreadable_stays_shown_as_ha
         return [(each or b"").decode() for each in raw.hmget(LOCK, "state", "reason")]
 
     with opened(redis_url) as raw, capture_logs() as logs:
-        async with local_worker(app):
+        async with local_worker(app, url=redis_url):
             await items.send(Item(1))
             await called.wait()
             with raw.pipeline(transaction=True) as swap:
@@ -113,19 +114,20 @@ async def test_a_lock_that_somebody_wrote_to_holds_up_its_partition_alone_until_
     """Its checkpoint was read as an id, which ended the worker with all of its partitions."""
     app, items, keep = keeping(redis_url)
     with opened(redis_url) as raw:
-        async with local_worker(app) as worker:
+        async with local_worker(app, url=redis_url) as worker:
             await items.send_many([Item(n) for n in range(20)])
             await worker.until_drained()
             right = raw.hget(LOCK, "checkpoint")
             raw.hset(LOCK, "checkpoint", "x")
             await items.send_many([Item(n) for n in range(20, 40)])
-            told = await worker.until(
-                lambda group: (
-                    "lock of partition 0" in group.partitions[0].reason and group.partitions[1].lag == 0
-                ),
-                "it is said, and the other goes on",
-                processor=keep,
-            )
+            told = (
+                await worker.until(
+                    lambda now: (
+                        "lock of partition 0" in now.processors["keep"].partitions[0].reason
+                        and now.processors["keep"].partitions[1].lag == 0
+                    )
+                )
+            ).processors["keep"]
             assert told.partitions[1].reason == ""
             raw.hset(LOCK, "checkpoint", right)
             await worker.until_drained()
@@ -138,7 +140,7 @@ async def test_an_epoch_that_somebody_wrote_over_costs_its_owner_the_batch_in_ha
     """It takes its lock anew; it asked four times a second in vain, and for a minute when it was to end."""
     app, items, keep = keeping(redis_url)
     with opened(redis_url) as raw:
-        async with local_worker(app) as worker:
+        async with local_worker(app, url=redis_url) as worker:
             await items.send_many([Item(n) for n in range(20)])
             await worker.until_drained()
             owner, before = raw.hmget(LOCK, "owner", "epoch")

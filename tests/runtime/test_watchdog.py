@@ -50,7 +50,7 @@ class Scene:
 
     async def reason(self) -> str:
         """What `status` shows as the reason."""
-        return (await self.worker.snapshot("take")).partitions[0].reason
+        return (await self.worker.snapshot()).processors["take"].partitions[0].reason
 
     async def shown(self, text: str) -> None:
         """Wait until `status` shows a reason that ends so; or none."""
@@ -71,12 +71,12 @@ async def scene(
     **how: Any,
 ) -> AsyncIterator[Scene]:
     """Run a worker whose processor `take` has some records."""
-    given: dict[str, Any] = {"stalled_after_ms": STALLED_AFTER_MS, **(settings or {})}
+    given: dict[str, Any] = {"max_processing_time_ms": STALLED_AFTER_MS, **(settings or {})}
     app = App("shop", redis_url=redis_url, **given)
     items = app.stream("items", Item, partitions=1)
     app.processor(items, name="take", **how)(function)
     with capture_logs() as logs:
-        async with local_worker(app) as worker:
+        async with local_worker(app, url=redis_url) as worker:
             await items.send_many(Item(number) for number in range(count))
             yield Scene(worker, logs)
 
@@ -131,11 +131,13 @@ async def test_the_stack_is_found_in_every_mode(redis_url: str, mode: str) -> No
         assert f"in {mode})" in line["waits_for"]
         assert line["stack"].count("await go_on.wait()") == 1
         assert line["stack"].startswith("3 calls:") == (mode == "overlapping")
-        assert ("entry" in line) == (mode == "overlapping")
+        # A batch is named by its first and its last entry; else there is one entry in hand.
+        assert (" to " in line["entry"]) == (mode == "batch")
+        assert line["busy_ms"] > 0
 
 
-async def test_a_function_in_a_thread_is_named_with_the_line_at_which_it_stands(redis_url: str) -> None:
-    """And who waits for a free thread is told that, and not the stack of somebody else."""
+async def test_a_function_in_a_thread_is_named_with_its_entry(redis_url: str) -> None:
+    """The thread has registered what it does, and nobody looks at its frames."""
     go_on = threading.Event()
 
     def take(item: Item) -> None:
@@ -144,8 +146,8 @@ async def test_a_function_in_a_thread_is_named_with_the_line_at_which_it_stands(
     async with scene(redis_url, take) as seen:
         line = await seen.stalled()
         go_on.set()
-        assert line["waits_for"].endswith("in take), in a thread")
-        assert "go_on.wait(20)" in line["stack"]
+        assert line["waits_for"] == "its function (take in test_watchdog.py), in a thread"
+        assert line["entry"] and line["busy_ms"] > 0 and "stack" not in line
 
 
 async def test_a_call_that_waits_for_a_free_thread_is_told_from_one_that_runs(redis_url: str) -> None:
@@ -153,7 +155,7 @@ async def test_a_call_that_waits_for_a_free_thread_is_told_from_one_that_runs(re
     go_on = threading.Event()
 
     # Long enough for both calls to be there first: what a partition waits for is told once.
-    app = App("shop", redis_url=redis_url, stalled_after_ms=8 * STALLED_AFTER_MS, handler_threads=1)
+    app = App("shop", redis_url=redis_url, max_processing_time_ms=8 * STALLED_AFTER_MS, handler_threads=1)
     items = app.stream("items", Item, key="number", partitions=2)
 
     @app.processor(items)
@@ -161,13 +163,13 @@ async def test_a_call_that_waits_for_a_free_thread_is_told_from_one_that_runs(re
         go_on.wait(20)
 
     with capture_logs() as logs:
-        async with local_worker(app) as worker:
+        async with local_worker(app, url=redis_url) as worker:
             await items.send_many(Item(number) for number in range(20))
             seen = Scene(worker, logs)
             await wait_for_async(lambda: len(seen.told()) == 2, "both are told")
             go_on.set()
     waits = sorted(line["waits_for"].partition(":")[0] for line in seen.told())
-    assert waits == ["a free thread", "its function (test_watchdog.py"]
+    assert waits == ["a free thread", "its function (take in test_watchdog.py), in a thread"]
 
 
 async def test_a_function_that_keeps_the_event_loop_is_named_while_it_does(redis_url: str) -> None:
@@ -178,8 +180,10 @@ async def test_a_function_that_keeps_the_event_loop_is_named_while_it_does(redis
 
     async with scene(redis_url, take) as seen:
         line = await seen.stalled()
-        assert "in take), which keeps the event loop" in line["waits_for"]
-        assert "time.sleep(0.8)" in line["stack"]
+        assert line["waits_for"] == "its function (take in test_watchdog.py), which keeps the event loop"
+        assert line["entry"] and line["busy_ms"] > 0
+        (blocked,) = await wait_for_async(lambda: seen.told("event_loop_blocked"), "the event loop is named")
+        assert blocked["blocked_ms"] >= STALLED_AFTER_MS and blocked["task"].startswith("shop:take:0:")
 
 
 async def test_a_full_acked_log_is_what_is_waited_for(redis_url: str) -> None:
@@ -223,7 +227,7 @@ async def test_a_halted_partition_is_named_and_its_reason_stays(redis_url: str) 
         assert "it is halted" in line["waits_for"]
         assert "no such customer" in line["waits_for"]
         await seen.shown("no such customer")
-        snapshot = await seen.worker.snapshot("take")
+        snapshot = (await seen.worker.snapshot()).processors["take"]
         assert snapshot.partitions[0].state == "halted"
 
 
@@ -246,10 +250,10 @@ async def test_entries_that_nobody_reads_are_noticed(redis_url: str) -> None:
 
     async with scene(redis_url, take) as seen:
         await seen.worker.until_drained()
-        group = seen.worker._worker._groups[0]
-        group._fetcher._watch._broken.add(0)  # a fault that nobody has thought of
-        group._fetcher._candidates.clear()
-        items = seen.worker._app.streams["items"]
+        fetcher = seen.worker._worker._groups[0]._partitions.fetcher
+        fetcher._watch._broken.add(0)  # a fault that nobody has thought of
+        fetcher._candidates.clear()
+        items = seen.worker._worker._app.streams["items"]
         await items.send(Item(1))  # the read that is under way brings this one
         await seen.worker.until_drained()
         await items.send(Item(2))
@@ -263,7 +267,9 @@ async def test_a_batch_that_gathers_and_a_partition_without_entries_are_no_stall
     async def take(batch: list[Item]) -> None:
         taken.append(len(batch))
 
-    async with scene(redis_url, take, 3, settings={"stalled_after_ms": 400}, batch=100, within=1.0) as seen:
+    async with scene(
+        redis_url, take, 3, settings={"max_processing_time_ms": 400}, batch=100, within=1.0
+    ) as seen:
         await seen.worker.until_drained()
         assert seen.told() == []
         assert taken == [3]

@@ -21,4 +21,4 @@ async def test_a_halted_partition_is_not_at_work(redis_url: str, concurrency: in
         running = await desk.start(desk.spec(price, concurrency=concurrency))
         await wait_for_async(lambda: bool(running.halted), "the partition halts")
         at_ms = monotonic_ms()
-        assert running.runner.worked_ms(at_ms + 1_000) == running.runner.worked_ms(at_ms)
+        assert running.runner.activity.worked_ms(at_ms + 1_000) == running.runner.activity.worked_ms(at_ms)

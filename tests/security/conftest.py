@@ -6,7 +6,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 import redis
 
-from streamworker.redisio.rights import ROLE_NAMES, acl_rules
+from streamworker.redisio.admin.rights import ROLE_NAMES, acl_rules
 from tests.cli.conftest import folder, invoke, shop
 
 __all__ = ["folder", "invoke", "shop"]

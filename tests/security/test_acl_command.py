@@ -8,8 +8,9 @@ import pytest
 import redis
 from typer.testing import Result
 
-from streamworker.cli.acl import PASSWORD_VARIABLE, RoleName
-from streamworker.redisio.rights import ROLE_NAMES, acl_rules
+from streamworker.cli.acl import RoleName
+from streamworker.redisio.admin.rights import ROLE_NAMES, acl_rules
+from streamworker.variables import PASSWORD_VARIABLE
 from tests.security.conftest import PASSWORD, UrlOf
 
 Invoke = Callable[..., Result]
@@ -26,7 +27,7 @@ def test_it_has_a_user_for_each_role(invoke: Invoke) -> None:
     assert [line.split()[:4] for line in lines] == [
         ["ACL", "SETUSER", f"shop-{role}", "on"] for role in ROLE_NAMES
     ]
-    assert "No password is set" in by_code.stderr
+    assert "These commands set no password" in by_code.stderr
 
 
 def test_a_printed_line_lets_the_user_in_with_its_password(

@@ -19,12 +19,12 @@ import redis
 from typer.testing import Result
 
 from streamworker import App
-from streamworker.cli import rendezvous
+from streamworker.cli.workers import rendezvous
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import StreamworkerError
-from streamworker.redisio.client import Backend
-from streamworker.redisio.link import Link, Target
-from streamworker.redisio.node import Node
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.link import Link, Target
+from streamworker.redisio.wire.node import Node
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
 
@@ -173,7 +173,7 @@ def test_nothing_that_a_program_may_print_holds_the_password() -> None:
     app = App("shop", redis_url=url)
     target = Target(url, "t")
     backend = Backend.open(url, name="t", call_timeout_ms=500)
-    things = (app, app.settings, target, backend, Node(target, 1), Link(target), target.connection())
+    things = (app, app.settings, target, backend, Node(target, 1), Link(target), target.socket())
     shown = [f"{thing!r}{thing!s}" for thing in things] + [repr(vars(app))]
 
     async def call() -> None:

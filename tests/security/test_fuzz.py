@@ -1,7 +1,8 @@
 """Every decoder of what comes from Redis, fed with random and damaged bytes.
 
 Each answers, or raises one of our errors: never another one, never late, never with more memory than
-an entry may take. A few seconds by default; ten minutes by ``pytest -m soak tests/security/test_fuzz.py``.
+an entry may take. Whole logs that were forged are read right or not at all. A few seconds by default; ten
+minutes, and a million forged logs, by ``pytest -m soak tests/security/test_fuzz.py``.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,36 +26,29 @@ import pyarrow as pa
 import pytest
 import redis
 
-from streamworker.core.control import ControlMessage, GroupChanged, JoinWanted, from_fields, to_fields
-from streamworker.core.entries import EntryId
-from streamworker.core.joining import Applicant
-from streamworker.core.membership import Member, Membership
+from streamworker.core.control import ControlMessage, GroupChanged
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.protocols.membership.control import JoinWanted
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.joining import Applicant
+from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import DataLoss, DecodeError, StreamworkerError
 from streamworker.records import RecordType
 from streamworker.records.codecs import make_decoder
 from streamworker.records.entries import Entries
-from streamworker.redisio import (
-    ackedlog,
-    columns,
-    control,
-    dead,
-    loads,
-    locks,
-    membership,
-    operations_claim,
-    readers,
-    state,
-    streams,
-)
-from streamworker.redisio.client import Backend
+from streamworker.redisio.data import ackedlog, columns, dead, state, streams
+from streamworker.redisio.group import control, loads, locks, membership, operations_claim, readers
 from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in
-from streamworker.redisio.readers import ReaderPosition, reader_text
 from streamworker.redisio.snapshot import take_snapshot
-from streamworker.spark import logs, offsets
+from streamworker.redisio.wire.client import Backend
+from streamworker.spark.source import logs, offsets
+from tests.security import forged
 
 EXAMPLES = 1_000
 VIEWS = 100
 SOAK_S = 600
+FORGED_LOGS, FORGED_LOGS_SOAK = 5_000, 1_000_000
 LATE_S = 2.0
 MEMORY_MAX_KIB = 256 * 1024
 HUGE = (
@@ -197,6 +192,13 @@ def _acked(fields: dict[bytes, bytes]) -> object:
     return ackedlog.decode_entry(EntryId(2, 0), fields, SCHEMAS).to_pylist()
 
 
+PLACE = {b"rows": b"2", b"prev": b"1-1", b"first": b"2-0", b"last": b"3-1", b"epoch": b"5"}
+
+
+def _place(fields: dict[bytes, bytes]) -> object:
+    return ackedlog.link_of(EntryId(2, 0), fields)
+
+
 def _message(fields: dict[bytes, bytes]) -> object:
     message = from_fields(control.fields_of([part for pair in fields.items() for part in pair]))
     if isinstance(message, JoinWanted):
@@ -226,7 +228,7 @@ def _encoded(codec: Any) -> dict[bytes, bytes]:
 
 
 def _bytes_of(message: ControlMessage) -> dict[bytes, bytes]:
-    return {name.encode(): value.encode() for name, value in to_fields(message).items()}
+    return {name.encode(): value.encode() for name, value in message.fields().items()}
 
 
 LOCK = {
@@ -234,7 +236,7 @@ LOCK = {
     b"rows": b"2", b"log": b"n.5", b"since": b"9", b"state": b"halted", b"reason": b"why",
 }  # fmt: skip
 LETTER = {b"id": b"3-1", b"error": b"no", b"attempts": b"2", b"at": b"9", b"by": b"w1.a", b"f.v": b"{}"}
-READER = reader_text(ReaderPosition({0: 5, 1: 6}, {0: "n.5", 1: "n.5"}, 9)).encode()
+READER = ReaderPosition({0: 5, 1: 6}, {0: "n.5", 1: "n.5"}, 9).text().encode()
 OFFSET = json.dumps(
     offsets.to_json({0: offsets.Position(5, "n.5", "3-1"), 1: offsets.Position(0, "", "")})
 ).encode()
@@ -285,9 +287,11 @@ DECODERS = (
     Decoder("offset of Spark", damaged(OFFSET), _offset),
     Decoder(
         "end of a log",
-        several(damaged(b"5"), damaged(b"n.5"), damaged(b"3-1"), or_none=True),
+        several(damaged(b"5"), damaged(b"n.5"), damaged(b"3-1"), damaged(b"5 3-1 7"), or_none=True),
         lambda fields: logs._tail(*fields),
     ),
+    Decoder("place of an entry in its log", damaged_fields(PLACE, *PLACE), _place),
+    Decoder("acked log that somebody forged", forged.make, forged.check),
 )
 
 
@@ -356,6 +360,40 @@ def test_inputs_that_are_looked_for_find_nothing_in_ten_minutes(tmp_path: Path) 
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     print(done.stderr[-500:])
     assert done.returncode == 0, done.stderr[-3_000:]
+
+
+# -- logs that somebody forged ------------------------------------------------------------------
+
+
+def read_forged(number: int, count: int) -> Counter[bool]:
+    """Read forged logs; return how many had an answer, and how many ended in ``DataLoss``."""
+    rng = random.Random(number)
+    return Counter(forged.check(forged.make(rng)) for _ in range(count))
+
+
+def test_of_forged_logs_nothing_wrong_is_read() -> None:
+    """Many are refused, and those that nobody changed are not."""
+    found = read_forged(1, FORGED_LOGS)
+    assert min(found[True], found[False]) > FORGED_LOGS // 10
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(6 * SOAK_S)
+def test_of_a_million_forged_logs_nothing_wrong_is_read() -> None:
+    """With a new seed in each run."""
+    found = read_forged(seed := int(time.time()), FORGED_LOGS_SOAK)
+    print(f"seed {seed}: {found[True]:,} logs were read right, {found[False]:,} refused, and none read wrong")
+
+
+@pytest.mark.parametrize("blind", ["misfit", "boundary"])
+def test_a_reader_that_does_not_look_at_prev_is_found(monkeypatch: pytest.MonkeyPatch, blind: str) -> None:
+    """Neither one that compares no entries, nor one that forgets where the last micro-batch ended."""
+    if blind == "misfit":
+        monkeypatch.setattr(ackedlog.Link, "misfit", lambda link, before: "")
+    else:
+        monkeypatch.setattr(logs, "_before", lambda part: None)
+    with pytest.raises(AssertionError, match=r"was committed|came twice"):
+        read_forged(1, FORGED_LOGS)
 
 
 # -- what random bytes do not find soon --------------------------------------------------------
@@ -428,7 +466,7 @@ HASHES = {
     GROUP.beats: {b"w1.a": b"1700|12|run|300"},
     GROUP.loads: {b"w1.a": b"0:3,1:5"},
     GROUP.readers: {b"table": READER},
-    GROUP.claims: {b"0": b"7|1700|1|3-1|w1.a", b"last": b"7"},
+    GROUP.of_group("claims"): {b"0": b"7|1700|1|3-1|w1.a", b"last": b"7"},
     GROUP.state(0): {b"last": b"\x01"},
     GROUP.schemas: {b"current": SCHEMA_NAME.encode()},
 }

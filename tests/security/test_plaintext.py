@@ -10,9 +10,9 @@ from typer.testing import Result
 
 from streamworker import App
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.link import Target
+from streamworker.redisio.wire.link import Target
 from streamworker.settings import Settings
-from streamworker.spark.connection import resolve
+from streamworker.spark.source.connection import resolve
 
 SECRET = "canary-Pa55word"
 
@@ -104,7 +104,7 @@ def test_a_url_that_cannot_be_read_is_left_to_whoever_opens_it() -> None:
 
 def test_spark_is_told_what_the_app_allows() -> None:
     """Its processes look the URL up by themselves."""
-    from streamworker.spark.session import _jvm_environment
+    from streamworker.spark.driver.session import _jvm_environment
 
     given = _jvm_environment(Path("java"), "redis://db.example", local=False)
     assert resolve("default", given) == "redis://db.example"

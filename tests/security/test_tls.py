@@ -15,10 +15,12 @@ import anyio
 import pytest
 from typer.testing import Result
 
+from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import BackendUnavailable, ConfigurationError
-from streamworker.redisio.client import Backend
-from streamworker.redisio.failures import tls_remedy
-from streamworker.spark.connection import URL_VARIABLE, Connection
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import tls_remedy
+from streamworker.settings import Settings
+from streamworker.spark.source.connection import URL_VARIABLE, Connection, resolve
 from tests.certificates import make_certificates
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for
@@ -214,6 +216,39 @@ def test_a_file_that_is_not_there_is_named_before_anything_is_sent(tls: Tls) -> 
         ) as caught:
             anyio.run(ping, tls.url(**wrong))
         assert PASSWORD not in str(caught.value)
+
+
+def test_tls_to_a_port_of_plain_text_says_so() -> None:
+    """A ``rediss://`` URL where ``redis://`` is needed: the server waits for more, and the client in vain."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free: int = probe.getsockname()[1]
+    with EmbeddedServer(port=free), pytest.raises(BackendUnavailable) as caught:
+        anyio.run(ping, f"rediss://localhost:{free}/0")
+    assert (
+        caught.value.message == f"Redis at localhost:{free} cannot be reached: Timeout connecting to server."
+    )
+    assert "Where there is no TLS at the port" in caught.value.remedy
+
+
+@pytest.mark.parametrize("option", ["ssl_cert_reqs=none", "ssl_check_hostname=false", "ssl_check_hostname=0"])
+@pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster", "rediss+sentinel"])
+def test_a_url_that_verifies_nobody_is_warned_about(
+    scheme: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an app and in Spark; the warning holds no password."""
+    url = f"{scheme}://:{PASSWORD}@db.example/0?service=orders&{option}"
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_FAR", url)
+    with pytest.warns(RuntimeWarning, match=f"The URL of Redis has {option}") as warned:
+        Settings(redis_url=url)
+    with pytest.warns(RuntimeWarning, match=f"The URL of connection 'far' has {option}"):
+        resolve("far")
+    assert PASSWORD not in str([each.message for each in warned])
+
+
+def test_a_url_that_verifies_is_not_warned_about(tls: Tls) -> None:
+    """Warnings are errors here."""
+    assert Settings(redis_url=tls.url() + "&ssl_check_hostname=true&ssl_cert_reqs=required").redis_url
 
 
 @pytest.mark.parametrize(

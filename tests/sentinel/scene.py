@@ -13,10 +13,10 @@ import redis
 
 from streamworker import App
 from streamworker.errors import StreamworkerError
-from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime.ledger import LostSends
-from streamworker.runtime.producer import Producer, Sent
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.send.ledger import LostSends
+from streamworker.runtime.send.producer import Producer, Sent
 from streamworker.settings import Settings
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, beside, wait_for

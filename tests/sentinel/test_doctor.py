@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from streamworker.cli.doctor import in_redis
-from streamworker.cli.doctor_sentinel import of_sentinels
+from streamworker.cli.doctor.command import in_redis
+from streamworker.cli.doctor.sentinel import of_sentinels
 from streamworker.errors import BackendUnavailable
-from streamworker.redisio.primaries import Answer, SentinelView
+from streamworker.redisio.wire.primaries import Answer, SentinelView
 from tests.sentinel.trio import SERVICE, Trio
 
 GOOD = SentinelView("s1:26379", Answer(("db1", 6379), 3), 2, 3, 2, 30_000)
@@ -22,7 +22,7 @@ async def test_sentinels_that_agree_are_well(calm: Trio, monkeypatch: pytest.Mon
     said = found["sentinels"]
     assert said.verdict == "ok", said
     assert f"3 of 3 name a primary: 127.0.0.1:{calm.primary.port}; if 2 of 3 find it silent for" in said.found
-    assert "they take one of 2 replicas" in said.found
+    assert "they promote one of 2 replicas" in said.found
     assert found["role"].found == "primary, followed by 2 replicas"
     assert calm.password not in str(found)
     assert calm.sentinel_password not in str(found)
@@ -34,7 +34,7 @@ async def test_a_name_that_no_sentinel_knows_is_said(calm: Trio, monkeypatch: py
     monkeypatch.setenv("STREAMWORKER_REDIS_URL", calm.url.replace(f"service={SERVICE}", "service=other"))
     found = {check.name: check for check in await in_redis(None, "")}
     assert found["sentinels"].verdict == "fail"
-    assert "knows of none" in found["sentinels"].found
+    assert "knows no primary" in found["sentinels"].found
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ async def test_a_name_that_no_sentinel_knows_is_said(calm: Trio, monkeypatch: py
         ([GOOD, AWAY], "warn", "s2:26379 cannot be reached"),
         ([AWAY, AWAY], "fail", "0 of 2 name a primary"),
         ([GOOD, replace(GOOD, answer=Answer(("db2", 6379), 4))], "warn", "db1:6379 and db2:6379"),
-        ([replace(GOOD, answer=Answer(("db1", 6379), 3, is_down=True))], "fail", "take for down"),
-        ([replace(GOOD, quorum=4)], "fail", "4 must find it down, and they are 3"),
+        ([replace(GOOD, answer=Answer(("db1", 6379), 3, is_down=True))], "fail", "report as down"),
+        ([replace(GOOD, quorum=4)], "fail", "4 must find it down, but there are only 3"),
         ([replace(GOOD, replicas=0)], "warn", "one of 0 replicas"),
         ([SentinelView("s1:26379", GOOD.answer)], "ok", "may not ask for more"),
     ],

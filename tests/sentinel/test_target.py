@@ -7,11 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
-from streamworker.redisio import sentinel as sentinel_module
-from streamworker.redisio.client import Backend
-from streamworker.redisio.link import hang_up
-from streamworker.redisio.node import Node
-from streamworker.redisio.sentinel import SentinelTarget
+from streamworker.redisio.wire import sentinel as sentinel_module
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.node import Node
+from streamworker.redisio.wire.sentinel import SentinelTarget
 from tests.helpers import wait_for_async
 from tests.sentinel.trio import SERVICE, Instance, Trio
 from tests.stub import stub
@@ -274,7 +273,7 @@ async def test_an_attempt_whose_time_was_over_is_no_reason_to_believe_what_is_ol
         told[0] = ("127.0.0.1", port, 5)
         url = f"redis+sentinel://:{calm.password}@127.0.0.1:{first},127.0.0.1:{second}/0?service=orders"
         target = SentinelTarget(url, "t")
-        kept, other = target.connection(), target.connection()
+        kept, other = target.socket(), target.socket()
         try:
             await target.connect(kept)
             lets_in[0] = False
@@ -282,9 +281,9 @@ async def test_an_attempt_whose_time_was_over_is_no_reason_to_believe_what_is_ol
                 await asyncio.wait_for(target.connect(other), 0.2)
             told[0], answers[1] = ("127.0.0.1", calm.primary.port, 4), False
             await target._look()
-            assert target.leads_here(kept) and kept.is_connected
+            assert target.leads_here(kept) and kept.is_open
         finally:
-            await hang_up(kept)
+            await kept.hang_up()
             await target.aclose()
 
 

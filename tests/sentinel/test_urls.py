@@ -3,12 +3,12 @@
 import pytest
 
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.client import Backend
-from streamworker.redisio.primaries import Answer
-from streamworker.redisio.sentinel import SentinelTarget, target_for
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.primaries import Answer
+from streamworker.redisio.wire.sentinel import SentinelTarget, target_for
 from streamworker.settings import Settings
-from streamworker.spark import connection
-from streamworker.spark.connection import Connection, address, resolve
+from streamworker.spark.source import connection
+from streamworker.spark.source.connection import Connection, address, resolve
 from streamworker.urls import read_sentinels
 
 SECRET = "canary-Pa55word"

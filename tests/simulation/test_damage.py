@@ -2,10 +2,10 @@
 
 import pytest
 
-from streamworker.testing.damage import DAMAGES, LATER, LATER_FROM, WRITTEN
-from streamworker.testing.faults import Fault, Kind
-from streamworker.testing.simulation import Schedule, run
-from streamworker.testing.transcript import Transcript
+from streamworker.sim.faults import Fault, Kind
+from streamworker.sim.server.damage import DAMAGES, LATER, LATER_FROM, WRITTEN
+from streamworker.sim.simulation import Schedule, run
+from streamworker.sim.transcript import Transcript
 
 
 def damage(at_ms: int, how: str) -> Fault:

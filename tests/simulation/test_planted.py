@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.testing.planted import PLANTS
-from streamworker.testing.simulation import Schedule, run
+from streamworker.sim.simulation import Schedule, run
+from tests.simulation.planted import PLANTS
 
 MOST = 1_000
 PAGE = Path(__file__, "../../../docs/protocols/simulated.md").resolve()

@@ -15,13 +15,14 @@ from random import Random
 import pytest
 
 from streamworker.core import events as ev
-from streamworker.core.assignment import STRATEGIES, moves
 from streamworker.core.control import ControlMessage
-from streamworker.core.membership import Member, Membership
-from streamworker.core.protocols import Setup
-from streamworker.testing.model import RedisModel
-from streamworker.testing.process import SimWorker
-from streamworker.testing.world import START_MS, World
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.assignment import STRATEGIES, moves
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.registry import Setup
+from streamworker.sim.server.model import RedisModel
+from streamworker.sim.worker import SimWorker
+from streamworker.sim.world import START_MS, World
 
 ASSIGN_MS = 50
 """A change is computed by the one worker that makes it, between two of its heartbeats."""
@@ -54,7 +55,7 @@ class CountingModel(RedisModel):
                 self.count[kind] += 1
         return super().perform(effect, lost)
 
-    def heartbeat(self, *args: object, **kwargs: object) -> ev.HeartbeatDone:
+    def heartbeat(self, *args: object, **kwargs: object) -> membership_events.HeartbeatDone:
         """Count it."""
         self.count["heartbeat"] += 1
         return super().heartbeat(*args, **kwargs)  # type: ignore[arg-type]
@@ -82,7 +83,7 @@ class LargeWorld(World):
         group = large_group(workers, partitions, assignment)
         self.model.stored.document = b'{"generation":%d,%s' % (START_MS, group.body()[1:].encode())
         for member in group.members:
-            self.model.beats[member.id] = ev.Beat(START_MS, 0, "", 0)
+            self.model.beats[member.id] = membership_events.Beat(START_MS, 0, "", 0)
         for _ in range(workers):
             self.start()
 

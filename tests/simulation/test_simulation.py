@@ -4,17 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from streamworker.core.protocols import PROTOCOLS
+from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.errors import ConfigurationError
-from streamworker.testing.batch import run_many, summarise
-from streamworker.testing.faults import Fault, Kind, kinds_of
-from streamworker.testing.planted import PLANTS
-from streamworker.testing.simulation import Outcome, Schedule, explain, run, shrink
-from streamworker.testing.transcript import Transcript
+from streamworker.sim.batch import run_many, summarise
+from streamworker.sim.faults import Fault, Kind, kinds_of
+from streamworker.sim.simulation import Outcome, Schedule, explain, run, shrink
+from streamworker.sim.transcript import Transcript
+from tests.simulation.planted import PLANTS
 
+QUICK_SCHEDULES = 100
 SCHEDULES = 1_000
 CI_SCHEDULES = 10_000
 """Under three minutes on two cores; by ``make soak``."""
+QUICK_OTHER_SCHEDULES = 30
 OTHER_SCHEDULES = 300
 SOAK_SCHEDULES = 200_000
 
@@ -32,9 +34,10 @@ def told(failed: list[Outcome]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_membership_keeps_its_promises_through_all_faults_and_comes_to_rest_after_them() -> None:
+@pytest.mark.parametrize("count", [QUICK_SCHEDULES, pytest.param(SCHEDULES, marks=pytest.mark.full)])
+def test_membership_keeps_its_promises_through_all_faults_and_comes_to_rest_after_them(count: int) -> None:
     """Sizes and faults are drawn by the seed: up to 8 workers at the start, up to 64 partitions."""
-    failed = failures(Schedule(seed=0), SCHEDULES)
+    failed = failures(Schedule(seed=0), count)
     assert not failed, told(failed)
 
 
@@ -56,9 +59,12 @@ def test_the_promises_hold_under_every_assignment(assignment: str) -> None:
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"membership"}))
-def test_other_protocols_lose_nothing_and_repeat_nothing(protocol: str) -> None:
+@pytest.mark.parametrize(
+    "count", [QUICK_OTHER_SCHEDULES, pytest.param(OTHER_SCHEDULES, marks=pytest.mark.full)]
+)
+def test_other_protocols_lose_nothing_and_repeat_nothing(protocol: str, count: int) -> None:
     """All commits are fenced alike; how long the others take to come to rest is another matter."""
-    failed = failures(Schedule(seed=0, protocol=protocol), OTHER_SCHEDULES)
+    failed = failures(Schedule(seed=0, protocol=protocol), count)
     assert not failed, told(failed)
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
-from streamworker.core.membership import Member, Membership
-from streamworker.core.protocols import Coordinator
-from streamworker.testing.stored import Stored
-from streamworker.testing.world import World
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.registry import Coordinator
+from streamworker.sim.server.stored import Stored
+from streamworker.sim.world import World
 
 ME = "w1.x"
 GROUP = Membership.empty(2, "range").with_member(Member(ME, "w1", "host", 1, 1))
@@ -44,8 +45,8 @@ def world_of(*effects: ev.Effect) -> tuple[World, Says]:
 
 def test_a_core_that_mends_a_document_while_it_reads_it_is_found() -> None:
     """One call at most is under way about the document, whichever kind it is."""
-    mend = ev.MendDocument("list", GROUP, GroupChanged(0, "mended", "w1", ()), 1)
-    for other in (ev.ReadDocument(), mend):
+    mend = membership_events.MendDocument("list", GROUP, GroupChanged(0, "mended", "w1", ()), 1)
+    for other in (membership_events.ReadDocument(), mend):
         world, _ = world_of(mend, other)
         assert ["two calls about one thing" in str(each) for each in world.checker.violations] == [True]
     world, _ = world_of(mend)
@@ -56,8 +57,10 @@ def test_heartbeats_that_are_asked_for_twice_at_once_are_not_sent_twice_from_the
     """The second takes the place of the first, as the thread of the heartbeats would have it."""
     once, twice = (
         sum(
-            isinstance(event, ev.HeartbeatDone)
-            for event in world_of(ev.StartHeartbeat(ME), *[ev.SendHeartbeat()] * times)[1].heard
+            isinstance(event, membership_events.HeartbeatDone)
+            for event in world_of(
+                membership_events.StartHeartbeat(ME), *[membership_events.SendHeartbeat()] * times
+            )[1].heard
         )
         for times in (1, 2)
     )

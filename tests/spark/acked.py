@@ -8,15 +8,15 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from streamworker.core.entries import EntryId
-from streamworker.core.locks import Acquired
-from streamworker.redisio.ackedlog import encode_batch
-from streamworker.redisio.client import Backend
-from streamworker.redisio.commit import CommitCode, CommitRequest, commit_many
+from streamworker.core.data.entries import EntryId
+from streamworker.core.ownership.locks import Acquired
+from streamworker.redisio.data.ackedlog import encode_batch
+from streamworker.redisio.data.commit import CommitCode, CommitRequest, commit_many
+from streamworker.redisio.data.schemas import declare_schema
+from streamworker.redisio.data.streams import declare, register
+from streamworker.redisio.group.locks import acquire_many, move_checkpoint
 from streamworker.redisio.keys import GroupKeys, StreamKeys
-from streamworker.redisio.locks import acquire_many, move_checkpoint
-from streamworker.redisio.schemas import declare_schema
-from streamworker.redisio.streams import declare, register
+from streamworker.redisio.wire.client import Backend
 from tests.raw import opened
 
 ORDER = pa.schema([("n", pa.int64()), ("user", pa.string()), ("amount", pa.float64())])
@@ -148,7 +148,7 @@ class AckedLog:
         for entry_id, fields in entries:
             self.redis.xadd(self.keys.acked(partition), fields, id=entry_id)
         entry_id, fields = entries[-1]
-        lock = {"rows": EntryId.parse(entry_id).ms, "checkpoint": fields[b"last"]}
+        lock = {"rows": EntryId.parse(entry_id).ms, "checkpoint": fields[b"last"], "tail": ""}
         self.redis.hset(self.keys.lock(partition), mapping=lock)
 
     def numbers(self, partition: int | None = None) -> list[int]:

@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 from streamworker.dev.server import EmbeddedServer
-from streamworker.spark import session
-from streamworker.spark.pipelines import run_pipelines
+from streamworker.spark.driver import session
+from streamworker.spark.driver.pipelines import run_pipelines
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.driver import pipelines_in

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from streamworker.spark import pyspark_streamworker
-from streamworker.spark.connection import FILE_VARIABLE
-from streamworker.spark.session import Session, open_session
+from streamworker.spark.driver.session import Session, open_session
+from streamworker.variables import CONNECTIONS_VARIABLE
 from tests.spark.acked import AckedLog
 
 Connect = Callable[[str, str], None]
@@ -27,7 +27,7 @@ def connections_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def connect(connections_file: Path, monkeypatch: pytest.MonkeyPatch) -> Connect:
     """Give a Redis URL a name that Spark knows, and this process until the end of the test."""
     connections_file.write_text("")
-    monkeypatch.setenv(FILE_VARIABLE, str(connections_file))
+    monkeypatch.setenv(CONNECTIONS_VARIABLE, str(connections_file))
 
     def add(name: str, url: str) -> None:
         with connections_file.open("a") as file:
@@ -54,7 +54,7 @@ def spark_session(connections_file: Path, tmp_path_factory: pytest.TempPathFacto
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder / "site"))
-        patch.setenv(FILE_VARIABLE, str(connections_file))
+        patch.setenv(CONNECTIONS_VARIABLE, str(connections_file))
         session = open_session("tests", master="local[2]", log_path=folder / "jvm.log", conf=conf)
     with session:
         yield session

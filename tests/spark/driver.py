@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
 from streamworker.processors import PipelineSpec
-from streamworker.spark.pipelines import run_pipelines
+from streamworker.spark.driver.pipelines import run_pipelines
 from tests.spark.specs import pipeline
 
 ROWS_A_BATCH = "400"

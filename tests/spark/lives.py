@@ -9,8 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
-from streamworker.spark.pipelines import run_pipelines
-from streamworker.spark.session import open_session
+from streamworker.spark.driver.pipelines import run_pipelines
+from streamworker.spark.driver.session import open_session
 from tests.spark.driver import pipelines_in
 
 

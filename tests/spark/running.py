@@ -3,9 +3,9 @@
 import threading
 
 from streamworker.processors import PipelineSpec
-from streamworker.spark.pipelines import run_pipelines
-from streamworker.spark.progress import PipelineProgress
-from streamworker.spark.session import Session
+from streamworker.spark.driver.pipelines import run_pipelines
+from streamworker.spark.driver.progress import PipelineProgress
+from streamworker.spark.driver.session import Session
 from tests.helpers import wait_for
 
 

@@ -5,8 +5,8 @@ import pytest
 from streamworker.dev.bench.contest import Contest
 from streamworker.dev.bench.ground import open_ground
 from streamworker.dev.bench.peers.row_by_row import RowByRowSource
-from streamworker.dev.bench.spark import spark
-from streamworker.spark.session import Session
+from streamworker.dev.bench.scenes.spark import spark
+from streamworker.spark.driver.session import Session
 from tests.spark.acked import AckedLog
 from tests.spark.conftest import Connect
 

@@ -12,12 +12,12 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from streamworker.errors import ConfigurationError, DataLoss
-from streamworker.spark.options import parse_options
-from streamworker.spark.pipelines import run_pipelines
-from streamworker.spark.schema import spark_schema
-from streamworker.spark.session import Session
-from streamworker.spark.source import LogStreamReader
-from streamworker.spark.tables import latest_batch
+from streamworker.spark.driver.pipelines import run_pipelines
+from streamworker.spark.driver.session import Session
+from streamworker.spark.driver.tables import latest_batch
+from streamworker.spark.source.datasource import LogStreamReader
+from streamworker.spark.source.options import parse_options
+from streamworker.spark.source.schema import spark_schema
 from tests.chaos.figures import record
 from tests.spark.acked import ORDER, AckedLog
 from tests.spark.queries import run, table

@@ -6,7 +6,14 @@ import sys
 import pytest
 
 from streamworker.errors import ConfigurationError
-from streamworker.spark.checks import beside, check_pipeline, checkpoint_of, is_local, local, trigger_of
+from streamworker.spark.driver.checks import (
+    beside,
+    check_pipeline,
+    checkpoint_of,
+    is_local,
+    local,
+    trigger_of,
+)
 from tests.spark.specs import pipeline
 
 
@@ -46,7 +53,7 @@ def test_files_cannot_be_updated_in_place() -> None:
 
 def test_a_whole_result_is_swapped_in_on_a_local_disk_only() -> None:
     """An object store cannot replace a directory at once."""
-    with pytest.raises(ConfigurationError, match="swapped"):
+    with pytest.raises(ConfigurationError, match="replaced at once"):
         check_pipeline(pipeline(mode="complete", path="s3a://bucket/revenue"))
     check_pipeline(pipeline(mode="complete", path="file:///lake/revenue"))
     check_pipeline(pipeline(mode="complete", path="s3a://bucket/revenue", format="delta"))
@@ -96,7 +103,7 @@ def test_local_paths_are_told_from_others() -> None:
 def test_checking_needs_no_spark() -> None:
     """Declaring a pipeline does not load pyspark."""
     code = (
-        "import sys, streamworker.spark.checks, streamworker.spark.progress; "
+        "import sys, streamworker.spark.driver.checks, streamworker.spark.driver.progress; "
         "sys.exit('pyspark' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

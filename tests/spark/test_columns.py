@@ -70,7 +70,7 @@ async def test_columns_go_through_a_worker_into_spark(
         return pa.record_batch({"n": rows["n"], "total": pc.multiply(rows["fare"], 2)})
 
     sent = rides(5_000)
-    async with local_worker(app) as worker:
+    async with local_worker(app, url=redis_url) as worker:
         await stream.send_table(sent, rows_per_entry=700)
         await worker.until_drained()
     options = {"app": "shop", "stream": "rides"}

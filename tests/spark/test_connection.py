@@ -13,7 +13,7 @@ from streamworker.errors import (
     BackendUnavailable,
     ConfigurationError,
 )
-from streamworker.spark.connection import Connection, address, resolve, variable_for
+from streamworker.spark.source.connection import Connection, address, resolve, variable_for
 
 URL = "redis://:canary-secret@127.0.0.1:6390/0"
 

@@ -7,12 +7,12 @@ import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.errors import AuthenticationFailed, BackendUnavailable, ConfigurationError
-from streamworker.redisio.rights import acl_rules
-from streamworker.spark import connection
-from streamworker.spark.connection import Connection
-from streamworker.spark.logs import AckedLogs
-from streamworker.spark.offsets import Slice
-from streamworker.spark.options import SourceOptions
+from streamworker.redisio.admin.rights import acl_rules
+from streamworker.spark.source import connection
+from streamworker.spark.source.connection import Connection
+from streamworker.spark.source.logs import AckedLogs
+from streamworker.spark.source.offsets import Slice
+from streamworker.spark.source.options import SourceOptions
 from tests.cluster.support import client_of, fail_over, is_primary, make_whole, primary_of
 from tests.spark.acked import AckedLog
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from streamworker.spark.scratch import LOCK_NAME, LOG_NAME, PREFIX
+from streamworker.spark.driver.scratch import LOCK_NAME, LOG_NAME, PREFIX
 from tests.chaos.checker import Judge, Violation
 from tests.chaos.dump import dump_of, take_dump
 from tests.chaos.figures import record
@@ -31,7 +31,7 @@ POLL_S = 0.001
 """Between the file of a batch in the table and its commit lie some 20 ms."""
 START_S = 300.0
 """A start of Spark takes some ten seconds here, and a multiple of that on a busy machine."""
-WAITS = "waits until the driver before has ended"
+WAITS = "waits for the previous driver to end"
 """What a driver says while the JVM of the one before is still there."""
 
 
@@ -352,6 +352,6 @@ def test_a_driver_whose_jvm_is_killed_says_so_and_ends(
     finally:
         driver.kill()
     said = (tmp_path / "driver.log").read_text()
-    assert "Spark's JVM has ended by itself" in said
-    log = said.rpartition("its own words are in ")[2].split()[0].rstrip(".")
+    assert "Spark's JVM has ended unexpectedly" in said
+    log = said.rpartition("its output is in ")[2].split()[0].rstrip(".")
     assert Path(log).exists()

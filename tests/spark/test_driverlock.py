@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from streamworker.errors import ConfigurationError
-from streamworker.spark.driverlock import sole_driver
+from streamworker.spark.driver.driverlock import sole_driver
 from tests.helpers import wait_for
 
 NEVER = threading.Event()
@@ -20,7 +20,7 @@ NEVER = threading.Event()
 KILLED = """
 import subprocess, sys, threading, time
 from pathlib import Path
-from streamworker.spark.driverlock import sole_driver
+from streamworker.spark.driver.driverlock import sole_driver
 with sole_driver({"revenue": Path(sys.argv[1])}, threading.Event()) as files:
     # In the place of a JVM: a process that inherits the open file, through a shell as Spark's does.
     child = subprocess.Popen(["bash", "-c", "exec sleep 60"], pass_fds=files, stdout=subprocess.DEVNULL)
@@ -95,4 +95,4 @@ def test_a_place_that_cannot_be_locked_is_a_warning(tmp_path: Path, caplog: pyte
         sole_driver({"revenue": tmp_path / "file" / "checkpoint"}, NEVER) as files,
     ):
         assert files == ()
-    assert "see that only one driver uses it" in caplog.text
+    assert "make sure that only one driver uses it" in caplog.text

@@ -1,6 +1,6 @@
 """The reason for a query's end is found in Spark's page of frames."""
 
-from streamworker.spark.failures import read_failure
+from streamworker.spark.driver.failures import read_failure
 
 TRACEBACK = """Job aborted due to stage failure: Task 0 in stage 4.0 failed 1 times
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):

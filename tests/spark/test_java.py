@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from streamworker.errors import JavaMissing
-from streamworker.spark import java as java_module
-from streamworker.spark.java import VECTOR_MODULE, find_java, locate_java
+from streamworker.spark.driver import java as java_module
+from streamworker.spark.driver.java import VECTOR_MODULE, find_java, locate_java
 
 
 @pytest.fixture(autouse=True)

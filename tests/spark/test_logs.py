@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,15 +13,17 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from redis import Redis
 
+from streamworker.core.data.entries import EntryId
 from streamworker.dev.server import EmbeddedServer
-from streamworker.errors import BackendUnavailable
-from streamworker.spark import connection, logs, source
-from streamworker.spark.logs import AckedLogs, LogEntry
-from streamworker.spark.offsets import Position, Slice
-from streamworker.spark.options import SourceOptions
-from streamworker.spark.schema import BATCH_ROWS, Coalescer, spark_schema
-from streamworker.spark.source import LogStreamReader
-from tests.spark.acked import ORDER, AckedLog, orders
+from streamworker.errors import BackendUnavailable, DataLoss
+from streamworker.spark.source import connection, logs
+from streamworker.spark.source import datasource as source
+from streamworker.spark.source.datasource import LogStreamReader
+from streamworker.spark.source.logs import AckedLogs, LogEntry
+from streamworker.spark.source.offsets import Position, Slice
+from streamworker.spark.source.options import SourceOptions
+from streamworker.spark.source.schema import BATCH_ROWS, Coalescer, spark_schema
+from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
 
 OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="r", retry_timeout_ms=200)
 
@@ -110,11 +113,16 @@ def test_a_new_reader_loses_nothing_to_a_worker_that_has_not_heard_of_it(
     assert sum(batch.num_rows for batch in read) == len(acked.entries(0)) == 10
 
 
-def test_a_tail_names_its_log_and_the_group_s_checkpoint(acked: AckedLog) -> None:
+def test_a_tail_names_its_log_and_its_last_entry(acked: AckedLog) -> None:
     """A partition without a log is at row 0 of none."""
     acked.fill(0, [3])
     tails = AckedLogs(OPTIONS).tails()
-    assert tails[0] == Position(3, acked.identity(0), "3-0")
+    epoch = int(acked.redis.hget(acked.keys.lock(0), "epoch"))
+    assert tails[0] == Position(3, acked.identity(0), "3-0", epoch)
+    acked.append(0, NOTHING)
+    assert AckedLogs(OPTIONS).tails()[0].last == "3-0", "commits without rows add no entry"
+    acked.redis.hdel(acked.keys.lock(0), "tail")
+    assert AckedLogs(OPTIONS).tails()[0] == Position(3, acked.identity(0), "4-0"), "as of an earlier release"
     assert tails[1].rows == 0
 
 
@@ -155,6 +163,113 @@ def test_each_entry_says_which_rows_it_holds(acked: AckedLog) -> None:
     reader = AckedLogs(OPTIONS)
     found = list(reader.read(Slice(0, acked.identity(0), 1, 5)))
     assert [(entry.start, entry.end, entry.last) for entry in found] == [(1, 3, "3-0"), (3, 5, "7-0")]
+
+
+Entries = list[tuple[bytes, dict[bytes, bytes]]]
+
+
+def numbered(acked: AckedLog, entries: Entries) -> None:
+    """Put entries in the log's place, with the ids that they would have in this order."""
+    acked.redis.delete(acked.keys.acked(0))
+    total = 0
+    for _, fields in entries:
+        total += int(fields[b"rows"])
+        acked.redis.xadd(acked.keys.acked(0), fields, id=f"{total}-0")
+
+
+@pytest.mark.parametrize(
+    ("order", "pair"),
+    [
+        ([0, 2, 1, 3], (6, 8)),
+        ([0, 1, 1, 3], (4, 6)),
+        ([0, 0, 2, 3], (2, 4)),
+        ([1, 0, 2, 3], (2, 4)),
+        ([0, 1, 3, 2], (6, 10)),
+    ],
+)
+def test_entries_that_were_swapped_or_repeated_are_named(
+    acked: AckedLog, order: list[int], pair: tuple[int, int]
+) -> None:
+    """In one slice, at the edges of slices, and inside entries; both of them are named, and the log."""
+    acked.fill(0, [2, 2, 4, 2])
+    tail = AckedLogs(OPTIONS).tails()[0]
+    numbered(acked, [acked.entries(0)[at] for at in order])
+    ends = [EntryId.parse(entry_id).ms for entry_id, _ in acked.entries(0)]
+    named = rf"Entry {pair[1]}-0 of the acked log .*acked:price does not follow entry {pair[0]}-0: "
+    reader = AckedLogs(OPTIONS)
+    for cuts in ([], ends[:-1], list(range(1, tail.rows))):
+        parts = [Slice(0, tail.log, start, end) for start, end in pairwise([0, *cuts, tail.rows])]
+        with pytest.raises(DataLoss, match=named):
+            list(chain.from_iterable(map(reader.read, parts)))
+
+
+@pytest.mark.parametrize("is_trimmed", [False, True])
+def test_what_was_read_does_not_come_again_with_the_next_micro_batch(
+    acked: AckedLog, is_trimmed: bool
+) -> None:
+    """Also where the entry that ended there is trimmed by then; a reset is no such thing."""
+    acked.fill(0, [2, 2])
+    read = AckedLogs(OPTIONS).tails()[0]
+    acked.append(0, NOTHING)
+    repeated = acked.entries(0)[0][1]
+    acked.redis.xadd(acked.keys.acked(0), repeated, id="6-0")
+    if is_trimmed:
+        acked.trim(0, 4)
+    part = Slice(0, read.log, read.rows, 6, read.last, read.epoch)
+    with pytest.raises(
+        DataLoss, match=r"Entry 6-0 .* does not follow entry 4-0: it begins after source entry 0-0"
+    ):
+        list(AckedLogs(OPTIONS).read(part))
+    assert values(AckedLogs(replace(OPTIONS, fail_on_data_loss=False)).read(part)) == []
+    acked.redis.delete(acked.keys.acked(0))
+    acked.reset(0, EntryId(1, 0))
+    acked.fill(0, [2])
+    assert values(AckedLogs(OPTIONS).read(part)) == [4, 5]
+
+
+def test_a_copy_of_an_older_entry_that_a_worker_committed_past_is_named(acked: AckedLog) -> None:
+    """Its id lies within the rows of the next commit. Nothing of it is read, and all that was committed."""
+    acked.fill(0, [7, 3])
+    reader = AckedLogs(OPTIONS)
+    acked.redis.xadd(acked.keys.acked(0), acked.entries(0)[0][1], id="17-0")
+    acked.fill(0, [20])
+    with pytest.raises(DataLoss, match=r"Entry 17-0 .* does not follow entry 10-0"):
+        values(reader.read(whole(reader)))
+    anyway = AckedLogs(replace(OPTIONS, fail_on_data_loss=False))
+    assert values(anyway.read(whole(anyway))) == acked.numbers(0)
+
+
+def test_an_entry_of_another_program_is_named_and_not_read(acked: AckedLog) -> None:
+    """It has none of our fields, and commits went on behind it."""
+    acked.fill(0, [3])
+    acked.redis.xadd(acked.keys.acked(0), {"foo": "bar"}, id="5-0")
+    acked.fill(0, [4])
+    with pytest.raises(DataLoss, match=r"Entry 5-0 .* has no field 'prev'. The log is sw:.*acked:price"):
+        values(AckedLogs(OPTIONS).read(whole(AckedLogs(OPTIONS))))
+    anyway = AckedLogs(replace(OPTIONS, fail_on_data_loss=False))
+    assert values(anyway.read(whole(anyway))) == acked.numbers(0)
+
+
+def test_a_log_that_grew_again_at_the_same_rows_is_noticed_by_its_epoch(acked: AckedLog) -> None:
+    """As after a failover that lost an entry, which another owner committed again from the same source."""
+    acked.fill(0, [4, 4])
+    read = AckedLogs(OPTIONS).tails()[0]
+    first, (_, again) = acked.entries(0)
+    epoch = str(int(again[b"epoch"]) + 1).encode()
+    numbered(acked, [first, (b"", {**again, b"epoch": epoch})])
+    acked.redis.hset(acked.keys.lock(0), "epoch", epoch)
+    acked.fill(0, [1])
+    with pytest.raises(DataLoss, match=r"rolled back and has grown again: row 8 "):
+        list(AckedLogs(OPTIONS).read(Slice(0, read.log, 8, 9, read.last, read.epoch)))
+
+
+@pytest.mark.parametrize("epoch", ["x", "3", "-1", "1e9"])
+def test_a_lower_epoch_that_another_program_wrote_does_not_end_a_query(acked: AckedLog, epoch: str) -> None:
+    """The next owner begins at the clock, so that epochs do not fall along the log."""
+    acked.fill(0, [2])
+    acked.redis.hset(acked.keys.lock(0), mapping={"epoch": epoch, "owner": ""})
+    acked.fill(0, [2])
+    assert values(AckedLogs(OPTIONS).read(whole(AckedLogs(OPTIONS)))) == acked.numbers(0)
 
 
 def test_reading_goes_on_after_an_outage_where_it_stopped(

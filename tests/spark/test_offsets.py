@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.errors import ConfigurationError
-from streamworker.spark import offsets
-from streamworker.spark.offsets import START, Loss, Position, Slice
+from streamworker.spark.source import offsets
+from streamworker.spark.source.offsets import START, Loss, Position, Slice
 
 rows = st.integers(0, 10**12)
 partitions = st.integers(0, 30)

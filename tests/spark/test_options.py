@@ -3,7 +3,7 @@
 import pytest
 
 from streamworker.errors import ConfigurationError
-from streamworker.spark.options import NAMES, Offsets, is_source_option, parse_options
+from streamworker.spark.source.options import NAMES, Offsets, is_source_option, parse_options
 
 NEEDED = {"app": "shop", "stream": "orders", "processor": "price"}
 

@@ -12,13 +12,13 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 from pyspark.sql.streaming.query import StreamingQuery
 
 from streamworker.errors import ConfigurationError
-from streamworker.spark import pipelines
-from streamworker.spark.failures import TOO_BUSY
-from streamworker.spark.pipelines import run_pipelines
-from streamworker.spark.progress import PipelineProgress
-from streamworker.spark.queries import start_query
-from streamworker.spark.session import Session
-from streamworker.spark.sink import WholeResult
+from streamworker.spark.driver import pipelines
+from streamworker.spark.driver.failures import TOO_BUSY
+from streamworker.spark.driver.pipelines import run_pipelines
+from streamworker.spark.driver.progress import PipelineProgress
+from streamworker.spark.driver.queries import start_query
+from streamworker.spark.driver.session import Session
+from streamworker.spark.source.sink import WholeResult
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.queries import wait_for_rows
@@ -285,7 +285,7 @@ def test_a_stop_lets_the_batch_under_way_finish(spark_session: Session, acked: A
 
 def quick(monkeypatch: pytest.MonkeyPatch, restarts: int = 5) -> None:
     """Do not wait long before a query is started again."""
-    monkeypatch.setattr(pipelines, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(pipelines, "FIRST_PAUSE_MS", 50)
     monkeypatch.setattr(pipelines, "RESTARTS_MAX", restarts)
 
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
-from streamworker.spark import pipelines
-from streamworker.spark.session import Session
+from streamworker.spark.driver import pipelines
+from streamworker.spark.driver.session import Session
 from tests.chaos.figures import record
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
@@ -119,7 +119,7 @@ def survive_in_one_session(kills: int, session: Session, acked: AckedLog, folder
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait long before a query is started again."""
-    monkeypatch.setattr(pipelines, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(pipelines, "FIRST_PAUSE_MS", 50)
 
 
 @pytest.mark.slow

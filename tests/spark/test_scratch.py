@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamworker.spark.scratch import LOCK_NAME, LOG_KEPT_S, LOG_NAME, PREFIX, make_scratch, sweep
+from streamworker.spark.driver.scratch import LOCK_NAME, LOG_KEPT_S, LOG_NAME, PREFIX, make_scratch, sweep
 from tests.helpers import wait_for
 
 KILLED = """
 import subprocess, time
-from streamworker.spark.scratch import make_scratch
+from streamworker.spark.driver.scratch import make_scratch
 folder, lock = make_scratch()
 (folder / "local").mkdir()
 (folder / "local" / "block").write_text("heavy")

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from streamworker.dev.server import EmbeddedServer
-from streamworker.spark.session import Session
+from streamworker.spark.driver.session import Session
 from tests.spark.acked import AckedLog
 from tests.spark.conftest import Connect
 from tests.spark.queries import batch, rows, run

@@ -10,9 +10,9 @@ import pytest
 from pyspark import cloudpickle as untyped_cloudpickle
 
 from streamworker.errors import ConfigurationError
-from streamworker.spark.connection import Connection, resolve, variable_for
-from streamworker.spark.session import Session, open_session, socket_conf, travelling_modules
-from streamworker.spark.source import StreamworkerDataSource
+from streamworker.spark.driver.session import Session, open_session, socket_conf, travelling_modules
+from streamworker.spark.source.connection import Connection, resolve, variable_for
+from streamworker.spark.source.datasource import StreamworkerDataSource
 from tests.spark.acked import AckedLog
 from tests.spark.queries import batch
 
@@ -21,7 +21,7 @@ cloudpickle: Any = untyped_cloudpickle
 TWICE = """
 import sys
 from pathlib import Path
-from streamworker.spark.session import open_session
+from streamworker.spark.driver.session import open_session
 
 for attempt in (1, 2):
     places = {"redis_url": sys.argv[1], "log_path": Path(sys.argv[2])}
@@ -66,7 +66,7 @@ def test_the_redis_url_reaches_spark_s_processes_through_their_environment(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is gone from ours afterwards."""
-    from streamworker.spark import session
+    from streamworker.spark.driver import session
 
     variable = variable_for("default")
     monkeypatch.delenv(variable, raising=False)
@@ -104,7 +104,7 @@ def test_a_master_that_cannot_be_is_said_with_the_log_s_place(
 ) -> None:
     """Spark's own words are in the log."""
     code = (
-        "import sys; from pathlib import Path; from streamworker.spark.session import open_session\n"
+        "import sys; from pathlib import Path; from streamworker.spark.driver.session import open_session\n"
         "from streamworker.errors import BackendUnavailable\n"
         "try: open_session('x', master='nonsense', log_path=Path(sys.argv[1]))\n"
         "except BackendUnavailable as error: print(error)"

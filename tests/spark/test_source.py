@@ -13,14 +13,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from streamworker.core.entries import EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.dev.server import EmbeddedServer
-from streamworker.redisio.ackedlog import schema_fingerprint, serialize_schema
+from streamworker.redisio.data.ackedlog import schema_fingerprint, serialize_schema
 from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
 from tests.spark.conftest import Connect
 from tests.spark.queries import batch, rows, run, start, table, wait_for_rows, wait_for_stuck
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the first of them starts Spark
 
 
 def test_a_stream_written_to_parquet_equals_the_log(
@@ -514,7 +514,7 @@ def test_a_reader_without_a_name_is_not_registered(
 def test_executors_load_nothing_heavy_for_the_source() -> None:
     """Beside the package itself, its modules bring the standard library, redis, pyarrow and pyspark."""
     code = (
-        "import sys, streamworker; before = set(sys.modules); import streamworker.spark.source; "
+        "import sys, streamworker; before = set(sys.modules); import streamworker.spark.source.datasource; "
         "print({'typer', 'rich', 'structlog', 'anyio', 'msgspec', 'pandas'} & (set(sys.modules) - before))"
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -16,16 +16,16 @@ from redis import Redis
 from structlog.testing import capture_logs
 
 from streamworker import App
-from streamworker.core.entries import EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.errors import DataLoss
-from streamworker.redisio.ackedlog import entry_rows
+from streamworker.redisio.data.ackedlog import entry_rows
 from streamworker.redisio.keys import GroupKeys
-from streamworker.spark import offsets
-from streamworker.spark.offsets import Position
-from streamworker.spark.options import SourceOptions, parse_options
-from streamworker.spark.schema import spark_schema
-from streamworker.spark.session import Session
-from streamworker.spark.source import LogStreamReader
+from streamworker.spark.driver.session import Session
+from streamworker.spark.source import offsets
+from streamworker.spark.source.datasource import LogStreamReader
+from streamworker.spark.source.offsets import Position
+from streamworker.spark.source.options import SourceOptions, parse_options
+from streamworker.spark.source.schema import spark_schema
 from streamworker.testing import local_worker
 from tests.chaos.figures import record
 from tests.helpers import wait_for_async
@@ -123,7 +123,7 @@ def trials(acked: AckedLog, count: int, caplog: pytest.LogCaptureFixture) -> Non
     entries = acked.entries(0)
     options = parse_options(acked.options(), streaming=True)
     damaged = 0
-    with caplog.at_level(logging.WARNING, "streamworker.spark.logs"):
+    with caplog.at_level(logging.WARNING, "streamworker.spark.source.logs"):
         for number in range(count):
             caplog.clear()
             fail = number % 2 == 0
@@ -193,7 +193,7 @@ async def test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so(
         await stream.send_many(Order(n, "u", 1.0) for n in range(first, first + count))
 
     with capture_logs() as logs:
-        async with local_worker(app) as worker:
+        async with local_worker(app, url=redis_url) as worker:
             watch = Watch(redis_url)
             fast, slow = begin("fast"), begin("slow")
             try:
@@ -206,9 +206,11 @@ async def test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so(
                 await asyncio.to_thread(slow.end)
                 await send(50, 500)
                 await wait_for_async(lambda: watch.length() >= LIMIT, "the log is full", MAY_TAKE_S)
-                snapshot = await worker.until(
-                    lambda s: "acked log full" in s.partitions[0].reason, "it says so", processor=price
-                )
+                snapshot = (
+                    await worker.until(
+                        lambda now: "acked log full" in now.processors["price"].partitions[0].reason
+                    )
+                ).processors["price"]
                 assert snapshot.partitions[0].lag > 0
                 await wait_for_async(lambda: watch.told("fast") > 100, "the fast query is ahead", MAY_TAKE_S)
                 assert watch.first() <= 50

@@ -45,6 +45,7 @@ def group(
             reason="",
             checkpoint="1763700000000-0",
             entries=1_000 + committed,
+            gone=0,
             lag=lag,
             length=2_000,
             rows=1_000 + committed,

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from streamworker.tui import picture
+from docs import picture
 
 ROOT = Path(__file__).parents[2]
 RECORDING = Path(__file__).parent / "recorded" / "top.json"
@@ -11,7 +11,7 @@ PICTURE = ROOT / "docs" / "images" / "top.svg"
 
 
 def test_the_committed_picture_is_current() -> None:
-    """Else: python -m streamworker.tui.picture tests/tui/recorded/top.json docs/images/top.svg."""
+    """Else: make docs."""
     assert PICTURE.read_text(encoding="utf-8") == picture.draw(RECORDING.read_bytes())
 
 

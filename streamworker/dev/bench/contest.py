@@ -1,4 +1,4 @@
-"""Runs contestants in turn, each as a process of its own, and times what the server says is done."""
+"""Runs contestants in turn, each as its own process, until the server has all acknowledgements."""
 
 import asyncio
 import functools
@@ -24,41 +24,41 @@ from streamworker.errors import StreamworkerError
 
 POLL_S = 0.01
 STALL_S = 60.0
-"""A process that has not begun, or is not done, after this long will not be, unless its streams still
-grow or are still read: on a machine that is very busy it may take a minute and more."""
+"""A process whose streams neither grow nor are read for this long has failed. On a very busy machine a
+process may take more than a minute to begin."""
 STOP_TIMEOUT_S = 15.0
 LOOK = 128
-"""Streams that are looked at in one round trip."""
+"""Streams that one round trip checks."""
 
 WORKER = ("-m", "streamworker", "run", "streamworker.dev.bench.ours:app", "--log-level", "warning")
-"""A worker as a user starts it."""
+"""The command line of a worker, as a user starts it."""
 
 
 Told = TypeVar("Told", bound=msgspec.Struct)
 
 
 class BenchFailed(StreamworkerError):
-    """A process that was measured did not do its work; there is no figure then."""
+    """A measured process failed or stalled, so there is no figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """Somebody's way to handle the entries of a stream.
+    """A program that handles the entries of a stream.
 
     Parameters
     ----------
     name
-        For people.
+        Name in the table.
     command
-        What Python is to run.
+        Arguments for the Python interpreter.
     mode
-        Which of its ways; a program knows its own.
+        Mode of the program; each program defines its modes.
     needs
-        The module without which it cannot run.
+        Module that the program needs.
     extra
-        What to install then.
+        Extra of streamworker that installs the module.
     entries
-        Which kind of entries it reads: each kind is a stream of its own, filled once.
+        Kind of entries that the program reads: each kind is one stream, filled once.
     """
 
     name: str
@@ -68,39 +68,39 @@ class Contestant:
     extra: str = "bench"
     entries: str = "events"
     reads_group: bool = False
-    """Whether it reads by a Redis group that must be there; a worker makes its own."""
+    """Whether the program needs an existing Redis consumer group; a worker creates its own."""
 
     @property
     def is_installed(self) -> bool:
-        """Whether it can run here."""
+        """Whether the needed module is installed."""
         return find_spec(self.needs) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One run."""
+    """The figures of one run."""
 
     per_s: float
     server_us: float
-    """CPU that the server used for a record."""
+    """CPU time of the server for each record, in µs."""
 
 
 @dataclass(slots=True)
 class Contest:
-    """What a scene needs: the ground, how much to do, and whom to tell.
+    """The settings of a scene: the server, the amount of work and the progress callback.
 
     Parameters
     ----------
     ground
-        The server and our keys.
+        The server and the keys of the bench.
     runs
-        How often each contestant runs.
+        Number of runs of each contestant.
     records
-        How many records each handles in a run.
+        Number of records in a run.
     partitions
-        In how many partitions they lie, for all contestants.
+        Number of partitions that hold the records, for all contestants.
     say
-        Told what is being done.
+        Callback for progress messages.
     """
 
     ground: Ground
@@ -109,10 +109,10 @@ class Contest:
     partitions: int = 1
     say: Callable[[str], None] = lambda _: None
     left_out: list[str] = field(default_factory=list)
-    """Why something is not in the table."""
+    """The reason for each contestant or scene that is not in the table."""
 
     def installed(self, contestants: Sequence[Contestant]) -> list[Contestant]:
-        """Return those that can run here; the others are noted."""
+        """Return the contestants that can run here; note the others in ``left_out``."""
         for each in contestants:
             note = f"{each.name}: not installed. Run: pip install 'streamworker[{each.extra}]'"
             if not each.is_installed and note not in self.left_out:
@@ -122,14 +122,14 @@ class Contest:
     async def in_turn(
         self, contestants: Sequence[Contestant], keys: dict[str, list[str]]
     ) -> dict[str, list[Timing]]:
-        """Let each handle all entries, then each again, as often as there are runs.
+        """Let each contestant handle all entries once in every run.
 
         Parameters
         ----------
         contestants
-            Who takes part.
+            The contestants.
         keys
-            For each kind of entries, the keys where they lie.
+            The streams of each kind of entries.
         """
         found: dict[str, list[Timing]] = {each.name: [] for each in contestants}
         for run, each in self.turns(contestants):
@@ -138,15 +138,15 @@ class Contest:
         return found
 
     def turns(self, contestants: Sequence[Contestant]) -> Iterator[tuple[int, Contestant]]:
-        """Return who runs when. Who goes first changes, so that nobody always finds a warm machine."""
+        """Yield run and contestant. Every second run reverses the order, so that each one also goes first."""
         for run in range(self.runs):
             for each in contestants if run % 2 == 0 else contestants[::-1]:
                 yield run, each
 
     async def one(self, contestant: Contestant, keys: list[str]) -> Timing:
-        """Let one contestant handle all entries of some streams, and time it.
+        """Let one contestant handle all entries of some streams, and measure the time.
 
-        The time is from its first call to the moment when the server has the last acknowledgement.
+        The time begins with its first call and ends when the server has the last acknowledgement.
         """
         async with self.started(contestant, keys) as process:
             begun = await process.begun()
@@ -165,7 +165,7 @@ class Contest:
     async def started(
         self, contestant: Contestant, keys: list[str], *, stream: str = "", records: int = 0, per_s: int = 0
     ) -> AsyncIterator["Process"]:
-        """Start a contestant on some streams; end it and forget its group afterwards."""
+        """Start a contestant on some streams; at the end stop it and remove its group."""
         group = f"g{secrets.token_hex(4)}"
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             task = Task(
@@ -195,7 +195,7 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A contestant at work."""
+    """A running contestant."""
 
     name: str
     task: Task
@@ -203,21 +203,21 @@ class Process:
     ground: Ground
 
     async def begun(self) -> Begun:
-        """Wait for its first call."""
+        """Wait for the process's first call."""
         return await self.told(Begun)
 
     async def told(self, kind: type[Told], suffix: str = "", *, beside: "Process | None" = None) -> Told:
-        """Wait for what it writes into its file; fails too if a process beside it has failed."""
+        """Wait for the result that the process writes to its file; fail if a process beside it fails."""
         path = self.task.begun_path + suffix
         await self._until(functools.partial(_is_there, path), "begun, or not ended", beside)
         return _read(path, kind)
 
     async def done(self) -> None:
-        """Wait until the server has its last acknowledgement."""
+        """Wait until the server has the process's last acknowledgement."""
         left = list(self.task.keys)
 
         async def is_done() -> bool:
-            # What the looks cost the server is counted as well: one stream until it is done, then many.
+            # These checks cost server CPU, which is counted. So check one stream until it is done, then many.
             count = 1
             while left:
                 left[:count] = undone = await self.ground.undone(left[:count], self.task.group)
@@ -246,7 +246,7 @@ class Process:
             await asyncio.sleep(POLL_S)
 
     def fail(self, what: str) -> NoReturn:
-        """End the bench, with the end of this process's log."""
+        """Raise an error that contains the end of this process's log."""
         raise BenchFailed(
             f"{self.name} has not {what}.",
             remedy=f"The end of its log:\n{self.child.log_tail() or '(empty)'}",
@@ -254,7 +254,7 @@ class Process:
 
 
 async def _is_there(path: str) -> bool:
-    return os.path.exists(path)  # noqa: ASYNC240, PTH110 - local, and microseconds
+    return os.path.exists(path)  # noqa: ASYNC240, PTH110 - a local file: takes microseconds
 
 
 def _read(path: str, kind: type[Told]) -> Told:
@@ -262,10 +262,10 @@ def _read(path: str, kind: type[Told]) -> Told:
 
 
 def rates(found: dict[str, list[Timing]]) -> dict[str, Figures]:
-    """Return how many records each handled in a second."""
+    """Return the records a second of each contestant."""
     return {name: Figures(name, "events/s", tuple(t.per_s for t in runs)) for name, runs in found.items()}
 
 
 def server_cpu(found: dict[str, list[Timing]]) -> dict[str, Figures]:
-    """Return what a record cost the server with each."""
+    """Return the server's CPU time for a record, for each contestant."""
     return {name: Figures(name, "µs", tuple(t.server_us for t in runs)) for name, runs in found.items()}

@@ -1,4 +1,4 @@
-"""Figures of paired runs: medians, spreads, ratios, and whether a target is met."""
+"""Figures of paired runs: medians, spreads, ratios and targets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one contestant reached in each run.
+    """The figures of one contestant, one for each run.
 
     Examples
     --------
@@ -21,22 +21,22 @@ class Figures:
 
     @property
     def median(self) -> float:
-        """Return the middle one; the mean of both where there is an even number."""
+        """Return the median of all runs."""
         return median(self.runs)
 
     @property
     def spread(self) -> str:
-        """Return the least and the most, for people."""
+        """Return minimum and maximum as text."""
         return f"{compact(min(self.runs))} to {compact(max(self.runs))}"
 
     def as_json(self) -> dict[str, object]:
-        """Return what a program wants to know."""
+        """Return the figures for JSON."""
         return {**asdict(self), "median": self.median, "least": min(self.runs), "most": max(self.runs)}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a ratio must come to.
+    """The target of a ratio.
 
     Examples
     --------
@@ -47,32 +47,32 @@ class Target:
     value: float
     at_most: bool = False
     is_difference: bool = False
-    """The figures are subtracted, not divided; ``unit`` of the figures holds for it."""
+    """Whether the figures are subtracted, not divided; the target then has their unit."""
 
     def is_met(self, reached: float) -> bool:
-        """Whether a ratio or difference is good enough."""
+        """Whether a ratio or difference meets the target."""
         return reached <= self.value if self.at_most else reached >= self.value
 
     def text(self, unit: str) -> str:
-        """Return it for people."""
+        """Return the target as text."""
         side = "≤" if self.at_most else "≥"
         return f"{side} +{self.value:g} {unit}" if self.is_difference else f"{side} {self.value:g}x"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: ours against somebody else's.
+    """One line of the table: streamworker compared with another contestant.
 
     Parameters
     ----------
     scene
-        Name of the measurement, which ``ratios.json`` knows it by.
+        Name of the measurement, the key in ``ratios.json``.
     what
-        What was measured, for people.
+        Description of the measurement.
     ours, against
-        Figures of runs in turn: the first of ours stood beside the first of theirs.
+        Figures of adjacent runs: the first of ``ours`` ran next to the first of ``against``.
     target
-        What the ratio must come to.
+        The target of the ratio.
     """
 
     scene: str
@@ -83,7 +83,7 @@ class Row:
 
     @property
     def pairs(self) -> tuple[float, ...]:
-        """Return the ratio (or difference) of each two runs that stood side by side."""
+        """Return the ratio (or difference) of each pair of adjacent runs."""
         both = zip(self.ours.runs, self.against.runs, strict=True)
         if self.target is not None and self.target.is_difference:
             return tuple(ours - theirs for ours, theirs in both)
@@ -100,7 +100,7 @@ class Row:
         return None if self.target is None else self.target.is_met(self.ratio)
 
     def cells(self) -> list[str]:
-        """Return the row as people read it; the columns are ``COLUMNS``."""
+        """Return the cells of the row as text, in the order of ``COLUMNS``."""
         is_difference = self.target is not None and self.target.is_difference
         shown = f"{self.ratio:+.2f} {self.ours.unit}" if is_difference else f"{self.ratio:.2f}x"
         least, most = min(self.pairs), max(self.pairs)
@@ -115,7 +115,7 @@ class Row:
         ]
 
     def as_json(self) -> dict[str, object]:
-        """Return what a program wants to know."""
+        """Return the row for JSON."""
         return {
             "scene": self.scene,
             "what": self.what,
@@ -129,13 +129,13 @@ class Row:
 
 
 LOOP = "redis-py loop"
-"""The contestant that all others are set against: XREADGROUP, decoding and XACK by hand."""
+"""The contestant that streamworker is compared with first: XREADGROUP, decoding and XACK by hand."""
 
 COLUMNS = ("what", "ours", "against", "ratio (spread)", "target", "met?")
 
 
 def compact(value: float) -> str:
-    """Return a figure with as many digits as it deserves.
+    """Format a figure with three significant digits, or all digits from 1,000 on.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def compact(value: float) -> str:
 def rows_against(
     scene: str, what: str, measured: Mapping[str, Figures], ours: str, targets: Mapping[str, Target | None]
 ) -> list[Row]:
-    """Return a row for each of the others that was measured beside ours."""
+    """Return a row for each other contestant that was measured."""
     return [
         Row(scene if len(targets) == 1 else f"{scene}-{other}", what, measured[ours], measured[other], target)
         for other, target in targets.items()
@@ -163,7 +163,7 @@ def fallen(
 ) -> list[tuple[Row, float]]:
     """Return the rows whose ratio is worse than the reference's by more than the tolerance.
 
-    A difference is not compared: it is in milliseconds, and a machine has its own.
+    A difference is not compared: it is in milliseconds, which depend on the machine.
     """
     found = []
     for row in rows:

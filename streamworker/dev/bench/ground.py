@@ -1,6 +1,7 @@
-"""The ground that a bench stands on: a server, and keys that nobody else has.
+"""The server of a bench, and the keys that the bench creates there.
 
-All keys are ``sw:{bench-NONCE...``. They are removed however a bench ends, and no other key is touched.
+All keys begin with ``sw:{bench-NONCE``. The bench removes them at its end, also after an error or Ctrl-C,
+and touches no other key.
 """
 
 import asyncio
@@ -13,19 +14,19 @@ from itertools import cycle, islice
 
 from streamworker.dev.bench.record import payloads
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.client import Backend
 from streamworker.redisio.keys import StreamKeys
-from streamworker.settings import plaintext_allowed
+from streamworker.redisio.wire.client import Backend
+from streamworker.variables import plaintext_allowed
 
 CALL_TIMEOUT_MS = 30_000
-"""Other programs may keep the server busy, and UNLINK of a long stream takes its time."""
+"""Long, since other programs may keep the server busy, and UNLINK of a long stream takes time."""
 BUSY_PER_S = 50
-"""Commands of others in a second above which a figure is no longer ours alone."""
+"""Commands a second from other clients above which they distort the figures."""
 LOOK_S = 0.5
 FILL = 500
-"""Entries in one round trip; the server's answers are short."""
+"""Commands in one round trip."""
 KEEPER = "bench-keeper"
-"""A group that never reads: with it, nothing is trimmed, and each run finds all entries."""
+"""A group that never reads. It prevents trimming, so that each run finds all entries."""
 _NAME = re.compile(r"bench-[a-z0-9]{4,32}")
 
 
@@ -37,9 +38,9 @@ class Ground:
     backend
         The connection.
     url
-        Where it leads; given to the processes that are measured, never printed.
+        URL of the server; passed to the measured processes, never printed.
     name
-        The app's name, which all keys begin with.
+        Name of the bench's app, a part of all keys.
     """
 
     def __init__(self, backend: Backend, url: str, name: str) -> None:
@@ -48,7 +49,7 @@ class Ground:
         self.name = name
         self.server = "unknown server"
         self.others_per_s = 0.0
-        """Commands a second that others sent before the bench began."""
+        """Commands a second from other clients before the bench began."""
 
     @property
     def is_shared(self) -> bool:
@@ -64,7 +65,7 @@ class Ground:
         return [self.events(stream, partition) for partition in range(partitions)]
 
     async def info(self, section: str) -> dict[str, str]:
-        """Return a part of INFO."""
+        """Return a section of INFO."""
         text: bytes = await self.backend.execute("INFO", section)
         pairs = (line.partition(":") for line in text.decode().splitlines() if ":" in line)
         return {name: value for name, _, value in pairs}
@@ -75,12 +76,12 @@ class Ground:
         return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
     async def fill(self, key: str, entries: Iterable[bytes], field: str = "v") -> None:
-        """Append entries of one field each, in order, and keep them until the bench ends."""
+        """Append entries of one field each; ``KEEPER`` keeps them until the bench ends."""
         await self.append([key], entries, field)
         await self.group(key, KEEPER)
 
     async def append(self, keys: Sequence[str], entries: Iterable[bytes], field: str = "v") -> None:
-        """Append entries of one field each to some streams in turn; workers may trim them."""
+        """Append entries of one field each to the streams in turn; workers may trim them."""
         where = cycle(keys)
         left = iter(entries)
         while chunk := list(islice(left, FILL)):
@@ -89,35 +90,35 @@ class Ground:
     async def fill_records(
         self, stream: str, count: int, *, partitions: int = 1, keys: int = 1000
     ) -> list[str]:
-        """Append the bench's records to a stream, evenly; return the keys of its partitions."""
+        """Append the bench's records evenly to a stream's partitions, and return the partitions' keys."""
         names = self.keys(stream, partitions)
         for at, name in enumerate(names):
             await self.fill(name, payloads(count // partitions, keys=keys, first=at * (count // partitions)))
         return names
 
     async def group(self, key: str, name: str) -> None:
-        """Make a group that begins with the first entry."""
+        """Create a consumer group that begins with the first entry."""
         await self.backend.execute("XGROUP", "CREATE", key, name, "0", "MKSTREAM")
 
     async def forget(self, keys: list[str], group: str) -> None:
-        """Remove a group, so that the server does not carry the runs before."""
+        """Remove a group, so that groups of earlier runs do not cost server time."""
         for at in range(0, len(keys), FILL):
             await self.backend.pipeline([("XGROUP", "DESTROY", key, group) for key in keys[at : at + FILL]])
-        # What taskiq locks is the one key that a peer makes outside of ours.
+        # taskiq's lock is the only key of another program that does not begin with the bench's prefix.
         await self.backend.execute("UNLINK", *[f"autoclaim:{group}:{key}" for key in keys])
 
     async def clients(self) -> set[str]:
-        """Return the ids of the clients that are connected now, but for those of the bench itself."""
+        """Return the ids of the connected clients, without those of the bench."""
         text: bytes = await self.backend.execute("CLIENT", "LIST")
         lines = (line.split(" ") for line in text.decode().splitlines())
         return {fields[0] for fields in lines if f"name={self.name}:bench" not in fields}
 
     async def length(self, keys: list[str]) -> int:
-        """Return how many entries some streams have."""
+        """Return the number of entries in some streams."""
         return sum(await self.backend.pipeline([("XLEN", key) for key in keys]))
 
     async def undone(self, keys: Sequence[str], group: str) -> list[str]:
-        """Return the streams of which a group has not taken and acknowledged all entries."""
+        """Return the streams whose entries a group has not all read and acknowledged."""
         looks = [(("XINFO", "GROUPS", key), ("XINFO", "STREAM", key)) for key in keys]
         answers = await self.backend.pipeline([look for both in looks for look in both])
         return [
@@ -127,17 +128,17 @@ class Ground:
         ]
 
     async def progress(self, keys: Sequence[str], group: str) -> list[object]:
-        """Return something that changes while entries are added to some streams, or taken from them."""
+        """Return a value that changes while entries are added to some streams, or read from them."""
         looks = [(("XLEN", key), ("XINFO", "GROUPS", key)) for key in keys]
         answers = await self.backend.pipeline([look for both in looks for look in both])
-        # A stream that is not there yet has no groups, which is an error.
+        # For a stream that does not exist yet, XINFO GROUPS returns an error.
         return [
             (length, None if isinstance(groups, Exception) else _place_of(group, groups))
             for length, groups in zip(answers[::2], answers[1::2], strict=True)
         ]
 
     async def remove_keys(self) -> int:
-        """Remove the keys of this bench; return how many there were."""
+        """Remove the keys of this bench, and return their number."""
         removed = 0
         async for names in self._keys():
             removed += await self.backend.execute("UNLINK", *names)
@@ -157,8 +158,8 @@ class Ground:
     async def _begin(self) -> None:
         async for names in self._keys():
             raise ConfigurationError(
-                f"The bench was to use keys like {names[0].decode()}, and they are there already.",
-                remedy="They may be somebody's: leave out --name, so that one is made up that is free.",
+                f"The bench would use keys such as {names[0].decode()}, but they exist already.",
+                remedy="Another program may need them: leave out --name, which then is random.",
             )
         about = await self.info("server")
         version = about.get("valkey_version") or about.get("redis_version", "?")
@@ -170,7 +171,7 @@ class Ground:
 
 
 def _place_of(group: str, groups: Iterable[list[object]]) -> tuple[object, object] | None:
-    """Return the last entry that a group was given, and how many it has not acknowledged."""
+    """Return the last entry delivered to a group, and the number of its unacknowledged entries."""
     for each in map(_pairs, groups):
         if each[b"name"] == group.encode():
             return each[b"last-delivered-id"], each[b"pending"]
@@ -183,19 +184,19 @@ def _pairs(flat: list[object]) -> dict[object, object]:
 
 @asynccontextmanager
 async def open_ground(url: str, name: str | None = None) -> AsyncIterator[Ground]:
-    """Open the server for one bench, and leave nothing behind on it.
+    """Connect to the server for one bench, and remove the bench's keys at the end.
 
     Parameters
     ----------
     url
-        The server.
+        URL of the server.
     name
-        What the keys begin with: ``bench-`` and letters or digits; made up if None.
+        Name of the bench's app: ``bench-`` and letters or digits; random if None.
 
     Raises
     ------
     ConfigurationError
-        If the name is not a bench's, or there are keys under it.
+        If the name has another form, or keys of that name exist.
     """
     name = name or f"bench-{secrets.token_hex(5)}"
     if not _NAME.fullmatch(name):
@@ -212,5 +213,5 @@ async def open_ground(url: str, name: str | None = None) -> AsyncIterator[Ground
         try:
             yield ground
         finally:
-            # Also after Ctrl-C, which cancels this task once.
+            # This also runs after Ctrl-C, which cancels this task once.
             await ground.remove_keys()

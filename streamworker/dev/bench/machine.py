@@ -1,4 +1,4 @@
-"""What the figures were made on: a figure without its machine says nothing."""
+"""Describes the machine, the server and the versions behind the figures."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ LIBRARIES = (
 
 
 def describe(server: str) -> dict[str, str]:
-    """Return the machine, the server and the versions; what is not installed is left out.
+    """Return the machine, the server and the versions of the installed libraries.
 
     Parameters
     ----------

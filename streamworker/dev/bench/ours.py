@@ -1,4 +1,4 @@
-"""The app whose workers are measured; ``streamworker run streamworker.dev.bench.ours:app`` runs one."""
+"""The app of the measured workers; ``streamworker run streamworker.dev.bench.ours:app`` starts one."""
 
 import asyncio
 import os
@@ -8,20 +8,20 @@ from streamworker.dev.bench.record import Event
 from streamworker.dev.bench.task import VARIABLE, DelayTally, Tally, Task, task_of_this_process
 
 WAIT_S = 0.005
-"""How long a handler of the scene ``waiting`` waits: a service nearby answers in about that time."""
+"""How long a handler of the scene ``waiting`` waits: about the response time of a service nearby."""
 CALLS = 64
 WITHIN_S = 0.005
-"""How long the last batch of a run waits for more. The loops of others do not wait, and the default of
-50 ms would be a part of what is timed."""
+"""How long the last batch of a run waits for more records. Other programs do not wait, and the default of
+50 ms would distort the time."""
 
 
 def make_app(task: Task) -> App:
-    """Make the app for one run: one processor, whose name is the group of that run."""
+    """Make the app of one run, with one processor that is named after the run's group."""
     made = App(task.app)
     stream = made.stream(task.stream, Event, key="key", partitions=task.partitions)
     tally = Tally(task.begun_path)
 
-    async def record(event: Event) -> None:  # noqa: ARG001 - counted, as in a batch
+    async def record(event: Event) -> None:  # noqa: ARG001 - it is only counted
         tally.add(1)
 
     async def batch(events: list[Event]) -> None:
@@ -36,7 +36,7 @@ def make_app(task: Task) -> App:
     async def latency(event: Event) -> None:
         delays.add(event.sent_ns)
 
-    async def waiting(event: Event) -> None:  # noqa: ARG001 - what it would ask a service about
+    async def waiting(event: Event) -> None:  # noqa: ARG001 - it is only counted
         tally.add(1)
         await asyncio.sleep(WAIT_S)
 

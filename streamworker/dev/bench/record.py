@@ -1,4 +1,4 @@
-"""The record that all contestants handle: small, and JSON, as most events are."""
+"""The record that all contestants handle: small JSON, as most events are."""
 
 from collections.abc import Iterator
 
@@ -18,15 +18,15 @@ class Event(msgspec.Struct):
     key: str
     amount: float
     sent_ns: int = 0
-    """When it was sent, by the machine's steady clock; 0 where latency is not measured."""
+    """Time of the send by the machine's monotonic clock; 0 unless latency is measured."""
 
 
 def events(count: int, *, keys: int = 1000, first: int = 0) -> Iterator[Event]:
-    """Make records with some keys in turn."""
+    """Make records whose keys take turns."""
     return (Event(n, f"customer-{n % keys}", n * 0.25) for n in range(first, first + count))
 
 
 def payloads(count: int, *, keys: int = 1000, first: int = 0) -> Iterator[bytes]:
-    """Make records as they lie in Redis."""
+    """Make records as they are stored in Redis."""
     encode = msgspec.json.Encoder().encode
     return map(encode, events(count, keys=keys, first=first))

@@ -1,4 +1,4 @@
-"""The table of a bench: plain, as Markdown, as JSON, and as bars on a terminal or in an SVG."""
+"""The report of a bench as Markdown, as JSON, and as bars on a terminal or in an SVG."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -12,7 +12,7 @@ FULL, HALF = "█", "▌"
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """Everything that a bench found out."""
+    """The results of a bench."""
 
     machine: dict[str, str]
     rows: list[Row]
@@ -20,10 +20,10 @@ class Report(msgspec.Struct, kw_only=True):
     runs: int
     command: str
     failed: list[str] = msgspec.field(default_factory=list)
-    """Scenes without figures, and why."""
+    """The failed scenes, each with the reason."""
 
     def as_json(self) -> dict[str, object]:
-        """Return it for programs."""
+        """Return the report for JSON."""
         return {
             "command": self.command,
             "runs": self.runs,
@@ -35,7 +35,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Return what ``ratios.json`` keeps: those to the loop by hand, which runs everywhere."""
+        """Return the ratios for ``ratios.json``: those to the hand-written loop, which runs everywhere."""
         return {row.scene: round(row.ratio, 3) for row in self.rows if row.against.name == LOOP}
 
 
@@ -45,7 +45,7 @@ def machine_line(machine: Mapping[str, str]) -> str:
 
 
 def markdown(report: Report) -> str:
-    """Return the part of docs/performance.md that figures stand in."""
+    """Return the table for docs/performance.md."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     lines += [f"| {' | '.join(row.cells())} |" for row in report.rows]
     lines += [
@@ -58,7 +58,7 @@ def markdown(report: Report) -> str:
 
 
 def chart(rows: Sequence[Row]) -> list[str]:
-    """Return bars for a terminal: of each row, ours above theirs, in one scale."""
+    """Return bars for a terminal: two for each row, on one scale."""
     lines = []
     for row in rows:
         lines.append(row.what)
@@ -77,7 +77,7 @@ ROW_PX, BAR_PX, LEFT_PX, WIDTH_PX = 64, 16, 220, 860
 
 
 def svg(rows: Sequence[Row]) -> str:
-    """Return the same bars as a picture, without a library."""
+    """Return the same bars as an SVG image."""
     size = f'width="{WIDTH_PX}" height="{ROW_PX * len(rows) + 8}"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">']
     room = WIDTH_PX - LEFT_PX - 140

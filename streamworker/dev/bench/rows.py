@@ -1,6 +1,6 @@
 """A program that sends and handles rows, as records or as columns: ``python -m streamworker.dev.bench.rows``.
 
-All in one process, and so on one core: its sends and its worker share an event loop.
+Its producer and its worker share one event loop, and so one core.
 """
 
 import time
@@ -24,9 +24,9 @@ class Rows:
     Parameters
     ----------
     task
-        What to do; its mode is ``columns`` or ``records``.
+        The task; its mode is ``columns`` or ``records``.
     stream
-        The name of a stream of its own.
+        Name of a stream that nothing else uses.
     """
 
     def __init__(self, task: Task, stream: str) -> None:
@@ -47,11 +47,11 @@ class Rows:
             self.app.processor(self._stream, name=task.group, within=WITHIN_S, batch=task.batch)(
                 self._records
             )
-        # Both have what they send in the form in which their users would have it.
+        # Rows and records are prepared in the form in which a user would have them.
         self._table = _table(task.records if self._is_columns else 0)
         self._events = list(events(0 if self._is_columns else task.records, keys=KEYS))
 
-    async def _columns(self, rows: pa.RecordBatch) -> None:  # noqa: ARG002 - it is forwarded as it came
+    async def _columns(self, rows: pa.RecordBatch) -> None:  # noqa: ARG002 - the worker forwards them unchanged
         self.begun_s = self.begun_s or time.monotonic()
 
     async def _records(self, events: list[Event]) -> list[Event]:
@@ -59,9 +59,9 @@ class Rows:
         return events
 
     async def send(self) -> float:
-        """Send all rows; return how long that took."""
+        """Send all rows; return the seconds that this took."""
         first = next(events(1))
-        await self._stream.send(first)  # which makes the connection
+        await self._stream.send(first)  # Opens the connection.
         begun_s = time.monotonic()
         if self._is_columns:
             await self._stream.send_table(self._table)
@@ -71,7 +71,7 @@ class Rows:
 
 
 def _table(rows: int) -> pa.Table:
-    """Make the rows that ``events`` makes, as columns."""
+    """Make the records of ``events`` as columns."""
     names = pa.array([f"customer-{key}" for key in range(KEYS)])
     keys = pa.array(range(KEYS), pa.int32())
     places = pa.chunked_array([keys] * -(-rows // KEYS), pa.int32()).slice(0, rows).combine_chunks()
@@ -81,13 +81,14 @@ def _table(rows: int) -> pa.Table:
 
 
 async def measure(task: Task) -> None:
-    """Send, then handle what was sent; then both at once, on another stream."""
+    """Send all rows, then handle them; then do both at once, on another stream."""
     apart, together = Rows(task, f"{task.stream}-apart"), Rows(task, f"{task.stream}-together")
     send_s = await apart.send()
-    async with local_worker(apart.app, redis_url=task.url) as worker:
+    await apart.app.aclose()
+    async with local_worker(apart.app, url=task.url) as worker:
         await worker.until_drained(timeout=120)
         handle_s = time.monotonic() - apart.begun_s
-    async with local_worker(together.app, redis_url=task.url) as worker:
+    async with local_worker(together.app, url=task.url) as worker:
         begun_s = time.monotonic()
         await together.send()
         await worker.until_drained(timeout=120)
@@ -97,5 +98,5 @@ async def measure(task: Task) -> None:
 
 if __name__ == "__main__":
     quiet_logs()
-    use_uvloop = find_spec("uvloop") is not None  # as a worker does
+    use_uvloop = find_spec("uvloop") is not None  # As a worker does.
     anyio.run(measure, task_of_this_process(), backend_options={"use_uvloop": use_uvloop})

@@ -1,4 +1,4 @@
-"""A program that sends, as a user would write it: ``python -m streamworker.dev.bench.sender``."""
+"""A sending program as a user would write it: ``python -m streamworker.dev.bench.sender``."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from streamworker.dev.bench.task import Pace, Sent, Task, task_of_this_process, 
 
 
 async def send(task: Task) -> None:
-    """Send records with ``send_many``, a batch in each, or one by one at a pace."""
+    """Send records with ``send_many``, one batch in each call, or one by one at a steady rate."""
     app = App(task.app)
     stream = app.stream(task.stream, Event, key="key", partitions=task.partitions)
     async with app:

@@ -1,4 +1,4 @@
-"""What a measured process is told and what it tells, whoever's program it is."""
+"""The interface between the bench and a measured process: its task, and the results that it writes."""
 
 import os
 import time
@@ -10,63 +10,63 @@ VARIABLE = "STREAMWORKER_BENCH_TASK"
 
 
 class Task(msgspec.Struct, kw_only=True):
-    """What one process is to do in one run."""
+    """The task of one process in one run."""
 
     app: str
     mode: str
     group: str
-    """Of this run alone."""
+    """Group that only this run uses."""
     keys: list[str]
-    """Streams to read, for a program that knows Redis keys."""
+    """Keys of the streams, for programs that use Redis directly."""
     stream: str = "events"
     partitions: int = 1
     batch: int = 1000
     records: int = 0
-    """How many to send, or to wait for; 0 where the measuring process knows."""
+    """Number of records to send or to wait for; 0 if only the bench needs it."""
     per_s: int = 0
-    """At what pace to send; 0 for as fast as can be."""
+    """Rate of sends; 0 for as fast as possible."""
     begun_path: str = ""
-    """Where it says that the first call has begun."""
+    """File that the process writes at its first call, or with its result."""
     url: str = ""
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return the variables that give it to a process."""
+        """Return the environment variables that pass the task to a process."""
         return {
             VARIABLE: msgspec.json.encode(self).decode(),
             "STREAMWORKER_REDIS_URL": self.url,
-            # What `streamworker dev` may have set would win.
+            # A value that `streamworker dev` has set would take precedence.
             "STREAMWORKER_DEV_REDIS_URL": self.url,
         }
 
 
 class Begun(msgspec.Struct):
-    """The first call: when it was, and with how many records."""
+    """Time and number of records of the first call."""
 
     at_s: float
     records: int
 
 
 def task_of_this_process() -> Task:
-    """Return what this process is to do."""
+    """Return the task of this process."""
     return msgspec.json.decode(os.environ[VARIABLE], type=Task)
 
 
 def tell(path: str, what: msgspec.Struct) -> None:
-    """Write a file that is there at once or not at all."""
+    """Write a file atomically."""
     made = Path(f"{path}.new")
     made.write_bytes(msgspec.json.encode(what))
     made.rename(path)
 
 
 class Sent(msgspec.Struct):
-    """What a sender reached."""
+    """The rate of a sender."""
 
     per_s: float
 
 
 class RowRates(msgspec.Struct):
-    """What one process reached with rows: sending them, handling them, and both at once."""
+    """The rates of one process: sending rows, handling rows, and both at once."""
 
     send_per_s: float
     handle_per_s: float
@@ -74,29 +74,29 @@ class RowRates(msgspec.Struct):
 
 
 class Delays(msgspec.Struct):
-    """How late records were, from before the send to the handler."""
+    """Percentiles of the time from before a send to the handler."""
 
     p50_ms: float
     p99_ms: float
 
 
 WARM_UP = 500
-"""Records whose delay is not counted: connections are made, and code is loaded."""
+"""First records, whose delay is not counted: the processes open connections and load code."""
 
 
 FIRST = ".first"
-"""End of the file's name that tells that the first record has arrived."""
+"""Suffix of the file that reports the arrival of the first record."""
 
 
 class DelayTally:
-    """Collects how late records were, and tells when it has all of them.
+    """Collects the delays of records, and writes their percentiles after the last record.
 
     Parameters
     ----------
     path
-        Where it tells.
+        File for the result.
     records
-        How many there will be.
+        Number of records.
     """
 
     def __init__(self, path: str, records: int) -> None:
@@ -105,7 +105,7 @@ class DelayTally:
         self._ns: list[int] = []
 
     def add(self, sent_ns: int) -> None:
-        """Take one record that has just arrived."""
+        """Add the delay of a record that has just arrived."""
         if not self._ns:
             tell(self._path + FIRST, Begun(time.monotonic(), 1))
         self._ns.append(time.monotonic_ns() - sent_ns)
@@ -117,12 +117,12 @@ class DelayTally:
 
 
 class Pace:
-    """Lets records go at an even pace, and late ones at once.
+    """A steady rate of sends; late records are sent at once.
 
     Parameters
     ----------
     per_s
-        How many in a second.
+        Records a second.
     """
 
     def __init__(self, per_s: int) -> None:
@@ -130,15 +130,15 @@ class Pace:
         self._due_s = time.monotonic()
 
     def pause_s(self) -> float:
-        """Return how long to wait before the next one; 0 where it is late."""
+        """Return the seconds until the next send is due; 0 if it is late."""
         self._due_s += self._step_s
         return max(0.0, self._due_s - time.monotonic())
 
 
 class Tally:
-    """Says once, in a file, that the first records are there.
+    """Counts records, and writes a file at the first call.
 
-    The clock is the machine's: all its processes read the same.
+    The time in the file is from the machine's monotonic clock, which all its processes share.
     """
 
     def __init__(self, path: str) -> None:

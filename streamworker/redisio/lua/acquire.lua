@@ -1,25 +1,27 @@
--- uses: types ids register epoch
--- Takes a partition's lock if it is free, if its owner is no member any more, or if it was waited
--- for longer than the drain deadline. Taking it raises the epoch, so that whatever the last owner
--- still sends is refused. Asking again for what one has changes nothing.
+-- uses: types ids groups register epoch
+-- Acquires a partition's lock if it is free, if its owner is no longer a member, or if members have waited
+-- for it longer than the drain deadline. Acquiring it raises the epoch, so that later calls of the last
+-- owner are refused. A member that acquires a lock that it holds changes nothing.
 --
--- The wait is measured here, by one clock, from the first refused try, and goes on whoever asks: a
--- group that changes often would else never overtake a stuck owner. It starts anew after a pause,
--- since a contender that slept did not wait, and ends when the lock is taken, released, or renewed in a
--- generation that is not older than the contender's: an owner that is behind renews what it is to give up.
+-- The server's clock measures the wait, from the first refused try, and the wait continues when another
+-- member asks: otherwise a group that changes often would never take the lock of a stuck owner. The wait
+-- restarts after a pause, since a contender that slept did not wait. It ends when the lock is acquired,
+-- released, or renewed in a generation that is not older than the contender's: an owner with an older
+-- generation renews locks that it must release.
 --
--- An epoch that another program wrote over is nobody's, so the lock is free. A checkpoint or a count
--- cannot be made up like that: nothing is written, and the key is named.
+-- If another program overwrote the epoch, no owner can hold it, so the lock is free. A checkpoint or a count
+-- cannot be replaced like that: the script writes nothing, and names the key.
 --
--- KEYS  1 lock (hash)  2 events (stream)  3 acked (stream)
+-- KEYS  1 lock (hash)  2 events (stream)  3 acked (stream)  4 groups (hash)
 -- ARGV  1 owner  2 generation  3 drain deadline, ms  4 group  5 nonce of the log, if it is made
 --       6... ids of all members
--- reply [OK, epoch, checkpoint, entries, rows, log] | [HELD, owner, waited ms]
+-- reply [OK, epoch, checkpoint, entries, rows, log, entries that others deleted before the group had
+--       committed them, without those reported before] | [HELD, owner, waited ms]
 --       | [STALE, generation of the lock]
---       | [BADTYPE, key] for one of another type, and for a lock with fields that are not ours
+--       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
 local PAUSE_MS = 3000
 
-local wrong = wrong_type({'hash', 'stream', 'stream'})
+local wrong = wrong_type({'hash', 'stream', 'stream', 'hash'})
 if wrong then return {'BADTYPE', wrong} end
 local lock, owner = KEYS[1], ARGV[1]
 local generation, deadline = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -38,15 +40,16 @@ local wanted_in = tonumber(held[6] or '') or 0
 local now = server_ms()
 
 local function granted(epoch)
+  local gone = settle(lock, KEYS[2], ARGV[4])
   local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log')
-  return {'OK', epoch, has[1], has[2], has[3], has[4]}
+  return {'OK', epoch, has[1], has[2], has[3], has[4], gone}
 end
 
 if held_generation > generation then return {'STALE', held_generation} end
 
 if holder == owner then
   if held_generation < generation then
-    -- HDEL is allowed when memory is full, and after a first write all others are: see take below.
+    -- Redis allows HDEL when memory is full, and all writes after it: see below.
     if generation >= wanted_in then
       redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')
     end
@@ -71,7 +74,7 @@ if holder ~= '' and live then
   end
 end
 
--- Take it. With a full memory HSET is refused, unless something was written before: ownership
+-- Acquire the lock. When memory is full, Redis refuses HSET unless the script has written before. Ownership
 -- must be able to move then, or nothing would ever be trimmed again.
 redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')
 local epoch = raise_epoch(lock, held[2])

@@ -1,13 +1,13 @@
 -- uses: types document beats
--- Writes a membership document if the generation is still the one that was read, and posts what
--- changed to the control stream in the same step. A generation is the server's time, and above the
--- last one: a group that was deleted never repeats one, and neither does one whose latest changes
--- were lost in a failover. Else a member that knows a lost document would compare its number with
--- another document of the same number, and write over what it has not seen. Nor is it below one that
--- a lock knows, or nobody could take that lock until the server's clock has got there.
+-- Writes a membership document if the generation is still the one that was read, and posts the change to
+-- the control stream atomically. A generation is the server's time, and greater than the last one. So a
+-- group that was deleted never repeats a generation, and neither does one whose latest changes were lost
+-- in a failover. Otherwise a member that knows a lost document would find its generation in another
+-- document, and overwrite a change that it has not seen. A generation is also not below one in a lock:
+-- otherwise no member could acquire that lock until the server's clock reaches that time.
 --
--- Something else in place of the control stream or the loads is left alone, and nothing is written to it:
--- a group can do without. Heartbeats begin anew, as heartbeat.lua says.
+-- If the control stream or the loads have another type, the script leaves them alone: a group works without
+-- them. Heartbeats of another type restart, as heartbeat.lua says.
 --
 -- KEYS  1 members (string)  2 control (any)  3 beats (any)  4 loads (any)  5 damaged (any)
 -- ARGV  1 generation that was read; '' if there was no document
@@ -15,7 +15,7 @@
 --       3 number of fields and values of the message, without its generation, then these
 --       then  n, n x member id: members that were removed
 --             n, n x (member id, 'client id|run id|load'): members that were added
---             the least generation that it may get
+--             the minimum of the new generation
 -- reply [OK, generation, server ms] | [CONFLICT, document or nil, server ms] | [BADTYPE, key]
 local MESSAGES = 10000
 
@@ -33,10 +33,10 @@ if not is_a(KEYS[3], 'hash') then
   if not present or not begin_beats(KEYS[3], present, KEYS[5], now) then return {'BADTYPE', KEYS[3]} end
 end
 local has_loads = is_a(KEYS[4], 'hash')
--- HDEL is allowed when memory is full, and so is all that follows it: the dead must be removed
--- even then, and little is written here.
+-- Redis allows HDEL when memory is full, and all writes after it: dead members must be removed even then,
+-- and this script writes little.
 redis.call('HDEL', KEYS[3], '')
--- Of a document that is gone nobody is a member any more. Who was one learns it by the next heartbeat.
+-- Without a document there are no members. A former member learns that from its next heartbeat.
 if generation == '' then
   for i = 3, has_loads and 4 or 3 do
     local left = redis.call('HGETALL', KEYS[i])
@@ -47,10 +47,8 @@ local least = tonumber(ARGV[#ARGV]) or 0
 local next_generation = text(math.max(now, (tonumber(generation) or 0) + 1, least))
 redis.call('SET', KEYS[1], '{"generation":' .. next_generation .. ',' .. string.sub(ARGV[2], 2))
 local n = tonumber(ARGV[3])
-if is_a(KEYS[2], 'stream') then
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
-    unpack(ARGV, 4, 3 + n))
-end
+redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
+  unpack(ARGV, 4, 3 + n))
 local at = 4 + n
 for _ = 1, tonumber(ARGV[at]) do
   at = at + 1

@@ -1,5 +1,5 @@
 -- uses: types claims
--- Takes an owner's entries away, so that others can claim its partitions at once. May be repeated.
+-- Removes an owner's entries, so that others can claim its partitions at once. The call may be repeated.
 --
 -- KEYS  1 claims (hash)
 -- ARGV  1 owner  then partitions

@@ -1,5 +1,5 @@
 -- uses: types
--- Lists the ownership entries, with the time by the clock that dates them.
+-- Lists the ownership entries, with the server's time, by which they are dated.
 --
 -- KEYS  1 claims (hash; field 'last': the newest ETag)
 -- reply [OK, server ms, partition, entry, ...] | [BADTYPE, key]

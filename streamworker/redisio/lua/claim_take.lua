@@ -1,6 +1,6 @@
 -- uses: types claims
--- Claims partitions whose entries still have the ETags that the claimer saw. Whoever is second has
--- an old ETag and is refused, and is told what stands there now.
+-- Claims partitions whose entries still have the ETags that the claimer saw. A second claimer has an old
+-- ETag, so its claim is refused. The reply contains the current entries.
 --
 -- KEYS  1 claims (hash)
 -- ARGV  1 owner  then for each partition: partition, ETag or '0', owner level, checkpoint

@@ -1,6 +1,6 @@
 -- uses: types claims
--- Writes the checkpoints of what its owner has, which renews it. Only the owner can, and only with
--- the ETag that the entry has; who is refused is told what stands there now.
+-- Writes the checkpoints of an owner's partitions, which renews its entries. Only the owner can, and only
+-- with the current ETag of the entry. The reply contains the current entries.
 --
 -- KEYS  1 claims (hash)
 -- ARGV  1 owner  then for each partition: partition, ETag, owner level, checkpoint

@@ -1,19 +1,20 @@
--- uses: types ids trim epoch
--- Commits a batch, all or nothing: checkpoint, acked rows, dead letters, state, and the group's
--- position for everybody who looks. Only the owner at its epoch may, only from the checkpoint it
--- knows, and a repeated commit is recognised by the checkpoint it leads to.
+-- uses: types ids groups trim epoch
+-- Commits a batch, all or nothing: checkpoint, acked rows, dead letters, state, and the position of the
+-- Redis consumer group, which other tools show. Only the owner at its epoch can commit, and only from the
+-- current checkpoint. The script recognises a repeated commit by its new checkpoint.
 --
 -- KEYS  1 lock (hash)  2 acked (stream)  3 events (stream)  4 state (hash)  5 dead (stream)
 -- ARGV  1 owner  2 epoch  3 checkpoint before  4 checkpoint after  5 source entries committed
 --       6 group  7 limit of the acked log, entries; 0 for none  8 '1' to trim the source
---       9 rows of the acked log that all readers are past; 0 for none
---       then  n, n x (id, first id): after which entry each read began, and what it brought first
+--       9 rows of the acked log that all readers have read; 0 for none
+--       then  n, n x (id, first id): the entry after which each read began, and its first entry
 --             n, n x (field, value): state to set
 --             n, n x field: state to delete
 --             n, n x (number of fields and values, fields and values...): dead letters
 --             rows, and if there are any: first, schema, crc, codec, size, batch
 -- reply [OK | DUP | FENCED | GAP | FULL, epoch, checkpoint, rows]
---       | [BADTYPE, key] for one of another type, and for a lock with fields that are not ours
+--       | [AHEAD, acked, last id of the log, rows]
+--       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
 local CHUNK = 4000      -- unpack() fails at 8,000 values
 local TRIM_EVENTS = 1000
 local TRIM_ACKED = 100
@@ -21,8 +22,8 @@ local TRIM_ACKED = 100
 local lock, acked, events, state, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, epoch, previous, new, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6]
 
--- A commit of one record has few commands, so each of them counts: what is not there has no type, and
--- what is read says itself that it is of another one.
+-- A commit of one record has few commands, so each of them costs. A missing key has no wrong type, and
+-- reading a key of a wrong type returns an error, so the types are only checked where keys exist.
 if redis.call('EXISTS', acked, state, dead) > 0 then
   local wrong = wrong_type({'hash', 'stream', 'stream', 'hash', 'stream'})
   if wrong then return {'BADTYPE', wrong} end
@@ -37,12 +38,12 @@ local function reply(code)
   return {code, held[2] or '', held[3] or '', held[4] or '0'}
 end
 if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
--- To find this out later would leave rows in the log that no checkpoint knows of.
+-- This is checked before the first write: a later failure would leave rows in the log without a checkpoint.
 if not (is_count(held[4]) and is_count(held[5])) then return {'BADTYPE', lock} end
 local total, committed = tonumber(held[4]), tonumber(held[5])
 if held[3] == new then
-  -- Whoever waits for this to be safe waits for what this connection writes, so it writes what is there.
-  -- HDEL changes nothing, may always be called, and lets HSET through when memory is full.
+  -- WAIT covers the writes of this connection only, so a repeat must write, too: it writes the same value.
+  -- HDEL changes nothing, is always allowed, and makes Redis accept HSET when memory is full.
   redis.call('HDEL', lock, '')
   redis.call('HSET', lock, 'checkpoint', new)
   return reply('DUP')
@@ -52,17 +53,18 @@ if held[3] ~= previous then
   return reply('GAP')
 end
 
--- Where each section of ARGV begins.
+-- Index of each section in ARGV.
 local at = 10
 local reads_n, reads_at = tonumber(ARGV[at]), at + 1
 at = reads_at + 2 * reads_n
--- A failover may take back that somebody else had the lock, and with it the commits of that one. Who
--- had it before may have read meanwhile, past the entries that were trimmed for those commits. So what
--- a read brought first must still be what follows the entry that it began after.
+-- A failover may lose another member's acquisition of the lock, and that member's commits with it. The
+-- owner before may have read meanwhile, and skipped the entries that were trimmed after those commits. So
+-- the first entry of each read must still follow the entry after which the read began.
 local last = ''
 for i = reads_at, at - 1, 2 do
-  -- The end of one read may be lost, too, before the next one brings what came in its place. So what a
-  -- read began after must be there, unless it is the checkpoint, which may have been trimmed.
+  -- A failover may also lose the last entries of one read, and the next read then returns the entries
+  -- that replaced them. So the entry after which a read began must exist, unless it is the checkpoint,
+  -- which may have been trimmed.
   local after, first = ARGV[i], ARGV[i + 1]
   local inside = after ~= previous
   local from, count = inside and after or '(' .. after, inside and 2 or 1
@@ -73,7 +75,7 @@ for i = reads_at, at - 1, 2 do
   if not next_one or next_one[1] ~= first then return reply('GAP') end
   last = first
 end
--- And it may lose an entry after it was read; its sender sends it again, under another id.
+-- A failover may also lose an entry after it was read; its producer sends it again, under another id.
 if last ~= new then
   local found = redis.pcall('XRANGE', events, new, new, 'COUNT', 1)
   if found.err then return refused(events, found) end
@@ -94,8 +96,8 @@ if rows > 0 and limit > 0 and redis.call('XLEN', acked) >= limit then
   if redis.call('XLEN', acked) >= limit then return reply('FULL') end
 end
 
--- The first write is the one that needs memory: if it is refused, nothing was done; once it was
--- done, the server refuses none of the others.
+-- The first write is the one that needs memory. If the server refuses it, nothing was written; if the
+-- server accepts it, it refuses none of the others.
 total = total + rows
 local now = (rows > 0 or dead_n > 0) and text(server_ms())
 if rows > 0 then
@@ -104,8 +106,9 @@ if rows > 0 then
     'epoch', epoch, 'owner', owner, 'at', now, 'crc', ARGV[batch_at + 2],
     'codec', ARGV[batch_at + 3], 'size', ARGV[batch_at + 4], 'batch', ARGV[batch_at + 5])
   if type(added) == 'table' and added.err then
-    -- The log is ahead of the lock: somebody else wrote to one of them.
-    if string.find(tostring(added.err), 'equal or smaller', 1, true) then return {'BADTYPE', acked} end
+    -- The log is ahead of the lock: another program wrote to one of them.
+    local last = stream_position(acked)
+    if not id_less(last, text(total) .. '-0') then return {'AHEAD', acked, last, held[4]} end
     return added
   end
 end
@@ -122,16 +125,18 @@ for i = 0, dels_n - 1, CHUNK do
   redis.call('HDEL', state, unpack(ARGV, dels_at + i, dels_at + math.min(i + CHUNK, dels_n) - 1))
 end
 
--- Where nothing was added this must pass even when memory is full: it is what lets the source be
--- trimmed. A group may always be moved, and HSET after it.
+-- A commit without rows must succeed even when memory is full: only commits allow the source to be trimmed.
+-- Redis allows XGROUP SETID even then, and HSET after it.
 local entries = text(committed + tonumber(ARGV[5]))
 local moved = redis.pcall('XGROUP', 'SETID', events, group, new, 'ENTRIESREAD', entries)
 if moved.err then
-  redis.call('HDEL', lock, '')  -- changes nothing, and opens the way too, whoever may not use XGROUP
-  -- Somebody removed the group; trimming asks it, so it comes back where it should be.
+  redis.call('HDEL', lock, '')  -- changes nothing, and allows HSET, too, if the user may not use XGROUP
+  -- Another client removed the group: create it at the checkpoint, for tools that show it.
   redis.pcall('XGROUP', 'CREATE', events, group, new, 'MKSTREAM', 'ENTRIESREAD', entries)
 end
-redis.call('HSET', lock, 'checkpoint', new, 'entries', entries, 'rows', text(total))
+-- Readers check later entries against the log's last entry, which may have been trimmed by then.
+local tail = rows > 0 and {'tail', text(total) .. ' ' .. new .. ' ' .. epoch} or {}
+redis.call('HSET', lock, 'checkpoint', new, 'entries', entries, 'rows', text(total), unpack(tail))
 if ARGV[8] == '1' then trim_events(events, TRIM_EVENTS) end
 if rows > 0 then trim_acked(acked, past, TRIM_ACKED) end
 return {'OK', epoch, new, text(total)}

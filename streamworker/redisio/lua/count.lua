@@ -1,5 +1,5 @@
 -- uses: types ids
--- Counts the entries after an id, a slice at a time so that the server is never busy for long.
+-- Counts the entries after an id, one slice in each call, so that it never blocks the server for long.
 --
 -- KEYS  1 stream
 -- ARGV  1 id, exclusive  2 most entries to count

@@ -1,12 +1,12 @@
 -- uses: types
--- Challenges the leases of some partitions, and says so on the control stream in the same step. Where
--- something else stands there that is left out: each message may be missed.
+-- Challenges the leases of some partitions, and posts that to the control stream atomically. If the control
+-- stream has another type, the script posts nothing: the protocol allows any message to be lost.
 --
 -- KEYS  1 grab (hash)  2 allocation (hash)  3 control (any)
 -- ARGV  1 owner  then pairs of partition and 'free', 'due' or 'overdue':
 --         free     only if it is in neither hash
 --         due      only if it is not in the grab hash
---         overdue  clear it from both first
+--         overdue  remove it from both first
 -- reply [OK, partitions that were challenged ...] | [BADTYPE, key]
 local MESSAGES = 10000
 
@@ -24,11 +24,9 @@ for i = 2, #ARGV, 2 do
   if is_free then challenged[#challenged + 1] = partition end
 end
 if #challenged > 1 then
-  -- HDEL is allowed when memory is full, and so is all that follows it: ownership must move then.
+  -- Redis allows HDEL when memory is full, and all writes after it: ownership must be able to move then.
   redis.call('HDEL', KEYS[1], '')
-  if is_a(KEYS[3], 'stream') then
-    redis.call('XADD', KEYS[3], 'MAXLEN', '~', MESSAGES, '*', 'kind', 'challenged',
-      'partitions', table.concat(challenged, ',', 2), 'owner', ARGV[1], 'generation', text(server_ms()))
-  end
+  redis.pcall('XADD', KEYS[3], 'MAXLEN', '~', MESSAGES, '*', 'kind', 'challenged',
+    'partitions', table.concat(challenged, ',', 2), 'owner', ARGV[1], 'generation', text(server_ms()))
 end
 return challenged

@@ -1,14 +1,14 @@
 -- uses: types
--- Brings the hashes of the lease protocol up to date with one node: what it processes now, what it
--- does not process any more, and which of its wins may be challenged again. May be repeated. Where something
--- else stands in place of the control stream nothing is said: each message may be missed.
+-- Updates the hashes of the lease protocol for one node: the partitions that it processes now, those that it
+-- no longer processes, and its wins that may be challenged again. The call may be repeated. If the control
+-- stream has another type, the script posts nothing: the protocol allows any message to be lost.
 --
 -- KEYS  1 grab (hash)  2 allocation (hash)  3 control (any)
 -- ARGV  1 owner
---       then  n, n x (partition, generation of the win): put into the allocation hash, unless a
---               later winner is there
---             n, n x partition: taken out of it, if it is ours, and said on the control stream
---             n, n x (partition, generation of the win): wins taken out of the grab hash
+--       then  n, n x (partition, generation of the win): put into the allocation hash, unless it
+--               has a later winner
+--             n, n x partition: removed from it if the owner has them, and posted to the control stream
+--             n, n x (partition, generation of the win): wins removed from the grab hash
 -- reply [OK] | [BADTYPE, key]
 local MESSAGES = 10000
 
@@ -16,7 +16,7 @@ local wrong = wrong_type({'hash', 'hash', 'any'})
 if wrong then return {'BADTYPE', wrong} end
 local owner, at = ARGV[1], 2
 
--- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
+-- HDEL comes first: unlike HSET, Redis allows it when memory is full, and all writes after it.
 redis.call('HDEL', KEYS[2], '')
 local n = tonumber(ARGV[at])
 for i = at + 1, at + 2 * n, 2 do
@@ -44,8 +44,8 @@ for i = at + 1, at + 2 * n, 2 do
   if redis.call('HGET', KEYS[1], partition) == win then redis.call('HDEL', KEYS[1], partition) end
 end
 
-if #ended > 0 and is_a(KEYS[3], 'stream') then
-  redis.call('XADD', KEYS[3], 'MAXLEN', '~', MESSAGES, '*', 'kind', 'ended',
+if #ended > 0 then
+  redis.pcall('XADD', KEYS[3], 'MAXLEN', '~', MESSAGES, '*', 'kind', 'ended',
     'partitions', table.concat(ended, ','), 'owner', owner, 'generation', text(server_ms()))
 end
 return {'OK'}

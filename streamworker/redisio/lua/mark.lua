@@ -1,10 +1,10 @@
 -- uses: types
--- Says what the owner does with a partition, for people who look.
+-- Stores the state of a partition and its reason in the lock, for display.
 --
 -- KEYS  1 lock (hash)
 -- ARGV  1 owner  2 epoch  3 state: running, draining or halted  4 reason
---       5 optional: only where it is not halted, and its reason is empty or begins so: another one
---       comes from somebody who knows better
+--       5 optional, a prefix: write only if the state is not halted, and the stored reason is empty or
+--       has this prefix: another writer's reason takes precedence
 -- reply [OK] | [KEPT] | [FENCED, owner] | [BADTYPE, key]
 local wrong = wrong_type({'hash'})
 if wrong then return {'BADTYPE', wrong} end
@@ -13,7 +13,7 @@ if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return {'FENCED', held[1] or ''
 local reason, ours = held[3] or '', ARGV[5]
 if ours and held[4] == 'halted' then return {'KEPT'} end
 if ours and reason ~= '' and string.sub(reason, 1, #ours) ~= ours then return {'KEPT'} end
--- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
+-- HDEL comes first: unlike HSET, Redis allows it when memory is full, and all writes after it.
 redis.call('HDEL', KEYS[1], 'reason')
 redis.call('HSET', KEYS[1], 'state', ARGV[3], 'reason', ARGV[4])
 return {'OK'}

@@ -1,21 +1,22 @@
 -- uses: types document
--- Puts aside what stands in place of a membership document, if it is still what was seen, and writes a
--- document there in the same step; or leaves none, and the group begins anew. So no healthy document is
--- ever put aside, and of two that mend the second finds it done.
+-- Moves a damaged membership document aside if it is still the value that was seen, and writes a new document
+-- atomically; or writes none, and the group starts without members. So a valid document is never moved aside,
+-- and if two members repair the document, the second finds a valid one.
 --
--- One copy is kept for people, and of a long value its beginning. Heartbeats are those of the members of
--- the new document afterwards: whoever is not in it learns by its next one that it has to join again. What
--- stands in their place goes without a copy. The control stream and the loads a group can do without.
+-- One copy is kept for inspection; of a long value, its beginning. Afterwards only the members of the new
+-- document have heartbeats: any other member learns from its next heartbeat that it must join again. If the
+-- heartbeats have another type, they are deleted without a copy. A group works without the control stream
+-- and the loads.
 --
 -- KEYS  1 members (any)  2 control (any)  3 beats (any)  4 loads (any)
 --       5 damaged (any)
 -- ARGV  1 fingerprint of what was seen
 --       2 new document, JSON without its generation: '{' and at least one field; '' for none
---       3 the least generation that it may get
+--       3 the minimum of the new generation
 --       4 number of fields and values of the message, without its generation, then these
 --       then the ids of all present members of the new document
--- reply [OK, generation or '', server ms] | [BADTYPE, key], though any type is right here
---       | [CONFLICT, document or nil, server ms, type of what is no string or '']
+-- reply [OK, generation or '', server ms] | [BADTYPE, key], though any type is allowed here
+--       | [CONFLICT, document or nil, server ms, type of a value that is not a string or '']
 local MESSAGES = 10000
 
 local wrong = wrong_type({'any', 'any', 'any', 'any', 'any'})
@@ -27,7 +28,7 @@ if ARGV[1] == '' or fingerprint(KEYS[1]) ~= ARGV[1] then
   return {'CONFLICT', document, now, (kind == 'string' or kind == 'none') and '' or kind}
 end
 
--- HDEL is allowed when memory is full, and so is all that follows it.
+-- Redis allows HDEL when memory is full, and all writes after it.
 if is_a(KEYS[3], 'hash') then redis.call('HDEL', KEYS[3], '') else redis.call('UNLINK', KEYS[3]) end
 put_aside(KEYS[1], KEYS[5])
 
@@ -37,10 +38,8 @@ if ARGV[2] ~= '' then
   redis.call('SET', KEYS[1], '{"generation":' .. generation .. ',' .. string.sub(ARGV[2], 2))
 end
 local n = tonumber(ARGV[4])
-if is_a(KEYS[2], 'stream') then
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*',
-    'generation', generation == '' and '0' or generation, unpack(ARGV, 5, 4 + n))
-end
+redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*',
+  'generation', generation == '' and '0' or generation, unpack(ARGV, 5, 4 + n))
 
 local present = {}
 for i = 5 + n, #ARGV do present[ARGV[i]] = true end

@@ -1,10 +1,10 @@
 -- uses: types epoch
--- Moves a group's checkpoint in one partition by hand, while nobody works on it. The epoch is
--- raised, so that an owner which was thought dead cannot commit any more. The acked log stays:
--- entries that are read again add their rows again.
+-- Moves a group's checkpoint in one partition by hand, while no member owns it. The script raises the
+-- epoch, so that an owner that was taken for dead can no longer commit. The acked log stays: entries
+-- that are processed again add their rows again.
 --
 -- KEYS  1 lock (hash)  2 events (stream)
--- ARGV  1 group  2 new checkpoint  3 source entries up to it  4 the owner that is expected: '', or
+-- ARGV  1 group  2 new checkpoint  3 source entries up to it  4 the expected owner: '', or
 --       one that is known to be dead
 -- reply [OK, checkpoint before] | [HELD, owner] | [MISSING] | [BADTYPE, key]
 local wrong = wrong_type({'hash', 'stream'})
@@ -13,7 +13,7 @@ local held = redis.call('HMGET', KEYS[1], 'owner', 'checkpoint', 'epoch')
 if not held[2] then return {'MISSING'} end
 local holder = held[1] or ''
 if holder ~= ARGV[4] and holder ~= '' then return {'HELD', holder} end
--- HDEL first: unlike HSET it is allowed when memory is full, and so is all that follows it.
+-- HDEL comes first: unlike HSET, Redis allows it when memory is full, and all writes after it.
 redis.call('HDEL', KEYS[1], 'wanted_since', 'wanted_at', 'wanted_in')
 raise_epoch(KEYS[1], held[3])
 redis.call('HSET', KEYS[1], 'owner', '', 'state', '', 'reason', '', 'checkpoint', ARGV[2], 'entries', ARGV[3])

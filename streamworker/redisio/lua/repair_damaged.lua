@@ -1,9 +1,9 @@
 -- uses: types document
--- Removes what was put aside in place of a membership document or of heartbeats, if it is what somebody looked at.
+-- Removes the stored damaged document or heartbeats, if it is still the value that the caller inspected.
 --
 -- KEYS  1 damaged (any)
--- ARGV  1 fingerprint of what was looked at
--- reply [OK] | [CHANGED] | [BADTYPE, key], though any type is right here
+-- ARGV  1 fingerprint of the inspected value
+-- reply [OK] | [CHANGED] | [BADTYPE, key], though any type is allowed here
 local wrong = wrong_type({'any'})
 if wrong then return {'BADTYPE', wrong} end
 local there = fingerprint(KEYS[1])

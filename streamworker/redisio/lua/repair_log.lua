@@ -1,6 +1,6 @@
--- uses: types ids trim
--- Drops the rows of an acked log that nobody reads, up to a row, if it is still the same log. Some at
--- a time, so that the server is never busy for long: call it again until it has dropped none.
+-- uses: types ids groups trim
+-- Drops the rows of an acked log without readers, up to a row, if it is still the same log. Each call drops
+-- some entries, so that it never blocks the server for long: call it until it drops none.
 --
 -- KEYS  1 lock (hash)  2 acked (stream)
 -- ARGV  1 identity of the log  2 row  3 most entries to drop
@@ -10,7 +10,7 @@ if wrong then return {'BADTYPE', wrong} end
 if redis.call('HGET', KEYS[1], 'log') ~= ARGV[1] then return {'CHANGED'} end
 local row = tonumber(ARGV[2])
 local dropped = trim_acked(KEYS[2], row, tonumber(ARGV[3]))
--- A trim of whole nodes leaves a part of the last one; that is short.
+-- A trim of whole nodes leaves a part of the last node; dropping that part is quick.
 if dropped == 0 and row > 0 then
   dropped = redis.call('XTRIM', KEYS[2], 'MINID', '=', string.format('%.0f-0', row + 1))
 end

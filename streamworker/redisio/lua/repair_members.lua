@@ -1,8 +1,8 @@
 -- uses: types
--- Removes members that are dead from a group of which nobody is left to do it. It does what a peer
--- would, if nothing has changed since somebody looked: neither the document nor the last heartbeat of
--- any of them. One that woke meanwhile stays, and so does everything else. The control stream and the loads
--- are left alone where something else stands there.
+-- Removes dead members from a group without live members. The script does what a peer would do, if neither
+-- the document nor the last heartbeat of any of these members has changed since the caller read them. If a
+-- member woke meanwhile, nothing changes. The script leaves the control stream and the loads alone if they
+-- have another type.
 --
 -- KEYS  1 members (string)  2 control (any)  3 beats (hash)  4 loads (any)
 -- ARGV  1 generation that was read
@@ -22,14 +22,12 @@ for i = 4 + n, #ARGV, 2 do
   if (redis.call('HGET', KEYS[3], ARGV[i]) or '') ~= ARGV[i + 1] then return {'CHANGED'} end
 end
 
--- HDEL is allowed when memory is full, and so is all that follows it.
+-- Redis allows HDEL when memory is full, and all writes after it.
 redis.call('HDEL', KEYS[3], '')
 local next_generation = text(math.max(server_ms(), tonumber(generation) + 1))
 redis.call('SET', KEYS[1], '{"generation":' .. next_generation .. ',' .. string.sub(ARGV[2], 2))
-if is_a(KEYS[2], 'stream') then
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
-    unpack(ARGV, 4, 3 + n))
-end
+redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
+  unpack(ARGV, 4, 3 + n))
 local has_loads = is_a(KEYS[4], 'hash')
 for i = 4 + n, #ARGV, 2 do
   redis.call('HDEL', KEYS[3], ARGV[i])

@@ -1,6 +1,6 @@
 -- uses: types
--- Removes a reader's position, if it has not moved since somebody looked: then trimming does not wait
--- for it any more.
+-- Removes a reader's position, if it has not changed since the caller read it; trimming then no longer waits
+-- for that reader.
 --
 -- KEYS  1 readers (hash)
 -- ARGV  1 name  2 its position as it was read

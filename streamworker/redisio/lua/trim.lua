@@ -1,11 +1,15 @@
--- uses: types ids trim
--- Drops what everybody is past: source entries by the groups of the stream, acked batches by the
--- row that all readers have passed. Anyone may call it at any time.
+-- uses: types ids groups trim
+-- Drops source entries that every group of the stream has committed, and acked entries that every reader
+-- has read. Any process may call it at any time.
 --
--- KEYS  1 events (stream)  2 acked (stream)
--- ARGV  1 rows of the acked log that all readers are past; 0 for none  2 most entries to drop of each
--- reply [OK, source entries dropped, acked entries dropped] | [BADTYPE, key]
-local wrong = wrong_type({'stream', 'stream'})
+-- KEYS  1 events (stream)  2 acked (stream)  3 lock (hash)  4 groups (hash)
+-- ARGV  1 rows of the acked log that all readers have read; 0 for none  2 most entries to drop of each
+--       3 group
+-- reply [OK, source entries dropped, acked entries dropped, entries that others deleted before the group had
+--       committed them, without those reported before] | [BADTYPE, key]
+local wrong = wrong_type({'stream', 'stream', 'hash', 'hash'})
 if wrong then return {'BADTYPE', wrong} end
-local limit = tonumber(ARGV[2])
-return {'OK', trim_events(KEYS[1], limit), trim_acked(KEYS[2], tonumber(ARGV[1]), limit)}
+local events, lock, limit = KEYS[1], KEYS[3], tonumber(ARGV[2])
+local dropped, acked = trim_events(events, limit), trim_acked(KEYS[2], tonumber(ARGV[1]), limit)
+local gone = redis.call('HEXISTS', lock, 'checkpoint') == 1 and settle(lock, events, ARGV[3]) or 0
+return {'OK', dropped, acked, gone}

@@ -1,10 +1,10 @@
-"""How Spark finds ``format("streamworker")`` by itself.
+"""The package through which Spark finds ``format("streamworker")`` without registration.
 
-Spark imports every top-level package named ``pyspark_*`` and takes its ``DefaultSource``. The
-build puts this one beside ``streamworker`` at the top level of the wheel.
+Spark imports every top-level package named ``pyspark_*`` and registers its ``DefaultSource``. The
+build puts this package beside ``streamworker`` at the top level of the wheel.
 """
 
-from streamworker.spark.source import StreamworkerDataSource
+from streamworker.spark.source.datasource import StreamworkerDataSource
 
 
 class DefaultSource(StreamworkerDataSource):

@@ -1,1 +1,1 @@
-"""What others do with the same entries: one module for each, run as a process of its own."""
+"""Programs that are compared with streamworker on the same entries: one module and process for each."""

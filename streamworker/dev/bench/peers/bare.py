@@ -1,6 +1,6 @@
-"""What nobody can be faster than: one step of a worker's work and nothing around it.
+"""Upper limits for a worker: single steps of its work, without anything else.
 
-``python -m streamworker.dev.bench.peers.bare``, each mode on a sync connection and a batch at a time.
+``python -m streamworker.dev.bench.peers.bare`` runs one mode on a sync connection, batch by batch.
 """
 
 import asyncio
@@ -12,24 +12,24 @@ from typing import Any
 import msgspec
 import redis
 
-from streamworker.core.entries import ZERO, EntryId
-from streamworker.core.locks import Acquired
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.ownership.locks import Acquired
 from streamworker.dev.bench.record import Event
 from streamworker.dev.bench.task import Sent, Task, task_of_this_process, tell
-from streamworker.redisio.client import Backend
-from streamworker.redisio.commit import CommitCode, CommitRequest, commit_call
+from streamworker.redisio.data.commit import CommitCode, CommitRequest, commit_call
+from streamworker.redisio.data.streams import register
+from streamworker.redisio.group.locks import acquire_many
 from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.link import pack
-from streamworker.redisio.locks import acquire_many
 from streamworker.redisio.scripts import COMMIT
-from streamworker.redisio.streams import register
-from streamworker.settings import plaintext_allowed
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.link import pack
+from streamworker.variables import plaintext_allowed
 
 OWNER = "bare"
 
 
 class Bare:
-    """A connection whose replies are taken as the parser makes them."""
+    """A connection that returns replies as the parser produces them."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -42,7 +42,7 @@ class Bare:
         return self._connection.read_response()
 
     def reads(self) -> Iterator[list[Any]]:
-        """Read all entries of the stream, a batch at a time."""
+        """Read all entries of the stream, batch by batch."""
         last, left = b"0", self._task.records
         while left > 0:
             ((_, entries),) = self.call(
@@ -52,7 +52,7 @@ class Bare:
             yield entries
 
     def committer(self) -> Callable[[bytes, int], None]:
-        """Take the lock of partition 0; return what commits up to an id, with so many entries."""
+        """Acquire the lock of partition 0; return a function that commits up to an id and counts entries."""
         keys = GroupKeys(self._task.app, self._task.stream, self._task.group)
         epoch = asyncio.run(_own(self._task.url, keys))
         self.call("SCRIPT", "LOAD", COMMIT.text)
@@ -84,7 +84,7 @@ async def _own(url: str, keys: GroupKeys) -> int:
 
 
 def read(bare: Bare) -> float:
-    """Read with XREAD and let hiredis parse it."""
+    """Read all entries with XREAD; hiredis parses the replies."""
     begun_s = time.monotonic()
     for _ in bare.reads():
         pass
@@ -92,7 +92,7 @@ def read(bare: Bare) -> float:
 
 
 def decode(bare: Bare) -> float:
-    """Decode payloads that are there already, with msgspec."""
+    """Decode payloads that have been read before, with msgspec."""
     batches = [[fields[1] for _, fields in entries] for entries in bare.reads()]
     load = msgspec.json.Decoder(Event).decode
     begun_s = time.monotonic()
@@ -102,7 +102,7 @@ def decode(bare: Bare) -> float:
 
 
 def commit(bare: Bare) -> float:
-    """Commit batches that nobody reads."""
+    """Commit batches that have been read before."""
     lasts = [(entries[-1][0], len(entries)) for entries in bare.reads()]
     settle = bare.committer()
     begun_s = time.monotonic()

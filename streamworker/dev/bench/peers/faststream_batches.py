@@ -1,4 +1,4 @@
-"""FastStream's batches from Redis streams: ``python -m streamworker.dev.bench.peers.faststream_batches``."""
+"""FastStream, batches of a Redis stream: ``python -m streamworker.dev.bench.peers.faststream_batches``."""
 
 import asyncio
 import logging
@@ -12,8 +12,8 @@ from streamworker.dev.bench.task import Tally, Task, task_of_this_process
 
 
 async def main(task: Task) -> None:
-    """Handle batches until the process is ended."""
-    # Of the serializers that it offers the one that is fastest, and that we use too.
+    """Handle batches until the process is stopped."""
+    # The fastest of FastStream's serializers, which streamworker uses too.
     broker = RedisBroker(task.url, logger=None, serializer=MsgSpecSerializer())
     tally = Tally(task.begun_path)
     for key in task.keys:

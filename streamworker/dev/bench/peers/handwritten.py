@@ -1,4 +1,4 @@
-"""What people write by hand with redis-py: ``python -m streamworker.dev.bench.peers.handwritten``."""
+"""Hand-written programs with redis-py: ``python -m streamworker.dev.bench.peers.handwritten``."""
 
 import time
 from itertools import cycle, islice
@@ -14,7 +14,7 @@ BLOCK_MS = 1000
 
 
 def consume(task: Task, client: Any) -> None:
-    """Read with XREADGROUP, decode, acknowledge with XACK, until the process is ended."""
+    """Read with XREADGROUP, decode and acknowledge with XACK, until the process is stopped."""
     decode = msgspec.json.Decoder(Event).decode
     tally = Tally(task.begun_path)
     wanted = dict.fromkeys(task.keys, ">")
@@ -27,7 +27,7 @@ def consume(task: Task, client: Any) -> None:
 
 
 def send(task: Task, client: Any) -> None:
-    """Send records with pipelines of XADD, a batch in each, and tell how fast that was."""
+    """Send records with pipelines of XADD, one batch in each, and report the rate."""
     encode = msgspec.json.Encoder().encode
     records, keys = events(task.records + task.batch), cycle(task.keys)
     spent_s: list[float] = []
@@ -52,7 +52,7 @@ def send_evenly(task: Task, client: Any) -> None:
 
 
 def wait_for_each(task: Task, client: Any) -> None:
-    """Read with a blocking XREAD what comes, and tell how late it was."""
+    """Read records with a blocking XREAD, and report their delays."""
     decode = msgspec.json.Decoder(Event).decode
     delays = DelayTally(task.begun_path, task.records)
     last = b"0"

@@ -1,4 +1,4 @@
-"""Our source as most Python sources are written: it hands Spark one tuple for each row."""
+"""A variant of streamworker's Spark source that returns one tuple for each row, as most Python sources do."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from streamworker.spark.options import parse_options
-from streamworker.spark.source import LogBatchReader, StreamworkerDataSource
+from streamworker.spark.source.datasource import LogBatchReader, StreamworkerDataSource
+from streamworker.spark.source.options import parse_options
 
 NAME = "streamworker_row_by_row"
 
 
 class RowByRowSource(DataSource):
-    """The same rows from the same log, in the same tasks."""
+    """Reads the same rows of the same log, in the same tasks."""
 
     @classmethod
     def name(cls) -> str:
@@ -30,12 +30,12 @@ class RowByRowSource(DataSource):
 
 
 class RowByRowReader(DataSourceReader):
-    """Takes the record batches of the real reader apart.
+    """Splits the record batches of streamworker's reader into rows.
 
     Parameters
     ----------
     reader
-        The real one.
+        Streamworker's reader.
     """
 
     def __init__(self, reader: LogBatchReader) -> None:

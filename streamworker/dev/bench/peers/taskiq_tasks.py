@@ -1,6 +1,6 @@
-"""taskiq's tasks from a Redis stream; ``taskiq worker`` runs ``broker``, as its users do.
+"""taskiq with tasks of a Redis stream; ``taskiq worker`` runs ``broker``, as its users do.
 
-A task is one record; it is acknowledged when it has run.
+A task is one record. taskiq acknowledges a task after it has run.
 """
 
 import os
@@ -30,7 +30,7 @@ def make_broker(task: Task) -> RedisStreamBroker:
 
 
 def messages(count: int) -> list[bytes]:
-    """Return tasks as they lie in Redis."""
+    """Return tasks as taskiq stores them in Redis."""
     formatter = RedisStreamBroker("redis://localhost").formatter
     return [
         formatter.dumps(

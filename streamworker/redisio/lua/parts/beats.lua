@@ -1,9 +1,9 @@
--- Part of other scripts; needs types and document. The document says who is there, and heartbeats say who of
--- them lives. So where something else stands in place of the heartbeats, the document is enough to begin anew.
+-- Part of other scripts; needs types and document. The document lists the members, and heartbeats say
+-- which of them are alive. If another program overwrote the heartbeats, they restart from the document.
 local FORMAT = 1
 
--- Ids of the members that are there and not only their places; nil where the document cannot be read, and
--- for one of a later release.
+-- Returns the ids of the members without those in state `held`; nil if the document cannot be read, or has
+-- the format of a later release.
 local function present_in(members)
   local kind = redis.call('TYPE', members).ok
   if kind == 'none' then return {} end
@@ -21,10 +21,11 @@ local function present_in(members)
   return ids
 end
 
--- Puts aside what stands in place of the heartbeats, unless a copy is kept already, and gives each of these
--- members one of `now`, in ms of the server: nobody is lost, and who is dead is found out as if it had died
--- now. It is the time that the script answers with: read anew it could be later, and no beat is of the future.
--- Who was removed is not among them. False if the user lacks a right to it; then nothing was changed.
+-- Moves a damaged value of the heartbeats aside, unless a copy is kept already, and gives each member in
+-- `present` a heartbeat at `now`, in ms of the server. So no member is lost, and a dead member is detected
+-- as if it had died now. `now` is the time in the script's reply: a time that is read again could be later,
+-- and no heartbeat may be in the future. Removed members are not in `present`. Returns false if the user
+-- lacks a right; then nothing was changed.
 local function begin_beats(beats, present, damaged, now)
   local is_done = pcall(function()
     if redis.call('EXISTS', damaged) == 0 then put_aside(beats, damaged) else redis.call('UNLINK', beats) end

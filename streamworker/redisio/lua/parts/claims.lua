@@ -1,10 +1,10 @@
 -- Part of other scripts; needs types. An ownership entry is one field of a hash:
 -- 'etag|modified ms|owner level|checkpoint|owner'.
 
--- Begins a change: returns the ETag of all entries that this call changes, and the time. It is the
--- server's time or one more than the last one, so that it grows even if the hash is lost.
+-- Begins a change: returns the ETag of all entries that this call changes, and the time. The ETag is the
+-- server's time, or the last ETag plus one if that is greater, so that it grows even if the hash is lost.
 --
--- HDEL is allowed when memory is full, and so is all that follows it: ownership must move then.
+-- Redis allows HDEL when memory is full, and all writes after it: ownership must be able to move then.
 local function new_etag(claims)
   local now = server_ms()
   local last = tonumber(redis.call('HGET', claims, 'last') or '0')
@@ -14,7 +14,7 @@ local function new_etag(claims)
   return etag, text(now)
 end
 
--- ETag and owner; '0' and '' where there is no entry.
+-- Returns ETag and owner; '0' and '' if there is no entry.
 local function holder(claims, partition)
   local entry = redis.call('HGET', claims, partition) or ''
   local etag, owner = string.match(entry, '^(%d+)|[^|]*|[^|]*|[^|]*|(.*)$')

@@ -1,8 +1,8 @@
 -- Part of other scripts; needs types.
 
--- What stands at the key of a membership document, in few letters: length and SHA-1 of a string, the
--- type of anything else, '' where there is nothing. More than a megabyte is not looked at. Every server
--- has sha1hex; where a stand-in for one has not, no fingerprint is ever the right one.
+-- Returns the fingerprint of the value at a membership document's key: length and SHA-1 of a string, the
+-- type of any other value, '' without a value. It covers at most the first megabyte. Every server has
+-- sha1hex; with a substitute that lacks it, no fingerprint ever matches.
 local LOOKED_AT = 1048577
 local sha1hex = redis.sha1hex
 
@@ -14,8 +14,8 @@ local function fingerprint(key)
   return #value .. ':' .. (sha1hex and sha1hex(value) or '')
 end
 
--- Moves what stands at a key to where one copy is kept for people, and of a long value its beginning.
--- The first command is the one that a user may lack the right to.
+-- Moves the value at a key to `damaged`, which keeps one copy for inspection; of a long string it keeps the
+-- beginning. If the user lacks a right, the first command fails.
 local KEPT_TEXT = 65536
 local KEPT_OTHER = 1048576
 

@@ -1,5 +1,5 @@
--- Part of other scripts. Entry ids are two whole numbers of up to 64 bits: as text '10-1' would
--- sort before '9-1', and as Lua numbers they lose digits above 2^53.
+-- Part of other scripts. An entry id is two whole numbers of up to 64 bits. As text, '10-1'
+-- would sort before '9-1'; as Lua numbers, they would lose digits above 2^53.
 
 local function digits_less(a, b)
   if #a ~= #b then return #a < #b end
@@ -13,8 +13,8 @@ local function id_less(a, b)
   return digits_less(a_seq, b_seq)
 end
 
--- The next id. Where its number cannot be told exactly the id itself is returned, which makes a
--- trim keep one entry more than it must.
+-- Returns the next id. If Lua cannot represent its number exactly, it returns the id itself, and a trim
+-- keeps one entry more than necessary.
 local function successor(id)
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
   if #seq > 15 then return id end

@@ -1,7 +1,7 @@
 -- Part of other scripts.
 
--- The first of KEYS that holds another type than expected, or nil. A script that fails half-way
--- is not rolled back, so this is asked before the first write. Of 'any' every type is expected.
+-- Returns the first of KEYS that holds another type than expected, or nil. Redis does not roll back a
+-- script that fails half-way, so scripts call this before the first write. 'any' allows every type.
 local function wrong_type(expected)
   for i, kind in ipairs(expected) do
     if kind ~= 'any' then
@@ -12,7 +12,7 @@ local function wrong_type(expected)
   return nil
 end
 
--- Whether a key holds a type, or nothing: where a script can do without what another program wrote over.
+-- Returns whether a key holds a type or is missing; for keys that a script can do without.
 local function is_a(key, kind)
   local found = redis.call('TYPE', key).ok
   return found == 'none' or found == kind
@@ -23,7 +23,7 @@ local function server_ms()
   return tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 end
 
--- Whole numbers up to 2^53 as text; tostring() would print 1.7e+12.
+-- Returns a whole number up to 2^53 as text; tostring() would print 1.7e+12.
 local function text(number)
   return string.format('%.0f', number)
 end

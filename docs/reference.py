@@ -1,0 +1,123 @@
+"""Renders docs/cli.md from the commands themselves; docs/generate.py writes it."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import get_args
+
+import typer
+from typer.models import ArgumentInfo, OptionInfo
+
+from streamworker.cli.exit_codes import ExitCode
+
+INTRODUCTION = """\
+# The command line
+
+<!-- Made by `make docs` from the commands; edit those, not this. A test compares them. -->
+
+`streamworker --help` and `streamworker COMMAND --help` say the same as this page.
+
+**Paths.** An app is named as uvicorn does it: `shop:app` is the attribute `app` of the module
+`shop`, looked for in the current folder first. Where a command is about a stream or a processor,
+its name or its function stands behind the colon: `shop:orders`, `shop:price`.
+
+**Settings** come from the app and from `STREAMWORKER_*` variables; see [settings](settings.md).
+`STREAMWORKER_DEV_REDIS_URL` wins over both: `streamworker dev` sets it for the processes that it
+starts, so that an app which names another Redis runs on the embedded server. While a `dev` runs,
+other commands in the same folder find its server by the file `.streamworker-dev.json`, and say so.
+
+**Output.** What was asked for goes to stdout, everything else to stderr. On a terminal tables are
+drawn and long work shows its progress; anywhere else the same comes as plain aligned text. Every
+command that lists something takes `--json`.
+
+**Errors.** What a user can put right is said in two sentences on stderr: what is wrong, and what
+to do. A Python traceback means a bug.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command, as it was registered."""
+
+    path: str
+    function: Callable[..., object]
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """The help text."""
+        return inspect.cleandoc(self.function.__doc__ or "").split("\n\n")
+
+
+def render() -> str:
+    """Return the text of docs/cli.md."""
+    from streamworker.cli.root import app
+
+    commands = list(_commands(app, ""))
+    contents = ["| command | does |", "|---|---|"]
+    for command in commands:
+        summary = command.paragraphs[0].replace("\n", " ").rstrip(".")
+        anchor = f"streamworker-{command.path.replace(' ', '-')}"
+        contents.append(f"| [`{command.path}`](#{anchor}) | {summary} |")
+    codes = ["## Exit codes", "", "| code | means |", "|---|---|"]
+    codes += [f"| {code.value} | {code.meaning} |" for code in ExitCode]
+    sections = [line for command in commands for line in _section(command)]
+    return "\n".join([INTRODUCTION, *contents, "", *codes, "", *sections]).rstrip() + "\n"
+
+
+def _commands(group: typer.Typer, prefix: str) -> Iterator[Command]:
+    for info in group.registered_commands:
+        if info.callback is not None:
+            yield Command(prefix + (info.name or info.callback.__name__), info.callback)
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            yield from _commands(inner.typer_instance, f"{inner.name} ")
+
+
+def _section(command: Command) -> Iterator[str]:
+    yield f"## streamworker {command.path}"
+    yield ""
+    for paragraph in command.paragraphs:
+        if paragraph.startswith("\b"):
+            # The examples: a mark for typer, a heading, then one command a line.
+            yield "```sh"
+            yield from (line.strip() for line in paragraph.splitlines()[2:])
+            yield "```"
+        else:
+            yield paragraph
+        yield ""
+    rows = [row for row in map(_row, inspect.signature(command.function).parameters.values()) if row]
+    if rows:
+        yield "| argument | means |"
+        yield "|---|---|"
+        yield from rows
+        yield ""
+
+
+def _row(parameter: inspect.Parameter) -> str:
+    """Return the line for one argument or option; empty for a hidden one."""
+    kind, *extras = get_args(parameter.annotation)
+    info = next(extra for extra in extras if isinstance(extra, OptionInfo | ArgumentInfo))
+    if info.hidden:
+        return ""
+    text = info.help or ""
+    if isinstance(info, ArgumentInfo):
+        return _line(info.metavar or parameter.name.upper(), text)
+    default = getattr(parameter.default, "value", parameter.default)
+    # Beside Annotated, typer takes the first name for the place of the default.
+    names = ", ".join(name for name in (info.default, *(info.param_decls or ())) if isinstance(name, str))
+    if kind is bool:
+        return _line(names, text)
+    value = info.metavar or "TEXT"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        value = "|".join(str(choice.value) for choice in kind)
+    if parameter.default is inspect.Parameter.empty:
+        text += " Required."
+    elif default is not None:
+        text += f" Default: `{default}`."
+    return _line(f"{names} {value}", text)
+
+
+def _line(label: str, text: str) -> str:
+    escaped = label.replace("|", "\\|")
+    return f"| `{escaped}` | {text} |"

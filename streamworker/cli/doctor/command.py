@@ -1,0 +1,157 @@
+"""``streamworker doctor``: checks this machine, the server and the app.
+
+Each check returns ok, warn or fail, with a remedy. Checks do not raise: a check that cannot be made
+returns warn or fail.
+"""
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streamworker.cli.doctor.checks import Check
+from streamworker.cli.doctor.cluster import redis_checks
+from streamworker.cli.doctor.durability import durability_check
+from streamworker.cli.doctor.groups import app_checks
+from streamworker.cli.doctor.sentinel import sentinel_checks
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.support import AsJson, connected, print_json, run_async, say
+from streamworker.core.text import printable
+from streamworker.errors import StreamworkerError
+
+if TYPE_CHECKING:
+    from streamworker.app import App
+
+PYSPARK_MIN = (4, 2)
+PACKAGES = ("redis", "hiredis", "anyio", "msgspec", "pyarrow", "structlog", "typer", "rich")
+
+
+def doctor(
+    app: Annotated[
+        str | None,
+        typer.Argument(metavar="APP", help="MODULE:ATTRIBUTE of an App, to check it and its server."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Check the server, the app's groups, Java and what is installed.
+
+    Without an app the command checks the server of STREAMWORKER_REDIS_URL, or of localhost. With an
+    app it also checks the app's keys, groups, locks, acked logs and their readers. It changes
+    nothing, reads no keys but the app's, and prints a remedy for each problem. It exits with 1 if
+    a check fails; warnings do not count.
+
+    \b
+    Examples:
+      streamworker doctor
+      streamworker doctor shop:app --json
+    """
+    checks = [*packages(), java(), embedded_server()]
+    found = None
+    if app is not None:
+        answer, found = application(app)
+        checks.append(answer)
+    if found is not None or app is None:
+        checks += run_async(in_redis, found, app or "")
+    if json:
+        print_json(checks)
+    else:
+        _print(checks)
+    if any(check.verdict == "fail" for check in checks):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _print(checks: list[Check]) -> None:
+    colours = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.colors.RED}
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        mark = typer.style(f"{check.verdict:<4}", fg=colours[check.verdict], bold=check.verdict == "fail")
+        typer.echo(f"{mark}  {printable(check.name):<{width}}  {printable(check.found)}")
+        if check.remedy:
+            say(f"      {'':<{width}}  {check.remedy}")
+    bad = [sum(check.verdict == verdict for check in checks) for verdict in ("fail", "warn")]
+    say(f"{len(checks)} checks: {bad[0]} failed, {bad[1]} warnings.")
+
+
+# -- this machine ------------------------------------------------------------------------------
+
+
+def packages() -> Iterator[Check]:
+    """Check Python and the installed packages."""
+    yield Check("python", "ok", sys.version.split()[0])
+    for name in PACKAGES:
+        yield Check(name, "ok", version(name))
+    try:
+        found = version("pyspark")
+    except PackageNotFoundError:
+        yield Check("pyspark", "warn", "not installed", "For pipelines: pip install 'streamworker[spark]'")
+        return
+    numbers = tuple(int(part) for part in found.split(".")[:2])
+    if numbers < PYSPARK_MIN:
+        yield Check("pyspark", "fail", found, "4.2 or later is needed: pip install -U 'streamworker[spark]'")
+    else:
+        yield Check("pyspark", "ok", found)
+
+
+def java() -> Check:
+    """Check for the Java that Spark needs."""
+    from streamworker.spark.driver.java import locate_java
+
+    try:
+        there = locate_java()
+    except StreamworkerError as error:
+        return Check("java", "warn", error.message, f"For pipelines: {error.remedy}")
+    return Check("java", "ok", f"{there.version} from {there.found}")
+
+
+def embedded_server() -> Check:
+    """Check for the server that ``dev`` and ``demo`` start."""
+    from streamworker.dev.server import find_server, server_version
+
+    try:
+        binary = find_server()
+        return Check("embedded server", "ok", f"{server_version(binary)}")
+    except StreamworkerError as error:
+        return Check("embedded server", "warn", error.message, f"For dev and demo: {error.remedy}")
+
+
+# -- the app -----------------------------------------------------------------------------------
+
+
+def application(path: str) -> "tuple[Check, App | None]":
+    """Check that the app can be imported."""
+    from streamworker.importing import resolve_app
+
+    try:
+        found = resolve_app(path)
+    except StreamworkerError as error:
+        return Check("app", "fail", error.message, error.remedy), None
+    counts = (
+        f"{len(found.streams)} streams, {len(found.processors)} processors, {len(found.pipelines)} pipelines"
+    )
+    return Check("app", "ok", f"{found.name}: {counts}"), found
+
+
+# -- Redis -------------------------------------------------------------------------------------
+
+
+async def in_redis(app: "App | None", path: str) -> list[Check]:
+    """Check the server, and the app's keys on it."""
+    from streamworker.app import App
+    from streamworker.importing import with_override
+
+    given = app
+    checks: list[Check] = []
+    try:
+        app = app or with_override(App("doctor"))
+        checks += await sentinel_checks(app.settings.redis_url)
+        async with connected(app) as backend:
+            checks += await redis_checks(backend, app.name)
+            checks.append(await durability_check(backend, app.settings))
+            if given is not None:
+                checks += await app_checks(backend, given, path)
+    except StreamworkerError as error:
+        name = "connection" if checks else "redis"
+        checks.append(Check(name, "fail", error.message, error.remedy or "Try again."))
+    return checks

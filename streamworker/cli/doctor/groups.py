@@ -1,0 +1,323 @@
+"""The checks of ``doctor`` for an app: its streams, groups, locks, acked logs and their readers."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from streamworker.cli.doctor.checks import Check, Verdict
+from streamworker.errors import StreamworkerError
+from streamworker.redisio.scripts import PUT_RIGHT, log_ahead
+
+if TYPE_CHECKING:
+    from streamworker.app import App, Stream
+    from streamworker.core.snapshot import GroupSnapshot, PartitionView
+    from streamworker.processors import ProcessorSpec
+    from streamworker.redisio.admin.health import Holder
+    from streamworker.redisio.wire.client import Backend
+
+READER_STILL_MS = 600_000
+"""``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every
+few seconds while it has rows to read, and a long batch takes minutes."""
+LOG_WARN, LOG_FAIL = 0.5, 0.9
+SHOWN = 4
+
+
+async def app_checks(backend: "Backend", app: "App", path: str) -> list[Check]:
+    """Check an app's keys in Redis. The checks are independent, so a broken key hides no other result.
+
+    Parameters
+    ----------
+    path
+        The app's path on the command line; the remedies contain it.
+
+    Raises
+    ------
+    BackendUnavailable
+        If the server does not answer.
+    """
+    checks = [await _key_types(backend, app)]
+    for stream in app.streams.values():
+        checks += await _stream(backend, app, path, stream)
+    for spec in app.processors.values():
+        checks += await _group(backend, app, path, spec)
+    return checks
+
+
+async def _key_types(backend: "Backend", app: "App") -> Check:
+    from streamworker.redisio.admin import health
+
+    expected: dict[str, str] = {}
+    for stream in app.streams.values():
+        expected |= health.stream_types(app.name, stream.name, stream.spec.partitions)
+    for spec in app.processors.values():
+        expected |= health.group_types(app.name, spec.stream.name, spec.name, spec.stream.partitions)
+    wrong = await health.wrong_types(backend, expected)
+    if not wrong:
+        return Check("keys", "ok", f"{len(expected):,} keys hold what they should, or nothing")
+    shown = [f"{key} holds a {kind}, not a {expected[key]}" for key, kind in wrong.items()]
+    return Check(
+        "keys",
+        "fail",
+        _some(shown, "; "),
+        f"Another program wrote there. {PUT_RIGHT}",
+    )
+
+
+# -- streams -----------------------------------------------------------------------------------
+
+
+async def _stream(backend: "Backend", app: "App", path: str, stream: "Stream[object]") -> list[Check]:
+    """Compare a stream's declaration with its metadata in Redis."""
+    from streamworker.redisio.admin import health
+    from streamworker.redisio.keys import StreamKeys
+
+    keys = StreamKeys(app.name, stream.name)
+    declared, name = stream.spec.partitions, f"stream {stream.name}"
+    try:
+        found = await backend.execute("HGET", keys.meta, "partitions")
+        if found is None:
+            return [Check(name, "ok", f"{declared} partitions, not made yet")]
+        if int(found) != declared:
+            return [
+                Check(
+                    name,
+                    "fail",
+                    f"declared with {declared} partitions, made with {int(found)}",
+                    f"Declare partitions={int(found)}, or give the stream another name.",
+                )
+            ]
+        holders = await health.holders(backend, keys, declared)
+    except StreamworkerError as error:
+        return [Check(name, "fail", error.message, error.remedy or "Look at the key with TYPE.")]
+    ours = {spec.name for spec in app.processors.values() if spec.stream.name == stream.name}
+    return [Check(name, "ok", f"{declared} partitions"), *_strangers(path, name, holders, ours)]
+
+
+def _strangers(path: str, name: str, holders: "Sequence[Holder]", ours: set[str]) -> Iterator[Check]:
+    """Warn about groups that prevent trimming of a stream and that the app does not declare."""
+    for holder in holders:
+        if holder.name in ours:
+            continue
+        pending = f", {holder.pending:,} delivered and not acknowledged" if holder.pending else ""
+        yield Check(
+            f"{name}: {holder.name}",
+            "warn",
+            f"not declared by the app; {holder.lag:,} entries it has not read cannot be trimmed{pending}",
+            "Leave it if another deployment runs it. If no worker runs it any more: "
+            f"streamworker repair {path} --forget-group {shlex.quote(holder.name)}",
+        )
+
+
+# -- groups ------------------------------------------------------------------------------------
+
+
+async def _group(backend: "Backend", app: "App", path: str, spec: "ProcessorSpec") -> list[Check]:
+    from streamworker.redisio.admin.repair import logs_ahead
+    from streamworker.redisio.keys import GroupKeys
+    from streamworker.redisio.snapshot import take_snapshot
+
+    settings, keys = app.settings, GroupKeys(app.name, spec.stream.name, spec.name)
+    damaged = await _damaged(backend, app, path, spec)
+    try:
+        snapshot = await take_snapshot(
+            backend, app.name, spec.stream.name, spec.name, silent_after_ms=settings.session_timeout_ms
+        )
+        stored = await backend.execute("HGETALL", keys.schemas)
+    except StreamworkerError as error:
+        return [
+            Check(f"group {spec.name}", "fail", error.message, error.remedy or "Look at its keys."),
+            *damaged,
+        ]
+    if snapshot.problems:
+        # The checks below need the keys that could not be read.
+        return [
+            *(Check(f"group {spec.name}", "fail", problem, PUT_RIGHT) for problem in snapshot.problems),
+            *damaged,
+        ]
+    checks = [
+        *damaged,
+        _members(snapshot, spec, path),
+        _locks(snapshot, spec, path),
+        _partitions(snapshot, spec),
+    ]
+    if spec.forward:
+        checks.append(_schema(snapshot, spec, keys.schemas, stored, settings.trim_interval_ms))
+        checks += [_log(snapshot, spec, path, settings.acked_entries_max), *_readers(snapshot, spec, path)]
+        for p, last in (await logs_ahead(backend, keys, len(snapshot.partitions))).items():
+            ahead = log_ahead(keys.acked(p), last, str(snapshot.partitions[p].rows))
+            checks.append(Check(f"log {spec.name}", "fail", ahead.message, ahead.remedy.replace("APP", path)))
+    return checks
+
+
+async def _damaged(backend: "Backend", app: "App", path: str, spec: "ProcessorSpec") -> list[Check]:
+    """Warn if workers have replaced a damaged membership document or damaged heartbeats."""
+    from streamworker.cli.doctor.repair_plan import kind_of
+    from streamworker.redisio.group.membership import put_aside
+    from streamworker.redisio.keys import GroupKeys
+
+    keys, name = GroupKeys(app.name, spec.stream.name, spec.name), f"membership {spec.name}"
+    try:
+        kept = await put_aside(backend, keys)
+    except StreamworkerError as error:
+        return [Check(name, "warn", error.message, error.remedy or f"Look at the key {keys.damaged}.")]
+    if not kept:
+        return []
+    return [
+        Check(
+            name,
+            "warn",
+            f"was damaged, and its workers repaired it; {keys.damaged} keeps the old value: {kind_of(kept)}",
+            f"Another program wrote to {keys.members} (`history` says when) or to {keys.beats}. Find that "
+            "program. Then delete the old value: "
+            f"streamworker repair {path} --drop-damaged {spec.name}",
+        )
+    ]
+
+
+def _members(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Check:
+    name = f"group {spec.name}"
+    silent = [member for member in snapshot.members if member.state == "silent"]
+    alive = sum(member.state not in ("silent", "held") for member in snapshot.members)
+    counts = f"{alive} members, {len(snapshot.partitions)} partitions, lag {snapshot.lag:,}"
+    if silent:
+        ages = [
+            f"{member.name} for {member.beat_age_ms // 1000:,} s" if member.beat_age_ms else member.name
+            for member in silent
+        ]
+        remedy = (
+            "The other members remove those that are dead; look at `history`."
+            if alive
+            else f"Start a worker, which takes over. Or remove them: streamworker repair {path}"
+        )
+        return Check(name, "warn", f"{counts}; silent: {_some(ages)}", remedy)
+    if alive:
+        return Check(name, "ok", counts)
+    if not any(view.epoch for view in snapshot.partitions):
+        return Check(name, "ok", f"has never run; {snapshot.lag:,} entries wait for it")
+    return Check(
+        name,
+        "warn" if snapshot.lag else "ok",
+        f"no members, lag {snapshot.lag:,}",
+        f"No worker runs it, so its stream is not trimmed: streamworker run {path} -p {spec.name}"
+        if snapshot.lag
+        else "",
+    )
+
+
+def _locks(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Check:
+    name = f"locks {spec.name}"
+    members = {member.id for member in snapshot.members}
+    orphans = [view for view in snapshot.partitions if view.owner and view.owner not in members]
+    if not orphans:
+        held = sum(view.owner is not None for view in snapshot.partitions)
+        return Check(name, "ok", f"{held} of {len(snapshot.partitions)} held, each by a member")
+    owners = sorted({view.owner or "" for view in orphans})
+    return Check(
+        name,
+        "warn",
+        f"{len(orphans)} held by {_some(owners)}, no member any more: partitions {_numbers(orphans)}",
+        f"The next worker takes them; nothing is lost. To release them now: streamworker repair {path}",
+    )
+
+
+def _partitions(snapshot: "GroupSnapshot", spec: "ProcessorSpec") -> Check:
+    name = f"partitions {spec.name}"
+    halted = [view for view in snapshot.partitions if view.state == "halted"]
+    if halted:
+        return Check(
+            name,
+            "fail",
+            f"{len(halted)} halted: partition {halted[0].partition}: {halted[0].reason}",
+            "Correct the function or the record, and restart: docs/operations.md, a halted partition.",
+        )
+    held_up = [view for view in snapshot.partitions if view.reason]
+    if held_up:
+        return Check(
+            name,
+            "warn",
+            f"{len(held_up)} held up: partition {held_up[0].partition}: {held_up[0].reason}",
+            "The log of its worker has the stack: docs/operations.md, a partition that stands still.",
+        )
+    waiting = [view for view in snapshot.partitions if view.lag and view.state in ("acquiring", "unowned")]
+    if waiting and any(member.state == "active" for member in snapshot.members):
+        return Check(
+            name,
+            "warn",
+            f"{len(waiting)} with entries and without an owner: {_numbers(waiting)}",
+            "A rebalance is under way, or a former owner has not released them: look again, and at `status`.",
+        )
+    return Check(name, "ok", "none halted or held up")
+
+
+# -- acked logs --------------------------------------------------------------------------------
+
+
+def _schema(
+    snapshot: "GroupSnapshot", spec: "ProcessorSpec", key: str, flat: Sequence[bytes], interval_ms: int
+) -> Check:
+    from streamworker.redisio.data.schemas import CURRENT
+
+    name, stored = f"schema of {spec.name}", dict(zip(flat[::2], flat[1::2], strict=True))
+    if stored.get(CURRENT) in stored:
+        return Check(name, "ok", f"{len(stored) - 1} stored")
+    if not any(view.epoch for view in snapshot.partitions):
+        return Check(name, "ok", "not stored yet: the first worker stores it")
+    return Check(
+        name,
+        "fail",
+        f"{key} lacks it, so no reader can read the acked log",
+        f"A running worker stores its schema within {interval_ms / 1000:g} s: look again, or start one. "
+        "Rows of an earlier schema also need a worker of that version.",
+    )
+
+
+def _log(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str, limit: int) -> Check:
+    name = f"log {spec.name}"
+    entries = sum(view.acked_length for view in snapshot.partitions)
+    fullest = max(snapshot.partitions, key=lambda view: view.acked_length, default=None)
+    most = fullest.acked_length if fullest else 0
+    share = most / limit
+    text = f"{entries:,} entries, the fullest partition has {most:,} of {limit:,}"
+    verdict: Verdict = "fail" if share >= LOG_FAIL else "warn" if share >= LOG_WARN else "ok"
+    if snapshot.readers:
+        remedy = "A reader is too slow, or has stopped: see the readers below. At the limit commits wait."
+        return Check(
+            name, verdict, f"{text}; readers: {len(snapshot.readers)}", remedy if share >= LOG_WARN else ""
+        )
+    if not entries:
+        return Check(name, "ok", "empty; no reader has registered")
+    return Check(
+        name,
+        verdict if share >= LOG_FAIL else "warn",
+        f"nobody reads it: {text}",
+        f"At the limit commits wait. Start its pipeline: streamworker spark {path}. Or declare "
+        f"forward=False. Or drop its rows: streamworker repair {path} --trim-log {spec.name}",
+    )
+
+
+def _readers(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Iterator[Check]:
+    for reader in snapshot.readers:
+        name = f"reader {reader.name} of {spec.name}"
+        still_ms = snapshot.taken_ms - reader.updated_ms
+        text = f"{reader.lag_rows:,} rows behind, moved {still_ms // 1000:,} s ago"
+        if not reader.updated_ms:
+            text = "its position cannot be read, so the log is not trimmed"
+        if reader.updated_ms and (still_ms < READER_STILL_MS or not reader.lag_rows):
+            yield Check(name, "ok", text)
+            continue
+        yield Check(
+            name,
+            "warn",
+            text,
+            "Start its pipeline. If it will not come back: "
+            f"streamworker repair {path} --forget-reader {shlex.quote(reader.name)}",
+        )
+
+
+def _some(texts: Sequence[str], comma: str = ", ") -> str:
+    more = f"{comma}and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return comma.join(texts[:SHOWN]) + more
+
+
+def _numbers(views: "Sequence[PartitionView]") -> str:
+    return _some([str(view.partition) for view in views])

@@ -1,0 +1,271 @@
+"""``streamworker repair``: makes the safe repairs that ``doctor`` suggests, after a confirmation."""
+
+import getpass
+import socket
+import sys
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.support import AppPath, AsJson, connected, print_json, print_table, run_async, say
+from streamworker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamworker.app import App
+    from streamworker.cli.doctor.repair_plan import Patience, Step
+    from streamworker.redisio.wire.client import Backend
+
+
+def repair(
+    app: AppPath,
+    forget_reader: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forget-reader",
+            metavar="NAME",
+            help="Remove a reader of acked logs that will not come back; its unread rows may be trimmed.",
+        ),
+    ] = None,
+    trim_log: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trim-log",
+            metavar="PROCESSOR",
+            help="Drop the rows of an acked log that has no reader. No reader has read them.",
+        ),
+    ] = None,
+    drop_damaged: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop-damaged",
+            metavar="PROCESSOR",
+            help="Delete the damaged membership document or heartbeats that workers replaced and kept.",
+        ),
+    ] = None,
+    forget_group: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forget-group",
+            metavar="NAME",
+            help="Delete all keys of a group that the app does not declare any more: its position in the "
+            "stream, acked log, dead letters, state.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and end.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Remove what dead workers and readers left behind; shows the plan and asks.
+
+    Without an option the command loses no data. It repairs acked logs that refuse commits because
+    another program wrote to them, even while workers run. In groups without a living worker it removes
+    dead members and releases their locks; living workers do this themselves, and sooner. Steps that
+    drop unread data need the option that names them. Each step is done only if its keys have not
+    changed since the plan was made, may be repeated, and is recorded in `history`. The command exits
+    with 1 if a step was not done for that reason.
+
+    \b
+    Examples:
+      streamworker repair shop:app --dry-run
+      streamworker repair shop:app --yes --json
+      streamworker repair shop:app --forget-reader revenue
+      streamworker repair shop:app --trim-log price
+      streamworker repair shop:app --drop-damaged price
+      streamworker repair shop:app --forget-group price-v1
+    """
+    from streamworker.importing import resolve_app
+
+    found = resolve_app(app)
+    wanted = _Wanted(forget_reader or [], trim_log or [], forget_group or [], drop_damaged or [])
+    wanted.check(found)
+    if json and not (yes or dry_run):
+        raise typer.BadParameter("A program cannot be asked: give --yes or --dry-run.", param_hint="--json")
+    left_alone = run_async(_repair, found, wanted, dry_run, yes, json)
+    if left_alone:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+class _Wanted(NamedTuple):
+    """What the options name."""
+
+    readers: list[str]
+    logs: list[str]
+    groups: list[str]
+    damaged: list[str]
+
+    def check(self, app: "App") -> None:
+        """Refuse processors that the app does not declare, and groups that it declares."""
+        for name in (*self.logs, *self.damaged):
+            if name not in app.processors:
+                raise ConfigurationError(
+                    f"App {app.name!r} has no processor {name!r}.",
+                    remedy=f"It has: {', '.join(sorted(app.processors))}.",
+                )
+        for name in self.groups:
+            if name in app.processors:
+                raise ConfigurationError(
+                    f"App {app.name!r} declares the processor {name!r}.",
+                    remedy="Only a group that it does not declare any more can be forgotten.",
+                )
+
+
+async def _repair(app: "App", wanted: _Wanted, dry_run: bool, yes: bool, json: bool) -> int:
+    """Plan, show, ask and do; return how many steps were not done."""
+    async with connected(app) as backend:
+        steps = await _plan(backend, app, wanted)
+        if not json:
+            _show(steps)
+        if not steps or dry_run:
+            if json:
+                print_json([_as_json(step, "planned") for step in steps])
+            return 0
+        if not yes:
+            if not sys.stdin.isatty():
+                raise typer.BadParameter("There is no terminal to ask at: give --yes.", param_hint="--yes")
+            typer.confirm(f"Do these {len(steps)} steps?" if len(steps) > 1 else "Do this?", abort=True)
+        outcomes = [(step, await _do(backend, step)) for step in steps]
+    if json:
+        print_json([_as_json(step, outcome) for step, outcome in outcomes])
+    else:
+        say(*(f"{step.deed} of {step.facts.keys.group}: {outcome}" for step, outcome in outcomes))
+    return sum(outcome.startswith("left alone") for _, outcome in outcomes)
+
+
+def _show(steps: "list[Step]") -> None:
+    if not steps:
+        say("There is nothing to repair.")
+        return
+    print_table(
+        ("do", "group", "what", "why"),
+        [(step.deed, step.facts.keys.group, step.what, step.why) for step in steps],
+    )
+
+
+def _as_json(step: "Step", outcome: str) -> dict[str, object]:
+    return {
+        "deed": step.deed,
+        "stream": step.facts.keys.stream,
+        "group": step.facts.keys.group,
+        "what": step.what,
+        "why": step.why,
+        "names": step.names,
+        "partitions": step.partitions,
+        "outcome": outcome,
+    }
+
+
+# -- planning ----------------------------------------------------------------------------------
+
+
+async def _plan(backend: "Backend", app: "App", wanted: _Wanted) -> "list[Step]":
+    from streamworker.cli.doctor.repair_plan import Patience, plan_damaged, plan_group, plan_log, plan_reader
+    from streamworker.redisio.admin.repair import look
+    from streamworker.redisio.keys import GroupKeys
+
+    patience = Patience(app.settings.session_timeout_ms, app.settings.slow_after_ms)
+    steps: list[Step] = []
+    met: set[str] = set()
+    for spec in app.processors.values():
+        keys = GroupKeys(app.name, spec.stream.name, spec.name)
+        facts = await look(backend, keys, spec.stream.partitions)
+        steps += plan_group(facts, patience)
+        for name in wanted.readers:
+            if name in facts.readers:
+                met.add(name)
+                steps.append(plan_reader(facts, name))
+        if spec.name in wanted.logs:
+            steps += plan_log(facts)
+        if spec.name in wanted.damaged:
+            steps += plan_damaged(facts)
+    unknown = sorted(set(wanted.readers) - met)
+    if unknown:
+        raise ConfigurationError(
+            f"No acked log of {app.name!r} has a reader {unknown[0]!r}.",
+            remedy="`streamworker lag` lists them. It may have been forgotten already.",
+        )
+    return steps + await _plan_leftovers(backend, app, wanted, patience)
+
+
+async def _plan_leftovers(
+    backend: "Backend", app: "App", wanted: _Wanted, patience: "Patience"
+) -> "list[Step]":
+    from streamworker.cli.doctor.repair_plan import plan_leftover
+    from streamworker.redisio.admin.health import holders
+    from streamworker.redisio.admin.repair import look
+    from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
+
+    steps: list[Step] = []
+    for name in wanted.groups:
+        check_name("processor", name)
+        found = False
+        for stream in app.streams.values():
+            partitions = stream.spec.partitions
+            there = await holders(backend, StreamKeys(app.name, stream.name), partitions)
+            facts = await look(backend, GroupKeys(app.name, stream.name, name), partitions)
+            has_keys = facts.membership or facts.locks or facts.readers
+            if has_keys or any(holder.name == name for holder in there):
+                found = True
+                steps.append(plan_leftover(facts, patience))
+        if not found:
+            raise ConfigurationError(
+                f"No stream of {app.name!r} has a group {name!r}.",
+                remedy="`streamworker doctor APP` lists those that it does not declare.",
+            )
+    return steps
+
+
+# -- doing -------------------------------------------------------------------------------------
+
+_CHANGED = "left alone: it has changed since"
+
+
+async def _do(backend: "Backend", step: "Step") -> str:
+    """Do a step; return its outcome."""
+    from streamworker.redisio.admin import repair as deeds
+
+    facts = step.facts
+    by = f"{getpass.getuser()}@{socket.gethostname()}"
+
+    async def noted(what: str, partitions: "Sequence[int]" = ()) -> str:
+        refusal = await deeds.note(backend, facts.keys, what, partitions, by=by)
+        return f"; the history does not have it: {refusal}" if refusal else ""
+
+    match step.deed:
+        case "remove members":
+            return "done" if await deeds.remove_members(backend, facts, step.names) else _CHANGED
+        case "forget reader":
+            if not await deeds.forget_reader(backend, facts, step.names[0]):
+                return _CHANGED
+            return f"done{await noted(f'{step.deed} {step.what}')}"
+        case "release locks":
+            released = [
+                p for p in step.partitions if await deeds.release_lock(backend, facts.keys, p, facts.locks[p])
+            ]
+            end = await noted(step.deed, released) if released else ""
+            return f"{_counted(len(released), len(step.partitions))}{end}"
+        case "mend log":
+            (p,) = step.partitions
+            is_done = await deeds.mend_log(backend, facts.keys, p, facts.locks[p])
+            return f"done{await noted(step.deed, [p])}" if is_done else _CHANGED
+        case "trim log":
+            dropped = {
+                p: await deeds.trim_log(backend, facts.keys, p, facts.locks[p]) for p in step.partitions
+            }
+            trimmed = [p for p, count in dropped.items() if count is not None]
+            total = sum(count or 0 for count in dropped.values())
+            end = await noted(f"{step.deed}: {total} entries", trimmed) if total else ""
+            return f"{_counted(len(trimmed), len(step.partitions))}; {total:,} entries dropped{end}"
+        case "drop damaged":
+            return "done" if await deeds.drop_damaged(backend, facts) else _CHANGED
+        case "forget group":
+            gone = [p for p in step.partitions if await deeds.forget_place(backend, facts, p)]
+            if len(gone) == len(step.partitions) and await deeds.forget_group(backend, facts):
+                return "done"
+            return f"{_CHANGED}: {len(gone)} of {len(step.partitions)} partitions are removed"
+
+
+def _counted(done: int, total: int) -> str:
+    return "done" if done == total else f"{_CHANGED}: {total - done} of {total} partitions"

@@ -1,0 +1,186 @@
+"""Plans the steps of ``repair`` from facts that were read before: nothing here reads or writes.
+
+Two rules prevent harm. No member or lock of a group with a living member is removed: living members
+do this themselves, and sooner. And a step that drops unread or uncommitted data is planned only if an
+option names it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streamworker.core.protocols.membership.document import Member
+from streamworker.errors import CoordinationError
+from streamworker.redisio.admin.repair import Facts
+from streamworker.redisio.group.locks import LockView
+
+READER_RESTS_MS = 60_000
+"""A reader that has moved within this time is not forgotten, even if an option names it."""
+
+Deed = Literal[
+    "remove members", "release locks", "mend log", "forget reader", "trim log", "drop damaged", "forget group"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a repair, and the reason for it."""
+
+    deed: Deed
+    facts: Facts = field(repr=False)
+    """The facts of the plan; the step is done only if they have not changed."""
+    what: str
+    """What the step changes, for people."""
+    why: str
+    names: tuple[str, ...] = ()
+    """The members or the reader that the step removes."""
+    partitions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a member may be silent before it counts as dead, in ms."""
+
+    session_timeout_ms: int
+    slow_after_ms: int
+    """Used instead if the server does not report which clients are connected."""
+
+
+def plan_group(facts: Facts, patience: Patience) -> list[Step]:
+    """Plan the safe steps for a group: repair its logs, and clean up after it if no member lives."""
+    steps = [
+        Step("mend log", facts, f"partition {p}", f"its lock does not know of {last}", partitions=(p,))
+        for p, last in facts.ahead.items()
+    ]
+    if living(facts, patience):
+        return steps
+    known = facts.membership.members if facts.membership else ()
+    dead = [member for member in known if member.state != "held"]
+    if dead:
+        silent_s = min(_silent_ms(facts, member) for member in dead) // 1000
+        who, ids = ", ".join(member.name for member in dead), tuple(member.id for member in dead)
+        why = f"silent for {silent_s:,} s and more, and not connected"
+        steps.append(Step("remove members", facts, who, why, ids))
+    members = {member.id for member in known} - {member.id for member in dead}
+    orphans = [p for p, lock in facts.locks.items() if lock.owner and lock.owner not in members]
+    free = [p for p in orphans if _is_gone(facts, facts.locks[p], patience)]
+    if free:
+        owners = sorted({facts.locks[p].owner for p in free})
+        why = f"held by {', '.join(owners)}: no member, and not connected"
+        steps.append(Step("release locks", facts, f"{len(free)} partitions", why, partitions=tuple(free)))
+    return steps
+
+
+def plan_reader(facts: Facts, name: str) -> Step:
+    """Plan to forget a reader.
+
+    Raises
+    ------
+    CoordinationError
+        If the reader has moved within ``READER_RESTS_MS``.
+    """
+    position = facts.position(name)
+    still_ms = facts.now_ms - position.at_ms
+    if still_ms < READER_RESTS_MS:
+        raise CoordinationError(
+            f"Reader {name!r} of {facts.keys.group!r} moved {still_ms // 1000} s ago: its query runs.",
+            remedy="Stop its query first, and run this again in a minute.",
+        )
+    behind = sum(max(0, lock.rows - position.rows.get(p, 0)) for p, lock in facts.locks.items())
+    why = f"still for {still_ms // 1000:,} s, {behind:,} rows behind"
+    return Step("forget reader", facts, name, why, (name,))
+
+
+def plan_log(facts: Facts) -> list[Step]:
+    """Plan to drop the rows of an acked log without readers.
+
+    Raises
+    ------
+    CoordinationError
+        If the log has a reader.
+    """
+    if facts.readers:
+        raise CoordinationError(
+            f"The log of {facts.keys.group!r} has readers: {', '.join(sorted(facts.readers))}.",
+            remedy="Rows are dropped when all readers have read them. --forget-reader removes a dead reader.",
+        )
+    full = tuple(p for p, length in facts.log_lengths.items() if length and p in facts.locks)
+    entries = sum(facts.log_lengths[p] for p in full)
+    if not full:
+        return []
+    return [Step("trim log", facts, f"{entries:,} entries", "no reader has registered", partitions=full)]
+
+
+def plan_damaged(facts: Facts) -> list[Step]:
+    """Plan to delete the damaged membership document or heartbeats that workers replaced and kept."""
+    if not facts.damaged:
+        return []
+    why = "workers replaced it and kept the old value for inspection"
+    return [Step("drop damaged", facts, kind_of(facts.damaged), why)]
+
+
+def kind_of(fingerprint: str) -> str:
+    """Describe the type of a value for people.
+
+    Examples
+    --------
+    >>> kind_of("17:da39a3ee5e6b4b0d3255bfef95601890afd80709"), kind_of("hash")
+    ('a string of 17 bytes', 'a hash')
+    """
+    length, colon, _ = fingerprint.partition(":")
+    return f"a string of {int(length):,} bytes" if colon else f"a {fingerprint}"
+
+
+def plan_leftover(facts: Facts, patience: Patience) -> Step:
+    """Plan to delete all keys of a group that the app does not declare any more.
+
+    Raises
+    ------
+    CoordinationError
+        If a living worker runs the group.
+    """
+    group = facts.keys.group
+    alive = living(facts, patience)
+    held = {lock.owner for lock in facts.locks.values() if lock.owner and not _is_gone(facts, lock, patience)}
+    if alive or held:
+        raise CoordinationError(
+            f"Group {group!r} of stream {facts.keys.stream!r} is run by {', '.join(sorted(alive | held))}.",
+            remedy="Stop its workers first.",
+        )
+    rows = sum(lock.rows for lock in facts.locks.values())
+    what = f"its position in the stream, its log ({rows:,} rows ever), dead letters and state"
+    why = "the app does not declare it, and no worker runs it"
+    return Step("forget group", facts, what, why, partitions=tuple(facts.log_lengths))
+
+
+# -- who is alive ------------------------------------------------------------------------------
+
+
+def living(facts: Facts, patience: Patience) -> set[str]:
+    """Return the names of members that may be alive; in doubt a member counts as alive."""
+    if facts.membership is None:
+        owners = [lock for lock in facts.locks.values() if lock.owner]
+        return {lock.owner for lock in owners if not _is_gone(facts, lock, patience)}
+    members = (member for member in facts.membership.members if member.state != "held")
+    return {member.name for member in members if not _is_dead(facts, member, patience)}
+
+
+def _is_dead(facts: Facts, member: Member, patience: Patience) -> bool:
+    silent_ms = _silent_ms(facts, member)
+    if facts.connections is None:
+        return silent_ms > patience.slow_after_ms
+    beat = facts.beat(member.id)
+    is_there = beat is not None and beat.run_id == facts.run_id and beat.connection in facts.connections
+    return silent_ms > patience.session_timeout_ms and not is_there
+
+
+def _silent_ms(facts: Facts, member: Member) -> int:
+    beat = facts.beat(member.id)
+    return facts.now_ms - (member.joined_ms if beat is None else beat.server_ms)
+
+
+def _is_gone(facts: Facts, lock: LockView, patience: Patience) -> bool:
+    """Whether the owner of a lock, which has no known heartbeat, has no connection."""
+    if facts.names is None or facts.now_ms - lock.since_ms < patience.session_timeout_ms:
+        return False
+    called = {lock.owner, lock.owner.rpartition(".")[0]}
+    return not any(name in called or name.partition(":")[0] in called for name in facts.names)

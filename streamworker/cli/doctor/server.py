@@ -1,0 +1,197 @@
+"""The checks of ``doctor`` for a server: can its configuration lose data? They only read."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from streamworker.cli.doctor.checks import Check, Verdict
+from streamworker.errors import StreamworkerError
+
+if TYPE_CHECKING:
+    from streamworker.redisio.admin.health import Rights
+    from streamworker.redisio.wire.client import Backend
+    from streamworker.redisio.wire.info import ServerInfo
+
+CLOCK_DIFFERENCE_MAX_MS = 1_000
+MEMORY_WARN, MEMORY_FAIL = 0.75, 0.9
+MISSING_SHOWN = 4
+
+
+async def server_checks(backend: "Backend", app_name: str) -> list[Check]:
+    """Check one server.
+
+    Raises
+    ------
+    BackendError
+        If the server does not answer.
+    """
+    from streamworker.redisio.admin import health
+
+    started = time.monotonic()
+    server_ms = await backend.time_ms()
+    took_ms = (time.monotonic() - started) * 1000
+    started = time.monotonic()
+    await backend.execute("PING")
+    ping_ms = (time.monotonic() - started) * 1000
+    info = await backend.info()
+    return [
+        Check("redis", "ok", f"{info.name} at {backend.address}, {ping_ms:.1f} ms a round trip"),
+        *(check(info) for check in INFO_CHECKS),
+        persistence(info, await health.configuration(backend)),
+        _clock(server_ms, took_ms),
+        await _client_list(backend),
+        _scripts(await health.cached_scripts(backend)),
+        user_rights(await health.rights(backend, app_name)),
+    ]
+
+
+def _settings(info: "ServerInfo") -> Check:
+    from streamworker.redisio.wire.info import check_server
+
+    try:
+        check_server(info)
+    except StreamworkerError as error:
+        return Check("eviction", "fail", error.message, error.remedy)
+    if info.maxmemory_policy is None:
+        return Check(
+            "eviction", "warn", "The server does not report its policy.", "Make sure it is noeviction."
+        )
+    return Check("eviction", "ok", info.maxmemory_policy)
+
+
+def _memory(info: "ServerInfo") -> Check:
+    used = f"{info.used_memory / 2**20:,.0f} MiB used"
+    if not info.maxmemory:
+        return Check(
+            "memory",
+            "warn",
+            f"{used}, no limit",
+            "Set maxmemory: without it the operating system may kill the server when memory runs out.",
+        )
+    share = info.used_memory / info.maxmemory
+    text = f"{used} of {info.maxmemory / 2**20:,.0f} MiB, {share:.0%}"
+    if share < MEMORY_WARN:
+        return Check("memory", "ok", text)
+    verdict: Verdict = "fail" if share >= MEMORY_FAIL else "warn"
+    return Check(
+        "memory", verdict, text, "At 100% sends and commits are refused. Raise maxmemory, or see `lag`."
+    )
+
+
+def _role(info: "ServerInfo") -> Check:
+    if info.role == "slave":
+        return Check("role", "fail", "a replica, which refuses writes", "Give the address of the primary.")
+    return Check("role", "ok", f"primary, followed by {info.replicas} replicas")
+
+
+INFO_CHECKS: tuple[Callable[["ServerInfo"], Check], ...] = (_settings, _memory, _role)
+
+
+def persistence(info: "ServerInfo", settings: Mapping[str, str] | None) -> Check:
+    """Say which data the server can lose with its configuration.
+
+    Parameters
+    ----------
+    settings
+        The server's configuration; None if this user may not read it. The check then does not say how
+        often the server writes.
+    """
+    if info.aof_enabled and not info.aof_written:
+        return Check(
+            "persistence",
+            "fail",
+            "The append-only file cannot be written, so all writes are refused: its disk is full, or broken.",
+            "Make room. Then run BGREWRITEAOF before the server ends: Redis 7.0 and Valkey 9.1 may leave a "
+            "file that they do not load again (docs/durability.md).",
+        )
+    lost, remedy = _lost_in_a_crash(info, settings)
+    writes = (settings or {}).get("min-replicas-to-write", "0")
+    if info.replicas and writes == "0":
+        lost += (
+            f"; a failover to one of {info.replicas} replicas, what that had not received "
+            "(min-replicas-to-write is 0, so writes go on without a connected replica)"
+        )
+    elif info.replicas:
+        lost += f"; a failover, what {writes} of {info.replicas} replicas had not received yet"
+    else:
+        lost += "; the loss of its disk, all: it has no replica"
+    return Check("persistence", "warn" if remedy else "ok", f"A crash of its machine loses {lost}.", remedy)
+
+
+def _lost_in_a_crash(info: "ServerInfo", settings: Mapping[str, str] | None) -> tuple[str, str]:
+    if info.aof_enabled:
+        match (settings or {}).get("appendfsync"):
+            case "always":
+                return "nothing that was confirmed (appendfsync always)", ""
+            case "everysec":
+                return "about the last second, two while a write is stuck (appendfsync everysec)", ""
+            case "no":
+                remedy = "Set appendfsync everysec or always: otherwise the operating system decides when."
+                return "about the last half minute (appendfsync no)", remedy
+        return "what came since the append-only file was last written; this user may not read appendfsync", ""
+    remedy = "Set appendonly yes."
+    if settings is None:
+        return "what came after its last snapshot, if it makes any: no append-only file", remedy
+    points = re.findall(r"(\d+) (\d+)", settings.get("save", ""))
+    if not points:
+        return "everything: neither an append-only file nor snapshots", remedy
+    every = max(int(seconds) for seconds, _ in points)
+    return f"what came after its last snapshot, up to {every:,} s (save): no append-only file", remedy
+
+
+def _clock(server_ms: int, took_ms: float) -> Check:
+    difference = round(server_ms - (time.time() * 1000 - took_ms / 2))
+    if abs(difference) > CLOCK_DIFFERENCE_MAX_MS + took_ms:
+        return Check(
+            "clock",
+            "warn",
+            f"the server's differs by {difference:,} ms",
+            "Only displayed times are affected: they are the server's. Synchronize both clocks by NTP.",
+        )
+    return Check("clock", "ok", f"the server's differs by {difference:,} ms")
+
+
+async def _client_list(backend: "Backend") -> Check:
+    from streamworker.redisio.group.membership import connected as connections
+
+    mine, _ = await backend.identity()
+    if await connections(backend, [mine]) is None:
+        return Check(
+            "client list",
+            "warn",
+            "forbidden to this user",
+            "Without it only session_timeout_ms tells dead workers from slow ones. Allow +client|list.",
+        )
+    return Check("client list", "ok", "allowed")
+
+
+def _scripts(cached: tuple[int, int] | None) -> Check:
+    if cached is None:
+        return Check("scripts", "ok", "this user may not look; a missing script is sent when it is needed")
+    there, total = cached
+    return Check("scripts", "ok", f"{there} of {total} in the cache; the rest are sent when they are needed")
+
+
+def user_rights(rights: "Rights | None") -> Check:
+    """Say which roles the user of this connection has the rights for."""
+    if rights is None:
+        return Check(
+            "rights",
+            "warn",
+            "this user may not ask (ACL WHOAMI, ACL DRYRUN)",
+            "Compare ACL GETUSER of this user with `streamworker acl APP`.",
+        )
+    may = [role for role, missing in rights.missing.items() if not missing]
+    cannot = rights.missing["worker"]
+    if not cannot:
+        return Check("rights", "ok", f"user {rights.user} has the rights of: {', '.join(may)}")
+    more = f" and {len(cannot) - MISSING_SHOWN} more" if len(cannot) > MISSING_SHOWN else ""
+    shown = ", ".join(cannot[:MISSING_SHOWN])
+    others = f"; it has the rights of: {', '.join(may)}" if may else ""
+    return Check(
+        "rights",
+        "warn" if may else "fail",
+        f"user {rights.user} lacks rights that a worker needs: {shown}{more}{others}",
+        "`streamworker acl APP --user worker` prints the rules.",
+    )

@@ -1,0 +1,1 @@
+"""The commands that start workers, pipelines and servers."""

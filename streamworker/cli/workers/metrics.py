@@ -1,0 +1,123 @@
+"""``run --metrics-port``: serves group snapshots as Prometheus metrics.
+
+Each scrape has its own thread, event loop and connection, so a busy processor does not delay it. A
+scrape takes one snapshot of each group and keeps nothing. Every worker returns the same values, so
+scraping one worker is enough.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.registry import Collector
+
+from streamworker.cli.support import say, take_all
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.errors import ConfigurationError, StreamworkerError
+
+if TYPE_CHECKING:
+    from streamworker.importing import Selection
+
+REQUEST_TIMEOUT_S = 10.0
+
+METRICS = {
+    "streamworker_up": ("gauge", "1 if Redis answered this scrape."),
+    "streamworker_generation": ("gauge", "Version of the membership."),
+    "streamworker_members": ("gauge", "Members by state."),
+    "streamworker_lag_entries": ("gauge", "Entries of a partition that are not committed."),
+    "streamworker_committed_entries_total": ("counter", "Entries of a partition that were committed."),
+    "streamworker_deleted_entries_total": (
+        "counter",
+        "Entries of a partition that another program deleted before they were committed.",
+    ),
+    "streamworker_acked_rows_total": ("counter", "Rows in the acked log of a partition."),
+    "streamworker_dead_letters": ("gauge", "Dead letters of a partition."),
+    "streamworker_partition_epoch": ("gauge", "Epoch of a partition's lock; goes up with each acquisition."),
+    "streamworker_partition_halted": ("gauge", "1 if the partition stopped at a record."),
+    "streamworker_reader_lag_rows": ("gauge", "Acked rows that a Spark reader has not read."),
+    "streamworker_rebalances_recent": (
+        "gauge",
+        "Changes of the membership that the latest control messages show, by cause.",
+    ),
+}
+"""The type and description of each metric."""
+
+Sample = tuple[str, dict[str, object], int]
+
+
+def _samples(snapshot: GroupSnapshot) -> Iterator[Sample]:
+    group: dict[str, object] = {
+        "app": snapshot.app,
+        "stream": snapshot.stream,
+        "processor": snapshot.processor,
+    }
+    yield "streamworker_generation", group, snapshot.generation
+    for state in ("active", "standby", "leaving", "silent", "held"):
+        count = sum(member.state == state for member in snapshot.members)
+        yield "streamworker_members", {**group, "state": state}, count
+    for view in snapshot.partitions:
+        one = {**group, "partition": view.partition}
+        yield "streamworker_lag_entries", one, view.lag
+        yield "streamworker_committed_entries_total", one, view.entries
+        yield "streamworker_deleted_entries_total", one, view.gone
+        yield "streamworker_acked_rows_total", one, view.rows
+        yield "streamworker_dead_letters", one, view.dead
+        yield "streamworker_partition_epoch", one, view.epoch
+        yield "streamworker_partition_halted", one, int(view.state == "halted")
+    for reader in snapshot.readers:
+        yield "streamworker_reader_lag_rows", {**group, "reader": reader.name}, reader.lag_rows
+    for cause in sorted({change.cause for change in snapshot.rebalances}):
+        count = sum(change.cause == cause for change in snapshot.rebalances)
+        yield "streamworker_rebalances_recent", {**group, "cause": cause}, count
+
+
+class Groups(Collector):
+    """A Prometheus collector for the groups of the chosen processors."""
+
+    def __init__(self, selection: "Selection") -> None:
+        self._selection = selection
+
+    def collect(self) -> Iterator[Metric]:
+        """Take a snapshot of each group; if Redis does not answer, return only ``streamworker_up 0``."""
+        try:
+            yield from families(anyio.run(take_all, self._selection), up=True)
+        except StreamworkerError:
+            yield from families([], up=False)
+
+    def describe(self) -> Iterator[Metric]:
+        """Return nothing, so that registering takes no snapshot: Redis may not be reachable yet."""
+        return iter(())
+
+
+def families(taken: Sequence[GroupSnapshot], *, up: bool) -> Iterator[Metric]:
+    """Convert snapshots to metrics; leave out metrics without a sample."""
+    found = {name: Metric(name.removesuffix("_total"), text, kind) for name, (kind, text) in METRICS.items()}
+    found["streamworker_up"].add_sample("streamworker_up", {}, int(up))
+    for snapshot in taken:
+        for name, labels, value in _samples(snapshot):
+            found[name].add_sample(name, {label: str(text) for label, text in labels.items()}, value)
+    return (metric for metric in found.values() if metric.samples)
+
+
+def serve(selection: "Selection", port: int) -> None:
+    """Serve the metrics of these processors from threads, until the process ends.
+
+    Raises
+    ------
+    ConfigurationError
+        If the port cannot be opened.
+    """
+    registry = CollectorRegistry()
+    registry.register(Groups(selection))
+    try:
+        server, _ = start_http_server(port, registry=registry)
+    except OSError as problem:
+        raise ConfigurationError(
+            f"Metrics cannot be served at port {port}: {problem.strerror}.",
+            remedy="Choose another --metrics-port.",
+        ) from None
+    # After this time an idle connection is closed, so that it does not hold its thread.
+    vars_of: Any = server.RequestHandlerClass
+    vars_of.timeout = REQUEST_TIMEOUT_S
+    say(f"Metrics: http://localhost:{port}/metrics", error=True)

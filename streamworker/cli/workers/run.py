@@ -1,0 +1,189 @@
+"""``streamworker run``: runs a worker."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from streamworker.cli.support import AppPath, Processors
+
+
+class Loop(StrEnum):
+    """Event loops."""
+
+    AUTO = "auto"
+    ASYNCIO = "asyncio"
+    UVLOOP = "uvloop"
+
+
+class Level(StrEnum):
+    """Log levels."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Format(StrEnum):
+    """Formats of log lines."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+LogLevel = Annotated[Level, typer.Option("--log-level", help="Least level that is logged.")]
+LogFormat = Annotated[Format, typer.Option("--log-format", help="Log lines for people or for programs.")]
+EndWithParent = Annotated[bool, typer.Option("--end-with-parent", hidden=True, help="End when stdin closes.")]
+
+
+def run(
+    app: AppPath,
+    processor: Processors = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="The worker's name in status and top; random by default."
+        ),
+    ] = None,
+    static_id: Annotated[
+        str | None,
+        typer.Option(
+            "--static-id", metavar="ID", help="Id that keeps the worker's place in a restart; see hold_ms."
+        ),
+    ] = None,
+    tui: Annotated[
+        bool, typer.Option("--tui", help="Show the live view; log lines go to --log-file.")
+    ] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="Run the app's Spark pipelines beside it.")] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics here."
+        ),
+    ] = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start anew when a Python file in this folder changes.")
+    ] = False,
+    loop: Annotated[
+        Loop, typer.Option("--loop", help="Event loop; auto takes uvloop if installed.")
+    ] = Loop.AUTO,
+    log_level: LogLevel = Level.INFO,
+    log_format: LogFormat = Format.CONSOLE,
+    log_file: Annotated[
+        Path,
+        typer.Option("--log-file", metavar="FILE", help="Where log lines go while --tui has the terminal."),
+    ] = Path("streamworker.log"),
+    end_with_parent: EndWithParent = False,
+) -> None:
+    """Run a worker until a signal stops it.
+
+    The worker joins the group of each processor, takes its share of the partitions and gives them
+    back when it leaves. At the first SIGTERM or Ctrl-C it finishes the batches under way, commits
+    and leaves; a second one ends it at once with code 5.
+
+    \b
+    Examples:
+      streamworker run shop:app
+      streamworker run shop:app --processor price --name price-1
+      streamworker run shop:app --tui --spark
+    """
+    from streamworker.cli import logs
+    from streamworker.cli.workers.children import end_with_parent as watch_parent
+
+    if sum((tui, spark, reload)):
+        if reload and (tui or spark):
+            raise typer.BadParameter("--reload cannot be combined with --tui or --spark.")
+        arguments = _arguments(app, processor, name, static_id, metrics_port, loop, log_level, log_format)
+        if reload:
+            from streamworker.cli.workers.reload import run_reloading
+
+            raise typer.Exit(run_reloading(arguments))
+        logging = ["--log-level", log_level, "--log-format", log_format]
+        pipelines = ["spark", app, *logging] if spark else None
+        raise typer.Exit(_with_company(app, processor, arguments, pipelines, log_file if tui else None))
+    logs.configure(log_level.value, log_format.value)
+    if end_with_parent:
+        watch_parent()
+    from streamworker.importing import resolve_processors
+    from streamworker.runtime.watch.stages import end_despite_threads
+    from streamworker.runtime.worker import run_worker
+
+    selection = resolve_processors(app, processor)
+    if metrics_port is not None:
+        from streamworker.cli.workers.metrics import serve
+
+        serve(selection, metrics_port)
+    names = [spec.name for spec in selection.processors]
+    use_uvloop = _use_uvloop(loop)
+    code = run_worker(selection.app, processors=names, name=name, static_id=static_id, use_uvloop=use_uvloop)
+    end_despite_threads(code)
+    raise typer.Exit(code)
+
+
+def _arguments(
+    app: str,
+    processors: list[str] | None,
+    name: str | None,
+    static_id: str | None,
+    metrics_port: int | None,
+    loop: Loop,
+    log_level: Level,
+    log_format: Format,
+) -> list[str]:
+    """Return the arguments of the worker process that --tui, --spark and --reload start."""
+    arguments = ["run", app, "--loop", loop, "--log-level", log_level, "--log-format", log_format]
+    for processor in processors or ():
+        arguments += ["--processor", processor]
+    if name is not None:
+        arguments += ["--name", name]
+    if static_id is not None:
+        arguments += ["--static-id", static_id]
+    if metrics_port is not None:
+        arguments += ["--metrics-port", str(metrics_port)]
+    return arguments
+
+
+def _with_company(
+    path: str,
+    processors: list[str] | None,
+    worker: list[str],
+    pipelines: list[str] | None,
+    log_file: Path | None,
+) -> int:
+    """Run the worker, and Spark, as child processes, and the live view in this process.
+
+    The view is not in the worker's process: a processor that computes for a minute would stop the
+    view too, and a forced end would not restore the terminal.
+    """
+    from streamworker.cli.top import show
+    from streamworker.cli.workers.children import Children, two_stages
+    from streamworker.errors import ConfigurationError
+    from streamworker.importing import resolve_processors
+
+    selection = resolve_processors(path, processors)
+    if pipelines is not None and not selection.app.pipelines:
+        raise ConfigurationError(
+            f"App {selection.app.name!r} has no pipeline for --spark to run.",
+            remedy="Declare one: @app.pipeline(processor, path=...).",
+        )
+    with Children(log_file=log_file) as children, two_stages(children.stop, children.force):
+        children.start("worker", worker)
+        if pipelines is not None:
+            children.start("spark", pipelines, essential=False)
+        if log_file is not None:
+            show(selection, stopped=lambda: not children.running)
+            children.stop()
+        return children.wait()
+
+
+def _use_uvloop(loop: Loop) -> bool:
+    from importlib.util import find_spec
+
+    from streamworker.errors import ConfigurationError
+
+    installed = find_spec("uvloop") is not None
+    if loop is Loop.UVLOOP and not installed:
+        raise ConfigurationError("uvloop is not installed.", remedy="Run: pip install 'streamworker[uvloop]'")
+    return installed and loop is not Loop.ASYNCIO

@@ -1,0 +1,122 @@
+"""``streamworker spark``: runs the app's pipelines."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streamworker.cli.support import AppPath, connected, console, run_async, say
+from streamworker.cli.workers.run import EndWithParent, Format, Level, LogFormat, LogLevel
+from streamworker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from streamworker.app import App
+
+
+def spark(
+    app: AppPath,
+    pipeline: Annotated[
+        str | None, typer.Option("--pipeline", metavar="NAME", help="Only this pipeline.")
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option("--master", metavar="URL", help="Spark master, such as local[4] or spark://host:7077."),
+    ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option("--remote", metavar="URL", help="Spark Connect server, such as sc://host:15002."),
+    ] = None,
+    forget: Annotated[
+        str | None,
+        typer.Option(
+            "--forget",
+            metavar="NAME",
+            help="Run nothing; delete the position of a pipeline or reader that will not come back.",
+        ),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Process the rows that are there now, then end.")
+    ] = False,
+    log_level: LogLevel = Level.INFO,
+    log_format: LogFormat = Format.CONSOLE,
+    end_with_parent: EndWithParent = False,
+) -> None:
+    """Run the app's pipelines on Spark.
+
+    The command runs until a signal stops it. At the first SIGTERM or Ctrl-C each query finishes its
+    micro-batch; a second one ends the process at once. In both cases a restart goes on from Spark's
+    checkpoint directory, and the table holds each row once.
+
+    Acked logs keep the rows that a reader with a committed position has not read. Forget a reader
+    that will not come back: otherwise the logs fill up and commits wait.
+
+    \b
+    Examples:
+      streamworker spark shop:app
+      streamworker spark shop:app --pipeline revenue --once
+      streamworker spark shop:app --master spark://host:7077
+      streamworker spark shop:app --forget revenue
+    """
+    import os
+    import threading
+
+    from streamworker.cli import logs
+    from streamworker.cli.exit_codes import ExitCode
+    from streamworker.cli.workers.children import end_with_parent as watch_parent
+    from streamworker.cli.workers.children import two_stages
+    from streamworker.importing import resolve_app
+    from streamworker.spark.driver.pipelines import run_pipelines
+
+    if master is not None and remote is not None:
+        raise typer.BadParameter("Give either --master or --remote.")
+    if forget is not None:
+        run_async(_forget, resolve_app(app), forget)
+        return
+    logs.configure(log_level.value, log_format.value)
+    if end_with_parent:
+        watch_parent()
+    found = resolve_app(app)
+    stop = threading.Event()
+    with two_stages(stop.set, lambda: os._exit(ExitCode.FORCED)), _starting() as started:
+        code = run_pipelines(
+            found,
+            pipeline=pipeline,
+            master=master,
+            remote=remote,
+            once=once,
+            stop=stop,
+            on_progress=lambda _: started(),
+        )
+    raise typer.Exit(code)
+
+
+async def _forget(app: "App", name: str) -> None:
+    """Remove a reader from every group of the app that has it."""
+    from streamworker.redisio.group import readers
+    from streamworker.redisio.keys import GroupKeys
+
+    known, done = set[str](), list[str]()
+    async with connected(app) as backend:
+        for spec in app.processors.values():
+            keys = GroupKeys(app.name, spec.stream.name, spec.name)
+            known |= (await readers.positions(backend, keys)).keys()
+            if await readers.forget(backend, keys, name):
+                done.append(spec.name)
+    if not done:
+        raise ConfigurationError(
+            f"No processor of app {app.name!r} has a reader {name!r}.",
+            remedy=f"Its readers: {', '.join(sorted(known)) or 'none'}.",
+        )
+    say(f"Forgot {name}: the acked logs of {', '.join(done)} keep no rows for it any more.")
+
+
+@contextmanager
+def _starting() -> Iterator[Callable[[], None]]:
+    """Show a spinner on a terminal until the first progress event: Spark takes some ten seconds to start."""
+    screen = console(error=True)
+    if not screen.is_terminal:
+        yield lambda: None
+        return
+    with screen.status("Starting Spark") as status:
+        yield status.stop

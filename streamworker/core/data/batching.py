@@ -1,0 +1,254 @@
+"""Decides how much to handle at once: batch limits, reads within a budget, the search for poison records.
+
+Rules of this file: numbers in, numbers out. The code touches no entry, record or clock, so that tests can
+check every rule with small integers.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from streamworker.errors import InternalError
+
+ENTRY_OVERHEAD_BYTES = 450
+"""What an entry costs in memory in addition to its bytes: an id, a dict, the bytes objects (measured on
+CPython 3.11: 445 bytes for an entry of one field). Byte budgets include it, since for small records it is
+most of the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """When a batch is big enough or old enough to be handled."""
+
+    records: int
+    bytes: int
+    within_ms: int
+    """How long a batch waits for more records after its first one."""
+
+    def is_ready(self, waiting: int, waiting_bytes: int, age_ms: int, *, no_more: bool = False) -> bool:
+        """Tell whether the waiting entries should be handled now.
+
+        Parameters
+        ----------
+        waiting, waiting_bytes
+            The number of waiting entries, and their bytes.
+        age_ms
+            How long the first entry has been waiting.
+        no_more
+            Whether no entry can be added because the buffer is full: then waiting gains nothing.
+        """
+        if waiting == 0:
+            return False
+        full = waiting >= self.records or waiting_bytes >= self.bytes
+        return full or no_more or age_ms >= self.within_ms
+
+
+def prefix_within(sizes: Iterable[int], records: int, bytes_max: int, *, at_least: int = 1) -> int:
+    """Return how many of the first sizes fit into a batch, or ``at_least`` (0 or 1) if none do.
+
+    An entry that alone is larger than the limit is a batch of its own; otherwise no batch could ever include
+    it.
+
+    Examples
+    --------
+    >>> prefix_within([40, 40, 40], records=10, bytes_max=100)
+    2
+    >>> prefix_within([500], records=10, bytes_max=100)
+    1
+    """
+    count = total = 0
+    for size in sizes:
+        total += size
+        if count >= records or (total > bytes_max and count >= at_least):
+            break
+        count += 1
+    return count
+
+
+class SizeEstimate:
+    """Estimates the cost of the next entry of a partition by a moving mean and deviation.
+
+    The smoothing is that of TCP's round-trip times (RFC 6298: gain 1/8 for the mean, 1/4 for the deviation,
+    mean + 4 deviations as the bound), because the question is the same: a bound that is rarely exceeded, and
+    that follows when the load changes.
+    """
+
+    FIRST_BYTES = 64 * 1024
+    """The estimate before the first read: large, so that the first read is careful. This costs one extra
+    small read; with too small a number the first read would exceed the budget."""
+
+    __slots__ = ("_deviation", "_mean")
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._deviation = 0.0
+
+    def observe(self, total_bytes: int, count: int, largest_bytes: int | None = None) -> None:
+        """Update the estimate from a read of ``count`` entries with ``total_bytes`` together."""
+        if count <= 0:
+            return
+        sample = total_bytes / count
+        spread = max(0.0, (largest_bytes or sample) - sample)
+        if self._mean == 0.0:
+            self._mean, self._deviation = sample, spread / 4
+            return
+        self._deviation += (max(abs(sample - self._mean), spread / 4) - self._deviation) / 4
+        # The mean follows a larger size at once: too small an estimate costs memory, too large a one only
+        # a round trip.
+        self._mean = max(sample, self._mean + (sample - self._mean) / 8)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a read was observed; otherwise the estimate is a guess."""
+        return self._mean > 0.0
+
+    @property
+    def bytes_per_entry(self) -> int:
+        """An upper estimate of what one entry costs."""
+        if self._mean == 0.0:
+            return self.FIRST_BYTES
+        return max(1, int(self._mean + 4 * self._deviation))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A partition that could be read now."""
+
+    partition: int
+    room_bytes: int
+    """How many more bytes of the budget it may hold."""
+    room_entries: int
+    estimate_bytes: int
+    starved: bool
+    """It holds no entries, so its runner has nothing to do."""
+
+    @property
+    def entries(self) -> int:
+        """How many entries it has room for."""
+        return min(self.room_entries, self.room_bytes // self.estimate_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What one read asks for."""
+
+    partitions: tuple[int, ...]
+    count: int
+    """The most entries to read from each partition."""
+    is_partial: bool = False
+    """Partitions without work were left out, so the read must not block for long."""
+
+
+READ_ENTRIES_MAX = 8_000
+"""Entries that one read may return in total. Parsing a reply into entries blocks the event loop for 1.3 us
+per entry (measured), so this limits the pause of one read to some 10 ms."""
+
+
+def plan_read(
+    candidates: Sequence[Candidate], *, free_bytes: int, count_max: int, turn: int
+) -> ReadPlan | None:
+    """Choose which partitions the next read asks, and for how many entries.
+
+    All streams of one XREAD share one COUNT, so the plan first looks for a count that fits all candidates. If
+    the free bytes do not hold one entry of each candidate, the read asks as many as fit, beginning with a
+    different one each ``turn``. Every other turn, the read asks one of the partitions that hold nothing and
+    do not fit, for one entry. Otherwise partitions that cannot proceed (because their acked log is full, say)
+    could keep the budget from those that can, forever.
+
+    Returns
+    -------
+    ReadPlan or None
+        None if nothing can be read until a partition frees bytes.
+    """
+    if not candidates:
+        return None
+    shift = turn % len(candidates)
+    ordered = [*candidates[shift:], *candidates[:shift]]
+    chosen: list[Candidate] = []
+    hungry: list[int] = []
+    need = 0
+    for candidate in ordered:
+        if need + candidate.estimate_bytes <= free_bytes:
+            chosen.append(candidate)
+            need += candidate.estimate_bytes
+        elif candidate.starved:
+            hungry.append(candidate.partition)
+    if hungry:
+        # Choose from all partitions that hold nothing, not from those that do not fit just now: the
+        # latter change with the turn, and one partition could be skipped in each.
+        starved = sorted(candidate.partition for candidate in candidates if candidate.starved)
+        asked = starved[turn // 2 % len(starved)]
+        if not chosen or (turn % 2 and asked in hungry):
+            return ReadPlan((asked,), 1, is_partial=len(hungry) + len(chosen) > 1)
+    if not chosen:
+        return None
+    count = min(count_max, max(1, READ_ENTRIES_MAX // len(chosen)), free_bytes // need)
+    # The smallest partition must not slow down the others: a partition with little room left is asked
+    # again when it has more, unless its runner has nothing to do.
+    fitting = [c for c in chosen if c.starved or c.entries * 4 >= count] or chosen
+    count = min(count, *(max(1, c.entries) for c in fitting))
+    return ReadPlan(tuple(c.partition for c in fitting), max(1, count), is_partial=bool(hungry))
+
+
+class Halving:
+    """Searches for the records that make a batch fail.
+
+    The records are numbered from 0. ``next()`` returns the slice to run, and the caller reports its result
+    with ``succeeded()`` or ``failed()``. Slices come in order, and each record either succeeds exactly once
+    or is found to be poison. So the effects of the successful slices, taken in order, are those of the batch
+    without the poison records.
+
+    If the first half of a failing slice succeeds, its second half must fail, so the search does not run the
+    second half as a whole but halves it at once. One poison record among ``n`` costs about log2(n) + 1 calls.
+
+    Examples
+    --------
+    >>> search = Halving(4)
+    >>> while (part := search.next()) is not None:
+    ...     search.failed() if part[0] <= 2 < part[1] else search.succeeded()
+    >>> search.poison
+    [2]
+    """
+
+    __slots__ = ("_current", "_stack", "poison")
+
+    def __init__(self, count: int) -> None:
+        self._stack: list[tuple[int, int, bool]] = [(0, count, True)] if count else []
+        """The slices to run, the next one last, and whether each is known to fail."""
+        self._current: tuple[int, int, bool] | None = None
+        self.poison: list[int] = []
+        """The poison records found so far, in ascending order."""
+
+    def next(self) -> tuple[int, int] | None:
+        """Return the slice ``(start, end)`` to run now, or None at the end."""
+        if not self._stack:
+            self._current = None
+            return None
+        start, end, fails = self._stack.pop()
+        first_half = fails and end - start > 1
+        if first_half:
+            middle = (start + end) // 2
+            self._stack.append((middle, end, False))
+            end = middle
+        self._current = (start, end, first_half)
+        return start, end
+
+    def succeeded(self) -> None:
+        """Report that the slice of the last ``next()`` succeeded."""
+        _, _, first_half = self._running()
+        if first_half:
+            start, end, _ = self._stack.pop()
+            self._stack.append((start, end, True))
+
+    def failed(self) -> None:
+        """Report that the slice of the last ``next()`` failed."""
+        start, end, _ = self._running()
+        if end - start == 1:
+            self.poison.append(start)
+        else:
+            self._stack.append((start, end, True))
+
+    def _running(self) -> tuple[int, int, bool]:
+        if self._current is None:
+            raise InternalError("The search for a poison record was told of a slice it had not named.")
+        current, self._current = self._current, None
+        return current

@@ -1,0 +1,198 @@
+"""Chooses the partition of a record, by a rule that a producer in any language can follow.
+
+Records with one key must always go to one partition, whichever program sends them. So the rule defines every
+byte, and ``VECTORS`` are its test.
+
+**1. The key becomes bytes** (:func:`canonical_key`):
+
+    ==========================  =====================================================
+    text                        its UTF-8
+    bytes                       as they are
+    a whole number              decimal ASCII, ``-`` if negative, no leading zeros
+    true, false                 ``true``, ``false``
+    UUID                        36 characters, lower case
+    date                        ``YYYY-MM-DD``
+    time stamp with a zone      ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, in UTC, six digits
+    time stamp without a zone   the same without ``Z``
+    decimal number              fixed point, no exponent, no trailing zeros; zero is ``0``
+    an enumeration's member     its value, by this table
+    several values              ``<length>:<bytes>`` of each, one after the other, where
+                                length counts bytes; an absent one is ``-``
+    none                        no key: the sender picks a partition, one after the other
+    ==========================  =====================================================
+
+Floating-point numbers are refused: equal numbers do not have equal texts in all languages.
+
+**2. The bytes become a partition**: ``crc32(bytes) mod partitions``, with the CRC-32 of zlib, gzip and PNG
+(polynomial 0xEDB88320, reflected, initial value and final xor 0xFFFFFFFF) as an unsigned number. Every
+language's library has it, and it spreads keys evenly enough: it has to choose between 2 and some hundred
+partitions, and does not have to resist an attacker.
+
+A change of the number of partitions changes the partition of most keys. A stream's number of partitions is
+therefore fixed when it is declared.
+"""
+
+import datetime as dt
+import enum
+import uuid
+import zlib
+from decimal import Decimal
+
+from streamworker.errors import RecordError
+
+VECTORS: tuple[tuple[object, bytes, int, int], ...] = (
+    ("", b"", 0x00000000, 0),
+    ("ann", b"ann", 0xE7207273, 3),
+    ("Zo\u00eb", b"Zo\xc3\xab", 0x67AC422A, 10),
+    ("\u65e5\u672c", b"\xe6\x97\xa5\xe6\x9c\xac", 0xC7B7CDCC, 12),
+    (b"\x00\xff", b"\x00\xff", 0x6CDBFD72, 2),
+    (0, b"0", 0xF4DBDF21, 1),
+    (7, b"7", 0x6ABF4A82, 2),
+    (-42, b"-42", 0xBC29AED6, 6),
+    (2**70, b"1180591620717411303424", 0xA52C76F7, 7),
+    (True, b"true", 0xFDFC4C8D, 13),
+    (False, b"false", 0x2BCD6830, 0),
+    (
+        uuid.UUID("6BA7B810-9DAD-11D1-80B4-00C04FD430C8"),
+        b"6ba7b810-9dad-11d1-80b4-00c04fd430c8",
+        0x51509E86,
+        6,
+    ),
+    (dt.date(2024, 2, 29), b"2024-02-29", 0xF8A8B86E, 14),
+    (dt.datetime(2024, 2, 29, 12, 0, 0, 5), b"2024-02-29T12:00:00.000005", 0x14AAB5E1, 1),  # noqa: DTZ001 - a key without a zone
+    (
+        dt.datetime(2024, 2, 29, 12, 0, tzinfo=dt.timezone(dt.timedelta(hours=2))),
+        b"2024-02-29T10:00:00.000000Z",
+        0x5B546AE8,
+        8,
+    ),
+    (Decimal("1.50"), b"1.5", 0x875C9BBA, 10),
+    (Decimal("-0.00"), b"0", 0xF4DBDF21, 1),
+    (Decimal("1E+3"), b"1000", 0xB427A317, 7),
+    (("ann", 7), b"3:ann1:7", 0xE49D10D9, 9),
+    (("a", "b:c", None), b"1:a3:b:c-", 0x3C2C2620, 0),
+)
+"""Keys with their bytes, the CRC-32 of those bytes, and their partition among 16."""
+
+_KEY_DIGITS_MAX = 1000
+"""Limits the digits of a key: ``Decimal("1E+999999999")`` is a short text, and a gigabyte in fixed point."""
+
+
+def canonical_key(value: object) -> bytes | None:
+    """Return a key as the bytes that decide its partition, or None for no key.
+
+    Raises
+    ------
+    RecordError
+        For a value that has no agreed form as bytes, such as a float.
+
+    Examples
+    --------
+    >>> canonical_key("ann")
+    b'ann'
+    >>> canonical_key(("ann", 7))
+    b'3:ann1:7'
+    """
+    if type(value) is str:
+        return _utf8(value)
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, enum.Enum):
+        return canonical_key(value.value)
+    if isinstance(value, str):
+        return _utf8(value)
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, int):
+        return _integer(value)
+    if isinstance(value, uuid.UUID):
+        return str(value).encode()
+    if isinstance(value, dt.datetime):
+        return _timestamp(value)
+    if isinstance(value, dt.date):
+        return value.isoformat().encode()
+    if isinstance(value, Decimal):
+        return _decimal(value)
+    if isinstance(value, tuple):
+        return b"".join(map(_part, value))
+    raise RecordError(
+        f"A {type(value).__name__} cannot be a key.",
+        remedy="Equal floats do not have equal texts in all languages: use an int, a str or a Decimal."
+        if isinstance(value, float)
+        else "Use str, bytes, int, bool, UUID, date, datetime, Decimal, an Enum, or a tuple of these.",
+    )
+
+
+def partition_for(key: bytes, partitions: int) -> int:
+    """Return the partition of a canonical key.
+
+    Examples
+    --------
+    >>> partition_for(b"ann", 16)
+    3
+    """
+    return zlib.crc32(key) % partitions
+
+
+class RoundRobin:
+    """Assigns records without a key to the partitions in turn.
+
+    Parameters
+    ----------
+    start
+        The first partition. Give each sender a different one; otherwise all begin with the same.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self._next = start
+
+    def next(self, partitions: int) -> int:
+        """Return the next partition out of ``partitions``."""
+        chosen = self._next % partitions
+        self._next = chosen + 1
+        return chosen
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise RecordError(
+            f"The key {text!a} is not valid text: it holds half of a surrogate pair.",
+            remedy="Repair the text where it is read, or use bytes.",
+        ) from None
+
+
+def _integer(value: int) -> bytes:
+    if value.bit_length() > _KEY_DIGITS_MAX * 3:
+        raise RecordError("The key is a number of more than 1,000 digits.", remedy="Use its text or a hash.")
+    return b"%d" % value
+
+
+def _timestamp(value: dt.datetime) -> bytes:
+    if value.utcoffset() is None:
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds").encode()
+    try:
+        utc = value.astimezone(dt.UTC)
+    except OverflowError:
+        raise RecordError(
+            f"The key {value.isoformat()} lies outside the years 1 to 9999 in UTC.",
+            remedy="Use a time that UTC can hold.",
+        ) from None
+    return utc.replace(tzinfo=None).isoformat(timespec="microseconds").encode() + b"Z"
+
+
+def _decimal(value: Decimal) -> bytes:
+    if not value.is_finite():
+        raise RecordError(f"The key {value} is not a number.", remedy="Use a finite Decimal.")
+    if abs(value.adjusted()) > _KEY_DIGITS_MAX or len(value.as_tuple().digits) > _KEY_DIGITS_MAX:
+        raise RecordError("The key is a number of more than 1,000 digits.", remedy="Use its text or a hash.")
+    text = format(value, "f")
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return b"0" if text in ("0", "-0") else text.encode()
+
+
+def _part(value: object) -> bytes:
+    key = canonical_key(value)
+    return b"-" if key is None else b"%d:%s" % (len(key), key)

@@ -1,0 +1,56 @@
+"""The position of a reader of the acked logs, and its stored form.
+
+A reader writes its own position: Spark's driver writes the offsets before which it will not read again.
+Workers read all of them, since trimming waits for the slowest reader.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPosition:
+    """The position of one reader."""
+
+    rows: Mapping[int, int]
+    """Partition to the rows of its acked log that the reader has read."""
+    logs: Mapping[int, str]
+    """Partition to the identity of the log that those rows were counted in."""
+    at_ms: int
+    """When the reader wrote the position."""
+    begins: bool = False
+    """Whether the reader has read nothing yet."""
+
+    def text(self) -> str:
+        """Return the stored form.
+
+        Examples
+        --------
+        >>> ReaderPosition({0: 7}, {0: "n.1"}, 99).text()
+        '{"p":{"0":7},"log":{"0":"n.1"},"at":99}'
+        """
+        fields = {
+            "p": {str(p): rows for p, rows in sorted(self.rows.items())},
+            "log": {str(p): log for p, log in sorted(self.logs.items())},
+            "at": self.at_ms,
+        }
+        return json.dumps(fields | ({"begins": True} if self.begins else {}), separators=(",", ":"))
+
+
+def read_position(text: str | bytes) -> ReaderPosition:
+    """Parse a stored position.
+
+    One that cannot be parsed counts as one at the beginning: trimming too little is noticed and can be
+    corrected.
+    """
+    try:
+        fields = json.loads(text)
+        return ReaderPosition(
+            {int(p): int(rows) for p, rows in fields["p"].items()},
+            {int(p): str(log) for p, log in fields["log"].items()},
+            int(fields["at"]),
+            fields.get("begins") is True,
+        )
+    except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError):
+        return ReaderPosition({}, {}, 0)

@@ -1,0 +1,214 @@
+"""Orders records that run concurrently: which may start, and up to where all are done.
+
+Rules of this file: numbers in, numbers out. A record is identified by its *place*, its position 0, 1, 2, ...
+in the order of the partition. The code touches no entry, clock or task.
+
+The theory
+----------
+A window slides over the partition. Each record in it is in one of these states::
+
+    add ──► blocked ──(the one before it of its key is done)──► ready ──start──► running ──finish──► done
+                                                                  ▲                 │  │
+                                                                  └─again─ paused ◄─┘  └─abandon──► abandoned
+                                                                              │ defer
+                                                                              └─abandon──► abandoned
+
+1. Of the records of one key at most one is not blocked: the first that is not done. So the records of one key
+   are handled strictly in order, and never two at a time. A record without a key is never blocked.
+2. At most ``concurrency`` records are running. A record that pauses before another attempt does not count:
+   while a few keys fail, the other keys can use the full concurrency.
+3. The earliest of the ready records starts first, since all records after it wait for it before they can be
+   committed.
+4. ``take`` returns only records that are done without a gap from the beginning. So a checkpoint that follows
+   it never advances beyond a record that is not done.
+5. A record that is abandoned is never done: no record at or after it is started or taken any more.
+"""
+
+from collections.abc import Hashable
+from heapq import heappop, heappush
+
+from streamworker.errors import InternalError
+
+
+class Window:
+    """The records of one partition that are being handled.
+
+    Parameters
+    ----------
+    concurrency
+        The most records that may run at the same time.
+    size
+        The most records that may be in the window: those that were added and not taken.
+
+    Examples
+    --------
+    >>> window = Window(concurrency=2, size=10)
+    >>> [window.add(key) for key in ("ann", "ann", "bob")]
+    [0, 1, 2]
+    >>> [window.start() for _ in range(3)]
+    [0, 2, None]
+    >>> window.finish(2)
+    >>> window.take(10)
+    0
+    >>> window.finish(0)
+    >>> window.take(10), window.start()
+    (1, 1)
+    """
+
+    __slots__ = (
+        "_added",
+        "_bar",
+        "_concurrency",
+        "_done",
+        "_head",
+        "_keys",
+        "_last",
+        "_next",
+        "_paused",
+        "_ready",
+        "_running",
+        "_size",
+        "_started",
+        "_taken",
+    )
+
+    def __init__(self, *, concurrency: int, size: int) -> None:
+        self._concurrency = concurrency
+        self._size = size
+        self._added = 0
+        self._head = 0
+        """All records before this position are done."""
+        self._taken = 0
+        self._started = 0
+        """All records at or after this position have never been started."""
+        self._bar: int | None = None
+        """No record at or after this position is started any more."""
+        self._ready: list[int] = []
+        """The positions of ready records, as a heap: the earliest first."""
+        self._running: set[int] = set()
+        self._paused: set[int] = set()
+        self._done: set[int] = set()
+        """The positions of done records after ``_head``."""
+        self._keys: dict[int, Hashable] = {}
+        """The keys by position, of the records that have a key and are not done."""
+        self._last: dict[Hashable, int] = {}
+        """The last position of each of these keys."""
+        self._next: dict[int, int] = {}
+        """From a position to the position that it blocks."""
+
+    # -- records in ------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """The number of records that may be added."""
+        return self._size - (self._added - self._taken)
+
+    def add(self, key: Hashable | None) -> int:
+        """Add the next record of the partition to the window; return its position."""
+        place = self._added
+        if place - self._taken >= self._size:
+            raise InternalError(f"A record was added to a window that is full ({self._size}).")
+        self._added = place + 1
+        if key is not None:
+            before = self._last.get(key)
+            self._keys[place] = key
+            self._last[key] = place
+            if before is not None:
+                self._next[before] = place
+                return place
+        heappush(self._ready, place)
+        return place
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def start(self) -> int | None:
+        """Return the position of the record to handle now, which is then running; None if there is none."""
+        ready = self._ready
+        if not ready or len(self._running) >= self._concurrency:
+            return None
+        if self._bar is not None and ready[0] >= self._bar:
+            return None
+        place = heappop(ready)
+        self._running.add(place)
+        if place >= self._started:
+            self._started = place + 1
+        return place
+
+    def finish(self, place: int) -> None:
+        """Note that a running record is done; the next record of its key then becomes ready."""
+        self._ends(place)
+        if place in self._keys:
+            key = self._keys.pop(place)
+            behind = self._next.pop(place, None)
+            if behind is not None:
+                heappush(self._ready, behind)
+            else:
+                del self._last[key]
+        if place != self._head:
+            self._done.add(place)
+            return
+        head, done = place + 1, self._done
+        while head in done:
+            done.remove(head)
+            head += 1
+        self._head = head
+
+    def defer(self, place: int) -> None:
+        """Note that a running record pauses: its key waits, and another record may run in its stead."""
+        self._ends(place)
+        self._paused.add(place)
+
+    def again(self, place: int) -> None:
+        """Note that the pause of a record has ended."""
+        self._resumes(place)
+        heappush(self._ready, place)
+
+    def abandon(self, place: int) -> None:
+        """Note that a running or paused record will not be done."""
+        if place in self._paused:
+            self._resumes(place)
+        else:
+            self._ends(place)
+        self.bar(place)
+
+    def _ends(self, place: int) -> None:
+        if place not in self._running:
+            raise InternalError(f"The record at place {place} of a window ended, and was not running.")
+        self._running.remove(place)
+
+    def _resumes(self, place: int) -> None:
+        if place not in self._paused:
+            raise InternalError(f"The record at place {place} of a window resumed, and had not paused.")
+        self._paused.remove(place)
+
+    # -- results out -----------------------------------------------------------------------------
+
+    def take(self, limit: int) -> int:
+        """Return how many records may be committed now, at most ``limit``; they leave the window."""
+        count = min(limit, self._head - self._taken)
+        if count <= 0:
+            return 0
+        self._taken += count
+        return count
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def bar(self, place: int) -> None:
+        """Start no record at or after a position any more."""
+        self._bar = place if self._bar is None else min(self._bar, place)
+
+    def close(self) -> None:
+        """Start only records before the last one that was started already.
+
+        When they are done too, every record that was ever started can be committed, and no record has to be
+        handled again.
+        """
+        self.bar(self._started)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no record runs, and none can start unless records are added."""
+        if self._running:
+            return False
+        bar = self._added if self._bar is None else self._bar
+        return (not self._ready or self._ready[0] >= bar) and all(place >= bar for place in self._paused)

@@ -1,0 +1,51 @@
+"""The locks of partitions, and the replies to a worker that acquires one.
+
+A lock is a hash that is stored beside its partition. It holds an owner and an **epoch**. A lock has no
+expiry: the membership decides whether an owner is alive, and safety does not depend on that decision being
+right. Safety depends on the epoch. Each acquisition raises it, each commit carries (owner, epoch), and the
+script that writes the commit compares both with the lock. Two processes may both believe that they own a
+partition; only one of them can commit. (M. Kleppmann, "How to do distributed locking", 2016: the resource
+itself must check a fencing token.)
+
+The script compares the owner as well as the epoch, because a failover may lose the last acquisition. Two
+owners can then hold the same epoch, but never the same name.
+"""
+
+from dataclasses import dataclass
+
+from streamworker.core.data.entries import EntryId
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """This worker holds the lock and continues after ``checkpoint``."""
+
+    epoch: int
+    checkpoint: EntryId
+    entries: int
+    """Source entries up to the checkpoint: those that the group committed, plus those that are ``gone``."""
+    rows: int
+    """Rows in the partition's acked log."""
+    log: str
+    """Identity of the acked log."""
+    gone: int = 0
+    """Source entries that another program deleted before the group committed them, and that no worker has
+    been told of before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A live owner holds the lock; it will release the lock, or its drain deadline will pass."""
+
+    owner: str
+    waited_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Another worker acquired the lock at a later generation; this worker's view of the group is old."""
+
+    generation: int
+
+
+AcquireReply = Acquired | Held | Stale

@@ -1,0 +1,326 @@
+"""The partitions of one member: acquires what is assigned to it and releases what is revoked.
+
+``Ownership`` combines the lifecycle table of every partition with the calls and timers around it. The
+assignment comes in by ``assign``. Effects ask for locks and release them; the answers come in by the other
+methods. One instance serves one membership: a member that was removed starts again with a new name and a new
+instance.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from streamworker.core.control import PartitionsAcquired, PartitionsReleased
+from streamworker.core.events import (
+    AcquireLocks,
+    CancelRunner,
+    DrainRunner,
+    DropRunner,
+    Effect,
+    Event,
+    LocksAnswered,
+    LocksReleased,
+    MarkLock,
+    Note,
+    PostControl,
+    ReleaseLocks,
+    RunnerFenced,
+    RunnerHalted,
+    RunnerStopped,
+    StartRunner,
+)
+from streamworker.core.ownership.lifecycle import HANDLING, State, Trigger, step
+from streamworker.core.ownership.locks import Acquired, Held, Stale
+
+
+@dataclass(slots=True)
+class _Partition:
+    state: State = State.IDLE
+    epoch: int = 0
+    asked_in: int = 0
+    """The generation in which the partition was assigned to this member when it last asked for the lock."""
+    calling: bool = False
+    """A call about its lock is under way. Invariant: at most one call per partition."""
+    retry_at_ms: int | None = None
+    """When to ask for the lock, or to release it, again."""
+    cancel_at_ms: int | None = None
+    """DRAINING: when its grace period ends."""
+    told: bool = False
+    """Another member released the lock while this member's question was under way."""
+
+
+class Ownership:
+    """The partitions of one member.
+
+    Parameters
+    ----------
+    owner
+        The member's id, which is written into the locks.
+    grace_period_ms
+        How long a revoked partition may drain before its runner is cancelled.
+    retry_ms
+        Pause before the member asks for a lock again.
+    jitter
+        Returns a number from 0 up to its argument.
+    """
+
+    def __init__(
+        self, owner: str, *, grace_period_ms: int, retry_ms: int, jitter: Callable[[int], int]
+    ) -> None:
+        self.owner = owner
+        self._is_view_stale = False
+        self.newest = 0
+        """The latest generation that a lock reported when it refused this member's older one."""
+        self._grace_period_ms = grace_period_ms
+        self._retry_ms = retry_ms
+        self._jitter = jitter
+        self._partitions: dict[int, _Partition] = {}
+        self._desired: frozenset[int] = frozenset()
+        self._generation = 0
+        self._live: tuple[str, ...] = ()
+        self._next_ms: int | None = None
+        """The cached result of ``next_deadline_ms``, valid until a partition changes."""
+        self._is_touched = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this member owns no partition and no call is under way."""
+        return not self._partitions
+
+    def state(self, partition: int) -> State:
+        """Return the state of a partition."""
+        entry = self._partitions.get(partition)
+        return State.IDLE if entry is None else entry.state
+
+    def looks_stale(self) -> bool:
+        """Whether a lock reported a later generation than this member's since the last call."""
+        is_stale, self._is_view_stale = self._is_view_stale, False
+        return is_stale
+
+    # -- the assignment ------------------------------------------------------------------------
+
+    def assign(
+        self, desired: frozenset[int], generation: int, live: tuple[str, ...], now_ms: int
+    ) -> list[Effect]:
+        """Take a new assignment; partitions that stay assigned are not touched."""
+        self._desired, self._generation, self._live = desired, generation, live
+        self._is_touched = True
+        effects: list[Effect] = []
+        for partition in sorted(set(self._partitions) - desired):
+            effects += self._revoke(partition, now_ms)
+        for partition in sorted(desired):
+            self._want(partition, now_ms)
+        return effects
+
+    def _want(self, partition: int, now_ms: int) -> None:
+        entry = self._partitions.setdefault(partition, _Partition())
+        if entry.state in (State.IDLE, State.WITHDRAWING):
+            entry.state = step(entry.state, Trigger.ASSIGNED)
+            if not entry.calling:
+                entry.retry_at_ms = now_ms
+
+    def _revoke(self, partition: int, now_ms: int) -> list[Effect]:
+        entry = self._partitions[partition]
+        if entry.state in (State.WITHDRAWING, State.DRAINING, State.RELEASING):
+            return []
+        entry.state = step(entry.state, Trigger.REVOKED)
+        if entry.state is State.DRAINING:
+            entry.cancel_at_ms = now_ms + self._grace_period_ms
+            return [
+                DrainRunner(partition, entry.epoch),
+                MarkLock(partition, self.owner, entry.epoch, "draining", ""),
+            ]
+        if entry.state is State.IDLE:
+            del self._partitions[partition]
+        return []
+
+    # -- locks and runners ---------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Handle an event about locks or runners; ignore other events."""
+        match event:
+            case LocksAnswered():
+                return self._answered(event, now_ms)
+            case LocksReleased():
+                return self._released(event, now_ms)
+            case RunnerStopped(partition, epoch):
+                self._stopped(partition, epoch, now_ms)
+            case RunnerFenced(partition, epoch):
+                return self._fenced(partition, epoch, now_ms)
+            case RunnerHalted(partition, epoch, reason):
+                return self._halted(partition, epoch, reason)
+        return []
+
+    def _answered(self, event: LocksAnswered, now_ms: int) -> list[Effect]:
+        """Handle the answers to ``AcquireLocks``.
+
+        An answer to a former membership is ignored: its locks are free, since it is no longer a member.
+        """
+        effects: list[Effect] = []
+        granted: list[int] = []
+        if event.owner != self.owner:
+            return []
+        self._is_touched = True
+        for partition in event.asked:
+            entry = self._partitions[partition]
+            entry.calling = False
+            reply = event.replies.get(partition)
+            match reply:
+                case Acquired():
+                    entry.state = step(entry.state, Trigger.GRANTED)
+                    entry.epoch = reply.epoch
+                    if entry.state is State.RUNNING:
+                        granted.append(partition)
+                        effects.append(StartRunner(partition, self.owner, reply))
+                    else:
+                        entry.retry_at_ms = now_ms
+                case Held() | Stale():
+                    entry.state = step(entry.state, Trigger.REFUSED)
+                    self._retry_later(entry, now_ms)
+                    if entry.told:
+                        entry.retry_at_ms = now_ms
+                    if isinstance(reply, Stale):
+                        self._is_view_stale = True
+                        self.newest = max(self.newest, reply.generation)
+                case None:
+                    entry.state = step(entry.state, Trigger.FAILED)
+                    self._retry_later(entry, now_ms)
+            entry.told = False
+            self._settle(partition, now_ms)
+        if granted:
+            effects.append(PostControl(PartitionsAcquired(tuple(granted), self.owner, self._generation)))
+        return effects
+
+    def _released(self, event: LocksReleased, now_ms: int) -> list[Effect]:
+        """Handle the answers to ``ReleaseLocks``, and tell the members that may wait for the locks."""
+        done: list[int] = []
+        if event.owner != self.owner:
+            return []
+        self._is_touched = True
+        for partition in event.asked:
+            entry = self._partitions[partition]
+            entry.calling = False
+            if partition in event.released:
+                entry.state = step(entry.state, Trigger.RELEASED)
+                done.append(partition)
+            else:
+                entry.state = step(entry.state, Trigger.FAILED)
+                self._retry_later(entry, now_ms)
+            self._settle(partition, now_ms)
+        if not done:
+            return []
+        return [PostControl(PartitionsReleased(tuple(done), self.owner, self._generation))]
+
+    def told(self, partitions: Iterable[int], now_ms: int) -> None:
+        """Ask at once for locks that another member just released."""
+        for partition in partitions:
+            entry = self._partitions.get(partition)
+            if entry is None:
+                continue
+            self._is_touched = True
+            if entry.state in (State.WAITING, State.ACQUIRING) and not entry.calling:
+                entry.retry_at_ms = now_ms
+            entry.told = entry.calling
+
+    def _stopped(self, partition: int, epoch: int, now_ms: int) -> None:
+        """Handle a runner that drained or was cancelled."""
+        entry = self._current(partition, epoch)
+        if entry is not None:
+            entry.state = step(entry.state, Trigger.STOPPED)
+            entry.cancel_at_ms = None
+            entry.retry_at_ms = now_ms
+
+    def _fenced(self, partition: int, epoch: int, now_ms: int) -> list[Effect]:
+        """Handle a runner whose commit was refused: another worker holds the lock."""
+        entry = self._current(partition, epoch)
+        if entry is None:
+            return []
+        entry.state = step(entry.state, Trigger.FENCED)
+        entry.cancel_at_ms = None
+        self._is_view_stale = True
+        self._retry_later(entry, now_ms)
+        self._settle(partition, now_ms)
+        return [Note("partition_fenced", {"partition": partition, "epoch": epoch})]
+
+    def _halted(self, partition: int, epoch: int, reason: str) -> list[Effect]:
+        """Handle a runner that stopped at a record; this member keeps the partition."""
+        entry = self._current(partition, epoch)
+        if entry is None:
+            return []
+        entry.state = step(entry.state, Trigger.HALTED)
+        return [MarkLock(partition, self.owner, epoch, "halted", reason)]
+
+    def drop(self) -> list[Effect]:
+        """Drop all runners without releasing any lock: this membership is lost."""
+        effects: list[Effect] = [
+            DropRunner(partition, entry.epoch)
+            for partition, entry in sorted(self._partitions.items())
+            if entry.state in HANDLING
+        ]
+        self._partitions.clear()
+        self._is_touched = True
+        return effects
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> list[Effect]:
+        """Return the calls and cancellations that are due."""
+        due_ms = self.next_deadline_ms()
+        if due_ms is None or due_ms > now_ms:
+            return []
+        self._is_touched = True
+        effects: list[Effect] = []
+        ask: dict[int, list[int]] = {}
+        give_back: dict[int, int] = {}
+        for partition, entry in sorted(self._partitions.items()):
+            if entry.cancel_at_ms is not None and entry.cancel_at_ms <= now_ms:
+                entry.cancel_at_ms = None
+                effects.append(CancelRunner(partition, entry.epoch))
+            if entry.calling or entry.retry_at_ms is None or entry.retry_at_ms > now_ms:
+                continue
+            entry.calling, entry.retry_at_ms = True, None
+            if entry.state is State.RELEASING:
+                give_back[partition] = entry.epoch
+            else:
+                if entry.state is State.WAITING:
+                    entry.state = step(entry.state, Trigger.ASKED)
+                # A withdrawing partition asks only to learn the answer that was lost, in the generation
+                # of that question. A question in a generation that assigns the partition to another
+                # member would renew the lock, and the other member would wait anew.
+                if entry.state is State.ACQUIRING:
+                    entry.asked_in = self._generation
+                ask.setdefault(entry.asked_in, []).append(partition)
+        if give_back:
+            effects.append(ReleaseLocks(self.owner, give_back))
+        for generation, partitions in sorted(ask.items()):
+            effects.append(AcquireLocks(tuple(partitions), self.owner, generation, self._live))
+        return effects
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when ``advance`` has something to do next."""
+        if self._is_touched:
+            self._is_touched = False
+            times = [
+                at
+                for entry in self._partitions.values()
+                for at in (entry.retry_at_ms, entry.cancel_at_ms)
+                if at is not None
+            ]
+            self._next_ms = min(times, default=None)
+        return self._next_ms
+
+    def _retry_later(self, entry: _Partition, now_ms: int) -> None:
+        entry.retry_at_ms = now_ms + self._retry_ms + self._jitter(self._retry_ms // 4)
+
+    def _settle(self, partition: int, now_ms: int) -> None:
+        """Forget a partition that became idle, unless it is assigned to this member again."""
+        if self._partitions[partition].state is not State.IDLE:
+            return
+        del self._partitions[partition]
+        if partition in self._desired:
+            self._want(partition, now_ms)
+
+    def _current(self, partition: int, epoch: int) -> _Partition | None:
+        """Return the partition if the event is about the acquisition that this member holds."""
+        entry = self._partitions.get(partition)
+        self._is_touched = True
+        return entry if entry is not None and entry.epoch == epoch and entry.state in HANDLING else None

@@ -1,0 +1,159 @@
+"""The calls of the claim protocol to its store, and the store's answers.
+
+An **entry** says who owns a partition. The store gives it a new **ETag** with each change, and changes it
+only for a worker that knows its current ETag. Two workers that claim one partition in the same instant both
+send the same ETag, and the store refuses one of them.
+
+In this implementation ETags are numbers that only grow, so they also tell which of two claims is the later
+one: a worker asks for a partition's lock with the ETag of its claim.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streamworker.core.events import Effect, Event
+from streamworker.core.words import by_owner, by_words, name_of, runs
+
+NO_ENTRY = 0
+"""The ETag of a partition that has no entry: the document's "null"."""
+
+OWNER_LEVEL = 0
+"""The document's owner level: "set to 0 for now, may be used later"."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipEntry:
+    """The owner of a partition, as the store has it."""
+
+    partition: int
+    owner: str
+    etag: int
+    modified_ms: int
+    """When the entry last changed, by the server's clock."""
+    sequence: str
+    """The checkpoint at that time, for information. A new owner continues from the checkpoint in the lock."""
+    level: int = OWNER_LEVEL
+
+
+# -- effects: out ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ListOwnership(Effect):
+    """Read all entries and the number of partitions. Answer: ``OwnershipListed`` or ``StoreFailed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPartitions(Effect):
+    """Claim some partitions. Answer: ``PartitionsClaimed`` or ``StoreFailed``."""
+
+    owner: str
+    etags: Mapping[int, int]
+    """The ETag that each partition's entry must still have; ``NO_ENTRY`` if there is no entry."""
+
+    def in_words(self) -> str:
+        """Write the effect for people."""
+        return f"ClaimPartitions {_conditions(self.etags)}"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCheckpoints(Effect):
+    """Write the checkpoints of the worker's partitions, which renews their entries."""
+
+    owner: str
+    etags: Mapping[int, int]
+
+    def in_words(self) -> str:
+        """Write the effect for people."""
+        return f"UpdateCheckpoints {_conditions(self.etags)}"
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpPartitions(Effect):
+    """Delete the worker's own entries. Answer: ``PartitionsGivenUp`` or ``StoreFailed``."""
+
+    owner: str
+    partitions: tuple[int, ...]
+
+    def in_words(self) -> str:
+        """Write the effect for people."""
+        return f"GiveUpPartitions {runs(self.partitions)}"
+
+
+# -- events: in ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipListed(Event):
+    """Answer to ``ListOwnership``."""
+
+    partitions: int
+    """How many partitions the stream has now; 0 if the store does not know."""
+    entries: tuple[OwnershipEntry, ...]
+    server_ms: int
+
+    def in_words(self) -> str:
+        """Write the event for people."""
+        owners = {entry.partition: name_of(entry.owner) for entry in self.entries}
+        return f"OwnershipListed: of {self.partitions}, {by_owner(owners) or 'no entry'}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsClaimed(Event):
+    """Answer to ``ClaimPartitions``."""
+
+    won: Mapping[int, int]
+    """The partitions that were claimed, and their new ETags."""
+    refused: Mapping[int, OwnershipEntry | None]
+    """The other partitions and their current entries; None if there is no entry."""
+
+    def in_words(self) -> str:
+        """Write the event for people."""
+        return f"PartitionsClaimed: {_entries(self.won, self.refused)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsUpdated(Event):
+    """Answer to ``UpdateCheckpoints``."""
+
+    updated: Mapping[int, int]
+    """The partitions that were renewed, and their new ETags."""
+    refused: Mapping[int, OwnershipEntry | None]
+    """The other partitions and their current entries; None if there is no entry."""
+
+    def in_words(self) -> str:
+        """Write the event for people."""
+        return f"CheckpointsUpdated: {_entries(self.updated, self.refused)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsGivenUp(Event):
+    """Answer to ``GiveUpPartitions``: this worker no longer owns any of them."""
+
+    partitions: tuple[int, ...]
+
+    def in_words(self) -> str:
+        """Write the event for people."""
+        return f"PartitionsGivenUp: {runs(self.partitions)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed(Event):
+    """No answer from the store: it may or may not have executed the call."""
+
+
+def _conditions(etags: Mapping[int, int]) -> str:
+    return by_words({p: _condition(etag) for p, etag in etags.items()})
+
+
+def _condition(etag: int) -> str:
+    return "if there is no entry" if etag == NO_ENTRY else f"if the ETag is {etag}"
+
+
+def _entries(done: Mapping[int, int], refused: Mapping[int, OwnershipEntry | None]) -> str:
+    words = {p: f"with ETag {etag}" for p, etag in done.items()}
+    for partition, entry in refused.items():
+        words[partition] = (
+            f"refused, {name_of(entry.owner)} has it with ETag {entry.etag}" if entry else "refused, no entry"
+        )
+    return by_words(words)

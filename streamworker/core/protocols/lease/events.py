@@ -1,0 +1,115 @@
+"""The calls of the lease-grab race to Redis, and the answers.
+
+Two hashes map each partition to a node: **grab** holds the node that won the challenge for it, and
+**allocation** the node that processes it. A value holds a number beside the node: the generation of the win,
+which begins with the server's clock and grows with each win. So a late call of an older winner can be told
+from a call of the newest one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from streamworker.core.events import Effect, Event
+from streamworker.core.words import by_words, name_of, runs
+
+
+class Challenge(Enum):
+    """The condition under which a partition is challenged."""
+
+    FREE = "free"
+    """Only if it is in neither hash: no node processes it, and none is about to."""
+    DUE = "due"
+    """Its normal lease has ended: challenge it only if it has no winner now."""
+    OVERDUE = "overdue"
+    """Nothing was heard of its winner for the maximum lease: clear it from both hashes first."""
+
+
+# -- effects: out ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeLeases(Effect):
+    """Signal that this node challenges some partitions. Answer: ``LeasesChallenged``."""
+
+    owner: str
+    challenges: Mapping[int, Challenge]
+
+    def in_words(self) -> str:
+        """Write the effect for people."""
+        return "ChallengeLeases " + by_words({p: how.value for p, how in self.challenges.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class RaceForLease(Effect):
+    """Enter this node into the grab hash, unless another is there. Answer: ``LeaseRaced``."""
+
+    owner: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLeases(Effect):
+    """Update this node's values in the hashes. May be repeated. Answer: ``LeasesUpdated``."""
+
+    owner: str
+    allocate: Mapping[int, int]
+    """The partitions that the node processes now, and the generations at which it won them."""
+    end: tuple[int, ...]
+    """The partitions that the node no longer processes; the same step signals their end."""
+    clear: Mapping[int, int]
+    """Wins to remove from the grab hash, so that these partitions can be challenged again."""
+
+    def in_words(self) -> str:
+        """Write the effect for people."""
+        parts = (("allocate", self.allocate), ("end", self.end), ("clear", self.clear))
+        return "UpdateLeases: " + "; ".join(f"{what} {runs(which)}" for what, which in parts if which)
+
+
+# -- events: in ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesChallenged(Event):
+    """Answer to ``ChallengeLeases``."""
+
+    asked: tuple[int, ...]
+    signalled: frozenset[int] | None
+    """The partitions that were signalled; None if there was no answer."""
+
+    def in_words(self) -> str:
+        """Write the event for people."""
+        return f"LeasesChallenged: {'no answer' if self.signalled is None else runs(self.signalled)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRaced(Event):
+    """Answer to ``RaceForLease``."""
+
+    partition: int
+    winner: str | None
+    """The node in the grab hash now; None if there was no answer."""
+    generation: int = 0
+    allocated: str = ""
+    """The node that processes the partition; empty if none does."""
+
+    def in_words(self) -> str:
+        """Write the event for people."""
+        if self.winner is None:
+            return f"LeaseRaced: {self.partition} no answer"
+        by = f", processed by {name_of(self.allocated)}" if self.allocated else ""
+        return f"LeaseRaced: {self.partition} won by {name_of(self.winner)}, generation {self.generation}{by}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesUpdated(Event):
+    """Answer to ``UpdateLeases``."""
+
+    is_routine: ClassVar[bool] = True
+    done: bool
+    """False if there was no answer."""
+
+    def in_words(self) -> str:
+        """Write the event for people."""
+        return "LeasesUpdated" if self.done else "LeasesUpdated: no answer"

@@ -1,0 +1,337 @@
+"""The lease-grab race: workers race for each partition, and a worker with less to do is faster.
+
+Theory of operation
+-------------------
+The numbers are those of docs/protocols/lease.md, which follows the text of the algorithm's author.
+
+1. Once per normal lease, each node challenges each partition that it does not own and that no node just won.
+   If nothing was heard of a winner for the maximum lease, its win is cleared first: the node died between
+   winning and starting.
+2. A node that hears of a challenge waits: the more partitions it has, the longer.
+3. Then it tries to enter itself into the grab hash. An owner that was not first shuts the partition down
+   (3a), ends its allocation and signals this (3b).
+4. A winner waits until the former owner has signalled this, or for the maximum shutdown time.
+5. It starts, and enters itself into the allocation hash.
+6. After the minimum grab time it removes its win from the grab hash.
+
+The algorithm has no locks and no fencing: two nodes may process one partition for a while. In this
+implementation a node starts a partition by acquiring its lock, and the lock's epoch refuses whatever a former
+owner still commits. So a race may go wrong in any way, and the only cost is that a partition moves.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+from streamworker.core.control import ControlMessage, PartitionsAcquired, PartitionsReleased
+from streamworker.core.events import (
+    AcquireLocks,
+    ControlReceived,
+    Effect,
+    Event,
+    Finished,
+    LocksAnswered,
+    Note,
+    PostControl,
+    RunnerFenced,
+    Started,
+    StopRequested,
+)
+from streamworker.core.ownership.locks import Stale
+from streamworker.core.ownership.partitions import Ownership
+from streamworker.core.protocols.lease.challenging import Challenger
+from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
+from streamworker.core.protocols.lease.events import (
+    LeaseRaced,
+    LeasesChallenged,
+    LeasesUpdated,
+    RaceForLease,
+)
+from streamworker.core.protocols.lease.settings import Lease
+from streamworker.core.protocols.lease.state import LeaseState, Outbox
+from streamworker.core.protocols.lease.timing import LoadMeasure, count_of_partitions, race_delay_ms
+
+
+class _Phase(Enum):
+    NEW = "new"
+    ACTIVE = "active"
+    LEAVING = "leaving"
+    SIGNALLING = "signalling"
+    """All partitions are released; the node challenges those it had, so that no node waits for a lease to
+    end."""
+    GONE = "gone"
+
+
+class LeaseCore:
+    """The lease protocol for one worker in one group.
+
+    Parameters
+    ----------
+    owner
+        The node's name in hashes and locks, with a new nonce for each start.
+    partitions
+        Number of partitions of the stream.
+    timing
+        The five time spans.
+    grace_period_ms, retry_ms
+        How long a lost partition may drain; pause before a call is repeated.
+    jitter
+        Returns a number from 0 up to its argument.
+    load
+        The load measure that replaces the number of active partitions.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        *,
+        partitions: int,
+        timing: Lease,
+        grace_period_ms: int,
+        retry_ms: int,
+        jitter: Callable[[int], int],
+        load: LoadMeasure = count_of_partitions,
+    ) -> None:
+        self.owner = owner
+        self._timing = timing
+        self._step_ms = timing.delay_step_ms(partitions)
+        self._retry_ms = retry_ms
+        self._jitter = jitter
+        self._load = load
+        self._ownership = Ownership(owner, grace_period_ms=grace_period_ms, retry_ms=retry_ms, jitter=jitter)
+        self._leases = {partition: LeaseState(0, None) for partition in range(partitions)}
+        self._mine: frozenset[int] = frozenset()
+        self._phase = _Phase.NEW
+        self._challenger = Challenger(owner, self._leases, timing=timing, retry_ms=retry_ms, jitter=jitter)
+        self._busy: set[int] = set()
+        """The partitions that are raced for, waited for or won: the others are checked only once per
+        lease."""
+        self._outbox = Outbox(owner, retry_ms=retry_ms, jitter=jitter)
+        self._left: frozenset[int] = frozenset()
+
+    @property
+    def owned(self) -> frozenset[int]:
+        """Return the partitions that this node won in a race, and whose locks it holds or is acquiring."""
+        return self._mine
+
+    @property
+    def active(self) -> frozenset[int]:
+        """Return what counts for the wait: the partitions that are owned, won, or being grabbed."""
+        return self._mine.union(p for p in self._busy if self._leases[p].wait_for or self._leases[p].racing)
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Handle one event; return the effects to execute, in this order."""
+        if self._phase is _Phase.GONE:
+            return []
+        effects = self._dispatch(event, now_ms)
+        if self._phase is _Phase.ACTIVE:
+            effects += self._due(now_ms) + self._challenger.advance(self._mine, now_ms)
+        effects = self._translated(effects + self._ownership.advance(now_ms), now_ms)
+        effects += self._outbox.advance(now_ms)
+        return effects + self._leave()
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when to deliver ``DeadlinePassed`` if no other event comes before."""
+        if self._phase in (_Phase.NEW, _Phase.GONE):
+            return None
+        times = [self._ownership.next_deadline_ms(), self._outbox.next_deadline_ms()]
+        if self._phase is _Phase.ACTIVE:
+            active = self._load(self.active)
+            for partition in self._busy:
+                lease = self._leases[partition]
+                times += [lease.wait_until_ms, lease.clear_ms, self._race_ms(partition, lease, active)]
+            times.append(self._challenger.next_deadline_ms())
+        return min((at for at in times if at is not None), default=None)
+
+    def _dispatch(self, event: Event, now_ms: int) -> list[Effect]:
+        match event:
+            case Started() if self._phase is _Phase.NEW:
+                self._phase = _Phase.ACTIVE
+                self._challenger.start(now_ms)
+            case StopRequested():
+                return self._stop(now_ms)
+            case ControlReceived(messages):
+                return self._heard(messages, now_ms)
+            case LeasesChallenged():
+                if self._phase is _Phase.SIGNALLING:
+                    self._phase = _Phase.GONE
+                else:
+                    self._challenger.answered(event, now_ms)
+            case LeaseRaced():
+                return self._raced(event, now_ms)
+            case LeasesUpdated(done):
+                self._outbox.answered(now_ms, done=done)
+            case LocksAnswered():
+                return self._locks_answered(event, now_ms)
+            case RunnerFenced(partition):
+                return self._ownership.handle(event, now_ms) + self._give_up(partition, now_ms)
+            case _:
+                return self._ownership.handle(event, now_ms)
+        return []
+
+    # -- 2 and 3: wait, then race --------------------------------------------------------------
+
+    def _heard(self, messages: tuple[ControlMessage, ...], now_ms: int) -> list[Effect]:
+        for message in messages:
+            if isinstance(message, LeaseChallenged):
+                for partition in message.partitions:
+                    lease = self._leases.get(partition)
+                    if lease is not None and self._phase is _Phase.ACTIVE:
+                        self._challenger.heard(lease, now_ms)
+                        if lease.raced_from_ms is None:
+                            lease.raced_from_ms = lease.retry_ms = now_ms
+                            self._busy.add(partition)
+            elif isinstance(message, LeaseEnded) and message.owner != self.owner:
+                for partition in message.partitions:
+                    lease = self._leases.get(partition)
+                    if lease is not None:
+                        lease.ended_by = message.owner
+                        if lease.wait_for == message.owner:
+                            lease.wait_until_ms = now_ms
+        return []
+
+    def _race_ms(self, partition: int, lease: LeaseState, load: int) -> int | None:
+        """Return when this node's wait ends, by the load that it has then and not when the wait began."""
+        if lease.raced_from_ms is None or lease.racing:
+            return None
+        wait_ms = race_delay_ms(load, self._step_ms, is_processing=partition in self._mine)
+        return max(lease.raced_from_ms + wait_ms, lease.retry_ms)
+
+    def _due(self, now_ms: int) -> list[Effect]:
+        """Do what is due for each busy partition."""
+        effects: list[Effect] = []
+        load = self._load(self.active)
+        for partition in sorted(self._busy):
+            lease = self._leases[partition]
+            if lease.clear_ms is not None and lease.clear_ms <= now_ms:
+                self._take_out(partition, lease)
+            if lease.wait_until_ms is not None and lease.wait_until_ms <= now_ms:
+                effects += self._start(partition, lease, now_ms)
+            race_ms = self._race_ms(partition, lease, load)
+            if race_ms is not None and race_ms <= now_ms:
+                lease.racing, lease.ended_by = True, ""
+                load = self._load(self.active)
+                effects.append(RaceForLease(self.owner, partition))
+            if not (lease.won or lease.racing or lease.wait_for) and lease.raced_from_ms is None:
+                self._busy.discard(partition)
+        return effects
+
+    def _raced(self, event: LeaseRaced, now_ms: int) -> list[Effect]:
+        partition, lease = event.partition, self._leases[event.partition]
+        lease.racing = False
+        if event.winner is None:
+            lease.retry_ms = now_ms + self._retry_ms + self._jitter(self._retry_ms // 4)
+            return []
+        lease.raced_from_ms = None
+        if event.winner != self.owner:
+            lease.won, lease.clear_ms = 0, None
+            return self._give_up(partition, now_ms)
+        lease.won = event.generation
+        if self._phase is not _Phase.ACTIVE:
+            self._take_out(partition, lease)
+            return []
+        if partition in self._mine:
+            lease.generation = event.generation
+            self._started(partition, lease, now_ms)
+            return self._assign(self._mine, now_ms)
+        if event.allocated in ("", self.owner, lease.ended_by):
+            return self._start(partition, lease, now_ms)
+        lease.wait_for = event.allocated
+        lease.wait_until_ms = now_ms + self._timing.max_shutdown_ms
+        return []
+
+    def _give_up(self, partition: int, now_ms: int) -> list[Effect]:
+        """Shut a partition down if this node processes it, because another node has it (3a)."""
+        lease = self._leases[partition]
+        lease.wait_for, lease.wait_until_ms = "", None
+        lease.heard_ms = now_ms
+        if partition not in self._mine:
+            return []
+        self._outbox.allocate.pop(partition, None)
+        note = Note("lease_lost", {"partition": partition})
+        return [note, *self._assign(self._mine - {partition}, now_ms)]
+
+    # -- 4, 5 and 6: start, and open it to challenges again --------------------------------------
+
+    def _start(self, partition: int, lease: LeaseState, now_ms: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if lease.wait_for not in ("", lease.ended_by):
+            effects.append(Note("lease_overtaken", {"partition": partition, "owner": lease.wait_for}))
+        lease.wait_for, lease.wait_until_ms = "", None
+        lease.generation = lease.won
+        return effects + self._assign(self._mine | {partition}, now_ms)
+
+    def _locks_answered(self, event: LocksAnswered, now_ms: int) -> list[Effect]:
+        effects = self._ownership.handle(event, now_ms)
+        for partition, reply in event.replies.items():
+            if isinstance(reply, Stale) and partition in self._mine:
+                # A later winner was faster. If this node's win is still in the hash, it must not block
+                # others.
+                self._take_out(partition, self._leases[partition])
+                effects += self._give_up(partition, now_ms)
+        return effects
+
+    def _started(self, partition: int, lease: LeaseState, now_ms: int) -> None:
+        self._outbox.allocate[partition] = lease.generation
+        self._outbox.end.discard(partition)
+        if lease.won:
+            lease.clear_ms = now_ms + self._timing.min_grab_ms
+
+    def _take_out(self, partition: int, lease: LeaseState) -> None:
+        if lease.won:
+            self._outbox.clear[partition] = lease.won
+        lease.won, lease.clear_ms = 0, None
+
+    def _assign(self, mine: frozenset[int], now_ms: int) -> list[Effect]:
+        self._mine = mine
+        newest = max((self._leases[p].generation for p in mine), default=0)
+        return self._ownership.assign(mine, newest, (), now_ms)
+
+    def _translated(self, effects: list[Effect], now_ms: int) -> list[Effect]:
+        """Translate the effects of ``Ownership``, which speak of a membership, into those of leases."""
+        said: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case AcquireLocks(partitions):
+                    # Ask for each lock at the generation of its own win, and name no live owner: the
+                    # former one has ended, or its time is over.
+                    said += [
+                        AcquireLocks((p,), self.owner, self._leases[p].generation, ()) for p in partitions
+                    ]
+                case PostControl(PartitionsReleased(partitions)):
+                    self._outbox.end.update(partitions)
+                    for partition in partitions:
+                        self._outbox.allocate.pop(partition, None)
+                case PostControl(PartitionsAcquired(partitions)):
+                    for partition in partitions:
+                        self._started(partition, self._leases[partition], now_ms)
+                    said.append(effect)
+                case _:
+                    said.append(effect)
+        return said
+
+    # -- leaving ----------------------------------------------------------------------------
+
+    def _stop(self, now_ms: int) -> list[Effect]:
+        if self._phase is not _Phase.ACTIVE:
+            self._phase = _Phase.GONE if self._phase is _Phase.NEW else self._phase
+            return []
+        self._phase, self._left = _Phase.LEAVING, self._mine
+        for partition, lease in self._leases.items():
+            lease.raced_from_ms = lease.wait_until_ms = None
+            lease.wait_for = ""
+            self._take_out(partition, lease)
+        return self._assign(frozenset(), now_ms)
+
+    def _leave(self) -> list[Effect]:
+        """Continue leaving, once no call is under way."""
+        if self._phase is _Phase.GONE:
+            return [Finished()]
+        if self._phase is not _Phase.LEAVING or not self._ownership.is_idle or self._challenger.is_calling:
+            return []
+        if not self._outbox.is_empty or any(lease.racing for lease in self._leases.values()):
+            return []
+        if not self._left:
+            self._phase = _Phase.GONE
+            return [Finished()]
+        self._phase = _Phase.SIGNALLING
+        return [self._challenger.challenge(self._left)]

@@ -1,0 +1,368 @@
+"""The members of a group: one document in Redis, changed by compare-and-set.
+
+The document is the only thing that the members agree on. To change it, a member reads it, computes the next
+version, and writes that version if the **generation** is still the one that it read. The script that writes
+the document raises the generation and posts to the control stream in the same step, so no change happens
+without its message. A worker acts on the newest document that it knows and skips the versions between.
+
+A member that wants to leave is first marked ``leaving``. It is assigned no partitions, but it is still a
+member, so no other member takes its locks before it has drained and released them. Then it removes itself.
+When a member dies, a peer removes it, and its locks are free from then on.
+
+A member with a **static id** stays in the document after it leaves or dies. It is ``held`` for a while and
+its partitions are parked, until it returns under the same static id or the hold expires. A rolling restart
+therefore moves no partitions to other members.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Annotated, Literal, Self
+
+import msgspec
+from msgspec import structs
+
+from streamworker.core.protocols.membership.assignment import STRATEGIES, Owners, moves
+from streamworker.core.protocols.membership.weights import Weights
+from streamworker.errors import ConfigurationError, CoordinationError
+
+RANKS_MAX = 8
+"""A later member waits longer than an earlier one, up to this rank; all members beyond it wait equally
+long."""
+MINUTE_MS = 60_000
+FORMAT = 1
+"""Version of the document format. A release must raise it if it writes anything that this release cannot
+read, even if only a new assignment. Workers leave a document of a higher version alone. They treat
+anything else that they cannot read as damage and repair it. All versions share the beginning,
+``{"generation":N,``, and the field ``v``."""
+
+WHOLE_MAX = 2**53
+"""The largest number up to which Lua represents every whole number."""
+Whole = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_MAX)]
+BEGINNING = b'{"generation":'
+_MENDED_BY_WORKERS = (
+    "Something else wrote to it. Its workers put it right within seconds, and so does the next one to start."
+)
+
+
+class Member(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One worker's membership in one group."""
+
+    id: str
+    """The owner's name in locks: the worker's name and a nonce, which is new for each join."""
+    name: str
+    host: str
+    pid: Whole
+    joined_ms: Whole
+    """When it joined, by the server's clock."""
+    state: Literal["active", "leaving", "held"] = msgspec.field(default_factory=lambda: "active")
+    # The factory makes msgspec write the state always, although it omits the fields below at their defaults.
+    static_id: str = ""
+    """The id under which the worker returns after a restart; empty if the group does not hold its
+    membership."""
+    held_until_ms: Whole = 0
+    """For a ``held`` member: when the hold expires, by the server's clock."""
+    capacity: Annotated[int, msgspec.Meta(ge=1, le=WHOLE_MAX)] = 1
+    """How much load it can carry, relative to the other members."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One version of the group. Derived values are cached, since each event needs some of them."""
+
+    generation: int
+    """0 if the group has no document yet."""
+    partitions: int
+    strategy: str
+    members: tuple[Member, ...]
+    """In join order."""
+    owners: Owners
+    weighed: tuple[int, ...] = ()
+    """The weight of each partition when the balancer last wrote the weights; empty if it never did."""
+    balanced: tuple[tuple[int, int], ...] = ()
+    """For each of the balancer's changes in the last minute: its time by the server's clock, and its number
+    of moves."""
+
+    # Invariants: len(owners) == partitions. Each owner is an active member, or a member with a static id
+    # that is leaving or held (its partitions are parked). len(weighed) == partitions, or weighed is
+    # empty.
+
+    @classmethod
+    def empty(cls, partitions: int, strategy: str) -> Self:
+        """Return a group without members."""
+        if strategy not in STRATEGIES:
+            known = ", ".join(sorted(STRATEGIES))
+            raise ConfigurationError(f"There is no assignment {strategy!r}.", remedy=f"Use one of: {known}.")
+        return cls(0, partitions, strategy, (), (None,) * partitions)
+
+    def get(self, member_id: str) -> Member | None:
+        """Return the member with this id."""
+        return self._by_id.get(member_id)
+
+    @cached_property
+    def _by_id(self) -> dict[str, Member]:
+        return {member.id: member for member in self.members}
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        """Return the ids of all members, including leaving and held ones: their locks are not free."""
+        return tuple(member.id for member in self.members)
+
+    def present(self, member_id: str) -> Member | None:
+        """Return the member with this id, unless it is only held."""
+        member = self.get(member_id)
+        return None if member is None or member.state == "held" else member
+
+    @cached_property
+    def present_ids(self) -> tuple[str, ...]:
+        """Return the ids of the members that send heartbeats."""
+        return tuple(member.id for member in self.members if member.state != "held")
+
+    @cached_property
+    def active_ids(self) -> tuple[str, ...]:
+        """Return the ids of the members that partitions are assigned to."""
+        return tuple(member.id for member in self.members if member.state == "active")
+
+    @cached_property
+    def weights(self) -> Weights:
+        """Return the weights of the partitions and the capacities of the members."""
+        return Weights(self.weighed, {each.id: each.capacity for each in self.members if each.capacity != 1})
+
+    def names(self, member_ids: Collection[str]) -> str:
+        """Return the names of some members, separated by spaces, for messages."""
+        return " ".join(member.name for member in self.members if member.id in member_ids)
+
+    def place_of(self, static_id: str) -> Member | None:
+        """Return the member with this static id, held or not."""
+        return next((each for each in self.members if static_id and each.static_id == static_id), None)
+
+    def place_for(self, static_id: str, former: Iterable[str]) -> Member | None:
+        """Return the member whose membership a worker takes over: a held one, or a former self of the worker.
+
+        If two workers use one static id, the later one gets the membership: it may be the earlier one after a
+        crash that no member has noticed yet. A worker that lost its membership this way does not take it
+        back.
+
+        Raises
+        ------
+        ConfigurationError
+            If another worker has taken it.
+        """
+        place, ours = self.place_of(static_id), tuple(former)
+        if place and place.state == "active" and ours and place.id not in ours:
+            raise ConfigurationError(
+                f"Worker {place.name!r} on {place.host} took the static id {static_id!r} of this one.",
+                remedy="Give each worker a static id of its own.",
+            )
+        return place
+
+    def expired(self, server_ms: int, by: str, pace_ms: int) -> tuple[str, ...]:
+        """Return the members whose hold has expired, as one present member judges it.
+
+        The first member in join order judges by the expiry itself, and each later one by ``pace_ms`` more, so
+        that the group makes one change and not one change per member.
+        """
+        if len(self.present_ids) == len(self.members):
+            return ()
+        rank = min(self.present_ids.index(by), RANKS_MAX)
+        return tuple(
+            member.id
+            for member in self.members
+            if member.state == "held" and server_ms >= member.held_until_ms + rank * pace_ms
+        )
+
+    def moved(self, after: "Membership") -> tuple[int, ...]:
+        """Return the partitions that a later version gives to others; a static member's return moves none."""
+        place = {each.id: f"={each.static_id}" for each in (*self.members, *after.members) if each.static_id}
+        before, then = (tuple(o and place.get(o, o) for o in each.owners) for each in (self, after))
+        return moves(before, then)
+
+    def owned_by(self, member_id: str) -> frozenset[int]:
+        """Return the partitions that this version assigns to a member."""
+        return frozenset(p for p, owner in enumerate(self.owners) if owner == member_id)
+
+    def with_member(self, member: Member, strategy: str | None = None) -> "Membership":
+        """Return the group after a join; the same group if the member has joined already.
+
+        A member with a static id replaces the member that had this id, and takes over its partitions.
+        ``strategy`` is the joining member's setting, and the group adopts it. A rolling restart with another
+        setting is therefore enough to change the strategy.
+        """
+        if self.get(member.id):
+            return self
+        place = self.place_of(member.static_id)
+        if place is None:
+            return self._reassigned((*self.members, member), strategy)
+        taken = replace(self, owners=tuple(member.id if o == place.id else o for o in self.owners))
+        members = tuple(member if each is place else each for each in self.members)
+        return taken._reassigned(members, strategy)  # noqa: SLF001
+
+    def with_members(
+        self, members: Iterable[Member], joined_ms: int, former: Collection[str], strategy: str
+    ) -> "Membership":
+        """Return the group after several joins, without the former memberships of the same workers."""
+        added = [structs.replace(each, joined_ms=joined_ms) for each in members if self.get(each.id) is None]
+        kept = [each for each in self.members if each.id not in former]
+        return self._reassigned((*kept, *added), strategy) if added else self
+
+    def with_leaving(self, member_id: str) -> "Membership":
+        """Return the group with one member marked as leaving and its partitions reassigned."""
+        return self._reassigned(
+            structs.replace(member, state="leaving") if member.id == member_id else member
+            for member in self.members
+        )
+
+    def without(self, member_ids: Iterable[str]) -> "Membership":
+        """Return the group without some members, with their partitions reassigned."""
+        gone = frozenset(member_ids)
+        if not gone:
+            return self
+        return self._reassigned(member for member in self.members if member.id not in gone)
+
+    def with_gone(self, member_ids: Iterable[str], held_until_ms: int) -> "Membership":
+        """Return the group after members left or died; those with a static id are held."""
+        gone = frozenset(member_ids)
+        return self._reassigned(
+            structs.replace(member, state="held", held_until_ms=held_until_ms)
+            if member.id in gone
+            else member
+            for member in self.members
+            if member.id not in gone or member.static_id
+        )
+
+    def with_weights(self, weighed: tuple[int, ...]) -> "Membership":
+        """Return the group with other weights; this moves no partition."""
+        return replace(self, weighed=weighed)
+
+    def with_moves(self, given: Mapping[int, str], server_ms: int) -> "Membership":
+        """Return the group after the balancer gave partitions to other members."""
+        recent = (each for each in self.balanced if self._is_recent(each[0], server_ms))
+        owners = tuple(given.get(partition, owner) for partition, owner in enumerate(self.owners))
+        return replace(self, owners=owners, balanced=(*recent, (server_ms, len(given))))
+
+    def moves_in_minute(self, server_ms: int) -> int:
+        """Return how many partitions the balancer moved in the last minute."""
+        return sum(moved for at_ms, moved in self.balanced if self._is_recent(at_ms, server_ms))
+
+    @staticmethod
+    def _is_recent(at_ms: int, server_ms: int) -> bool:
+        # A time after now was written before the server's clock was set back: it does not count.
+        return server_ms - MINUTE_MS < at_ms <= server_ms
+
+    def _reassigned(self, members: Iterable[Member], strategy: str | None = None) -> "Membership":
+        after = replace(self, strategy=strategy or self.strategy, members=tuple(members))
+        if after.strategy != "weighted":
+            after = replace(after, weighed=(), balanced=())
+        parked = {each.id for each in after.members if each.static_id and each.state != "active"}
+        free = [p for p, owner in enumerate(self.owners) if owner not in parked]
+        weighed = tuple(after.weighed[p] for p in free) if after.weighed else ()
+        weights = replace(after.weights, partitions=weighed)
+        previous = tuple(self.owners[p] for p in free)
+        given = STRATEGIES[after.strategy](after.active_ids, len(free), previous, weights)
+        owners = list(self.owners)
+        for partition, owner in zip(free, given, strict=True):
+            owners[partition] = owner
+        return replace(after, owners=tuple(owners))
+
+    def document(self) -> bytes:
+        """Return the whole document, as the script stores it."""
+        return b"%s%d,%s" % (BEGINNING, self.generation, self.body()[1:].encode())
+
+    def body(self) -> str:
+        """Return the document as JSON without its generation, which the script adds at the front."""
+        position: dict[str | None, int | None] = {each.id: index for index, each in enumerate(self.members)}
+        owners = tuple(position[owner] if owner is not None else None for owner in self.owners)
+        return msgspec.json.encode(
+            _Body(FORMAT, self.partitions, self.strategy, self.members, owners, self.weighed, self.balanced)
+        ).decode()
+
+    @classmethod
+    @lru_cache(maxsize=16)
+    def parse(cls, document: bytes) -> Self:
+        """Read a document; the documents that were read last are cached.
+
+        Raises
+        ------
+        CoordinationError
+            If the bytes are no membership document, or one of a version that this release does not
+            know. Reading a document changes nothing.
+        """
+        try:
+            head = Head.of(document)
+            if head.v != FORMAT:
+                raise CoordinationError(
+                    f"The membership document has format {head.v}, and this release knows {FORMAT}.",
+                    remedy="Run the same release of streamworker on all workers of the group.",
+                )
+            if not head.begins(document):
+                raise ValueError("it does not begin with its generation")
+            body = _body_of(document)
+            owners = tuple(None if index is None else body.members[index].id for index in body.owners)
+        except (ValueError, LookupError, RecursionError) as error:
+            raise CoordinationError(
+                f"The membership document cannot be read: {error!r}.", remedy=_MENDED_BY_WORKERS
+            ) from error
+        membership = cls(
+            head.generation, body.partitions, body.strategy, body.members, owners, body.weights, body.balanced
+        )
+        has_all = len(membership.weighed) in (0, len(owners)) and len(owners) == membership.partitions
+        if not has_all or membership.strategy not in STRATEGIES:
+            raise CoordinationError(
+                f"The membership document names {len(owners)} owners and {len(membership.weighed)} weights "
+                f"for {membership.partitions} partitions under the assignment {membership.strategy!r}.",
+                remedy=_MENDED_BY_WORKERS,
+            )
+        membership._check_members()
+        return membership
+
+    def _check_members(self) -> None:
+        """Check that the members and the owners can be those of one group."""
+        ids = set(self.ids)
+        places = [each.static_id for each in self.members if each.static_id]
+        can_own = {each.id for each in self.members if each.state == "active" or each.static_id}
+        is_idle = None in self.owners and bool(self.active_ids)
+        if len(ids) < len(self.members) or len(set(places)) < len(places):
+            wrong = "has a member twice"
+        elif is_idle or not can_own.issuperset(filter(None, self.owners)):
+            wrong = "leaves partitions to nobody, or to somebody who leaves"
+        else:
+            return
+        raise CoordinationError(f"The membership document {wrong}.", remedy=_MENDED_BY_WORKERS)
+
+
+class Head(msgspec.Struct):
+    """What all versions of the document share; other fields are not looked at."""
+
+    generation: Whole
+    v: Whole
+
+    @classmethod
+    def of(cls, document: bytes) -> Self:
+        """Read these two.
+
+        Raises
+        ------
+        ValueError
+            If the bytes are no JSON object, or one of the two is missing or no whole number.
+        RecursionError
+            If it is nested too deep.
+        """
+        return msgspec.json.decode(document, type=cls)
+
+    def begins(self, document: bytes) -> bool:
+        """Whether the document begins with its generation, as the scripts need it."""
+        return self.generation > 0 and document.startswith(b"%s%d," % (BEGINNING, self.generation))
+
+
+class _Body(msgspec.Struct, omit_defaults=True):
+    v: int
+    partitions: Whole
+    strategy: str
+    members: tuple[Member, ...]
+    owners: tuple[Whole | None, ...]
+    """Positions in ``members``, which are shorter than ids."""
+    weights: tuple[Whole, ...] = ()
+    balanced: tuple[tuple[Whole, Whole], ...] = ()
+
+
+_body_of = msgspec.json.Decoder(_Body).decode

@@ -1,0 +1,358 @@
+"""One worker's part in one group: events in, effects out.
+
+``WorkerCore`` joins the group, keeps its membership, takes over and hands over partitions, notices dead
+peers, and leaves. It implements the protocol of docs/protocol.md and knows nothing of Redis, tasks or clocks:
+the runtime drives it on real ones, and the simulator on virtual ones.
+
+Two conversations run in parallel, each in a module of its own. ``conversation`` exchanges the **document**,
+which lists the members and says who should own what. ``ownership`` acquires and releases the **locks**, so
+that they match what the document assigns. This module decides which changes of the document this worker
+wants, and what follows from each version of it.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+from streamworker.core.control import GroupChanged, PartitionsReleased
+from streamworker.core.events import (
+    ControlReceived,
+    Effect,
+    Event,
+    Finished,
+    Note,
+    PostControl,
+    Started,
+    StopRequested,
+)
+from streamworker.core.ownership.partitions import Ownership
+from streamworker.core.ownership.pulse import Pulse
+from streamworker.core.protocols.membership.balance import BalanceRules
+from streamworker.core.protocols.membership.control import JoinWanted
+from streamworker.core.protocols.membership.conversation import Conversation
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.events import (
+    Call,
+    CallFailed,
+    ChangeRefused,
+    DocumentChanged,
+    DocumentRead,
+    HeartbeatDone,
+    LoadsRead,
+    PeersProbed,
+    ProbePeers,
+    StartHeartbeat,
+    StopHeartbeat,
+)
+from streamworker.core.protocols.membership.founding import Founding
+from streamworker.core.protocols.membership.joining import Applicant, Door
+from streamworker.core.protocols.membership.peers import PeerWatch
+from streamworker.core.protocols.membership.settings import Identity, Timing
+from streamworker.core.protocols.membership.sharing import Sharing
+
+
+class Phase(Enum):
+    """The state of a worker's membership."""
+
+    NEW = "new"
+    JOINING = "joining"
+    MEMBER = "member"
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
+class WorkerCore:
+    """The membership protocol for one worker in one group.
+
+    Parameters
+    ----------
+    identity
+        The worker's name, host and process id.
+    partitions
+        Number of partitions of the stream.
+    strategy
+        Name of the assignment.
+    timing
+        Time spans.
+    nonce
+        Returns a new text on each call, which becomes part of the member's id.
+    jitter
+        Returns a number from 0 up to its argument.
+    balance
+        The rules for moving partitions by load, under the assignment ``weighted``.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        partitions: int,
+        strategy: str,
+        timing: Timing,
+        nonce: Callable[[], str],
+        jitter: Callable[[int], int],
+        balance: BalanceRules | None = None,
+    ) -> None:
+        self._identity = identity
+        self._timing = timing
+        self._strategy = strategy
+        self._nonce = nonce
+        self._jitter = jitter
+        self._phase = Phase.NEW
+        self._former: tuple[str, ...] = ()
+        self._talk = Conversation(
+            Membership.empty(partitions, strategy),
+            retry_ms=timing.acquire_retry_ms,
+            interval_ms=timing.heartbeat_interval_ms,
+            jitter=jitter,
+        )
+        self._door = Door(timing.heartbeat_interval_ms // 2, jitter)
+        self._founding = Founding(timing.founding_pause_ms)
+        self._asked: tuple[int, ...] | None = None
+        self._dead: frozenset[str] = frozenset()
+        self._sharing = Sharing(balance or BalanceRules())
+        self._renew_identity()
+
+    @property
+    def member(self) -> str:
+        """Return this worker's member id; it gets a new one each time the group removes it."""
+        return self._ownership.owner
+
+    @property
+    def membership(self) -> Membership:
+        """Return the newest version of the group that this worker knows."""
+        return self._talk.membership
+
+    @property
+    def phase(self) -> Phase:
+        """Return the state of this worker's membership."""
+        return self._phase
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Handle one event; return the effects to execute, in this order.
+
+        Parameters
+        ----------
+        event
+            The event.
+        now_ms
+            This worker's monotonic clock, which never goes back.
+
+        Raises
+        ------
+        ConfigurationError
+            If the group has another number of partitions.
+        """
+        if self._phase is Phase.GONE:
+            return []
+        effects = self._dispatch(event, now_ms)
+        effects += self._pulse.check(now_ms) + self._peers.check(now_ms)
+        effects += self._sharing.advance(now_ms, is_member=self._phase is Phase.MEMBER)
+        is_changing = self._door.others_wait or not self._talk.may_call(now_ms)
+        if not self._founding.is_resting(now_ms, others_wait=is_changing):
+            effects += self._ownership.advance(now_ms)
+        self._talk.must_read |= self._ownership.looks_stale()
+        effects += self._converse(now_ms)
+        return effects
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when to deliver ``DeadlinePassed`` if no other event comes before."""
+        if self._phase is Phase.GONE:
+            return None
+        times = (
+            self._founding.not_before_ms(self._ownership.next_deadline_ms()),
+            self._pulse.next_deadline_ms(),
+            self._peers.next_deadline_ms(),
+            self._sharing.next_deadline_ms(),
+            self._talk.next_deadline_ms(),
+            self._talk.earliest_ms(self._door_ms()),
+        )
+        return min((at for at in times if at is not None), default=None)
+
+    def _dispatch(self, event: Event, now_ms: int) -> list[Effect]:
+        match event:
+            case Started():
+                self._phase = Phase.JOINING
+                self._talk.must_read = True
+            case StopRequested():
+                return self._stop(now_ms)
+            case DocumentRead() | ChangeRefused():
+                read = self._talk.answered(event, self.member, now_ms)
+                if isinstance(read, Note):
+                    return [read]
+                knock = self._knock(now_ms) if isinstance(event, ChangeRefused) else []
+                return knock + self._adopt(read, now_ms)
+            case DocumentChanged():
+                return self._adopt(self._talk.changed(event), now_ms)
+            case CallFailed(Call.DOCUMENT):
+                self._talk.failed(now_ms)
+            case CallFailed(Call.PROBE):
+                self._asked = None
+            case CallFailed(Call.LOADS):
+                self._sharing.failed()
+            case LoadsRead():
+                self._sharing.seen(event, self.membership)
+            case ControlReceived():
+                self._control(event, now_ms)
+            case HeartbeatDone():
+                return self._heartbeat(event, now_ms)
+            case PeersProbed(connected):
+                self._dead = frozenset(self._peers.judge(self._asked or (), connected))
+                self._asked = None
+            case _:
+                return self._ownership.handle(event, now_ms)
+        return []
+
+    # -- the document --------------------------------------------------------------------------
+
+    def _converse(self, now_ms: int) -> list[Effect]:
+        """Start the next call about the document, if one is needed and none is under way."""
+        if not self._talk.may_call(now_ms):
+            return []
+        if self._talk.must_read:
+            return self._talk.read(self.member, now_ms, self._ownership.newest)
+        if self._phase is Phase.LEAVING and self.membership.present(self.member) is None:
+            if self._door.is_patient(now_ms):
+                return self._talk.rest()  # a member may still let this worker in, and then it must leave
+            self._phase = Phase.GONE
+            return [StopHeartbeat(), Finished()]
+        wanted = self._wanted(now_ms)
+        return self._talk.rest() if wanted is None else self._talk.propose(*wanted, self._ownership.newest)
+
+    def _wanted(self, now_ms: int) -> tuple[str, str, Membership] | None:
+        """Return the change that this worker wants, if any: its cause, its members, the next version."""
+        now, who, server_ms = self.membership, self._identity, self._talk.server_ms
+        me, hold_until_ms = now.present(self.member), server_ms + self._timing.hold_ms
+        if self._phase is Phase.JOINING and me is None:
+            if self._door.is_patient(now_ms):
+                return None
+            cause = "return" if now.place_for(who.static_id, self._former) else "join"
+            kept = now if who.static_id else now.without(self._former)
+            return cause, who.name, kept.with_member(self._joining(), self._strategy)
+        if me is None:
+            return None
+        if self._phase is Phase.LEAVING and me.state == "active":
+            return "leave", me.name, now.with_leaving(self.member)
+        if self._phase is Phase.LEAVING and self._ownership.is_idle:
+            return "left", me.name, now.with_gone([self.member], hold_until_ms)
+        if self._phase is not Phase.MEMBER:
+            return None
+        if dead := self._dead & set(now.present_ids):
+            return "death", now.names(dead), now.with_gone(dead, hold_until_ms)
+        if over := now.expired(server_ms, self.member, self._timing.heartbeat_interval_ms // 2):
+            return "hold-expired", now.names(over), now.without(over)
+        if self._ownership.newest > now.generation:
+            # A failover restored an old document, and a lock was taken in a generation that was lost.
+            return "rollback", me.name, now
+        if change := self._door.let_in(now, now_ms, server_ms):
+            return change
+        return self._sharing.change(now, self.member)
+
+    def _joining(self) -> Member:
+        """Return this worker as a member that joins now."""
+        who = self._identity
+        at_ms, static_id, capacity = self._talk.server_ms, who.static_id, who.capacity
+        return Member(self.member, who.name, who.host, who.pid, at_ms, static_id=static_id, capacity=capacity)
+
+    def _knock(self, now_ms: int) -> list[Effect]:
+        """Ask the members to let this worker in, after another worker's change was first."""
+        now = self.membership
+        if self._phase is not Phase.JOINING or self._identity.static_id or not now.active_ids:
+            return []
+        if now.present(self.member) is not None:
+            return []
+        applicant = Applicant(self._joining(), self._strategy, self._former)
+        return [PostControl(self._door.knock(applicant, now_ms))]
+
+    def _door_ms(self) -> int | None:
+        if self._phase is not Phase.MEMBER and self.membership.present(self.member) is not None:
+            return None
+        return self._door.next_deadline_ms(is_in=self._phase is Phase.MEMBER)
+
+    def _adopt(self, membership: Membership, now_ms: int) -> list[Effect]:
+        """Act on the newest version, regardless of the versions since the last one that this worker knew."""
+        self._sharing.take_turn(self.membership, self.member, self._peers.suspects)
+        self._door.look(membership, self.member)
+        self._founding.look(membership, now_ms)
+        self._peers.keep(membership.present_ids)
+        if membership.present(self.member) is None:
+            return self._removed()
+        effects: list[Effect] = []
+        if self._phase is Phase.JOINING:
+            self._phase = Phase.MEMBER
+        if not self._pulse.is_started:
+            self._pulse.start(now_ms)
+            effects += [
+                StartHeartbeat(self.member),
+                Note("joined", {"member": self.member, "generation": membership.generation}),
+            ]
+        effects += self._sharing.measure(membership)
+        desired = frozenset[int]() if self._phase is Phase.LEAVING else membership.owned_by(self.member)
+        return effects + self._ownership.assign(desired, membership.generation, membership.ids, now_ms)
+
+    def _removed(self) -> list[Effect]:
+        """Give up everything and join again under a new name: the group removed this worker."""
+        if self._phase is not Phase.MEMBER and self._ownership.is_idle:
+            return []  # this worker has not joined yet, or has left
+        lost = self.member
+        effects = self._ownership.drop() + self._pulse.end()
+        self._former = (*self._former[-3:], lost)
+        self._renew_identity()
+        if self._phase is Phase.MEMBER:
+            self._phase = Phase.JOINING
+        self._talk.must_read = True
+        return [*effects, StopHeartbeat(), Note("membership_lost", {"member": lost})]
+
+    def _renew_identity(self) -> None:
+        timing = self._timing
+        self._ownership = Ownership(
+            f"{self._identity.name}.{self._nonce()}",
+            grace_period_ms=timing.grace_period_ms,
+            retry_ms=timing.acquire_retry_ms,
+            jitter=self._jitter,
+        )
+        self._peers = PeerWatch(
+            interval_ms=timing.heartbeat_interval_ms,
+            dead_after_ms=timing.dead_after_ms,
+            session_timeout_ms=timing.session_timeout_ms,
+            slow_after_ms=timing.slow_after_ms,
+        )
+        self._pulse = Pulse(self.member, timing.dead_after_ms)
+        self._dead = frozenset()
+
+    def _stop(self, now_ms: int) -> list[Effect]:
+        if self._phase in (Phase.NEW, Phase.LEAVING):
+            self._phase = Phase.LEAVING
+            return []
+        self._phase = Phase.LEAVING
+        # Draining starts before the document says so; the other order would only take longer.
+        known = self.membership
+        return self._ownership.assign(frozenset(), known.generation, known.ids, now_ms)
+
+    # -- hints and heartbeats ------------------------------------------------------------------
+
+    def _control(self, event: ControlReceived, now_ms: int) -> None:
+        for message in event.messages:
+            if isinstance(message, GroupChanged):
+                self._talk.heard(message.generation)
+            elif isinstance(message, JoinWanted):
+                self._door.heard(message, now_ms)
+            elif isinstance(message, PartitionsReleased):
+                self._ownership.told(message.partitions, now_ms)
+
+    def _heartbeat(self, event: HeartbeatDone, now_ms: int) -> list[Effect]:
+        if event.member != self.member or not self._pulse.is_started:
+            return []
+        if event.lost:
+            return self._removed()
+        self._talk.must_read |= self._talk.differs(event)
+        if (mine := event.beats.get(self.member)) is not None:
+            self._talk.server_ms = mine.server_ms
+        effects = self._pulse.renewed(event.sent_ms, now_ms)
+        present = self.membership.present_ids
+        ask = self._peers.observe(self.member, present, event.beats, event.run_id, now_ms)
+        self._dead = frozenset(self._dead & set(self._peers.suspects))
+        self._sharing.take_turn(self.membership, self.member, self._peers.suspects)
+        if self._peers.suspects and self._asked is None:
+            self._asked = ask
+            effects.append(ProbePeers(ask))
+        return effects

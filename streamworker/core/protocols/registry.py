@@ -1,0 +1,177 @@
+"""The rebalance protocols behind one interface, and the table of them.
+
+A protocol is a pure object: ``handle(event, now_ms)`` returns effects, and ``next_deadline_ms()`` says when
+time itself is the next event. The runtime and the simulator run every protocol through this interface.
+
+A new protocol is a folder with a core, its events, control messages and settings, and a line in
+``PROTOCOLS``. If it has effects of its own, their operations get a line in ``redisio.group.protocols`` and,
+for the simulator, in ``sim.server.extensions``. Nothing else names a protocol but the default.
+
+In every protocol, ownership is a lock with an owner and an epoch, and both fence commits. A protocol decides
+which worker handles which partition; it never decides whether a commit is valid.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.events import Effect, Event
+from streamworker.core.protocols.claim.protocol import ClaimCore
+from streamworker.core.protocols.claim.settings import Claim
+from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
+from streamworker.core.protocols.lease.history import races
+from streamworker.core.protocols.lease.protocol import LeaseCore
+from streamworker.core.protocols.lease.settings import Lease
+from streamworker.core.protocols.membership.balance import BalanceRules
+from streamworker.core.protocols.membership.control import JoinWanted
+from streamworker.core.protocols.membership.settings import ByDocument, Identity, Timing
+from streamworker.core.protocols.membership.worker import WorkerCore
+from streamworker.core.protocols.settings import Coordination
+from streamworker.core.snapshot import Rebalance
+from streamworker.errors import ConfigurationError
+
+
+class Coordinator(Protocol):
+    """The interface of a worker's part in one group."""
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Handle one event; return the effects to execute, in this order."""
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when to deliver ``DeadlinePassed`` if no other event comes before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The inputs from which every protocol is made."""
+
+    coordination: Coordination
+    """The protocol, with its own settings."""
+    identity: Identity
+    partitions: int
+    assignment: str
+    """Name of the assignment, if the protocol has one."""
+    timing: Timing
+    nonce: Callable[[], str]
+    """Returns a new text on each call, which becomes part of the owner's name."""
+    jitter: Callable[[int], int]
+    """Returns a number from 0 up to its argument; random choices use it too."""
+    balance: BalanceRules = field(default_factory=BalanceRules)
+    """The rules for moving partitions by load, under the assignment ``weighted``."""
+
+
+def by_document(setup: Setup) -> Coordinator:
+    """Make the default protocol: a membership document, an assignment and locks."""
+    return WorkerCore(
+        setup.identity,
+        partitions=setup.partitions,
+        strategy=setup.assignment,
+        timing=setup.timing,
+        nonce=setup.nonce,
+        jitter=setup.jitter,
+        balance=setup.balance,
+    )
+
+
+def by_claims(setup: Setup) -> Coordinator:
+    """Make the Event Processor's protocol: a store of ownership entries, and one new claim per cycle."""
+    assert isinstance(setup.coordination, Claim)
+    return ClaimCore(
+        f"{setup.identity.name}.{setup.nonce()}",
+        name=setup.identity.name,
+        partitions=setup.partitions,
+        timing=setup.coordination,
+        grace_period_ms=setup.timing.grace_period_ms,
+        retry_ms=setup.timing.acquire_retry_ms,
+        jitter=setup.jitter,
+    )
+
+
+def by_races(setup: Setup) -> Coordinator:
+    """Make the lease-grab race: the node with less to do takes a challenged partition first."""
+    assert isinstance(setup.coordination, Lease)
+    return LeaseCore(
+        f"{setup.identity.name}.{setup.nonce()}",
+        partitions=setup.partitions,
+        timing=setup.coordination,
+        grace_period_ms=setup.timing.grace_period_ms,
+        retry_ms=setup.timing.acquire_retry_ms,
+        jitter=setup.jitter,
+    )
+
+
+Messages = Sequence[tuple[int, ControlMessage]]
+"""Server time in ms of each message, and the message; oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What others must know of a protocol."""
+
+    settings: type[Coordination]
+    make: Callable[[Setup], Coordinator]
+    """Makes a worker's core."""
+    messages: tuple[type[ControlMessage], ...] = ()
+    """The control messages that only this protocol has."""
+    history: Callable[[Messages], list[Rebalance]] = lambda _: []
+    """Finds the rebalances that no ``GroupChanged`` announces."""
+    has_document: bool = False
+    """Whether a document lists the members and assigns the partitions; heartbeats then carry load."""
+    can_grow: bool = False
+    """Whether workers read the number of partitions while they run; the others refuse another one."""
+
+
+DEFAULT = ByDocument()
+PROTOCOLS: Mapping[str, Entry] = {
+    entry.settings.name: entry
+    for entry in (
+        Entry(settings=ByDocument, make=by_document, messages=(JoinWanted,), has_document=True),
+        Entry(settings=Claim, make=by_claims, can_grow=True),
+        Entry(settings=Lease, make=by_races, messages=(LeaseChallenged, LeaseEnded), history=races),
+    )
+}
+
+_SHARED: tuple[type[ControlMessage], ...] = (GroupChanged, PartitionsReleased, PartitionsAcquired)
+MESSAGES: dict[str, type[ControlMessage]] = {
+    message.kind: message
+    for messages in (_SHARED, *(entry.messages for entry in PROTOCOLS.values()))
+    for message in messages
+}
+"""Each kind of control message by the field ``kind`` of its entries."""
+
+
+def entry_of(name: str) -> Entry:
+    """Return a protocol by its name.
+
+    Raises
+    ------
+    ConfigurationError
+        For a name that is not in the table.
+    """
+    if name not in PROTOCOLS:
+        raise ConfigurationError(
+            f"There is no coordination {name!r}.", remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}."
+        )
+    return PROTOCOLS[name]
+
+
+def make_coordinator(setup: Setup) -> Coordinator:
+    """Make a worker's core."""
+    return PROTOCOLS[setup.coordination.name].make(setup)
+
+
+def from_fields(fields: Mapping[str, str]) -> ControlMessage | None:
+    """Read a control stream entry; return None if its kind or its fields are unknown.
+
+    Examples
+    --------
+    >>> from_fields(PartitionsReleased((3, 4), "w1.a", 7).fields())
+    PartitionsReleased(partitions=(3, 4), owner='w1.a', generation=7)
+    >>> from_fields({"kind": "of-a-later-release"}) is None
+    True
+    """
+    try:
+        return MESSAGES[fields["kind"]].read(fields)
+    except (KeyError, ValueError):
+        return None

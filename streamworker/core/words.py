@@ -1,0 +1,53 @@
+"""Puts partitions, owners and values into words, for all that is written about a core's steps."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+
+
+def runs(numbers: Iterable[int]) -> str:
+    """Write partitions with runs shortened.
+
+    Examples
+    --------
+    >>> runs((0, 1, 2, 5))
+    '0-2,5'
+    """
+    ordered = sorted(numbers)
+    if not ordered:
+        return "nothing"
+    parts, start = [], ordered[0]
+    for here, following in pairwise([*ordered, ordered[-1] + 2]):
+        if following != here + 1:
+            parts.append(str(here) if here == start else f"{start}-{here}")
+            start = following
+    return ",".join(parts)
+
+
+def name_of(owner: str) -> str:
+    """Return the worker's name in an owner's id, without the nonce; names may contain dots."""
+    return owner.rpartition(".")[0] or owner
+
+
+def by_words(words: Mapping[int, str]) -> str:
+    """Write partitions with words about each; partitions with the same words are written together."""
+    alike: dict[str, list[int]] = {}
+    for partition in sorted(words):
+        alike.setdefault(words[partition], []).append(partition)
+    return "; ".join(f"{runs(which)} {text}".rstrip() for text, which in alike.items()) or "nothing"
+
+
+def by_owner(owners: Mapping[int, str]) -> str:
+    """Write which owner has which partitions; empty if there is none."""
+    shares: dict[str, list[int]] = {}
+    for partition in sorted(owners):
+        shares.setdefault(owners[partition], []).append(partition)
+    return "; ".join(f"{owner}: {runs(which)}" for owner, which in shares.items())
+
+
+def plain(thing: object) -> str:
+    """Write an event, effect or message with its fields."""
+    if not is_dataclass(thing):
+        return type(thing).__name__
+    values = {field.name: getattr(thing, field.name) for field in fields(thing)}
+    return " ".join([type(thing).__name__, *(f"{name}={value}" for name, value in values.items())])

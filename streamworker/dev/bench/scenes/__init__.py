@@ -1,0 +1,1 @@
+"""What ``streamworker bench`` can measure, a module a scene."""

@@ -1,0 +1,250 @@
+"""The checks of ``doctor`` and ``repair`` in Redis; they only read, and do not block the server.
+
+They use no KEYS and no SCAN: the streams and processors of an app determine all of its keys. Groups that no
+processor declares any more are found at the streams whose trimming they prevent. A round trip has at most
+``PIECE`` commands.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamworker.errors import BackendError
+from streamworker.redisio.admin.rights import ROLES, Grant, Role
+from streamworker.redisio.group.protocols import KEY_TABLE, SCRIPTS
+from streamworker.redisio.keys import TRIMMED, StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import groups_by_name
+from streamworker.redisio.wire.link import Argument
+
+PIECE = 1_000
+"""Maximum commands in one round trip."""
+
+_PLACE = re.compile(r"([.:])")
+_NAME = re.compile(rb"(?:^| )name=(\S*)")
+
+CONFIG_NAMES = ("appendonly", "appendfsync", "save", "min-replicas-to-write", "min-replicas-max-lag")
+
+
+async def in_pieces(backend: Backend, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+    """Run commands in round trips of ``PIECE``; return the error for each refused command."""
+    replies: list[Any] = []
+    for at in range(0, len(commands), PIECE):
+        replies += await backend.pipeline(commands[at : at + PIECE])
+    return replies
+
+
+# -- keys --------------------------------------------------------------------------------------
+
+
+def stream_types(app: str, stream: str, partitions: int) -> dict[str, str]:
+    """Return each key of a stream and its expected type.
+
+    Examples
+    --------
+    >>> list(stream_types("shop", "orders", 1))
+    ['sw:{shop.orders}:stream', 'sw:{shop.orders.0}:events', 'sw:{shop.orders.0}:groups']
+    """
+    return _types(app, stream, "", partitions)
+
+
+def group_types(app: str, stream: str, group: str, partitions: int) -> dict[str, str]:
+    """Return each key of a group and its expected type.
+
+    Examples
+    --------
+    >>> group_types("shop", "orders", "price", 4)["sw:{shop.orders.3}:lock:price"]
+    'hash'
+    """
+    return _types(app, stream, group, partitions)
+
+
+def _types(app: str, stream: str, group: str, partitions: int) -> dict[str, str]:
+    """Return the keys of KEY_TABLE with a fixed type; without a group, those that name no group."""
+    types: dict[str, str] = {}
+    for row in KEY_TABLE:
+        tag, colon, kind = row.key.partition("}:")
+        if ("GROUP" in row.key) != bool(group) or "ID" in kind or row.type == "any":
+            continue
+        for partition in range(partitions if ".P" in tag else 1):
+            names = {"app": app, "stream": stream, "GROUP": group, "P": str(partition)}
+            where = "".join(names.get(part, part) for part in _PLACE.split(tag.partition("{")[2]))
+            types[f"sw:{{{where}{colon}{kind.replace('GROUP', group)}"] = row.type
+    return types
+
+
+async def wrong_types(backend: Backend, expected: Mapping[str, str]) -> dict[str, str]:
+    """Return the keys that hold another type than expected, with that type."""
+    names = list(expected)
+    found = await in_pieces(backend, [("TYPE", name) for name in names])
+    return {
+        name: kind.decode()
+        for name, kind in zip(names, found, strict=True)
+        if isinstance(kind, bytes) and kind.decode() not in ("none", expected[name])
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A group of a stream, which can prevent its trimming."""
+
+    name: str
+    partitions: tuple[int, ...]
+    lag: int
+    """Entries that it has not read, if Redis knows the number."""
+    pending: int
+
+
+async def holders(backend: Backend, keys: StreamKeys, partitions: int) -> list[Holder]:
+    """Return all groups of a stream: all Redis consumer groups, and listed groups that are not among them."""
+    shown = await in_pieces(backend, [("XINFO", "GROUPS", keys.events(p)) for p in range(partitions)])
+    listed = await in_pieces(backend, [("HGETALL", keys.groups(p)) for p in range(partitions)])
+    found: dict[str, Holder] = {}
+    for partition, (groups, names) in enumerate(zip(shown, listed, strict=True)):
+        ours: dict[bytes, dict[bytes, Any]] = {}
+        if not isinstance(names, BackendError):
+            ours = {name: {} for name in names[::2] if name != TRIMMED}
+        for raw, group in (ours | groups_by_name(groups)).items():
+            name = raw.decode("utf-8", "replace")
+            before = found.get(name, Holder(name, (), 0, 0))
+            found[name] = Holder(
+                name,
+                (*before.partitions, partition),
+                before.lag + int(group.get(b"lag") or 0),
+                before.pending + int(group.get(b"pending") or 0),
+            )
+    return sorted(found.values(), key=lambda each: each.name)
+
+
+# -- the server --------------------------------------------------------------------------------
+
+
+async def configuration(backend: Backend) -> dict[str, str] | None:
+    """Return the server's durability settings; None if this user may not read them."""
+    try:
+        flat: Sequence[bytes] = await backend.execute("CONFIG", "GET", *CONFIG_NAMES)
+    except BackendError:
+        return None
+    return {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+async def connection_names(backend: Backend) -> frozenset[str] | None:
+    """Return the names of all connections to the server or Cluster; None if this user may not list them.
+
+    The name of a worker's connection is the worker's name, or begins with it and a colon.
+    """
+    try:
+        listed = b"".join([await each.execute("CLIENT", "LIST") for each in await backend.primaries()])
+    except BackendError:
+        return None
+    names = (found[1] for line in listed.splitlines() if (found := _NAME.search(line)))
+    return frozenset(name.decode("utf-8", "replace") for name in names if name)
+
+
+async def cached_scripts(backend: Backend) -> tuple[int, int] | None:
+    """Return how many of our scripts the server has cached, and how many exist; None if refused."""
+    try:
+        there: Sequence[int] = await backend.execute("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))
+    except BackendError:
+        return None
+    return sum(there), len(there)
+
+
+# -- rights ------------------------------------------------------------------------------------
+
+_KEY = "KEY"
+SAMPLES: Mapping[str, tuple[str, ...]] = {
+    "asking": (),
+    "client|id": (),
+    "client|list": (),
+    "client|setname": ("doctor",),
+    "client|unblock": ("1",),
+    "cluster|slots": (),
+    "command": (),
+    "evalsha": ("0" * 40, "1", _KEY),
+    "exists": (_KEY,),
+    "get": (_KEY,),
+    "getrange": (_KEY, "0", "1"),
+    "hdel": (_KEY, "f"),
+    "hexists": (_KEY, "f"),
+    "hget": (_KEY, "f"),
+    "hgetall": (_KEY,),
+    "hincrby": (_KEY, "f", "1"),
+    "hmget": (_KEY, "f"),
+    "hscan": (_KEY, "0"),
+    "hset": (_KEY, "f", "v"),
+    "hsetnx": (_KEY, "f", "v"),
+    "info": (),
+    "memory|usage": (_KEY,),
+    "ping": (),
+    "rename": (_KEY, _KEY),
+    "scan": ("0",),
+    "script|load": ("return 1",),
+    "select": ("0",),
+    "set": (_KEY, "v"),
+    "time": (),
+    "type": (_KEY,),
+    "unlink": (_KEY,),
+    "xadd": (_KEY, "*", "f", "v"),
+    "xdel": (_KEY, "1-0"),
+    "xgroup|create": (_KEY, "g", "$"),
+    "xgroup|setid": (_KEY, "g", "$"),
+    "xinfo|groups": (_KEY,),
+    "xinfo|stream": (_KEY,),
+    "xlen": (_KEY,),
+    "xpending": (_KEY, "g"),
+    "xrange": (_KEY, "-", "+"),
+    "xread": ("STREAMS", _KEY, "0"),
+    "xrevrange": (_KEY, "+", "-"),
+    "xtrim": (_KEY, "MAXLEN", "0"),
+}
+"""Arguments for ``ACL DRYRUN`` of each command; Redis does not run the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """The rights of this connection's user."""
+
+    user: str
+    missing: Mapping[str, tuple[str, ...]]
+    """Role to the commands, each with a key, that the role needs and this user may not run."""
+
+
+async def rights(backend: Backend, app: str) -> Rights | None:
+    """Return which rights of each role the user lacks; None if the user may not ask.
+
+    ``ACL DRYRUN`` checks a command without running it.
+    """
+    questions = [(role, *question) for role in ROLES for question in _questions(role, app)]
+    try:
+        user: bytes = await backend.execute("ACL", "WHOAMI")
+        asked = await in_pieces(backend, [("ACL", "DRYRUN", user, *command) for _, command, _ in questions])
+    except BackendError:
+        return None
+    if any(isinstance(reply, BackendError) for reply in asked):
+        return None
+    missing: dict[str, tuple[str, ...]] = {role.name: () for role in ROLES}
+    for (role, _, label), reply in zip(questions, asked, strict=True):
+        if reply != b"OK" and label not in missing[role.name]:
+            missing[role.name] += (label,)
+    return Rights(user.decode("utf-8", "replace"), missing)
+
+
+def _questions(role: Role, app: str) -> Iterable[tuple[tuple[str, ...], str]]:
+    """Yield the commands to check for a role, each with its label for display."""
+    for grant in (role.root, *role.selectors):
+        for command in grant.commands:
+            keys = _keys_of(grant, app) if _KEY in SAMPLES[command] else ("",)
+            for key in keys:
+                arguments = (key if each == _KEY else each for each in SAMPLES[command])
+                label = command.replace("|", " ").upper()
+                yield (*command.split("|"), *arguments), f"{label} {key}".strip()
+
+
+def _keys_of(grant: Grant, app: str) -> list[str]:
+    """Return one key of each kind in a grant; one key if the grant covers all kinds."""
+    rows = [row.key.replace("GROUP", "g").replace("ID", "id") for row in KEY_TABLE]
+    kinds = grant.keys or ("lock",)
+    wanted = [key for key in rows if key.partition("}:")[2].partition(":")[0] in kinds]
+    return [re.sub(r"\{[^}]*\}", f"{{{app}.doctor}}", key) for key in wanted]

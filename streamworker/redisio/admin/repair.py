@@ -1,0 +1,252 @@
+"""The reads and changes of ``streamworker repair``; each change is a compare-and-set.
+
+This module decides nothing; ``cli.repair_plan`` chooses the changes. A change is skipped if the data has
+changed since it was read. So a repair does not harm a live group, and every change may be repeated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamworker.core.control import GroupChanged
+from streamworker.core.data.readers import ReaderPosition, read_position
+from streamworker.core.protocols.membership.document import Membership
+from streamworker.core.protocols.membership.events import Beat
+from streamworker.errors import BackendRefused
+from streamworker.redisio.admin.health import connection_names, in_pieces
+from streamworker.redisio.group import control
+from streamworker.redisio.group.locks import LockView, lock_view
+from streamworker.redisio.group.membership import connected, fields_of, put_aside, read_beats
+from streamworker.redisio.group.protocols import HASHES
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.scripts import (
+    REPAIR_AHEAD,
+    REPAIR_DAMAGED,
+    REPAIR_GROUP,
+    REPAIR_LOCK,
+    REPAIR_LOG,
+    REPAIR_MEMBERS,
+    REPAIR_PLACE,
+    REPAIR_READER,
+    checked,
+)
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import all_answered, is_wrong_type
+
+TRIM_ENTRIES = 1_000
+"""Maximum entries of an acked log that one call drops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The data of a group from which a repair is planned."""
+
+    keys: GroupKeys
+    now_ms: int
+    """The server's time."""
+    run_id: str
+    """Run id of the server."""
+    membership: Membership | None
+    """None for a group without a document: it uses another protocol, or never had members."""
+    beats: Mapping[str, str]
+    """Heartbeats of all members, in their stored form."""
+    connections: frozenset[int] | None
+    """The members' connections that the server still has; None if this user may not list them."""
+    names: frozenset[str] | None
+    """Names of all connections; None if this user may not list them."""
+    locks: Mapping[int, LockView]
+    log_lengths: Mapping[int, int]
+    readers: Mapping[str, str]
+    """Positions of the readers, in their stored form."""
+    ahead: Mapping[int, str] = field(default_factory=dict)
+    """Last id of each acked log whose last id is higher than its lock's row count."""
+    damaged: str = ""
+    """Fingerprint of the stored damaged document or heartbeats; empty if there is none."""
+
+    def beat(self, member: str) -> Beat | None:
+        """Return a member's last heartbeat."""
+        text = self.beats.get(member, "")
+        return read_beats([member.encode(), text.encode()]).get(member)
+
+    def position(self, reader: str) -> ReaderPosition:
+        """Return a reader's position."""
+        return read_position(self.readers[reader])
+
+
+async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
+    """Read the data of a group, in a few round trips.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if a key of the group holds another type.
+    CoordinationError
+        If the membership document cannot be read.
+    """
+    asked = [("TIME",), ("GET", keys.members), ("HGETALL", keys.beats), ("HGETALL", keys.readers)]
+    time, document, flat_beats, flat_readers = all_answered(await backend.pipeline(asked))
+    commands = [
+        command for p in range(partitions) for command in (("HGETALL", keys.lock(p)), ("XLEN", keys.acked(p)))
+    ]
+    replies = all_answered(await in_pieces(backend, commands))
+    views = {p: view for p in range(partitions) if (view := lock_view(replies[2 * p], p)) is not None}
+    beats = _texts(flat_beats)
+    run_id = (await backend.info(near=keys.members)).run_id
+    client_ids = {beat.connection for beat in read_beats(flat_beats).values() if beat.run_id == run_id}
+    there = await connected(backend, sorted(client_ids - {0}), keys.members)
+    return Facts(
+        keys=keys,
+        now_ms=int(time[0]) * 1000 + int(time[1]) // 1000,
+        run_id=run_id,
+        membership=Membership.parse(document) if document else None,
+        beats=beats,
+        connections=None if there is None else frozenset(there),
+        names=await connection_names(backend),
+        locks=views,
+        log_lengths={p: replies[2 * p + 1] for p in range(partitions)},
+        readers=_texts(flat_readers),
+        ahead=await logs_ahead(backend, keys, partitions),
+        damaged=await put_aside(backend, keys),
+    )
+
+
+def _texts(flat: Sequence[bytes]) -> dict[str, str]:
+    return {
+        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+        for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }
+
+
+# -- changes: each returns whether it was made ------------------------------------------------------
+
+
+async def remove_members(backend: Backend, facts: Facts, members: Sequence[str]) -> bool:
+    """Remove dead members, as a peer would; the group's history shows it as ``repair``."""
+    before = facts.membership
+    if before is None:
+        return False
+    after = before.without(members)
+    message = GroupChanged(0, "repair", before.names(members), before.moved(after)).fields()
+    flat = fields_of(message)
+    seen = [part for member in members for part in (member, _stored(facts.beats.get(member, "")))]
+    keys = facts.keys
+    return await _done(
+        backend,
+        REPAIR_MEMBERS,
+        (keys.members, keys.control, keys.beats, keys.loads),
+        (str(before.generation), after.body(), len(flat), *flat, *seen),
+    )
+
+
+async def release_lock(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> bool:
+    """Release the lock of an owner that is gone."""
+    return await _done(backend, REPAIR_LOCK, (keys.lock(partition),), (lock.owner, lock.epoch))
+
+
+async def forget_reader(backend: Backend, facts: Facts, name: str) -> bool:
+    """Remove a reader whose position has not changed since it was read."""
+    arguments = (_stored(name), _stored(facts.readers[name]))
+    return await _done(backend, REPAIR_READER, (facts.keys.readers,), arguments)
+
+
+async def trim_log(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> int | None:
+    """Drop the rows that an acked log had when it was read; return the entries, None for a new log."""
+    total = 0
+    touched = (keys.lock(partition), keys.acked(partition))
+    while True:
+        reply = checked(await backend.run(REPAIR_LOG, touched, (lock.log, lock.rows, TRIM_ENTRIES)))
+        if reply[0] != b"OK":
+            return total or None
+        dropped = int(reply[1])
+        total += dropped
+        if not dropped:
+            return total
+
+
+async def logs_ahead(backend: Backend, keys: GroupKeys, partitions: int) -> dict[int, str]:
+    """Return the last id of each acked log that is ahead of its lock and so accepts no commit."""
+    looks = [(_log_keys(keys, p), ("", keys.group, "?")) for p in range(partitions)]
+    replies = enumerate(await backend.run_many(REPAIR_AHEAD, looks))
+    return {p: reply[2].decode() for p, reply in replies if isinstance(reply, list) and reply[1] == b"ahead"}
+
+
+async def mend_log(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> bool:
+    """Mend an acked log that is ahead of its lock, if it is still the same log."""
+    touched, cursor = _log_keys(keys, partition), b""
+    while True:
+        reply = checked(await backend.run(REPAIR_AHEAD, touched, (lock.log, keys.group, cursor)))
+        if reply[0] != b"OK" or reply[1] == b"done":
+            return bool(reply[0] == b"OK")
+        cursor = reply[2]
+
+
+def _log_keys(keys: GroupKeys, p: int) -> tuple[str, ...]:
+    return keys.lock(p), keys.acked(p), keys.copy(p), keys.events(p), keys.groups(p)
+
+
+async def drop_damaged(backend: Backend, facts: Facts) -> bool:
+    """Remove the stored damaged membership document or heartbeats."""
+    return await _done(backend, REPAIR_DAMAGED, (facts.keys.damaged,), (facts.damaged,))
+
+
+async def forget_place(backend: Backend, facts: Facts, partition: int) -> bool:
+    """Remove all data of a group in one partition."""
+    keys, lock = facts.keys, facts.locks.get(partition)
+    held = ("", "") if lock is None else (lock.owner, str(lock.epoch))
+    await backend.execute("UNLINK", keys.copy(partition))  # left by a repair that was killed
+    return await _done(
+        backend,
+        REPAIR_PLACE,
+        (
+            keys.lock(partition),
+            keys.events(partition),
+            keys.acked(partition),
+            keys.dead(partition),
+            keys.state(partition),
+            keys.groups(partition),
+        ),
+        (keys.group, *held),
+    )
+
+
+async def forget_group(backend: Backend, facts: Facts) -> bool:
+    """Remove the keys of a group that belong to no partition."""
+    generation = str(facts.membership.generation) if facts.membership else ""
+    seen = [part for member, beat in facts.beats.items() for part in (_stored(member), _stored(beat))]
+    return await _done(backend, REPAIR_GROUP, group_keys(facts.keys), (generation, *seen))
+
+
+def group_keys(keys: GroupKeys) -> tuple[str, ...]:
+    """Return the keys of a group that belong to no partition, in the script's order."""
+    fixed = (keys.members, keys.beats, keys.control, keys.loads, keys.readers, keys.schemas, keys.damaged)
+    return *fixed, *(keys.of_group(name) for name in HASHES)
+
+
+async def note(
+    backend: Backend, keys: GroupKeys, what: str, partitions: Sequence[int] = (), *, by: str
+) -> str:
+    """Write a repair to the group's history; return why it failed, or an empty text.
+
+    The key may have another type, or memory may be full. The rest of a repair continues in that case,
+    since it may free memory.
+    """
+    message = {
+        "kind": "repaired",
+        "generation": "0",
+        "what": what,
+        "partitions": ",".join(map(str, partitions)),
+        "by": by,
+    }
+    try:
+        await control.post(backend, keys, [message])
+    except BackendRefused as error:
+        return f"{keys.control} is no stream" if is_wrong_type(error) else error.message
+    return ""
+
+
+async def _done(backend: Backend, script: Any, keys: Sequence[str], arguments: Sequence[Any]) -> bool:
+    return bool(checked(await backend.run(script, keys, arguments))[0] == b"OK")
+
+
+def _stored(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

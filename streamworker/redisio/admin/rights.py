@@ -1,0 +1,194 @@
+"""The minimum rights of each kind of Redis user, as rules for ``ACL SETUSER``.
+
+A script runs with the rights of its caller: ``EVALSHA`` itself needs read and write access to all of its
+keys, and Redis checks each call inside as if the user had made it. So a role lists the commands that its
+scripts call, and a user who loads another script gains no rights.
+
+Rules have a root, and selectors in parentheses since Redis 7.0: the commands in a selector are allowed on
+that selector's keys only. ``SET``, for instance, may write the membership document, and could overwrite a
+stream if it were allowed on all keys.
+
+A command that a server does not know makes ``ACL SETUSER`` fail. ``CLIENT SETINFO`` came with Redis 7.2
+and is left out, since redis-py accepts that it is refused.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import cast
+
+from streamworker.errors import ConfigurationError
+from streamworker.redisio.group.protocols import KEY_TABLE
+from streamworker.redisio.keys import check_name
+from streamworker.redisio.wire.durability import Durability, Mode
+
+KINDS = tuple(row.key.partition("}:")[2].partition(":")[0] for row in KEY_TABLE)
+"""Kinds of keys: the text after the braces."""
+
+_NAMED = frozenset(row.key.partition("}:")[2].partition(":")[0] for row in KEY_TABLE if row.key[-1].isupper())
+"""Kinds whose keys end with the name of a group or a producer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Commands that are allowed on some kinds of keys of one app."""
+
+    commands: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    """Kinds of keys; all kinds if empty."""
+    read_only: bool = False
+    """Whether these keys may only be read. Scripts cannot use them then, since they need both rights."""
+
+    def rules(self, app: str) -> list[str]:
+        """Return key patterns and the commands that are allowed on them."""
+        sign = "%R~" if self.read_only else "~"
+        keys = [f"{sign}{_pattern(app, kind)}" for kind in self.keys] or [f"{sign}sw:{{{app}.*"]
+        return [*keys, *(f"+{command}" for command in sorted(self.commands))]
+
+
+def _pattern(app: str, kind: str) -> str:
+    return f"sw:{{{app}.*}}:{kind}{':*' if kind in _NAMED else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One kind of user, and the rights that it needs."""
+
+    name: str
+    does: str
+    """Who uses the role, and for what."""
+    never: str
+    """Actions that Redis refuses to this role."""
+    root: Grant
+    """The commands of the root rules, allowed on all keys of the root rules."""
+    selectors: tuple[Grant, ...] = ()
+
+
+_CONNECT = ("asking", "client|setname", "cluster|slots", "ping", "select", "time")
+"""``cluster|slots`` and ``asking`` are for a Cluster: to read the slot map, and to follow a moving slot."""
+_SCRIPTS = ("evalsha", "script|load", "type")
+
+_WORKER = Grant(
+    (
+        *_CONNECT,
+        *_SCRIPTS,
+        *("client|id", "client|list", "client|unblock", "info"),
+        *("hdel", "hexists", "hget", "hgetall", "hincrby", "hmget", "hscan", "hset", "hsetnx"),
+        *("exists", "xadd", "xgroup|create", "xgroup|setid", "xinfo|groups", "xinfo|stream", "xlen"),
+        *("xpending", "xrange", "xread", "xrevrange", "xtrim"),
+    )
+)
+_DOCUMENTS = Grant(("get", "getrange", "set"), ("members", "producer"))
+_DAMAGED = Grant(("getrange", "memory|usage", "rename", "set", "unlink"), ("members", "damaged"))
+"""Rights to move a damaged membership document aside, and to read it."""
+_DAMAGED_BEATS = Grant(("getrange", "memory|usage", "rename", "unlink"), ("beats", "damaged"))
+"""The same rights for heartbeats."""
+
+ROLES = (
+    Role(
+        "worker",
+        "Runs processors: reads, commits, shares partitions, forwards, sends, trims what all are past.",
+        "Delete a group, a dead letter, or a key but the membership document and the heartbeats; overwrite a "
+        "stream; touch another app.",
+        _WORKER,
+        (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS),
+    ),
+    Role(
+        "producer",
+        "Sends records and declares streams.",
+        "Read a record, trim, commit, see a group, a lock, state or a dead letter.",
+        Grant((*_CONNECT, *_SCRIPTS, "hmget", "hsetnx", "xadd", "xlen"), ("stream", "events", "producer")),
+        (Grant(("get", "set"), ("producer",)),),
+    ),
+    Role(
+        "reader",
+        "Runs Spark's queries: reads acked logs and their schemas, and keeps its own position.",
+        "Run a script, write a log, read source entries, state, dead letters or members.",
+        # redis-py's Cluster client calls COMMAND to find the keys in commands.
+        Grant(
+            (*_CONNECT, "command", "hget", "hmget", "xrange"),
+            ("stream", "lock", "acked", "schemas"),
+            read_only=True,
+        ),
+        (Grant(("hget", "hset"), ("readers",)),),
+    ),
+    Role(
+        "viewer",
+        "Shows: `status`, `lag`, `top`, `history`.",
+        "Write anything, run a script, read a record, a forwarded row, state or a dead letter.",
+        Grant(
+            (*_CONNECT, "get", "hget", "hgetall", "xinfo|groups", "xlen"),
+            ("stream", "events", "groups", "lock", "acked", "dead", "members", "beats", "readers"),
+            read_only=True,
+        ),
+        (Grant(("xrevrange",), ("control",), read_only=True),),
+    ),
+    Role(
+        "operator",
+        "Runs commands: what a worker may, and `dead replay`, `dead drop`, `reset`, `doctor`.",
+        "Delete a source entry, or a key but the membership document and the heartbeats; overwrite a stream; "
+        "touch another app or the server.",
+        _WORKER,
+        # SCAN returns the names of all keys of the server, since key patterns do not apply to it.
+        (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, Grant(("xdel",), ("dead",)), Grant(("scan",), ("members",))),
+    ),
+)
+"""The roles in one app. A worker works without ``client|list`` and ``client|unblock``: peers then detect
+a dead worker later, and the worker wakes a read by closing its connection."""
+
+ROLE_NAMES = tuple(role.name for role in ROLES)
+
+
+_WAITING = ("worker", "producer", "operator")
+"""Roles that may use the command that waits for durability: it has no key, and blocks only its own
+connection."""
+
+
+def acl_rules(app: str, role: str, durability: str = "memory") -> list[str]:
+    """Return the rules for a user with a role in an app, without name and password.
+
+    The rules remove all earlier rights of the user, but not its passwords.
+
+    Parameters
+    ----------
+    app, role
+        The app's name, and the user's role in it.
+    durability
+        The app's durability; with ``aof`` or ``replicas`` a user needs the command that waits.
+
+    Raises
+    ------
+    ConfigurationError
+        If the name is not a valid app name, or the role does not exist.
+
+    Examples
+    --------
+    >>> acl_rules("shop", "reader")[:5]
+    ['resetkeys', 'resetchannels', 'clearselectors', '-@all', '%R~sw:{shop.*}:stream']
+    >>> acl_rules("shop", "reader")[-1]
+    '(~sw:{shop.*}:readers +hget +hset)'
+    """
+    check_name("app", app)
+    found = next((known for known in ROLES if known.name == role), None)
+    if found is None:
+        raise ConfigurationError(
+            f"There is no role {role!r}.", remedy=f"Use one of: {', '.join(ROLE_NAMES)}."
+        )
+    rules = ["resetkeys", "resetchannels", "clearselectors", "-@all", *found.root.rules(app)]
+    waits = Durability(cast(Mode, durability)).command
+    if role in _WAITING and waits:
+        rules.append(f"+{str(waits[0]).lower()}")
+    return [*rules, *(f"({' '.join(grant.rules(app))})" for grant in found.selectors)]
+
+
+def password_rule(password: str) -> str:
+    """Return the rule that sets a user's password, as a hash.
+
+    Redis stores and accepts the SHA-256 of a password. The hash is not salted: short passwords can be
+    recovered from it, long random ones cannot.
+
+    Examples
+    --------
+    >>> password_rule("a long random password")[:9]
+    '#16720ef7'
+    """
+    return f"#{hashlib.sha256(password.encode()).hexdigest()}"

@@ -1,0 +1,481 @@
+"""The entries of an acked log: one Arrow record batch each, validated before use.
+
+An acked log is a Redis stream to which a worker adds the results of each batch that it commits.
+The id of an entry is ``<rows in the log so far>-0``: the entry with id ``R-0`` and ``n`` rows
+holds rows ``(R - n, R]``, so lag, limits and gaps are arithmetic on ids. docs/redis-keys.md lists the
+fields of an entry.
+
+The reader does not trust bytes from a server. pyarrow crashes the process on a few flipped bytes in
+an IPC message (1 to 4 were enough in an experiment). So the reader checks the CRC first, then the
+size before it decompresses anything, and validates the batch fully before any code reads the values.
+It refuses IPC's own buffer compression, which would inflate past the size limit (30,000 : 1 was
+seen).
+
+This module has pure functions and does no I/O. Spark's executors import it: it needs the standard
+library, pyarrow, and the two smallest modules of this package.
+"""
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.errors import ConfigurationError, DataLoss, RecordError
+
+Codec = Literal["none", "lz4", "zstd"]
+CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")
+
+COMPRESS_ABOVE_BYTES = 4096
+"""``auto`` does not compress smaller batches: for those, the time for zstd outweighs the saved bytes."""
+
+RAW_BYTES_MAX = 256 * 1024 * 1024
+"""Maximum size of an entry after decompression. The worker's batch bounds a commit (32 MiB of entries by
+default), so a valid entry stays well below."""
+
+ROWS_WITHOUT_BYTES = 1024 * 1024
+"""A column of nulls takes no bytes for any number of rows; any other column takes at least a bit a row.
+Without this limit an entry of 300 bytes could declare 10**18 rows, and filling in default values
+would exhaust the memory."""
+
+_CONTINUATION = 0xFFFFFFFF
+_RECORD_BATCH = 3
+"""``MessageHeader.RecordBatch`` in Arrow's Message.fbs."""
+_SLOT_HEADER_TYPE, _SLOT_HEADER, _SLOT_COMPRESSION = 1, 2, 3
+"""Slots of the fields in the tables ``Message`` and ``RecordBatch`` of Message.fbs."""
+
+
+class Damaged(Exception):
+    """Bytes do not match their declaration; the text says what is wrong, after "it is damaged:"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A record batch as bytes, with what is needed to check and read them."""
+
+    rows: int
+    crc: int
+    """CRC-32 of ``data``."""
+    codec: str
+    size: int
+    """Bytes before compression."""
+    data: bytes
+
+    def acked(self, schema: str, first: EntryId) -> "AckedBatch":
+        """Return the batch of a commit: these bytes, the schema's fingerprint and the first source entry."""
+        return AckedBatch(self.rows, first, schema, self.crc, self.codec, self.size, self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class AckedBatch:
+    """The fields that a worker adds to an acked log in one commit; the script adds the others."""
+
+    rows: int
+    first: EntryId
+    """The first source entry of these rows."""
+    schema: str
+    """Fingerprint of the schema; see :func:`schema_fingerprint`."""
+    crc: int
+    codec: str
+    size: int
+    """Bytes before compression."""
+    data: bytes
+
+    def fields(self) -> dict[bytes, bytes]:
+        """Return the fields that the worker sets in the entry, as Redis stores them."""
+        return {
+            b"rows": b"%d" % self.rows,
+            b"first": str(self.first).encode(),
+            b"schema": self.schema.encode(),
+            b"crc": b"%d" % self.crc,
+            b"codec": self.codec.encode(),
+            b"size": b"%d" % self.size,
+            b"batch": self.data,
+        }
+
+
+class Link(NamedTuple):
+    """An entry's position in its log, from its id and fields."""
+
+    id: EntryId
+    start: int
+    """Rows of the log before this entry."""
+    prev: EntryId
+    last: EntryId
+    epoch: int
+
+    def misfit(self, before: "Link") -> str:
+        """Return why this entry cannot follow another one in a log of commits; empty if it can.
+
+        Commits without rows add no entry. Only ``reset`` moves the checkpoint back, and it raises the
+        epoch.
+        """
+        if self.start < before.id.ms:
+            return f"row {before.id.ms} was the last of an entry and now lies within entry {self.id}"
+        if self.prev < before.last and self.epoch <= before.epoch:
+            return f"it begins after source entry {self.prev}, and that one ended at {before.last}"
+        if self.epoch < before.epoch:
+            return f"it was committed at epoch {self.epoch}, and that one at epoch {before.epoch}"
+        return ""
+
+
+# -- schemas ---------------------------------------------------------------------------------
+
+
+def serialize_schema(schema: pa.Schema) -> bytes:
+    """Return a schema as bytes, without its metadata; Redis stores each schema once.
+
+    Raises
+    ------
+    RecordError
+        For extension and dictionary types, which a reader cannot decode from the schema alone.
+    """
+    _refuse_foreign_types(schema, RecordError)
+    plain = pa.schema([field.remove_metadata() for field in schema])
+    return bytes(plain.serialize().to_pybytes())
+
+
+def deserialize_schema(data: bytes, fingerprint: str | None = None) -> pa.Schema:
+    """Read a schema that :func:`serialize_schema` wrote.
+
+    Parameters
+    ----------
+    data
+        The stored bytes.
+    fingerprint
+        The name under which it was stored; the bytes must match it.
+
+    Raises
+    ------
+    DataLoss
+        If the bytes are not a schema, or not the schema of that name.
+    """
+    if fingerprint is not None and _fingerprint(data) != fingerprint:
+        raise DataLoss(
+            f"The stored schema {fingerprint} was changed: its bytes have fingerprint {_fingerprint(data)}.",
+            remedy=_REPAIR,
+        )
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(data))
+        _read_names(schema)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataLoss(
+            f"The stored schema {fingerprint or ''} cannot be read: {error}", remedy=_REPAIR
+        ) from None
+    _refuse_foreign_types(schema, DataLoss)
+    return schema
+
+
+def schema_fingerprint(schema: pa.Schema) -> str:
+    """Return 16 hexadecimal digits that name a schema.
+
+    They are a hash of the stored bytes, so that a reader with another version of pyarrow can verify
+    them without serialising the schema itself.
+    """
+    return _fingerprint(serialize_schema(schema))
+
+
+def _fingerprint(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _refuse_foreign_types(schema: pa.Schema, error: type[RecordError] | type[DataLoss]) -> None:
+    for field in schema:
+        for kind in _types_within(field.type):
+            if isinstance(kind, (pa.BaseExtensionType, pa.DictionaryType)):
+                raise error(
+                    f"Column {field.name!r} has the type {kind}, which an acked log cannot hold.",
+                    remedy="Extension and dictionary types need more than the schema to be read; "
+                    "cast the column to a plain type.",
+                )
+
+
+def _read_names(schema: pa.Schema) -> None:
+    """Raise ValueError for a name that is not UTF-8: Arrow accepts it, and fails when the name is read."""
+    for field in schema:
+        str(field.name)
+        for kind in _types_within(field.type):
+            if not isinstance(kind, pa.BaseExtensionType):
+                [kind.field(place).name for place in range(kind.num_fields)]
+
+
+def _types_within(kind: pa.DataType) -> list[pa.DataType]:
+    found = [kind]
+    if not isinstance(kind, (pa.BaseExtensionType, pa.DictionaryType)):
+        for place in range(kind.num_fields):
+            found += _types_within(kind.field(place).type)
+    return found
+
+
+# -- encoding --------------------------------------------------------------------------------
+
+
+def encode_batch(
+    batch: pa.RecordBatch, codec: Codec | Literal["auto"] = "auto", *, first: EntryId = ZERO
+) -> tuple[str, AckedBatch]:
+    """Encode a record batch for a commit.
+
+    Parameters
+    ----------
+    batch
+        A batch of at least one row. The metadata of its schema is dropped.
+    codec
+        ``auto`` compresses with zstd above 4 KB if that saves bytes, and otherwise not at all.
+    first
+        Id of the first source entry of the rows.
+
+    Returns
+    -------
+    tuple[str, AckedBatch]
+        The schema's fingerprint, under which the schema must be stored before the commit; and the
+        batch.
+
+    Raises
+    ------
+    RecordError
+        For a batch without rows, or with extension or dictionary types.
+
+    Examples
+    --------
+    >>> fingerprint, acked = encode_batch(pa.record_batch({"n": [1, 2, 3]}))
+    >>> acked.rows, acked.codec
+    (3, 'none')
+    """
+    if batch.num_rows == 0:
+        raise RecordError(
+            "A record batch without rows cannot be an entry of an acked log.",
+            remedy="Commit without a batch instead.",
+        )
+    fingerprint = schema_fingerprint(batch.schema)
+    if codec == "auto":
+        packed = pack(batch, "zstd", above_bytes=COMPRESS_ABOVE_BYTES, if_smaller=True)
+    else:
+        packed = pack(batch, codec)
+    return fingerprint, packed.acked(fingerprint, first)
+
+
+def pack(batch: pa.RecordBatch, codec: Codec, *, above_bytes: int = 0, if_smaller: bool = False) -> Packed:
+    """Serialise a record batch, and compress it.
+
+    Parameters
+    ----------
+    batch
+        The rows. The metadata of the schema is dropped.
+    codec
+        The compression.
+    above_bytes
+        A batch of at most this size is not compressed.
+    if_smaller
+        Whether to leave a batch uncompressed if compression does not make it smaller.
+    """
+    raw = batch.serialize()
+    if raw.size <= above_bytes:
+        codec = "none"
+    data = b"" if codec == "none" else bytes(pa.Codec(codec).compress(raw, asbytes=True))
+    if codec == "none" or (if_smaller and len(data) >= raw.size):
+        codec, data = "none", bytes(raw.to_pybytes())
+    return Packed(batch.num_rows, zlib.crc32(data), codec, raw.size, data)
+
+
+# -- decoding --------------------------------------------------------------------------------
+
+_REPAIR = (
+    "Somebody else wrote to the acked log or its schemas, or the server lost data. Restore them "
+    "from a backup, or start the reader anew behind this entry."
+)
+
+
+def decode_entry(
+    id: EntryId,
+    fields: Mapping[bytes, bytes],
+    schemas: Mapping[str, pa.Schema],
+    max_raw_bytes: int = RAW_BYTES_MAX,
+) -> pa.RecordBatch:
+    """Validate an entry, and return its record batch.
+
+    Parameters
+    ----------
+    id
+        The entry's id, for messages.
+    fields
+        The entry's fields.
+    schemas
+        The known schemas by fingerprint; call :func:`schema_of` first to find out whether one must be
+        fetched.
+    max_raw_bytes
+        An entry that declares more bytes is refused before it is decompressed.
+
+    Raises
+    ------
+    DataLoss
+        If the entry is damaged; the error names the entry and what is wrong with it.
+    """
+    rows = _number(id, fields, b"rows")
+    size = _number(id, fields, b"size")
+    data = _field(id, fields, b"batch")
+    crc = _number(id, fields, b"crc")
+    fingerprint = schema_of(id, fields)
+    schema = schemas.get(fingerprint)
+    if schema is None:
+        raise _damaged(id, f"its schema {fingerprint} is not among the stored schemas")
+    packed = Packed(rows, crc, _field(id, fields, b"codec").decode("ascii", "replace"), size, data)
+    try:
+        return unpack(packed, schema, max_raw_bytes)
+    except Damaged as damaged:
+        raise _damaged(id, str(damaged)) from None
+
+
+def unpack(packed: Packed, schema: pa.Schema, max_raw_bytes: int = RAW_BYTES_MAX) -> pa.RecordBatch:
+    """Validate packed bytes, and return their record batch.
+
+    Raises
+    ------
+    Damaged
+        If a check fails; the text says what is wrong.
+    """
+    if zlib.crc32(packed.data) != packed.crc:
+        raise Damaged("its batch does not match its CRC")
+    if packed.size > max_raw_bytes:
+        raise Damaged(f"it declares {packed.size} bytes, and at most {max_raw_bytes} are allowed")
+    if packed.rows > max(ROWS_WITHOUT_BYTES, 8 * packed.size):
+        raise Damaged(f"it declares {packed.rows} rows in {packed.size} bytes")
+    try:
+        message = _checked_message(_decompress(packed))
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, EOFError, LookupError, struct.error) as error:
+        raise Damaged(f"its batch cannot be read: {str(error).rstrip('.')}") from None
+    if batch.num_rows != packed.rows:
+        raise Damaged(f"it declares {packed.rows} rows and holds {batch.num_rows}")
+    return batch
+
+
+def schema_of(id: EntryId, fields: Mapping[bytes, bytes]) -> str:
+    """Return the fingerprint of an entry's schema.
+
+    Raises
+    ------
+    DataLoss
+        If the entry has none.
+    """
+    return _field(id, fields, b"schema").decode("ascii", "replace")
+
+
+def link_of(id: EntryId, fields: Mapping[bytes, bytes]) -> Link:
+    """Return an entry's position in its log, without reading its batch.
+
+    Raises
+    ------
+    DataLoss
+        If the fields of the position are missing, or contradict each other or the id.
+    """
+    try:
+        prev, first, last = (EntryId.parse(_field(id, fields, name)) for name in (b"prev", b"first", b"last"))
+    except ConfigurationError as error:
+        raise _damaged(id, error.message.rstrip(".")) from None
+    if id.seq or not prev < first <= last:
+        raise _damaged(id, f"no commit of ours has this id and goes from {first} to {last} after {prev}")
+    return Link(id, id.ms - entry_rows(id, fields), prev, last, _number(id, fields, b"epoch"))
+
+
+def entry_rows(id: EntryId, fields: Mapping[bytes, bytes]) -> int:
+    """Return how many rows an entry declares, without reading its batch.
+
+    Raises
+    ------
+    DataLoss
+        If the number is missing, or greater than the rows of the log up to this entry.
+    """
+    rows = _number(id, fields, b"rows")
+    if not 0 < rows <= id.ms:
+        raise _damaged(id, f"it declares {rows} rows, and the log holds {id.ms} up to it")
+    return rows
+
+
+def slice_rows(batch: pa.RecordBatch, entry_end_row: int, start_row: int, end_row: int) -> pa.RecordBatch:
+    """Cut an entry's batch to the rows ``(start_row, end_row]`` of the log, without a copy.
+
+    Parameters
+    ----------
+    batch
+        The whole batch of the entry.
+    entry_end_row
+        Rows of the log up to this entry, its own included: the number in its id.
+    start_row, end_row
+        The wanted range in rows of the log; it may reach beyond the entry on either side.
+
+    Examples
+    --------
+    An entry ``12-0`` of 5 rows holds rows (7, 12]; a reader wants (10, 20]:
+
+    >>> slice_rows(pa.record_batch({"n": [8, 9, 10, 11, 12]}), 12, 10, 20).to_pydict()
+    {'n': [11, 12]}
+    """
+    entry_start_row = entry_end_row - batch.num_rows
+    begin = max(start_row, entry_start_row)
+    end = min(end_row, entry_end_row)
+    return batch.slice(begin - entry_start_row, max(0, end - begin))
+
+
+def _decompress(packed: Packed) -> pa.Buffer:
+    data, codec, size = packed.data, packed.codec, packed.size
+    if codec == "none":
+        if len(data) != size:
+            raise Damaged(f"it declares {size} bytes and holds {len(data)}")
+        return pa.py_buffer(data)
+    if codec not in CODECS:
+        raise Damaged(f"its codec {codec.encode()!r} is unknown")
+    return pa.Codec(codec).decompress(pa.py_buffer(data), decompressed_size=size)
+
+
+def _checked_message(raw: pa.Buffer) -> pa.Message:
+    """Return the IPC message in ``raw``: a record batch, uncompressed, of exactly its size."""
+    message = pa.ipc.read_message(raw)
+    metadata = bytes(message.metadata.to_pybytes())
+    continuation, metadata_bytes = struct.unpack_from("<Ii", memoryview(raw), 0)
+    if continuation != _CONTINUATION or 8 + metadata_bytes + message.body.size != raw.size:
+        # lz4 leaves the rest of a too large buffer unset, so the sizes are compared.
+        raise Damaged(f"it declares {raw.size} bytes, which is not the size of its batch")
+    root = struct.unpack_from("<I", metadata, 0)[0]
+    kind = _slot(metadata, root, _SLOT_HEADER_TYPE)
+    header = _slot(metadata, root, _SLOT_HEADER)
+    if kind is None or header is None or metadata[kind] != _RECORD_BATCH:
+        raise Damaged("its batch is another kind of Arrow message")
+    table = header + struct.unpack_from("<I", metadata, header)[0]
+    if _slot(metadata, table, _SLOT_COMPRESSION) is not None:
+        raise Damaged("its batch is compressed inside, which is not accepted")
+    return message
+
+
+def _slot(buffer: bytes, table: int, slot: int) -> int | None:
+    """Return the position of a field in a flatbuffers table, or None if the table omits it."""
+    vtable = table - struct.unpack_from("<i", buffer, table)[0]
+    if vtable < 0:
+        raise ValueError("a table points outside its message")
+    place = 4 + 2 * slot
+    if place + 2 > struct.unpack_from("<H", buffer, vtable)[0]:
+        return None
+    offset: int = struct.unpack_from("<H", buffer, vtable + place)[0]
+    return table + offset if offset else None
+
+
+def _field(id: EntryId, fields: Mapping[bytes, bytes], name: bytes) -> bytes:
+    value = fields.get(name)
+    if value is None:
+        raise _damaged(id, f"it has no field {name.decode()!r}")
+    return value
+
+
+def _number(id: EntryId, fields: Mapping[bytes, bytes], name: bytes) -> int:
+    text = _field(id, fields, name)
+    if not text.isdigit() or len(text) > 19:
+        raise _damaged(id, f"its field {name.decode()!r} is {text[:40]!r} and not a whole number")
+    return int(text)
+
+
+def _damaged(id: EntryId, what: str) -> DataLoss:
+    return DataLoss(f"Entry {id} of the acked log is damaged: {what}.", remedy=_REPAIR)

@@ -1,0 +1,137 @@
+"""Dead letters, the entries that a processor gave up on: list, show, replay, drop."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.records.entries import REPLAYED_FOR, Entries
+from streamworker.redisio.keys import GroupKeys, whole
+from streamworker.redisio.scripts import REPLAY_DEAD, checked
+from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.link import Argument
+
+_FIELD = b"f."
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLetter:
+    """A stored dead letter."""
+
+    partition: int
+    id: EntryId
+    """Id of the letter, as the other functions take it."""
+    entry_id: EntryId
+    """Id of the source entry."""
+    error: str
+    attempts: int
+    at_ms: int
+    by: str
+    """Member that gave up on the entry."""
+    fields: Mapping[bytes, bytes]
+    """Fields of the source entry."""
+
+
+async def list_dead(
+    backend: Backend, keys: GroupKeys, partitions: Sequence[int], *, after: EntryId = ZERO, count: int = 100
+) -> list[StoredLetter]:
+    """Return dead letters of some partitions, oldest first, in one round trip.
+
+    Parameters
+    ----------
+    after
+        Id of a letter after which to list.
+    count
+        Maximum letters of each partition.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if a key is not a stream.
+    """
+    commands: list[Sequence[Argument]] = [
+        ("XRANGE", keys.dead(p), f"({after}", "+", "COUNT", count) for p in partitions
+    ]
+    letters: list[StoredLetter] = []
+    replies = all_answered(await backend.pipeline(commands))
+    for partition, reply in zip(partitions, replies, strict=True):
+        letters += [_letter(partition, entry) for entry in Entries.of(reply)]
+    return sorted(letters, key=lambda letter: (letter.id, letter.partition))
+
+
+async def show_dead(backend: Backend, keys: GroupKeys, partition: int, id: EntryId) -> StoredLetter | None:
+    """Return one dead letter; None if there is none with that id.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if the key is not a stream.
+    """
+    found = Entries.of(await backend.execute("XRANGE", keys.dead(partition), str(id), str(id)))
+    return _letter(partition, found[0]) if found else None
+
+
+async def replay_dead(
+    backend: Backend, keys: GroupKeys, partition: int, ids: Sequence[EntryId]
+) -> dict[EntryId, EntryId | None]:
+    """Append dead letters to the end of their partition as new entries, and delete the letters.
+
+    Other groups of the stream skip the new entries.
+
+    The script appends the entry and deletes the letter atomically, so a repeated call replays no letter
+    twice.
+
+    Returns
+    -------
+    dict
+        Letter to the id of its new entry; None for a letter that did not exist.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if Redis refused a letter; others may have been replayed.
+    """
+    calls: list[ScriptCall] = [
+        ((keys.dead(partition), keys.events(partition)), (str(letter), REPLAYED_FOR, keys.group))
+        for letter in ids
+    ]
+    replayed: dict[EntryId, EntryId | None] = {}
+    replies = all_answered(await backend.run_many(REPLAY_DEAD, calls))
+    for letter, reply in zip(ids, replies, strict=True):
+        done = checked(reply)
+        replayed[letter] = EntryId.parse(done[1]) if done[0] == b"OK" else None
+    return replayed
+
+
+async def drop_dead(backend: Backend, keys: GroupKeys, partition: int, ids: Sequence[EntryId]) -> int:
+    """Delete dead letters permanently; return how many existed. The call may be repeated.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if the key is not a stream.
+    """
+    return int(await backend.execute("XDEL", keys.dead(partition), *map(str, ids))) if ids else 0
+
+
+def _letter(partition: int, entry: Entry) -> StoredLetter:
+    def text(name: bytes) -> str:
+        return entry.fields.get(name, b"").decode("utf-8", "replace")
+
+    def number(name: bytes) -> int:
+        return whole(entry.fields.get(name, b"")) or 0
+
+    return StoredLetter(
+        partition=partition,
+        id=entry.id,
+        entry_id=EntryId.parse(entry.fields.get(b"id", b"0-0")),
+        error=text(b"error"),
+        attempts=number(b"attempts"),
+        at_ms=number(b"at"),
+        by=text(b"by"),
+        fields={
+            name.removeprefix(_FIELD): value
+            for name, value in entry.fields.items()
+            if name.startswith(_FIELD)
+        },
+    )

@@ -1,0 +1,46 @@
+"""The Arrow schemas of an acked log, stored once per group under their fingerprints.
+
+Each entry of the log names the fingerprint of its schema. ``current`` names the newest schema, which
+readers present; they fill the missing columns of entries with an older schema with nulls.
+"""
+
+import pyarrow as pa
+
+from streamworker.errors import ConfigurationError
+from streamworker.records import schema_changes
+from streamworker.redisio.data.ackedlog import deserialize_schema, schema_fingerprint, serialize_schema
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+
+CURRENT = b"current"
+
+
+async def declare_schema(
+    backend: Backend, keys: GroupKeys, schema: pa.Schema, *, again: bool = False
+) -> None:
+    """Store the schema that a processor forwards; refuse one that readers cannot handle.
+
+    With ``again`` the log already holds rows of the schema, so a missing schema is stored even if the
+    current one is newer.
+
+    Raises
+    ------
+    ConfigurationError
+        If the log holds rows of another schema that this one does not extend.
+    """
+    fingerprint = schema_fingerprint(schema)
+    current, known = await backend.execute("HMGET", keys.schemas, CURRENT, fingerprint)
+    if known is not None and current is not None:
+        # The schema is current, or it is an older one of a worker that restarts with the last release
+        # during a rolling update. Readers fill its rows with nulls; the newest schema stays current.
+        return
+    stored = await backend.execute("HGET", keys.schemas, current) if current is not None else None
+    changes = [] if stored is None else schema_changes(deserialize_schema(stored), schema)
+    if changes and not again:
+        raise ConfigurationError(
+            f"Processor {keys.group!r} forwards rows of another schema than its acked log holds: "
+            f"{'; '.join(changes)}.",
+            remedy="Add new fields as Optional and keep the others, or give the processor a new name.",
+        )
+    newest = () if changes else (CURRENT, fingerprint)
+    await backend.execute("HSET", keys.schemas, fingerprint, serialize_schema(schema), *newest)

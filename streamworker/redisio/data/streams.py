@@ -1,0 +1,434 @@
+"""Streams and their partitions: declare, register, append, read; ``trimming`` drops entries."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
+from typing import Any, cast
+
+from streamworker.core.data.entries import Entry, EntryId
+from streamworker.errors import (
+    BackendError,
+    BackendUnavailable,
+    ConfigurationError,
+    RecordError,
+)
+from streamworker.records.entries import Entries
+from streamworker.redisio.group.locks import foreign_lock, new_nonce
+from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
+from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, checked, wrong_type
+from streamworker.redisio.wire.client import Backend, BlockingConnection, ScriptCall
+from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.link import Argument
+
+PAYLOAD = b"v"
+"""The entry field that holds an encoded record."""
+HEADER_PREFIX = b"h."
+COUNT_ENTRIES = 10_000
+
+Payload = bytes | Mapping[bytes, bytes]
+"""An encoded record, or an entry's own fields."""
+Headers = Mapping[bytes, bytes] | None
+
+
+class AppendCode(Enum):
+    """The result of an append."""
+
+    OK = "OK"
+    DUP = "DUP"
+    """An earlier try wrote the entries."""
+    FULL = "FULL"
+    """Nothing was written: the partition is at its limit, and a group still needs all of it."""
+    EARLY = "EARLY"
+    """Nothing was written: the append that it follows is not the last one that was written."""
+    REFUSED = "REFUSED"
+    """Nothing was written: Redis refused, and ``error`` says why."""
+    UNKNOWN = "UNKNOWN"
+    """The entries may or may not be written, or may still be lost; ``error`` says why. Send the append
+    again with the same number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Entries of one producer for one partition, appended all or none."""
+
+    partition: int
+    producer: str
+    """A unique name of the producer; see :attr:`seq`."""
+    seq: int
+    """Number of this append, greater than all earlier numbers of this producer and partition. An append
+    that is repeated with the same number writes nothing."""
+    limit: int
+    """Entries that the partition may hold; 0 for no limit."""
+    entries: Sequence[bytes | tuple[Payload, Headers]]
+    """Payloads, each alone or with headers."""
+    follows: int = 0
+    """Number of the append that must be the last one written by this producer to this partition; it may
+    still be in progress. 0 skips this check. Redis recognises repeats of the last two appends only."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendReply:
+    """The reply to an append."""
+
+    code: AppendCode
+    last_id: EntryId | None
+    """Id of its last entry; None if nothing was written."""
+    length: int
+    """Entries in the partition now."""
+    error: BackendError | None = None
+    wrote: bool = True
+    """Whether this call wrote something. Only then does a WAIT after it prove that the append is durable."""
+    before: int | None = None
+    """Number of this producer's previous append that Redis remembers; None if it remembers none."""
+
+
+async def declare(backend: Backend, keys: StreamKeys, partitions: int, codec: str) -> None:
+    """Store how a stream is declared, or compare the declaration with the stored one.
+
+    Raises
+    ------
+    ConfigurationError
+        If Redis stores another number of partitions or another codec for the stream: records
+        would be routed or decoded wrongly.
+    BackendError
+        Without an answer. The call may be repeated.
+    """
+    names = ("app", "stream", "partitions", "codec")
+    mine = (keys.app, keys.stream, str(partitions), codec)
+    commands: list[Sequence[Argument]] = [
+        ("HSETNX", keys.meta, name, value) for name, value in zip(names, mine, strict=True)
+    ]
+    commands += [
+        ("HSETNX", keys.meta, "created_at", int(time.time() * 1000)),
+        ("HMGET", keys.meta, *names),
+    ]
+    *_, found = all_answered(await backend.pipeline(commands))
+    app, stream, count, used_codec = (value.decode("utf-8", "replace") for value in found)
+    if (app, stream) != mine[:2]:
+        raise ConfigurationError(
+            f"Stream {keys.stream!r} of app {keys.app!r} would share its keys with stream {stream!r} of app "
+            f"{app!r}.",
+            remedy="Give one of them a name without a dot.",
+        )
+    if count != mine[2]:
+        raise ConfigurationError(
+            f"Stream {keys.stream!r} has {count} partitions in Redis and {partitions} in the app.",
+            remedy=f"Declare it with partitions={count}. Another number would send the records of a key to "
+            "another partition; for that, take a new stream.",
+        )
+    if used_codec != codec:
+        raise ConfigurationError(
+            f"Stream {keys.stream!r} is written as {used_codec!r} in Redis and as {codec!r} in the app.",
+            remedy=f"Declare it with codec={used_codec!r}, or take a new stream.",
+        )
+
+
+_STARTS = {"earliest": "0-0", "latest": "$"}
+
+
+async def register(backend: Backend, keys: GroupKeys, partitions: int, start: str) -> dict[int, EntryId]:
+    """Register a group in all partitions of a stream, in one round trip; existing locks stay.
+
+    After that, trimming keeps the entries that the group has not committed. The call may be repeated.
+
+    Parameters
+    ----------
+    partitions
+        Number of partitions.
+    start
+        Where a new group begins: ``earliest``, ``latest`` (after the last entry), or the entry id
+        after which it begins.
+
+    Returns
+    -------
+    dict
+        The checkpoint of each partition.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``start`` is invalid.
+    BackendError
+        Without an answer, or if a key holds another type.
+    """
+    after = _STARTS.get(start) or str(EntryId.parse(start))
+    calls: list[ScriptCall] = [
+        ((keys.lock(p), keys.events(p), keys.acked(p), keys.groups(p)), (keys.group, after, new_nonce()))
+        for p in range(partitions)
+    ]
+    checkpoints: dict[int, EntryId] = {}
+    for partition, reply in enumerate(all_answered(await backend.run_many(REGISTER, calls))):
+        try:
+            checkpoints[partition] = EntryId.parse(checked(reply)[1])
+        except ConfigurationError as error:
+            raise foreign_lock(partition, error) from None
+    return checkpoints
+
+
+# -- writing ---------------------------------------------------------------------------------
+
+
+async def append_many(
+    backend: Backend, keys: StreamKeys, appends: Sequence[Append], durability: Durability = MEMORY
+) -> list[AppendReply]:
+    """Append to several partitions in one round trip; the call may be repeated unchanged.
+
+    Redis runs the appends of one producer to one partition in the given order.
+
+    Parameters
+    ----------
+    appends
+        The appends.
+    durability
+        How durable an append must be before its reply is ``OK`` or ``DUP``.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without an answer: each append may or may not have been written. Send all again.
+    RecordError
+        If an entry has more fields than a script can handle; nothing was sent.
+    """
+    rounds: list[list[tuple[int, ScriptCall]]] = [[]]
+    seen: set[tuple[int, str]] = set()
+    for place, append in enumerate(appends):
+        who = (append.partition, append.producer)
+        if who in seen:
+            # If the server has forgotten the script in the middle of a round trip, the failed calls are
+            # sent again after the later ones. So two dependent appends never share a round trip.
+            rounds.append([])
+            seen.clear()
+        seen.add(who)
+        rounds[-1].append((place, append_call(keys, append)))
+    replies: list[AppendReply] = []
+    for calls in rounds:
+        answers = await backend.run_many(APPEND, [call for _, call in calls], durability=durability)
+        replies += [_append_reply(answer) for answer in answers]
+    if durability.command:
+        return [reply if reply.wrote else _unproven(reply) for reply in replies]
+    return replies
+
+
+def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
+    """Return keys and arguments of ``append.lua`` for an append."""
+    p, entries = append.partition, append.entries
+    args: list[Argument] = [append.seq, append.follows or "", append.limit, len(entries)]
+    payloads = _payloads(entries)
+    if payloads is not None:
+        args.append("v")
+        args += payloads
+    else:
+        args.append("f")
+        for entry in entries:
+            flat = _entry_fields(entry, None) if isinstance(entry, bytes) else _entry_fields(*entry)
+            args += (len(flat), *flat)
+    return (keys.events(p), keys.producer(p, append.producer)), args
+
+
+def _payloads(entries: Sequence[bytes | tuple[Payload, Headers]]) -> Sequence[bytes] | None:
+    """Return the payloads, or None if an entry has headers or its own fields."""
+    if set(map(type, entries)) == {bytes}:
+        return cast(Sequence[bytes], entries)
+    payloads: list[bytes] = []
+    for entry in entries:
+        payload, headers = (entry, None) if isinstance(entry, bytes) else entry
+        if headers or not isinstance(payload, bytes):
+            return None
+        payloads.append(payload)
+    return payloads
+
+
+def _entry_fields(payload: Payload, headers: Headers) -> list[bytes]:
+    if isinstance(payload, bytes):
+        flat = [PAYLOAD, payload]
+    else:
+        flat = [part for pair in payload.items() for part in pair]
+    for name, value in (headers or {}).items():
+        flat += (HEADER_PREFIX + name, value)
+    if not flat:
+        raise RecordError("An entry without fields cannot be stored.", remedy="Give it one field at least.")
+    if len(flat) > ARGS_MAX:
+        raise RecordError(
+            f"An entry has {len(flat) // 2} fields.", remedy=f"Redis takes {ARGS_MAX // 2} in one step."
+        )
+    return flat
+
+
+def _append_reply(reply: Any) -> AppendReply:
+    if isinstance(reply, BackendUnavailable):
+        return AppendReply(AppendCode.UNKNOWN, None, 0, reply)
+    if isinstance(reply, BackendError):
+        return AppendReply(AppendCode.REFUSED, None, 0, reply)
+    if isinstance(reply, Undurable):
+        # A refused append wrote nothing that could be lost.
+        found = _append_reply(reply.reply)
+        written = found.code in (AppendCode.OK, AppendCode.DUP)
+        return replace(found, code=AppendCode.UNKNOWN, error=reply.error()) if written else found
+    if reply[0] == b"BADTYPE":
+        return AppendReply(AppendCode.REFUSED, None, 0, wrong_type(reply[1]))
+    code, last, length, *more = reply
+    if not more:
+        return AppendReply(AppendCode(code.decode()), None, int(length))
+    before, wrote = more
+    return AppendReply(
+        AppendCode(code.decode()),
+        EntryId.parse(last),
+        int(length),
+        wrote=bool(wrote),
+        before=int(before) if before else None,
+    )
+
+
+def _unproven(reply: AppendReply) -> AppendReply:
+    unproven = Undurable(None, "its repeat may not write, since Redis is out of memory")
+    return replace(reply, code=AppendCode.UNKNOWN, error=unproven.error())
+
+
+async def last_numbers(
+    backend: Backend, keys: StreamKeys, producer: str, partitions: Sequence[int]
+) -> dict[int, int | None]:
+    """Return a producer's last number that Redis remembers in each partition, or None.
+
+    Raises
+    ------
+    BackendError
+        Without an answer.
+    """
+    asked = [("GET", keys.producer(p, producer)) for p in partitions]
+    replies = zip(partitions, all_answered(await backend.pipeline(asked)), strict=True)
+    return {p: None if reply is None else whole(reply.partition(b":")[0]) for p, reply in replies}
+
+
+# -- reading ---------------------------------------------------------------------------------
+
+
+async def read(
+    connection: BlockingConnection,
+    keys: StreamKeys,
+    positions: Mapping[int, EntryId],
+    count: int,
+    block_ms: int,
+) -> dict[int, Entries]:
+    """Read the entries after some positions; the server blocks until a partition has entries.
+
+    For one server only: on a Cluster one command cannot read several partitions; see
+    :func:`read_each`.
+
+    Parameters
+    ----------
+    positions
+        Partition to the id after which to read.
+    count
+        Maximum entries of each partition.
+    block_ms
+        Maximum time to wait; 0 does not wait.
+
+    Returns
+    -------
+    dict
+        The partitions that have entries, with their entries; empty after the timeout, or if the
+        read was woken.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if a key is not a stream. Nothing was changed.
+    """
+    known = _names(keys)
+    names = [known[partition] for partition in positions]
+    ids = [f"{ms}-{seq}" for ms, seq in positions.values()]
+    block: tuple[Argument, ...] = ("BLOCK", block_ms) if block_ms > 0 else ()
+    reply = await connection.execute(
+        "XREAD", "COUNT", count, *block, "STREAMS", *names, *ids, block_ms=block_ms
+    )
+    if not reply:
+        return {}
+    return {known.partition_of[name]: Entries.of(entries) for name, entries in reply}
+
+
+async def read_each(
+    backend: Backend, keys: StreamKeys, positions: Mapping[int, EntryId], count: int
+) -> dict[int, Entries | BackendError]:
+    """Read the entries after some positions, without waiting, with one command for each partition.
+
+    A Cluster refuses one command for several partitions: they are in different slots.
+
+    Returns
+    -------
+    dict
+        Partition to its entries, which may be none, or to the error if it could not be read.
+
+    Raises
+    ------
+    BackendUnavailable
+        If no partition was answered.
+    """
+    known = _names(keys)
+    replies = await backend.pipeline(
+        [
+            ("XREAD", "COUNT", count, "STREAMS", known[partition], f"{ms}-{seq}")
+            for partition, (ms, seq) in positions.items()
+        ]
+    )
+    return {
+        partition: reply if isinstance(reply, BackendError) else Entries.of(reply[0][1] if reply else ())
+        for partition, reply in zip(positions, replies, strict=True)
+    }
+
+
+class _Names(dict[int, str]):
+    """Cached keys of a stream's partitions: a hundred reads a second may name a thousand keys each."""
+
+    def __init__(self, keys: StreamKeys) -> None:
+        super().__init__()
+        self._keys = keys
+        self.partition_of: dict[bytes, int] = {}
+
+    def __missing__(self, partition: int) -> str:
+        name = self[partition] = self._keys.events(partition)
+        self.partition_of[name.encode()] = partition
+        return name
+
+
+@lru_cache(maxsize=64)
+def _names(keys: StreamKeys) -> _Names:
+    return _Names(keys)
+
+
+async def range_entries(
+    backend: Backend, key: str, start: EntryId, end: EntryId | None, count: int
+) -> list[Entry]:
+    """Return at most ``count`` entries of a Redis stream from ``start`` to ``end``, both included.
+
+    ``end=None`` reads up to the last entry.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if the key is not a stream.
+    """
+    last = "+" if end is None else str(end)
+    return list(Entries.of(await backend.execute("XRANGE", key, str(start), last, "COUNT", count)))
+
+
+async def entries_up_to(backend: Backend, key: str, position: EntryId) -> int:
+    """Return how many entries were ever added to a stream up to a position, the position included.
+
+    The function counts the entries after the position, in slices, so that it never blocks the server
+    for long.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if the key is not a stream.
+    """
+    after, last = 0, str(position)
+    while True:
+        _, counted, last_id, added = checked(await backend.run(COUNT, (key,), (last, COUNT_ENTRIES)))
+        after, last = after + int(counted), last_id.decode()
+        if counted < COUNT_ENTRIES:
+            # This slice reached the end of the stream, and `added` was read at the same moment.
+            return max(0, int(added) - after)

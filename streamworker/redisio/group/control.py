@@ -1,0 +1,87 @@
+"""The control stream: post, wait, read back; ``core.control`` says what the messages mean."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend, BlockingConnection
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.link import Argument
+
+MESSAGES_MAX = 10_000
+"""Approximate maximum of messages in a control stream: days of rebalances."""
+
+ControlEntry = tuple[str, EntryId, dict[str, str]]
+"""Key of the stream, id and fields of the entry."""
+
+
+async def read_control(
+    connection: BlockingConnection, positions: Mapping[GroupKeys, EntryId], block_ms: int
+) -> list[ControlEntry]:
+    """Wait for messages of some groups after the given ids; empty if none arrived in time.
+
+    Raises
+    ------
+    BackendError
+        Without an answer.
+    """
+    keys = [group.control for group in positions]
+    ids = [str(position) for position in positions.values()]
+    reply = await connection.execute("XREAD", "BLOCK", block_ms, "STREAMS", *keys, *ids, block_ms=block_ms)
+    return [
+        (name.decode(), EntryId.parse(entry_id), fields_of(flat))
+        for name, entries in reply or ()
+        for entry_id, flat in entries
+    ]
+
+
+async def post(backend: Backend, keys: GroupKeys, messages: Sequence[Mapping[str, str]]) -> None:
+    """Post messages, in one round trip.
+
+    Raises
+    ------
+    BackendError
+        Some messages may have been posted. A message is a hint, so a lost or repeated one does no harm.
+    """
+    commands: list[Sequence[Argument]] = []
+    for message in messages:
+        flat = [part for pair in message.items() for part in pair]
+        commands.append(("XADD", keys.control, "MAXLEN", "~", MESSAGES_MAX, "*", *flat))
+    all_answered(await backend.pipeline(commands))
+
+
+async def foreign_types(backend: Backend, groups: Sequence[GroupKeys]) -> dict[GroupKeys, str]:
+    """Return the types of those groups' control stream keys that are not streams.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without an answer.
+    """
+    kinds = await backend.pipeline([("TYPE", keys.control) for keys in groups])
+    return {
+        keys: kind.decode()
+        for keys, kind in zip(groups, kinds, strict=True)
+        if isinstance(kind, bytes) and kind not in (b"stream", b"none")
+    }
+
+
+async def last_control_id(backend: Backend, keys: GroupKeys) -> EntryId:
+    """Return the id of the newest message, from which to listen; zero if there is none.
+
+    Raises
+    ------
+    BackendError
+        Without an answer.
+    """
+    newest: Any = await backend.execute("XREVRANGE", keys.control, "+", "-", "COUNT", 1)
+    return EntryId.parse(newest[0][0]) if newest else ZERO
+
+
+def fields_of(flat: Sequence[bytes]) -> dict[str, str]:
+    """Return an entry's fields as text."""
+    return {
+        name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+        for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }

@@ -1,0 +1,71 @@
+"""The loads of partitions: the lags that are read to measure them, and the measured loads."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from streamworker.errors import BackendRefused
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import is_wrong_type
+from streamworker.redisio.wire.info import groups_by_name
+
+_LOADS = re.compile(rb"-|\d{1,9}:\d{1,9}(?:,\d{1,9}:\d{1,9})*")
+
+
+def loads_text(loads: Mapping[int, int] | None) -> str:
+    """Return loads in the form of a heartbeat; an empty text if nothing was measured.
+
+    Examples
+    --------
+    >>> loads_text({3: 300, 0: 120}), loads_text({}), loads_text(None)
+    ('0:120,3:300', '-', '')
+    """
+    if loads is None:
+        return ""
+    return ",".join(f"{partition}:{load}" for partition, load in sorted(loads.items())) or "-"
+
+
+async def read_loads(backend: Backend, keys: GroupKeys) -> tuple[dict[str, dict[int, int]], int]:
+    """Return the last loads that all members measured of their partitions, and the server's clock.
+
+    A value that cannot be parsed counts as not measured. If the key is not a hash, no load counts as
+    measured; heartbeats report that key.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or without the right to read the key.
+    """
+    flat: Sequence[bytes] = ()
+    try:
+        flat = await backend.execute("HGETALL", keys.loads)
+    except BackendRefused as error:
+        if not is_wrong_type(error):
+            raise
+    loads: dict[str, dict[int, int]] = {}
+    for member, value in zip(flat[::2], flat[1::2], strict=True):
+        if _LOADS.fullmatch(value):
+            pairs = (each.split(b":") for each in value.split(b",") if each != b"-")
+            loads[member.decode("utf-8", "replace")] = {int(p): int(load) for p, load in pairs}
+    return loads, await backend.time_ms(near=keys.loads)
+
+
+async def read_lags(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, int]:
+    """Return the lags of some partitions in entries, in one round trip.
+
+    A partition is missing if the server does not know its lag, which happens after an XDEL.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without an answer.
+    """
+    if not partitions:
+        return {}
+    replies = await backend.pipeline([("XINFO", "GROUPS", keys.events(p)) for p in partitions])
+    lags: dict[int, int] = {}
+    for partition, groups in zip(partitions, replies, strict=True):
+        lag = groups_by_name(groups).get(keys.group.encode(), {}).get(b"lag")
+        if lag is not None:
+            lags[partition] = lag
+    return lags

@@ -1,0 +1,294 @@
+"""The locks of partitions: acquire, release, mark, read; ``core.locks`` says what they mean."""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
+from streamworker.errors import BackendError, BackendRefused, ConfigurationError
+from streamworker.redisio.keys import GroupKeys, whole
+from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, checked
+from streamworker.redisio.wire.client import Backend, ScriptCall
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """The content of a partition's lock."""
+
+    owner: str
+    """Empty if no member holds the lock."""
+    epoch: int
+    generation: int
+    checkpoint: EntryId
+    entries: int
+    """Source entries up to the checkpoint: those that the group has committed, plus ``gone``."""
+    rows: int
+    """Rows that the acked log has ever held."""
+    log: str
+    """Identity of the acked log."""
+    since_ms: int
+    """When it was acquired, by the server's clock."""
+    state: str
+    """``running``, ``draining``, ``halted``, or empty without an owner."""
+    reason: str
+    gone: int
+    """Source entries that another program deleted before the group had committed them."""
+
+
+async def acquire_many(
+    backend: Backend,
+    keys: GroupKeys,
+    partitions: Sequence[int],
+    *,
+    owner: str,
+    generation: int,
+    live: Sequence[str],
+    drain_deadline_ms: int,
+) -> dict[int, AcquireReply]:
+    """Try to acquire the locks of some partitions, in one round trip. The call may be repeated.
+
+    Parameters
+    ----------
+    owner
+        The member's id, which contains a new nonce for each join.
+    generation
+        Generation of the membership that assigns the partitions to the member.
+    live
+        Ids of all members of that generation; a lock whose owner is not among them is free.
+    drain_deadline_ms
+        How long to wait for a live owner that does not release its lock.
+
+    Returns
+    -------
+    dict
+        An answer for each partition; partitions that Redis refused are missing.
+
+    Raises
+    ------
+    BackendError
+        Without an answer; the first refusal, if Redis refused all partitions.
+    """
+    calls: list[ScriptCall] = [
+        (
+            (keys.lock(p), keys.events(p), keys.acked(p), keys.groups(p)),
+            (owner, generation, drain_deadline_ms, keys.group, new_nonce(), *live),
+        )
+        for p in partitions
+    ]
+    replies = await backend.run_many(ACQUIRE, calls)
+    return dict(answered(partitions, replies, _acquire_reply))
+
+
+def _acquire_reply(reply: Any) -> AcquireReply:
+    match reply:
+        case [b"OK", epoch, checkpoint, entries, rows, log, gone]:
+            identity = log.decode("utf-8", "replace")
+            counts = (int(entries), int(rows), identity, int(gone))
+            return Acquired(int(epoch), EntryId.parse(checkpoint), *counts)
+        case [b"HELD", owner, waited_ms]:
+            return Held(owner.decode("utf-8", "replace"), int(waited_ms))
+        case _:
+            return Stale(int(reply[1]))
+
+
+async def release_many(
+    backend: Backend, keys: GroupKeys, epochs: Mapping[int, int], owner: str
+) -> dict[int, bool]:
+    """Release locks, in one round trip. The call may be repeated.
+
+    Parameters
+    ----------
+    epochs
+        Partition to the epoch at which it was acquired.
+
+    Returns
+    -------
+    dict
+        Whether each partition is released; False if another member holds the lock now. Partitions
+        that Redis refused are missing.
+
+    Raises
+    ------
+    BackendError
+        As :func:`acquire_many`.
+    """
+    partitions = list(epochs)
+    replies = await backend.run_many(RELEASE, [((keys.lock(p),), (owner, epochs[p])) for p in partitions])
+    return {p: reply[0] == b"OK" for p, reply in answered(partitions, replies)}
+
+
+async def mark_many(
+    backend: Backend, keys: GroupKeys, owner: str, marks: Sequence[tuple[int, int, str, str]]
+) -> None:
+    """Store the state of the owner's partitions, for display.
+
+    Parameters
+    ----------
+    marks
+        Partition, epoch, state (``running``, ``draining`` or ``halted``) and reason. A mark changes
+        nothing if another member holds the lock now.
+
+    Raises
+    ------
+    BackendError
+        As :func:`acquire_many`.
+    """
+    calls = [((keys.lock(p),), (owner, epoch, state, reason)) for p, epoch, state, reason in marks]
+    answered([p for p, *_ in marks], await backend.run_many(MARK, calls))
+
+
+async def read_lock(backend: Backend, keys: GroupKeys, partition: int) -> LockView | None:
+    """Read a lock; None if the group was never registered in the partition.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if the key is not a hash.
+    """
+    return lock_view(await backend.execute("HGETALL", keys.lock(partition)), partition)
+
+
+async def read_locks(
+    backend: Backend, keys: GroupKeys, partitions: Sequence[int]
+) -> dict[int, LockView | BackendError | None]:
+    """Read some locks in one round trip; damaged locks are missing.
+
+    Returns
+    -------
+    dict
+        Partition to its lock, or to the error if Redis refused the read, or on a Cluster if the node
+        did not answer.
+
+    Raises
+    ------
+    BackendError
+        Without an answer.
+    """
+    found: dict[int, LockView | BackendError | None] = {}
+    replies = await backend.pipeline([("HGETALL", keys.lock(p)) for p in partitions])
+    for partition, flat in zip(partitions, replies, strict=True):
+        if isinstance(flat, BackendError):
+            found[partition] = flat
+            continue
+        with contextlib.suppress(BackendRefused):
+            found[partition] = lock_view(flat, partition)
+    return found
+
+
+def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
+    """Parse the reply to ``HGETALL`` of a partition's lock.
+
+    Raises
+    ------
+    BackendRefused
+        If its checkpoint is not an entry id: another program wrote to the lock.
+    """
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    if b"checkpoint" not in fields:
+        return None
+    try:
+        checkpoint = EntryId.parse(fields[b"checkpoint"])
+    except ConfigurationError as error:
+        raise foreign_lock(partition, error) from None
+
+    def text(name: bytes) -> str:
+        return fields.get(name, b"").decode("utf-8", "replace")
+
+    def number(name: bytes) -> int:
+        return whole(fields.get(name, b"")) or 0
+
+    return LockView(
+        owner=text(b"owner"),
+        epoch=number(b"epoch"),
+        generation=number(b"generation"),
+        checkpoint=checkpoint,
+        entries=number(b"entries"),
+        rows=number(b"rows"),
+        log=text(b"log"),
+        since_ms=number(b"since"),
+        state=text(b"state"),
+        reason=text(b"reason"),
+        gone=number(b"gone"),
+    )
+
+
+async def move_checkpoint(
+    backend: Backend, keys: GroupKeys, partition: int, to: EntryId, *, entries: int, owner: str = ""
+) -> EntryId | Held | None:
+    """Move a group's checkpoint by hand, while no worker runs the partition.
+
+    The script raises the epoch, so that an owner that was taken for dead can no longer commit.
+
+    Parameters
+    ----------
+    entries
+        Number of source entries up to ``to``; :func:`streams.entries_up_to` counts them.
+    owner
+        A dead owner whose id may still be in the lock.
+
+    Returns
+    -------
+    EntryId | Held | None
+        The previous checkpoint; ``Held`` if a member holds the lock, and nothing was moved; None if
+        the group was never registered in the partition.
+
+    Raises
+    ------
+    BackendError
+        Without an answer: the checkpoint may have been moved. The call may be repeated.
+    """
+    reply = checked(
+        await backend.run(
+            MOVE_CHECKPOINT,
+            (keys.lock(partition), keys.events(partition)),
+            (keys.group, str(to), entries, owner),
+        )
+    )
+    match reply:
+        case [b"OK", before]:
+            return EntryId.parse(before)
+        case [b"HELD", holder]:
+            return Held(holder.decode("utf-8", "replace"), 0)
+        case _:
+            return None
+
+
+def new_nonce() -> str:
+    """Return random hexadecimal digits that make a name unique."""
+    return secrets.token_hex(6)
+
+
+def answered(
+    partitions: Sequence[int], replies: Sequence[Any], read: Callable[[Any], Any] = lambda reply: reply
+) -> list[tuple[int, Any]]:
+    """Return the answers about some partitions; raise the first refusal if all were refused.
+
+    If another program damaged the key of one partition, the other partitions must not stop.
+    """
+    answers: list[tuple[int, Any]] = []
+    refusal: BackendError | None = None
+    for partition, reply in zip(partitions, replies, strict=True):
+        try:
+            if isinstance(reply, BackendError):
+                raise reply
+            answers.append((partition, read(checked(reply))))
+        except BackendError as error:
+            refusal = refusal or error
+        except (ConfigurationError, ValueError, TypeError, AttributeError) as error:
+            refusal = refusal or foreign_lock(partition, error)
+    if refusal is not None and not answers:
+        raise refusal
+    return answers
+
+
+def foreign_lock(partition: int, error: Exception) -> BackendRefused:
+    """Return the error for a lock whose fields another program changed."""
+    why = error.message if isinstance(error, ConfigurationError) else f"{error}."
+    return BackendRefused(
+        f"The lock of partition {partition} holds what streamworker does not write: {why}",
+        remedy="Another program wrote to it. Stop the group's workers, and correct the field. Do not delete "
+        "the key: it holds the checkpoint.",
+    )

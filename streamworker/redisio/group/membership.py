@@ -1,0 +1,284 @@
+"""The membership document and the heartbeats; ``core.membership`` says what they mean."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streamworker.core.protocols.membership.events import Beat
+from streamworker.core.protocols.membership.mending import LOOKED_AT_BYTES, fingerprint
+from streamworker.errors import BackendError, BackendRefused
+from streamworker.redisio.group.loads import loads_text
+from streamworker.redisio.keys import GroupKeys, whole
+from streamworker.redisio.scripts import CHANGE_MEMBERS, HEARTBEAT, MEND_MEMBERS, checked
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.link import Argument
+
+_CLIENT = re.compile(rb"(?:^|\n)id=(\d+) ")
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The document was written."""
+
+    generation: int
+    server_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Another member changed the document first; nothing was written."""
+
+    document: bytes | None
+    """The current document; None if it was deleted."""
+    server_ms: int
+    foreign: str = ""
+    """The type of the key if it is not a string and so cannot be a document; otherwise empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """The answer to a heartbeat."""
+
+    lost: bool
+    """The group removed this member; nothing was renewed."""
+    generation: int | None
+    """Generation of the document; None if there is none."""
+    server_ms: int
+    beats: Mapping[str, Beat]
+    """Heartbeats of all members, this one included."""
+    fingerprint: str = ""
+    """Fingerprint of the document, if this heartbeat read the whole document; see ``core.mending``."""
+    foreign: str = ""
+    """A key that held another type: that of the loads, which the script leaves alone, or that of the
+    heartbeats. The script starts the heartbeats anew; if the document is damaged, too, there are none
+    until a member has mended the document."""
+
+
+async def look_at_members(backend: Backend, keys: GroupKeys) -> tuple[bytes | None, int, str]:
+    """Return the membership document, the server's clock in ms, and the type of a wrong value at its key.
+
+    This takes one round trip. The type is empty if the key holds a string or does not exist.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if this user may not read the key.
+    """
+    document, time = await backend.pipeline([("GET", keys.members), ("TIME",)])
+    if isinstance(time, BackendError):
+        raise time
+    server_ms, foreign = int(time[0]) * 1000 + int(time[1]) // 1000, ""
+    if isinstance(document, BackendRefused):
+        kind = (await backend.execute("TYPE", keys.members)).decode()
+        foreign = "" if kind in ("none", "string") else kind
+    if isinstance(document, BackendError):
+        if not foreign:
+            raise document
+        document = None
+    return document, server_ms, foreign
+
+
+async def put_aside(backend: Backend, keys: GroupKeys) -> str:
+    """Return the fingerprint of the stored damaged document or heartbeats; empty if there is none.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or without the right to read it.
+    """
+    kind = (await backend.execute("TYPE", keys.damaged)).decode()
+    if kind != "string":
+        return "" if kind == "none" else kind
+    return fingerprint(await backend.execute("GETRANGE", keys.damaged, 0, LOOKED_AT_BYTES - 1))
+
+
+async def change_members(
+    backend: Backend,
+    keys: GroupKeys,
+    *,
+    expected: int,
+    body: str,
+    message: Mapping[str, str],
+    added: Sequence[str] = (),
+    removed: Sequence[str] = (),
+    at_least: int = 0,
+) -> Changed | Conflict:
+    """Write a document if the generation is still the expected one, and post a message with it.
+
+    Do not repeat the call blindly: after a lost answer, read the document and check whether it
+    contains the change.
+
+    Parameters
+    ----------
+    expected
+        The generation that was read; 0 if there was no document.
+    body
+        The new document without its generation.
+    message
+        The message for the control stream; the script sets its ``generation``.
+    added, removed
+        Member ids whose heartbeats begin or end with this change.
+    at_least
+        The minimum of the new generation.
+
+    Raises
+    ------
+    BackendError
+        ``BackendUnavailable``: the document may or may not have been written.
+    """
+    flat = fields_of(message)
+    args: list[Argument] = [expected or "", body, len(flat), *flat, len(removed), *removed, len(added)]
+    for member in added:
+        args += (member, _beat_text(0, "", 0))
+    args.append(at_least)
+    touched = (keys.members, keys.control, keys.beats, keys.loads, keys.damaged)
+    reply = checked(await backend.run(CHANGE_MEMBERS, touched, args))
+    if reply[0] == b"OK":
+        return Changed(int(reply[1]), int(reply[2]))
+    return Conflict(reply[1], int(reply[2]))
+
+
+async def mend_members(
+    backend: Backend,
+    keys: GroupKeys,
+    *,
+    seen: str,
+    body: str,
+    message: Mapping[str, str],
+    present: Sequence[str] = (),
+    at_least: int = 0,
+) -> Changed | Conflict:
+    """Move a damaged document aside if it is still the one that was seen, and write a new document.
+
+    The call may be repeated: a repeat no longer finds the damaged value.
+
+    Parameters
+    ----------
+    seen
+        Fingerprint of the damaged value; see ``core.mending``.
+    body
+        The new document without its generation. If empty, no document is written and the generation
+        is 0.
+    message
+        The message for the control stream; the script sets its ``generation``.
+    present
+        Ids of the members that send heartbeats; the heartbeats of others are removed.
+    at_least
+        The minimum of the new generation.
+
+    Raises
+    ------
+    BackendError
+        ``BackendUnavailable``: the document may or may not have been mended.
+    """
+    flat = fields_of(message)
+    args: list[Argument] = [seen, body, at_least, len(flat), *flat, *present]
+    touched = (keys.members, keys.control, keys.beats, keys.loads, keys.damaged)
+    reply = checked(await backend.run(MEND_MEMBERS, touched, args))
+    if reply[0] == b"OK":
+        return Changed(int(reply[1] or 0), int(reply[2]))
+    return Conflict(reply[1], int(reply[2]), reply[3].decode())
+
+
+def fields_of(message: Mapping[str, str]) -> list[Argument]:
+    """Return the fields of a message without its generation, as the scripts expect them."""
+    return [part for name, value in message.items() if name != "generation" for part in (name, value)]
+
+
+class Renewal(NamedTuple):
+    """The heartbeat of one membership."""
+
+    keys: GroupKeys
+    member: str
+    client_id: int
+    """Client id of the connection that carries the heartbeat; see :meth:`Backend.identity`."""
+    run_id: str
+    """Run id of the server; on a Cluster, of the node that has the group's keys."""
+    load: int = 0
+    """Load of all partitions of the member."""
+    loads: Mapping[int, int] | None = None
+    """Load of each partition, if it was measured since the last heartbeat."""
+
+
+async def heartbeat(backend: Backend, renewals: Sequence[Renewal]) -> list[HeartbeatReply | BackendError]:
+    """Renew memberships in several groups, in one round trip. The call may be repeated.
+
+    Parameters
+    ----------
+    renewals
+        One renewal for each group.
+
+    Returns
+    -------
+    list
+        A reply for each group, or the error if Redis refused it, for instance because a key of the
+        group holds another type. A refusal does not affect the other groups.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without an answer.
+    """
+    calls = [
+        (
+            (each.keys.members, each.keys.beats, each.keys.loads, each.keys.damaged),
+            (each.member, _beat_text(each.client_id, each.run_id, each.load), loads_text(each.loads)),
+        )
+        for each in renewals
+    ]
+    return [_heartbeat_reply(reply) for reply in await backend.run_many(HEARTBEAT, calls)]
+
+
+def _heartbeat_reply(reply: Any) -> HeartbeatReply | BackendError:
+    try:
+        if isinstance(reply, BackendError):
+            return reply
+        checked(reply)
+    except BackendRefused as error:
+        return error
+    code, generation, server_ms, *rest = reply
+    return HeartbeatReply(
+        code == b"LOST",
+        int(generation) if generation else None,
+        int(server_ms),
+        read_beats(rest[0] if rest else ()),
+        rest[1].decode() if rest else "",
+        rest[2].decode() if rest else "",
+    )
+
+
+def read_beats(flat: Sequence[bytes]) -> dict[str, Beat]:
+    """Parse the hash of heartbeats; a value that cannot be parsed counts as no heartbeat."""
+    beats: dict[str, Beat] = {}
+    for member, value in zip(flat[::2], flat[1::2], strict=True):
+        parts = value.decode("utf-8", "replace").split("|")
+        if len(parts) != 4:
+            continue
+        server_ms, client_id, load = whole(parts[0]), whole(parts[1]), whole(parts[3])
+        if server_ms is not None and client_id is not None and load is not None:
+            beats[member.decode("utf-8", "replace")] = Beat(server_ms, client_id, parts[2], load)
+    return beats
+
+
+def _beat_text(client_id: int, run_id: str, load: int) -> str:
+    return f"{client_id}|{run_id}|{load}"
+
+
+async def connected(backend: Backend, client_ids: Sequence[int], near: str = "") -> set[int] | None:
+    """Return which of some connections the server still has; None if this user may not ask.
+
+    Client ids are valid at one server: on a Cluster at the node that has the key ``near``.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without an answer.
+    """
+    if not client_ids:
+        return set()
+    try:
+        listed: bytes = await backend.execute("CLIENT", "LIST", "ID", *client_ids, near=near)
+    except BackendRefused:
+        return None
+    return {int(number) for number in _CLIENT.findall(listed)}

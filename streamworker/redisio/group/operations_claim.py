@@ -1,0 +1,126 @@
+"""The operations of the claim protocol; ``core.protocols.claim.events`` says what its effects mean.
+
+The ownership entries of a group are one hash. Checkpoints are in the locks, which are on other nodes of a
+Cluster: the operations read them first, and copy them to the entries for display.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamworker.core.events import Effect, Event
+from streamworker.core.protocols.claim.events import (
+    OWNER_LEVEL,
+    CheckpointsUpdated,
+    ClaimPartitions,
+    GiveUpPartitions,
+    ListOwnership,
+    OwnershipEntry,
+    OwnershipListed,
+    PartitionsClaimed,
+    PartitionsGivenUp,
+    StoreFailed,
+    UpdateCheckpoints,
+)
+from streamworker.errors import BackendError
+from streamworker.redisio.group.operation import Access, Operation
+from streamworker.redisio.keys import KeyRow, StreamKeys, partitions_in
+from streamworker.redisio.scripts import Script, checked, load
+from streamworker.redisio.wire.link import Argument
+
+LIST, TAKE, UPDATE, GIVE_UP = SCRIPTS = tuple(
+    load(f"claim_{name}") for name in ("list", "take", "update", "give_up")
+)
+CLAIMS = "claims"
+"""The key of the owner of each partition."""
+KEYS = (
+    KeyRow(
+        "sw:{app.stream:GROUP}:claims",
+        "hash",
+        'With `coordination="claim"`: partition to its ownership entry: ETag, time of the last change (ms), '
+        "owner level, checkpoint, owner; `last` is the newest ETag.",
+        "sw:{shop.orders:price}:claims",
+    ),
+)
+
+UNKNOWN_CHECKPOINT = "0-0"
+"""Checkpoint of a partition in which the group was never registered: work begins at the first entry."""
+
+
+async def list_ownership(access: Access, effect: ListOwnership) -> Event:
+    """Read all entries, and how many partitions the stream has now."""
+    del effect
+    keys = access.keys
+    declared = await access.backend.execute("HGET", StreamKeys(keys.app, keys.stream).meta, "partitions")
+    _, server_ms, *flat = checked(await access.backend.run(LIST, (keys.of_group(CLAIMS),), ()))
+    entries = (_entry(name, text) for name, text in zip(flat[::2], flat[1::2], strict=True))
+    return OwnershipListed(
+        partitions_in(declared), tuple(entry for entry in entries if entry is not None), int(server_ms)
+    )
+
+
+async def claim_partitions(access: Access, effect: ClaimPartitions) -> Event:
+    """Claim partitions by compare-and-set on their ETags."""
+    won, refused = await _change(access, TAKE, effect.owner, effect.etags)
+    return PartitionsClaimed(won, refused)
+
+
+async def update_checkpoints(access: Access, effect: UpdateCheckpoints) -> Event:
+    """Renew entries by compare-and-set on their ETags and owner."""
+    updated, refused = await _change(access, UPDATE, effect.owner, effect.etags)
+    return CheckpointsUpdated(updated, refused)
+
+
+async def give_up_partitions(access: Access, effect: GiveUpPartitions) -> Event:
+    """Remove this owner's entries."""
+    keys = access.keys
+    checked(await access.backend.run(GIVE_UP, (keys.of_group(CLAIMS),), (effect.owner, *effect.partitions)))
+    return PartitionsGivenUp(effect.partitions)
+
+
+async def _change(
+    access: Access, script: Script, owner: str, etags: Mapping[int, int]
+) -> tuple[dict[int, int], dict[int, OwnershipEntry | None]]:
+    """Return the ETags of the changed entries, and the current entries of the others."""
+    args: list[Argument] = [owner]
+    for (partition, etag), checkpoint in zip(
+        etags.items(), await _checkpoints(access, tuple(etags)), strict=True
+    ):
+        args += (partition, etag, OWNER_LEVEL, checkpoint)
+    _, etag, *flat = checked(await access.backend.run(script, (access.keys.of_group(CLAIMS),), args))
+    done: dict[int, int] = {}
+    refused: dict[int, OwnershipEntry | None] = {}
+    for name, text in zip(flat[::2], flat[1::2], strict=True):
+        entry = _entry(name, text)
+        if entry is not None and entry.etag == int(etag):
+            done[entry.partition] = entry.etag
+        else:
+            refused[int(name)] = entry
+    return done, refused
+
+
+async def _checkpoints(access: Access, partitions: Sequence[int]) -> list[Argument]:
+    replies: list[Any] = await access.backend.pipeline(
+        [("HGET", access.keys.lock(p), "checkpoint") for p in partitions]
+    )
+    # One unreadable lock must not prevent the renewal of all claims.
+    return [
+        UNKNOWN_CHECKPOINT if reply is None or isinstance(reply, BackendError) else reply for reply in replies
+    ]
+
+
+def _entry(name: bytes, text: bytes) -> OwnershipEntry | None:
+    """Parse a field of the hash; None if it is not an entry."""
+    try:
+        etag, modified_ms, level, sequence, owner = text.decode().split("|", 4)
+        return OwnershipEntry(int(name), owner, int(etag), int(modified_ms), sequence, int(level))
+    except ValueError:
+        return None
+
+
+OPERATIONS: dict[type[Effect], Operation] = {
+    ListOwnership: Operation(list_ownership, lambda _: StoreFailed()),
+    ClaimPartitions: Operation(claim_partitions, lambda _: StoreFailed()),
+    UpdateCheckpoints: Operation(update_checkpoints, lambda _: StoreFailed()),
+    GiveUpPartitions: Operation(give_up_partitions, lambda _: StoreFailed()),
+}
+"""A repeated claim or update is refused, with the caller as owner of the entry, so the core detects it."""

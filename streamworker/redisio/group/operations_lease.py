@@ -1,0 +1,81 @@
+"""The operations of the lease protocol; ``core.protocols.lease.events`` says what its effects mean.
+
+The two channels of the algorithm are two kinds of messages on the control stream.
+"""
+
+from streamworker.core.events import Effect, Event
+from streamworker.core.protocols.lease.events import (
+    ChallengeLeases,
+    LeaseRaced,
+    LeasesChallenged,
+    LeasesUpdated,
+    RaceForLease,
+    UpdateLeases,
+)
+from streamworker.redisio.group.operation import Access, Operation
+from streamworker.redisio.keys import GroupKeys, KeyRow
+from streamworker.redisio.scripts import checked, load
+from streamworker.redisio.wire.link import Argument
+
+CHALLENGE, RACE, UPDATE = SCRIPTS = tuple(load(f"lease_{name}") for name in ("challenge", "race", "update"))
+GRAB = "grab"
+"""The key of the winner of the race for each partition."""
+ALLOCATION = "allocation"
+"""The key of the member that processes each partition."""
+KEYS = (
+    KeyRow(
+        "sw:{app.stream:GROUP}:grab",
+        "hash",
+        'With `coordination="lease"`: partition to `generation|owner` of whoever won the race for it and '
+        "cannot be challenged yet; `last` is the newest generation.",
+        "sw:{shop.orders:price}:grab",
+    ),
+    KeyRow(
+        "sw:{app.stream:GROUP}:allocation",
+        "hash",
+        'With `coordination="lease"`: partition to `generation|owner` of whoever processes it.',
+        "sw:{shop.orders:price}:allocation",
+    ),
+)
+
+
+async def challenge_leases(access: Access, effect: ChallengeLeases) -> Event:
+    """Challenge partitions, and announce it."""
+    args: list[Argument] = [effect.owner]
+    for partition, how in effect.challenges.items():
+        args += (partition, how.value)
+    keys = (*_hashes(access.keys), access.keys.control)
+    reply = checked(await access.backend.run(CHALLENGE, keys, args))
+    return LeasesChallenged(tuple(effect.challenges), frozenset(int(each) for each in reply[1:]))
+
+
+async def race_for_lease(access: Access, effect: RaceForLease) -> Event:
+    """Try to be first in the grab hash."""
+    _, winner, generation, allocated = checked(
+        await access.backend.run(RACE, _hashes(access.keys), (effect.owner, effect.partition))
+    )
+    return LeaseRaced(effect.partition, winner.decode(), int(generation), allocated.decode())
+
+
+async def update_leases(access: Access, effect: UpdateLeases) -> Event:
+    """Report which partitions this node processes or has ended, and which wins may be challenged."""
+    args: list[Argument] = [effect.owner, len(effect.allocate)]
+    args += (part for pair in effect.allocate.items() for part in pair)
+    args += (len(effect.end), *effect.end, len(effect.clear))
+    args += (part for pair in effect.clear.items() for part in pair)
+    checked(await access.backend.run(UPDATE, (*_hashes(access.keys), access.keys.control), args))
+    return LeasesUpdated(done=True)
+
+
+def _hashes(keys: GroupKeys) -> tuple[str, str]:
+    return keys.of_group(GRAB), keys.of_group(ALLOCATION)
+
+
+OPERATIONS: dict[type[Effect], Operation] = {
+    ChallengeLeases: Operation(
+        challenge_leases, lambda effect: LeasesChallenged(tuple(effect.challenges), None)
+    ),
+    RaceForLease: Operation(race_for_lease, lambda effect: LeaseRaced(effect.partition, None)),
+    UpdateLeases: Operation(update_leases, lambda _: LeasesUpdated(done=False)),
+}
+"""Each is safe to repeat: the hashes stay the same, and an additional message does no harm."""

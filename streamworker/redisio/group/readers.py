@@ -1,0 +1,67 @@
+"""Readers of the acked logs, and their positions; trimming waits for the slowest reader.
+
+An operator must remove a reader that will never come back: otherwise the logs fill up to their limit and
+commits wait.
+"""
+
+from collections.abc import Sequence
+
+from streamworker.core.data.readers import ReaderPosition, read_position
+from streamworker.errors import BackendError
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.link import Argument
+
+
+async def positions(backend: Backend, keys: GroupKeys) -> dict[str, ReaderPosition]:
+    """Return all readers with their positions.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if the key is not a hash.
+    """
+    return read_readers(await backend.execute("HGETALL", keys.readers))
+
+
+async def slowest_rows(backend: Backend, keys: GroupKeys) -> dict[int, int]:
+    """Return the rows that all readers have read, for each partition that every reader has begun.
+
+    A position in a log that was replaced since says nothing about the new log, and counts as no
+    position. Without readers the result is empty: no reader has said which rows may be dropped.
+
+    Raises
+    ------
+    BackendError
+        Without an answer, or if the key is not a hash.
+    """
+    readers = (await positions(backend, keys)).values()
+    if not readers:
+        return {}
+    shared = sorted(set.intersection(*(set(reader.rows) for reader in readers)))
+    commands: list[Sequence[Argument]] = [("HGET", keys.lock(p), "log") for p in shared]
+    slowest: dict[int, int] = {}
+    for partition, log in zip(shared, await backend.pipeline(commands), strict=True):
+        identity = log.decode("utf-8", "replace") if isinstance(log, bytes) else None
+        if identity is not None and all(r.logs.get(partition) == identity for r in readers):
+            slowest[partition] = min(reader.rows[partition] for reader in readers)
+        elif isinstance(log, BackendError) and len(shared) == 1:
+            raise log
+    return slowest
+
+
+async def forget(backend: Backend, keys: GroupKeys, name: str) -> bool:
+    """Remove a reader that will not come back; return whether it existed. The call may be repeated.
+
+    Raises
+    ------
+    BackendError
+        Without an answer.
+    """
+    return bool(await backend.execute("HDEL", keys.readers, name))
+
+
+def read_readers(flat: Sequence[bytes]) -> dict[str, ReaderPosition]:
+    """Parse the hash of readers."""
+    names = (name.decode("utf-8", "replace") for name in flat[::2])
+    return dict(zip(names, map(read_position, flat[1::2]), strict=True))

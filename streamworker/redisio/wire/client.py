@@ -1,0 +1,459 @@
+"""The connection to Redis: calls with a deadline, scripts, and blocking reads.
+
+This module retries nothing: a call without an answer raises :class:`BackendUnavailable`. A caller that
+knows that the call is safe to repeat retries it, for instance with :func:`retrying`.
+
+A backend has the same calls for one server and for the nodes of a Cluster; it uses either through the
+protocol :class:`Server`. Code outside of this package never asks which one it uses: where the two differ,
+the protocol has a method, and each answers it in its way.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from streamworker.core.pauses import Pauses
+from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
+from streamworker.redisio.scripts import Script
+from streamworker.redisio.wire.cluster import Cluster, key_of
+from streamworker.redisio.wire.durability import MEMORY, Durability
+from streamworker.redisio.wire.failures import is_wrong_type, no_answer
+from streamworker.redisio.wire.info import ServerInfo, read_info
+from streamworker.redisio.wire.link import Argument, Link, answer_of, pack
+from streamworker.redisio.wire.node import Node, ScriptCall, Server
+from streamworker.redisio.wire.sentinel import target_for
+from streamworker.urls import CLUSTER, kind_of, refuse_plaintext
+
+__all__ = ["Backend", "BlockingConnection", "ScriptCall", "retrying"]
+
+T = TypeVar("T")
+
+CONNECTIONS = 8
+"""Maximum connections of one backend. Calls are short, so a few connections serve a whole worker."""
+
+BLOCK_MARGIN_MS = 1_000
+"""A blocking read that has not ended this long after its block time has lost its server."""
+
+UNBLOCK_PAUSE_S = 0.005
+
+
+class Backend:
+    """A client of Redis for one event loop; :meth:`open` makes it, and its first call connects.
+
+    Examples
+    --------
+    >>> async def ping() -> bytes:
+    ...     async with Backend.open("redis://localhost:6379/0", name="example") as backend:
+    ...         return await backend.execute("PING")
+    """
+
+    def __init__(self, server: Server, call_timeout_ms: float) -> None:
+        self._server = server
+        self._call_timeout_ms = call_timeout_ms
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        name: str,
+        call_timeout_ms: float = 2_500,
+        connections: int = CONNECTIONS,
+        allow_plaintext: bool = False,
+    ) -> Self:
+        """Make a backend without connecting.
+
+        Parameters
+        ----------
+        url
+            ``redis://``, ``rediss://`` or ``unix://``. With ``+cluster`` after ``redis`` or ``rediss`` it
+            has the addresses of some nodes of a Cluster, with ``+sentinel`` those of sentinels. The URL
+            is never shown.
+        name
+            The name in ``CLIENT LIST``.
+        call_timeout_ms
+            Timeout of each call; it includes waiting for a connection, connecting, sending and
+            receiving.
+        connections
+            Maximum concurrent connections to each node, without those of :meth:`blocking`.
+        allow_plaintext
+            Whether ``redis://`` may connect to another machine.
+
+        Raises
+        ------
+        ConfigurationError
+            If the URL is invalid, or would send plain text to another machine.
+        """
+        if not allow_plaintext:
+            refuse_plaintext(url, "The URL of Redis")
+        if kind_of(url) == CLUSTER:
+            return cls(Cluster.open(url, name, connections), call_timeout_ms)
+        target = target_for(url, name, allow_plaintext=allow_plaintext)
+        return cls(Node(target, connections), call_timeout_ms)
+
+    @property
+    def address(self) -> str:
+        """Host and port, or path of the socket; without user and password."""
+        return self._server.address
+
+    def by_slot(self, keys: Sequence[str]) -> list[list[str]]:
+        """Split keys into lists that one command may name: by slot on a Cluster, otherwise one list."""
+        return self._server.by_slot(keys)
+
+    async def primaries(self) -> "list[Backend]":
+        """Return a backend for each server that holds keys; closing this backend closes them.
+
+        Raises
+        ------
+        BackendUnavailable
+            If no node of a Cluster returns the list of nodes.
+        """
+        nodes = await self._server.primaries(self._call_timeout_ms)
+        return [Backend(node, self._call_timeout_ms) for node in nodes]
+
+    def look_again(self) -> None:
+        """Refresh the slot map in the background, after a supposed primary turned out to be none."""
+        self._server.look_again()
+
+    async def uncovered(self) -> int | None:
+        """Return how many slots of a Cluster no node serves; None for one server, which has no slots.
+
+        Raises
+        ------
+        BackendUnavailable
+            If no node of the Cluster returns its slots.
+        """
+        return await self._server.uncovered(self._call_timeout_ms)
+
+    def apart(self, connections: int) -> "Backend":
+        """Return a backend for the same server or Cluster with its own connections; close it first.
+
+        Both share the Cluster's slot map. Use it for long reads, so that other calls do not wait for them.
+        """
+        return Backend(self._server.apart(connections), self._call_timeout_ms)
+
+    @property
+    def map_version(self) -> int:
+        """The version of the slot map; it changes when keys of a Cluster have moved to other nodes."""
+        return self._server.map_version
+
+    @property
+    def pause_max_ms(self) -> int:
+        """Maximum backoff before a call is repeated; short where a replica may soon take over.
+
+        A shorter backoff causes no more attempts to connect to an unreachable server; see ``attempts``.
+        """
+        return self._server.pause_max_ms
+
+    def known_place_of(self, key: str) -> str:
+        """Return the address of a key's node from the slot map, without a call; empty if not known.
+
+        It is always empty for one server. Callers use it to group calls by node, so that calls to one
+        node do not wait for other nodes.
+        """
+        return self._server.known_place_of(key)
+
+    async def place_of(self, key: str) -> str:
+        """Return the address of a key's node by the slot map; empty if no node has the key.
+
+        Raises
+        ------
+        BackendError
+            If no node of a Cluster returns its slots.
+        """
+        return await self._server.place_of(key, self._call_timeout_ms)
+
+    async def execute(self, *args: Argument, timeout_ms: float | None = None, near: str = "") -> Any:
+        """Run one command.
+
+        Parameters
+        ----------
+        near
+            For a command without a key on a Cluster: a key whose node runs the command.
+
+        Raises
+        ------
+        BackendError
+            ``BackendUnavailable`` without an answer: the command may or may not have been executed.
+        """
+        answers = await self._server.commands([args], timeout_ms or self._call_timeout_ms, near)
+        (answer,) = _named([args], answers)
+        if isinstance(answer, BackendError):
+            raise answer
+        return answer
+
+    async def pipeline(
+        self, commands: Sequence[Sequence[Argument]], *, timeout_ms: float | None = None
+    ) -> list[Any]:
+        """Run independent commands in one round trip; on a Cluster in one round trip to each node.
+
+        On a Cluster a command without a key goes to the node of the command before it. Commands without
+        a key at the beginning go to the node of the first command with a key.
+
+        Returns
+        -------
+        list
+            A reply for each command, or the error if Redis refused it; on a Cluster
+            :class:`BackendUnavailable` for each command whose node did not answer.
+
+        Raises
+        ------
+        BackendUnavailable
+            If an answer is missing; on a Cluster only if all answers are missing.
+        """
+        if not commands:
+            return []
+        return _named(commands, await self._server.commands(commands, timeout_ms or self._call_timeout_ms))
+
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        timeout_ms: float | None = None,
+    ) -> Any:
+        """Run a script.
+
+        Raises
+        ------
+        BackendError
+            As :meth:`execute` raises.
+        """
+        (reply,) = await self.run_many(script, [(keys, args)], timeout_ms)
+        if isinstance(reply, BackendError):
+            raise reply
+        return reply
+
+    async def run_many(
+        self,
+        script: Script,
+        calls: Sequence[ScriptCall],
+        timeout_ms: float | None = None,
+        *,
+        durability: Durability = MEMORY,
+    ) -> list[Any]:
+        """Run independent calls of a script in one round trip, in this order.
+
+        On a Cluster there is one round trip to each node, and the order holds within each slot.
+
+        Returns
+        -------
+        list
+            A reply for each call, or the error if Redis refused it. A call that is less durable than
+            ``durability`` requires has its reply in an ``Undurable``. On a Cluster a call whose node did
+            not answer has :class:`BackendUnavailable`.
+
+        Raises
+        ------
+        BackendUnavailable
+            If an answer is missing; on a Cluster only if all answers are missing.
+        """
+        if not calls:
+            return []
+        return await self._server.scripts(script, calls, timeout_ms or self._call_timeout_ms, durability)
+
+    def blocking(self, key: str = "") -> "BlockingConnection":
+        """Return a dedicated connection for blocking reads at the server that has a key."""
+        return BlockingConnection(self._server, key, self._call_timeout_ms)
+
+    def blocking_for_all(self) -> "BlockingConnection | None":
+        """Return a dedicated connection for blocking reads of any keys; None if no server has all keys."""
+        return self.blocking() if self._server.has_all_keys else None
+
+    async def identity(self, near: str = "") -> tuple[int, str]:
+        """Return this connection's client id and the server's run id, by which peers look it up.
+
+        Use it on a backend with one connection, or with one call at a time. Each connection asks the
+        server once; the values are ``0`` and ``""`` if this user may not ask. On a Cluster they are about
+        the connection to the node that has the key ``near``.
+        """
+        return await self._server.identity(near, self._call_timeout_ms)
+
+    async def info(self, near: str = "") -> ServerInfo:
+        """Return the server's reply to ``INFO``.
+
+        Raises
+        ------
+        BackendRefused
+            If this user may not ask.
+        """
+        return read_info(await self.execute("INFO", near=near), has_all_keys=self._server.has_all_keys)
+
+    async def time_ms(self, near: str = "") -> int:
+        """Return the server's clock in ms; all compared times come from this clock.
+
+        Each node of a Cluster has its own clock, so compare only times from the node of the same ``near``.
+        """
+        seconds, micros = await self.execute("TIME", near=near)
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def aclose(self) -> None:
+        """Close the connections; later calls raise."""
+        await self._server.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class BlockingConnection:
+    """A connection for blocking reads, for one task at a time.
+
+    After an error the next call reconnects.
+    """
+
+    def __init__(self, server: Server, key: str, call_timeout_ms: float) -> None:
+        self._server = server
+        self._key = key
+        self._call_timeout_ms = call_timeout_ms
+        self._roundtrip_ms = 0.0
+        """Duration of a round trip at connect time; it extends the deadline of reads on a slow network."""
+        self._node: Node | None = None
+        self._link: Link | None = None
+        self._under_way = 0
+        """Number of the call in progress; 0 for none."""
+        self._calls = 0
+        self._cut = 0
+        """Number of the last call that was ended by closing its connection."""
+
+    async def execute(self, *args: Argument, block_ms: int) -> Any:
+        """Run one command that may block at the server for ``block_ms``.
+
+        Returns
+        -------
+        Any
+            The reply; None if nothing came in time, or if :meth:`unblock` ended the call.
+
+        Raises
+        ------
+        BackendUnavailable
+            Without an answer within ``block_ms``, a second and the duration of a round trip; or if the
+            keys have moved to another node, which the next call finds. Connecting has its own timeout.
+        """
+        node, link = await self._find(self._call_timeout_ms)  # The key may have moved since the last call.
+        self._calls += 1
+        deadline_ms = self._call_timeout_ms
+        try:
+            await link.ready(waits=node.waits)
+            if link.client_id is None:
+                async with asyncio.timeout(deadline_ms / 1000):
+                    began_s = asyncio.get_running_loop().time()
+                    (number,) = await link.roundtrip(pack(("CLIENT", "ID")), 1)
+                    self._roundtrip_ms = 1_000 * (asyncio.get_running_loop().time() - began_s)
+                link.client_id = number if isinstance(number, int) else 0
+            deadline_ms = block_ms + BLOCK_MARGIN_MS + self._roundtrip_ms
+            async with asyncio.timeout(deadline_ms / 1000):
+                self._under_way = self._calls
+                (reply,) = await link.roundtrip(pack(args), 1)
+        except TimeoutError:
+            await link.close()
+            self._server.failed(node)
+            raise no_answer(node.address, deadline_ms) from None
+        except BackendUnavailable:
+            if self._cut == self._calls:
+                return None
+            self._server.failed(node)
+            raise
+        finally:
+            self._under_way = 0
+        try:
+            return answer_of(self._server.noted(reply, node), node.address)
+        except BackendUnavailable:
+            # UNBLOCKED: the server became a replica. A new connection finds the current server.
+            await link.close()
+            raise
+
+    async def _find(self, timeout_ms: float) -> tuple[Node, Link]:
+        """Return the node that has the key, and this object's connection to it."""
+        node = await self._server.node_of(self._key, timeout_ms)
+        if self._link is None or node is not self._node:
+            await self.aclose()
+            self._node, self._link = node, Link(node.target)
+        return node, self._link
+
+    async def unblock(self) -> None:
+        """Wake the call in progress, if there is one: it returns None at once.
+
+        Does nothing if no call blocks; later calls are not affected.
+
+        Raises
+        ------
+        BackendError
+            Without an answer. The call in progress detects the failure itself.
+        """
+        woken = self._under_way
+        while woken and self._under_way == woken:
+            try:
+                # CLIENT UNBLOCK may reach the server before the read, and then has no effect.
+                if await self._unblock_at_server():
+                    return
+            except BackendRefused:
+                # This user may not use CLIENT UNBLOCK. Closing the connection ends the read, too, and
+                # costs a reconnect.
+                self._cut = woken
+                await self.aclose()
+                return
+            await asyncio.sleep(UNBLOCK_PAUSE_S)
+
+    async def _unblock_at_server(self) -> bool:
+        assert self._node is not None
+        assert self._link is not None
+        if not self._link.client_id:
+            raise BackendRefused("This user may not ask for CLIENT ID.")
+        words = ("CLIENT", "UNBLOCK", self._link.client_id)
+        (reply,) = await self._node.commands([words], self._call_timeout_ms)
+        if isinstance(reply, BackendError):
+            raise reply
+        return bool(reply)
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        if self._link is not None:
+            await self._link.close()
+
+
+async def retrying(
+    call: Callable[[], Awaitable[T]],
+    *,
+    rng: random.Random,
+    tries: int = 5,
+    pause_ms: int = 50,
+    pause_max_ms: int = 1_000,
+) -> T:
+    """Repeat a call while it gets no answer; only for calls that are safe to repeat.
+
+    These are reads, register, acquire, release, mark, commit, trim, and an append with its number.
+    ``core.pauses`` defines the backoff.
+
+    Raises
+    ------
+    BackendUnavailable
+        The last error, if no try got an answer.
+    BackendRefused
+        At once, if Redis refuses the call.
+    """
+    pauses = Pauses(rng.random, first_ms=pause_ms, max_ms=pause_max_ms)
+    for left in reversed(range(tries)):
+        try:
+            return await call()
+        except BackendUnavailable:
+            if not left:
+                raise
+        await asyncio.sleep(pauses.next_ms() / 1000)
+    raise ConfigurationError(f"retrying() was asked for {tries} tries.", remedy="Ask for one at least.")
+
+
+def _named(commands: Sequence[Sequence[Argument]], answers: Sequence[Any]) -> list[Any]:
+    """Return the answers, with the key added to wrong type errors, which the server does not name."""
+    return [
+        BackendRefused(f"{answer.message.rstrip('.')}: {key_of(command)}.", remedy=answer.remedy)
+        if is_wrong_type(answer)
+        else answer
+        for command, answer in zip(commands, answers, strict=True)
+    ]

@@ -1,0 +1,421 @@
+"""A Redis Cluster: a connection pool for each primary, and calls that are routed by slot.
+
+Each call goes to the node that has its key. Several calls are split by node and sent concurrently, and
+their replies are returned in the order of the calls. Replicas are never read, since they may lag.
+
+A node that has given a slot away replies ``MOVED``. A node that is giving a slot away and no longer has
+the key replies ``ASK``. In both cases the node has not run the call, so it is sent to the node that the
+reply names. This keeps the order of the calls for one key: earlier calls were answered before. Two
+concurrent calls on two connections may overtake each other, as they may with one server: a caller that
+needs an order awaits the first call. If a commit reaches a node too late all the same, the script refuses
+it, since it compares epoch, owner and checkpoint where the key is.
+
+While a slot moves, some of its keys may be on one node and some on another. A script needs all of its keys
+on one node, and gets ``TRYAGAIN`` meanwhile: that counts as no answer, and the caller repeats the call.
+"""
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple, Self
+
+from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, TryAgainError
+
+from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
+from streamworker.redisio.scripts import Script
+from streamworker.redisio.wire.durability import MEMORY, Durability
+from streamworker.redisio.wire.failures import translate
+from streamworker.redisio.wire.link import Argument, pack
+from streamworker.redisio.wire.node import ASKING, Node, PackedScript, ScriptCall, packed_calls, was_closed
+from streamworker.redisio.wire.redispy import Reply
+from streamworker.redisio.wire.topology import SLOTS, Topology, seeds_of, slot_of
+
+REDIRECTIONS_MAX = 6
+"""Maximum redirections of one call; more mean that the nodes disagree."""
+
+_NO_KEY = frozenset(
+    {"ACL", "AUTH", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DBSIZE", "ECHO", "FLUSHALL", "INFO", "PING"}
+    | {"ROLE", "SCAN", "SCRIPT", "SELECT", "TIME", "WAIT", "WAITAOF"}
+)
+_SECOND = frozenset({"MEMORY", "OBJECT", "XGROUP", "XINFO"})
+"""Commands whose first argument is a subcommand and whose second argument is a key."""
+
+
+def key_of(args: Sequence[Argument]) -> str:
+    """Return the key by which a command is routed; empty if the command has none.
+
+    Examples
+    --------
+    >>> key_of(("XLEN", "a")), key_of(("TIME",)), key_of(("XINFO", "STREAM", "b"))
+    ('a', '', 'b')
+    >>> key_of(("XREAD", "COUNT", 7, "STREAMS", "c", "0-0"))
+    'c'
+    """
+    name = str(args[0]).upper()
+    if name in _NO_KEY or len(args) < 2:
+        return ""
+    if name in ("XREAD", "XREADGROUP"):
+        return str(args[list(args).index("STREAMS") + 1])
+    if name in ("EVAL", "EVALSHA"):
+        return str(args[3]) if int(args[2]) else ""
+    return str(args[2] if name in _SECOND else args[1])
+
+
+class _Call(NamedTuple):
+    """One packed call, ready to be sent to the node that has its slot."""
+
+    slot: int | None
+    """None for a call that any node can answer."""
+    packed: bytes
+    script: PackedScript | None = None
+
+
+class Cluster:
+    """The nodes of a Cluster; it has the calls of :class:`~streamworker.redisio.wire.node.Node`.
+
+    Parameters
+    ----------
+    topology
+        The slot map.
+    connections
+        Maximum connections to each node.
+    """
+
+    def __init__(self, topology: Topology, connections: int) -> None:
+        self._topology = topology
+        self._connections = connections
+        self._nodes: dict[str, Node] = {}
+        self._version = 0
+        self._is_owner = True
+        self._closed = False
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Tasks that close connections to nodes that are gone."""
+
+    @classmethod
+    def open(cls, url: str, name: str, connections: int, rng: random.Random | None = None) -> Self:
+        """Make a Cluster from a URL without connecting.
+
+        Raises
+        ------
+        ConfigurationError
+            If the URL is invalid.
+        """
+        return cls(Topology(seeds_of(url, name), rng), connections)
+
+    def apart(self, connections: int) -> "Cluster":
+        """Return the same Cluster with its own connections."""
+        other = Cluster(self._topology, connections)
+        other._is_owner = False
+        return other
+
+    @property
+    def address(self) -> str:
+        """The nodes of the URL, for messages."""
+        return self._topology.address
+
+    @property
+    def map_version(self) -> int:
+        """The version of the slot map; it changes when slots have moved."""
+        return self._topology.version
+
+    @property
+    def has_all_keys(self) -> bool:
+        """Always False: each node has the keys of its slots."""
+        return False
+
+    @property
+    def pause_max_ms(self) -> int:
+        """Maximum backoff before a call is repeated; short, since a replica may soon take over."""
+        return 500
+
+    def by_slot(self, keys: Sequence[str]) -> list[list[str]]:
+        """Split keys by slot."""
+        parts: dict[int, list[str]] = {}
+        for key in keys:
+            parts.setdefault(slot_of(key), []).append(key)
+        return list(parts.values())
+
+    def known_place_of(self, key: str) -> str:
+        """Return the address of a key's node by the current slot map; empty if not known."""
+        return self._topology.address_of(slot_of(key)) or ""
+
+    async def place_of(self, key: str, timeout_ms: float) -> str:
+        """Return the address of a key's node by the slot map; empty if no node has the key."""
+        await self._topology.loaded(timeout_ms)
+        return self.known_place_of(key)
+
+    async def primaries(self, timeout_ms: float) -> list[Node]:
+        """Return all nodes that have slots.
+
+        Raises
+        ------
+        BackendError
+            If no node returns the slots.
+        """
+        await self._topology.loaded(timeout_ms)
+        return [self._node(address) for address in self._topology.primaries]
+
+    async def uncovered(self, timeout_ms: float) -> int:
+        """Return how many slots no node serves."""
+        await self._topology.loaded(timeout_ms)
+        return sum(self._topology.address_of(slot) is None for slot in range(SLOTS))
+
+    async def node_of(self, key: str, timeout_ms: float) -> Node:
+        """Return a key's node by the slot map; any node if the key is empty.
+
+        Raises
+        ------
+        BackendError
+            If the slot map cannot be loaded, or no node has the key.
+        """
+        await self._topology.loaded(timeout_ms)
+        return self._node(self._address(slot_of(key) if key else None))
+
+    async def identity(self, key: str, timeout_ms: float) -> tuple[int, str]:
+        """Return the client id and run id of the connection that the next call for a key will use."""
+        node = await self.node_of(key, timeout_ms)
+        try:
+            return await node.identity(key, timeout_ms)
+        except BackendUnavailable:
+            self.failed(node)
+            raise
+
+    async def commands(
+        self, commands: Sequence[Sequence[Argument]], timeout_ms: float, near: str = ""
+    ) -> list[Any]:
+        """Run some commands, in one round trip to each node; error replies are :class:`BackendError`.
+
+        Raises
+        ------
+        BackendError
+            If all answers are missing.
+        """
+        slots = _slots([key_of(command) for command in commands], near)
+        calls = [_Call(slot, pack(command)) for slot, command in zip(slots, commands, strict=True)]
+        return await self._exchange(calls, timeout_ms, MEMORY)
+
+    async def scripts(
+        self,
+        script: Script,
+        calls: Sequence[ScriptCall],
+        timeout_ms: float,
+        durability: Durability = MEMORY,
+    ) -> list[Any]:
+        """Run a script several times, one round trip to each node; error replies are :class:`BackendError`.
+
+        Raises
+        ------
+        BackendError
+            If all answers are missing.
+        """
+        ready = [
+            _Call(slot_of(keys[0]), packed[2], packed)
+            for (keys, _), packed in zip(calls, packed_calls(script, calls), strict=True)
+        ]
+        return await self._exchange(ready, timeout_ms, durability)
+
+    def failed(self, node: Node) -> None:
+        """Note that a node did not answer."""
+        self._topology.failed(node.address)
+
+    def look_again(self) -> None:
+        """Refresh the slot map in the background."""
+        self._topology.look_soon()
+
+    def noted(self, reply: Reply, node: Node) -> Reply:
+        """Return a reply; if it came from the wrong node, return the error for the caller instead."""
+        if isinstance(reply, MovedError):
+            found = self._sent_on(reply, node.address)
+            if isinstance(found, BackendError):
+                return found
+        elif isinstance(reply, ClusterDownError | ReadOnlyError | AskError | TryAgainError):
+            self._topology.look_soon()
+        else:
+            return reply
+        return translate(reply, node.address) if isinstance(reply, ClusterDownError) else _elsewhere(node)
+
+    async def aclose(self) -> None:
+        """Close all connections, those in use after their calls end; later calls raise."""
+        self._closed = True
+        if self._is_owner:
+            await self._topology.aclose()
+        for node in list(self._nodes.values()):  # While closing awaits, a call that ends may drop a node.
+            await node.aclose()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    # -- how ---------------------------------------------------------------------------------
+
+    async def _exchange(self, calls: Sequence[_Call], timeout_ms: float, durability: Durability) -> list[Any]:
+        """Send calls to their nodes and follow redirections, until each call has an answer."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + (timeout_ms + durability.longest_ms) / 1000
+        answers: list[Any] = [None] * len(calls)
+        unanswered: list[BackendError] = []
+        left: list[int] = list(range(len(calls)))
+        asking: dict[int, str] = {}
+        for _ in range(REDIRECTIONS_MAX):
+            left_ms = 1000 * (end_s - loop.time()) - durability.longest_ms  # Each call adds it again.
+            if left_ms <= 0:
+                break
+            await self._topology.loaded(left_ms)
+            parts: dict[tuple[str, bool], list[int]] = {}
+            for place in left:
+                asked = asking.get(place)
+                where = (asked, True) if asked else (self._place(calls[place].slot), False)
+                parts.setdefault(where, []).append(place)
+            left, asking = [], {}
+            sent = [
+                self._send(address, [calls[place] for place in places], left_ms, durability, asking=is_asking)
+                for (address, is_asking), places in parts.items()
+            ]
+            for ((address, _), places), replies in zip(parts.items(), await _together(sent), strict=True):
+                if isinstance(replies, BackendError):
+                    unanswered += [replies] * len(places)
+                    replies = [replies] * len(places)
+                for place, reply in zip(places, replies, strict=True):
+                    sent_on = self._sent_on(reply, address)
+                    if sent_on is None or isinstance(sent_on, BackendError):
+                        answers[place] = sent_on or self._answer(reply, address)
+                        continue
+                    left.append(place)
+                    if isinstance(reply, AskError) and not isinstance(reply, MovedError):
+                        asking[place] = sent_on
+            if not left:
+                break
+            left.sort()
+        for place in left:  # Too many redirections, or the timeout expired.
+            answers[place] = _circles(self.address)
+        # Raise one error for all calls, unless some may have been executed and others were not.
+        is_known = {not isinstance(error, BackendUnavailable) for error in unanswered}
+        if len(unanswered) == len(calls) and len(is_known) == 1:
+            raise unanswered[0]
+        return answers
+
+    async def _send(
+        self, address: str, calls: Sequence[_Call], timeout_ms: float, durability: Durability, *, asking: bool
+    ) -> list[Reply] | BackendError:
+        """Send calls to one node; return its replies, or the error if it did not answer."""
+        try:
+            if not address:
+                return _uncovered(self.address)
+            node = self._node(address)
+            scripts = [call.script for call in calls if call.script is not None]
+            if scripts:
+                return await node.call_scripts(scripts, timeout_ms, durability, asking=asking)
+            if not asking:
+                return await node.call(b"".join([call.packed for call in calls]), len(calls), timeout_ms)
+            packed = b"".join([part for call in calls for part in (ASKING, call.packed)])
+            return (await node.call(packed, 2 * len(calls), timeout_ms))[1::2]
+        except BackendError as error:
+            self._topology.failed(address)
+            return error
+
+    def _sent_on(self, reply: Reply, address: str) -> str | BackendRefused | None:
+        """Return the node that a reply redirects to, if any; or the error if that node is not allowed."""
+        if not isinstance(reply, AskError):  # MovedError is a subclass.
+            return None
+        target = self._topology.target(address)
+        try:
+            if isinstance(reply, MovedError):
+                self._topology.moved(reply.slot_id, reply.host, reply.port, target)
+            return self._topology.named(reply.host, reply.port, target)
+        except ConfigurationError as error:
+            # No setting has changed: the nodes now name an address that is not allowed.
+            return BackendRefused(error.message, remedy=error.remedy)
+
+    def _answer(self, reply: Reply, address: str) -> Any:
+        if not isinstance(reply, Exception) or isinstance(reply, BackendError):
+            return reply
+        if isinstance(reply, ClusterDownError | ReadOnlyError):
+            self._topology.look_soon()
+        if isinstance(reply, ReadOnlyError):
+            return _elsewhere(self._node(address))
+        return translate(reply, address)
+
+    def _place(self, slot: int | None) -> str:
+        """Return the address of the node that has a slot; empty if no node has it."""
+        if slot is None:
+            return self._topology.primaries[0]
+        found = self._topology.address_of(slot)
+        if found is None:
+            self._topology.look_soon()
+        return found or ""
+
+    def _address(self, slot: int | None) -> str:
+        address = self._place(slot)
+        if not address:
+            raise _uncovered(self.address)
+        return address
+
+    def _node(self, address: str) -> Node:
+        """Return the connections to a node; drop those to nodes that have left the Cluster."""
+        if self._closed:
+            raise was_closed()
+        if self._version != self._topology.version:
+            self._version = self._topology.version
+            self._drop_gone()
+        node = self._nodes.get(address)
+        if node is None:
+            target = self._topology.target(address)
+            node = self._nodes[address] = Node(target, self._connections, is_one_of_many=True)
+        return node
+
+    def _drop_gone(self) -> None:
+        used = set(self._topology.primaries)
+        for address in [address for address in self._nodes if address not in used]:
+            # A call in progress continues, and its connection is closed after it.
+            task = asyncio.get_running_loop().create_task(self._nodes.pop(address).close_idle())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+
+def _slots(keys: Sequence[str], near: str = "") -> list[int | None]:
+    """Return the slot of each key; for an empty key the slot before it, or that of ``near`` or the first key.
+
+    Examples
+    --------
+    >>> _slots(["", "{a}", "", "{b}", ""]) == [slot_of(f"{{{tag}}}") for tag in "aaabb"]
+    True
+    >>> _slots(["", ""])
+    [None, None]
+    """
+    slot = next((slot_of(key) for key in (near, *keys) if key), None)
+    slots: list[int | None] = []
+    for key in keys:
+        slot = slot_of(key) if key else slot
+        slots.append(slot)
+    return slots
+
+
+async def _together(
+    sent: Sequence[Coroutine[Any, Any, list[Reply] | BackendError]],
+) -> list[list[Reply] | BackendError]:
+    """Await coroutines concurrently; a single one gets no task, since most calls use one node."""
+    if len(sent) == 1:
+        return [await sent[0]]
+    found = await asyncio.gather(*sent, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException) and not isinstance(each, BackendError):
+            raise each
+    return found  # type: ignore[return-value]
+
+
+def _elsewhere(node: Node) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"Redis at {node.address} does not have this part of the Cluster any more, or not yet.",
+        remedy="It was not done. The next try goes to the node that has it.",
+    )
+
+
+def _uncovered(address: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"In {address} nobody has the slot of this key.",
+        remedy="It was not done. A failover ends that by itself; see CLUSTER INFO.",
+    )
+
+
+def _circles(address: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"The nodes of {address} sent a call from one to the other until its time was over.",
+        remedy="It was not done. They agree in a moment, as a rule; see CLUSTER NODES on each.",
+    )

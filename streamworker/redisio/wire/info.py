@@ -1,0 +1,103 @@
+"""Reads a server's ``INFO``, and checks whether streamworker can use the server."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamworker.errors import BackendError, ConfigurationError
+from streamworker.redisio.wire.failures import CLUSTER_REMEDY
+
+VERSION_MIN = (7, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The parsed reply to ``INFO``; None for a value that it does not contain."""
+
+    version: str
+    """Version of Redis or of Valkey; Valkey reports Redis 7.2.4, too, which is ignored."""
+    is_valkey: bool
+    run_id: str
+    """An id that changes with each start of the server."""
+    maxmemory_policy: str | None
+    used_memory: int
+    maxmemory: int
+    """Memory limit in bytes; 0 for no limit."""
+    aof_enabled: bool
+    aof_written: bool
+    """Whether the last write to the append-only file succeeded; if not, Redis refuses all writes."""
+    rdb_last_save_ms: int
+    role: str
+    """``master`` or ``slave``."""
+    replicas: int
+    """Number of connected replicas."""
+    lacks_keys: bool
+    """Whether the server is a node of a Cluster, and is called as if it had all keys."""
+
+    @property
+    def name(self) -> str:
+        """Name and version, for instance ``Valkey 9.1.2``."""
+        return f"{'Valkey' if self.is_valkey else 'Redis'} {self.version}"
+
+
+def read_info(text: bytes, *, has_all_keys: bool = True) -> ServerInfo:
+    """Parse the reply to ``INFO`` of a server that is called as if it had all keys, or as a node."""
+    values: dict[str, str] = {}
+    for line in text.decode("utf-8", "replace").splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            values[name] = value
+    valkey = values.get("valkey_version")
+    return ServerInfo(
+        version=valkey or values.get("redis_version", "0.0.0"),
+        is_valkey=valkey is not None,
+        run_id=values.get("run_id", ""),
+        maxmemory_policy=values.get("maxmemory_policy"),
+        used_memory=int(values.get("used_memory", 0)),
+        maxmemory=int(values.get("maxmemory", 0)),
+        aof_enabled=values.get("aof_enabled") == "1",
+        aof_written=values.get("aof_last_write_status", "ok") == "ok",
+        rdb_last_save_ms=1000 * int(values.get("rdb_last_save_time", 0)),
+        role=values.get("role", ""),
+        replicas=int(values.get("connected_slaves", 0)),
+        lacks_keys=has_all_keys and values.get("cluster_enabled") == "1",
+    )
+
+
+def check_server(info: ServerInfo) -> None:
+    """Refuse a server that would lose data or is too old.
+
+    Raises
+    ------
+    ConfigurationError
+        For a version below 7.0. For a policy that evicts keys: the server would drop streams, locks and
+        checkpoints when memory is full. For a node of a Cluster with the URL of one server: that node
+        has only some of the keys.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", info.version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < VERSION_MIN:
+        raise ConfigurationError(
+            f"The server is {info.name}.", remedy="Redis 7.0 or Valkey 8.0, or later, is needed."
+        )
+    policy = info.maxmemory_policy
+    if policy is not None and policy.startswith(("allkeys-", "volatile-")):
+        raise ConfigurationError(
+            f"The server's maxmemory-policy is {policy}: it drops keys when memory is full, and streams, "
+            "locks and checkpoints with them.",
+            remedy="Set maxmemory-policy noeviction.",
+        )
+    if info.lacks_keys:
+        raise ConfigurationError("The server is a node of a Redis Cluster.", remedy=CLUSTER_REMEDY)
+
+
+def pairs_of(flat: Sequence[Any]) -> dict[bytes, Any]:
+    """Return the names and values of a flat list in a reply."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def groups_by_name(reply: Any) -> dict[bytes, dict[bytes, Any]]:
+    """Return the reply to ``XINFO GROUPS`` by group name; empty if Redis refused the command."""
+    if isinstance(reply, BackendError):
+        return {}
+    return {group[b"name"]: group for group in map(pairs_of, reply)}

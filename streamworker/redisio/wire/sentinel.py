@@ -1,0 +1,363 @@
+"""Redis with Sentinel: each new connection asks the sentinels for the primary.
+
+A new connection goes to the primary that the sentinels name, and is used only after that server has
+confirmed that it is a primary: a sentinel may learn of a failover late, and a replica accepts no writes.
+
+When Sentinel makes a primary a replica, it closes all connections to it, and ours find the new primary.
+Until then the old primary answers for eight seconds, after a planned failover and when an unreachable
+primary comes back. Writes to it in that time are lost. So each target listens to one of the sentinels. When
+the sentinels consider the primary down or name another one, the target closes all connections to the old
+one, with calls in progress: their callers get an unknown outcome, and repeat the calls at the new primary.
+"""
+
+import asyncio
+import contextlib
+import random
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
+from streamworker.redisio.wire.attempts import Gate
+from streamworker.redisio.wire.failures import look_at_error, no_answer
+from streamworker.redisio.wire.link import Link, Target, pack, pack_all
+from streamworker.redisio.wire.primaries import (
+    ASK_ROLE,
+    CHANNELS,
+    REMEMBERED_S,
+    SENTINEL_TIMEOUT_S,
+    Answer,
+    Place,
+    SentinelView,
+    is_about,
+    is_primary,
+    newest,
+    not_primary,
+    of_sentinel,
+    questions,
+    read_answer,
+    read_view,
+    taken_for_down,
+)
+from streamworker.redisio.wire.redispy import CONNECT_TIMEOUT_S, Socket
+from streamworker.urls import SENTINEL, host_and_port, kind_of, read_sentinels, refuse_plaintext
+
+FRESH_S = 0.5
+"""How long new connections reuse an answer: a worker makes several connections at its start and at a
+failover. After a failed connection the target asks the sentinels again at once."""
+LAST_S = 2.0
+"""Maximum wait for the first sentinel's answer: the others may be gone, or the machine is busy."""
+QUIET_S = 10.0
+"""After this time without a message from the sentinel that it listens to, the target sends that sentinel a
+PING and asks all sentinels for the primary: the first may be cut off from the others, and miss a failover."""
+LISTEN_WITHIN_S = 1.0
+"""Maximum random delay from the first connection until a target listens. So the targets do not all connect
+to the sentinels at once after a failover, and a short command does not listen at all."""
+
+Judge = Callable[[str], None]
+"""Raises for the URL of a server to which the target may not connect."""
+
+
+class SentinelTarget(Target):
+    """The primary that sentinels know by a service name.
+
+    Parameters
+    ----------
+    url
+        ``redis+sentinel://`` or ``rediss+sentinel://``.
+    name
+        The name in ``CLIENT LIST``.
+    judge
+        Called with the URL of each server that the sentinels name, before the target connects to it.
+    rng
+        Chooses the sentinel to listen to, and the delay.
+
+    Raises
+    ------
+    ConfigurationError
+        As :class:`Target` raises.
+    """
+
+    def __init__(
+        self, url: str, name: str, *, judge: Judge = lambda _: None, rng: random.Random | None = None
+    ) -> None:
+        self._sentinels = read_sentinels(url)
+        self._made: weakref.WeakSet[Socket] = weakref.WeakSet()
+        self._let_in: weakref.WeakSet[Socket] = weakref.WeakSet()
+        """Sockets that reached a primary when they last connected."""
+        super().__init__(self._sentinels.server_url(*self._sentinels.hosts[0]), name)
+        self._service = self._sentinels.service
+        self._asked = [Target(one, f"{name}:sentinel") for one in self._sentinels.urls]
+        self._judge = judge
+        self._rng = rng or random.Random()
+        self._place: Place | None = None
+        self._epoch = 0
+        """Epoch of the answer that named the primary. An older answer comes from a sentinel that is late. It
+        counts only if the server denies being a primary, if all sentinels have answered, or if attempts to
+        connect have failed for ``REMEMBERED_S``."""
+        self._failing_since_s: float | None = None
+        """Since when attempts to connect have failed, if they fail and no connection is open."""
+        self._fresh_until_s = 0.0
+        self._finding: asyncio.Task[Place] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._closed = False
+        self.address = f"the primary {self._service!r} of the sentinels {self._sentinels.addresses}"
+
+    def socket(self) -> Socket:
+        """Return a new socket, which :meth:`connect` takes to the primary."""
+        made = super().socket()
+        self._made.add(made)
+        return made
+
+    async def connect(self, socket: Socket, *, waits: bool = True) -> None:
+        """Connect to the primary.
+
+        Parameters
+        ----------
+        waits
+            As for :meth:`Gate.through`.
+
+        Raises
+        ------
+        BackendError
+            If no sentinel answers or knows the service, or if the server that they name is not a primary.
+        """
+        place = await self._primary()
+        try:
+            self._judge(self._sentinels.server_url(*place))
+        except ConfigurationError as error:
+            # No setting has changed: the sentinels now name a server that is not allowed.
+            raise BackendRefused(error.message, remedy=error.remedy) from None
+        socket.place = place
+        self._gate = self.gate(socket)
+        self._let_in.discard(socket)
+        try:
+            await self._through(self._gate, socket, waits=waits)
+            is_one = await self._is_primary(socket)
+            if not is_one or place != self._place:
+                self._epoch = self._epoch if is_one else 0
+                raise not_primary(place, self._service)
+        except BaseException:
+            # The next connection asks the sentinels again.
+            self._fresh_until_s = 0.0
+            self._failing_since_s = self._failing_since_s or asyncio.get_running_loop().time()
+            await socket.hang_up()
+            raise
+        self._failing_since_s = None
+        self._let_in.add(socket)
+        if self._listener is None and not self._closed:
+            self._listener = asyncio.get_running_loop().create_task(self._listen())
+
+    async def _is_primary(self, socket: Socket) -> bool:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await socket.write(pack(ASK_ROLE))
+                return is_primary(await socket.reply())
+        except TimeoutError:
+            raise no_answer(self.address, CONNECT_TIMEOUT_S * 1_000) from None
+        except (RedisError, OSError) as error:
+            raise self.refusal(error) from None
+
+    def gate(self, socket: Socket) -> Gate:
+        """Return the gate of the server to which a socket leads."""
+        host, port = socket.place
+        return self._gate_at(f"{host}:{port}")
+
+    def leads_here(self, socket: Socket) -> bool:
+        """Whether a socket leads to the known primary."""
+        return socket.place == self._place
+
+    @property
+    def moves(self) -> bool:
+        """Always True: a new connection may lead to another server."""
+        return True
+
+    async def aclose(self) -> None:
+        """Stop listening to and asking the sentinels."""
+        self._closed = True
+        tasks = [task for task in (self._listener, self._finding) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- finding -----------------------------------------------------------------------------
+
+    async def _primary(self) -> Place:
+        """Return the primary's host and port; concurrent connections share one lookup."""
+        loop = asyncio.get_running_loop()
+        if self._place is not None and loop.time() < self._fresh_until_s:
+            return self._place
+        if self._finding is None or self._finding.done():
+            self._finding = loop.create_task(self._find(everybody=False))
+            self._finding.add_done_callback(look_at_error)
+        # If a caller times out, the lookup continues for the next caller.
+        finding = self._finding
+        await asyncio.wait((finding,))
+        if finding.cancelled():
+            raise BackendUnavailable(
+                f"The connection to the primary {self._service!r} was closed while the sentinels were asked.",
+                remedy="Open another one.",
+            )
+        return finding.result()
+
+    async def _find(self, *, everybody: bool) -> Place:
+        """Ask the sentinels, until more than half or all of them have answered."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        asks = [loop.create_task(self._ask(sentinel)) for sentinel in self._shuffled()]
+        waiting = set(asks)
+        said: list[Answer | BackendError | None] = []
+        try:
+            while waiting:
+                answers = sum(isinstance(one, Answer) for one in said)
+                if not everybody and 2 * answers > len(asks):
+                    break
+                limit_s = SENTINEL_TIMEOUT_S if answers else LAST_S
+                done, waiting = await asyncio.wait(
+                    waiting,
+                    timeout=max(0.0, began_s + limit_s - loop.time()),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    break
+                said += [ask.result() for ask in done]
+        finally:
+            for task in asks:
+                task.cancel()
+            await asyncio.gather(*asks, return_exceptions=True)
+        answer = newest(said, self._sentinels)
+        if any(one.is_open and self.leads_here(one) for one in self._let_in):
+            # An attempt may also fail because its caller timed out.
+            self._failing_since_s = None
+        if self._failing_since_s is None or answer.epoch >= self._epoch:
+            return await self._settle(answer)
+        if loop.time() - self._failing_since_s > REMEMBERED_S:
+            return await self._settle(answer, is_sure=True)
+        if not everybody:
+            return await self._find(everybody=True)
+        return await self._settle(answer, is_sure=sum(isinstance(one, Answer) for one in said) == len(asks))
+
+    async def _settle(self, answer: Answer, *, is_sure: bool = False) -> Place:
+        """Set the primary from an answer, and close connections to other servers."""
+        if self._place is not None and answer.epoch < self._epoch and not is_sure:
+            return self._place
+        self._epoch = answer.epoch
+        if answer.is_down:
+            # The primary may come back before it is replaced; writes to it would then be lost.
+            self._fresh_until_s = 0.0
+            await self._close_what(lambda _: True)
+            raise taken_for_down(answer.place, self._service)
+        self._fresh_until_s = asyncio.get_running_loop().time() + FRESH_S
+        if answer.place != self._place:
+            self._place, self._failing_since_s = answer.place, None
+            self.address = f"{host_and_port(*answer.place)} (primary {self._service!r})"
+            await self._close_what(lambda socket: not self.leads_here(socket))
+        return answer.place
+
+    async def _close_what(self, leads_elsewhere: Callable[[Socket], bool]) -> None:
+        for socket in list(self._made):
+            if socket.is_open and leads_elsewhere(socket):
+                await socket.hang_up()
+
+    async def views(self) -> list[SentinelView]:
+        """Return the state of each sentinel."""
+
+        async def view(sentinel: Target) -> SentinelView:
+            try:
+                async with asyncio.timeout(LAST_S):
+                    replies = await self._replies(sentinel)
+            except TimeoutError:
+                replies = no_answer(sentinel.address, 1_000 * LAST_S)
+            if isinstance(replies, BackendError):
+                return SentinelView(sentinel.address, of_sentinel(replies, sentinel.address))
+            return read_view(replies, sentinel.address)
+
+        return list(await asyncio.gather(*map(view, self._asked)))
+
+    async def _ask(self, sentinel: Target) -> Answer | BackendError | None:
+        replies = await self._replies(sentinel)
+        if isinstance(replies, BackendError):
+            return of_sentinel(replies, sentinel.address)
+        return read_answer(replies, sentinel.address)
+
+    async def _replies(self, sentinel: Target) -> list[Any] | BackendError:
+        link, commands = Link(sentinel), questions(self._service)
+        try:
+            await link.ready(waits=False)
+            return await link.roundtrip(pack_all(commands), len(commands))
+        except BackendError as error:
+            return error
+        finally:
+            await link.close()
+
+    def _shuffled(self) -> Sequence[Target]:
+        return self._rng.sample(self._asked, len(self._asked))
+
+    # -- listening ---------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Listen to one sentinel after another, for as long as the target is open."""
+        while True:
+            for sentinel in self._shuffled():
+                await asyncio.sleep(LISTEN_WITHIN_S * self._rng.random())
+                with contextlib.suppress(RedisError, OSError, BackendError):
+                    await self._listen_to(sentinel)
+
+    async def _listen_to(self, sentinel: Target) -> None:
+        socket = sentinel.socket()
+        try:
+            async with asyncio.timeout(LAST_S):
+                await sentinel.connect(socket, waits=False)
+                await socket.write(pack(("SUBSCRIBE", *CHANNELS)))
+                for _ in CHANNELS:
+                    await socket.reply()
+            await self._look()  # A failover may have happened before the subscription.
+            asked = False
+            while True:
+                try:
+                    async with asyncio.timeout(LAST_S if asked else QUIET_S):
+                        message = await socket.reply()
+                except TimeoutError:
+                    if asked:
+                        return
+                    await socket.write(pack(("PING",)))
+                    asked = True
+                    await self._look()
+                else:
+                    asked = False
+                    if is_about(message, self._service):
+                        await self._look()
+        finally:
+            await socket.hang_up()
+
+    async def _look(self) -> None:
+        # Ask all sentinels: most may not know yet what one has published.
+        try:
+            await self._find(everybody=True)
+        except BackendError:
+            return
+
+
+OTHER_TARGETS: dict[str, Callable[[str, str], Target]] = {}
+"""What makes a target of a URL and a name, by the URL's scheme; ``streamworker.testing`` adds ``memory``."""
+
+
+def target_for(url: str, name: str, *, allow_plaintext: bool) -> Target:
+    """Return the target of a URL that names one server, or the sentinels of one.
+
+    Raises
+    ------
+    ConfigurationError
+        If the URL is invalid.
+    """
+    if kind_of(url) != SENTINEL:
+        return OTHER_TARGETS.get(url.partition("://")[0], Target)(url, name)
+    service = read_sentinels(url).service
+
+    def judge(server_url: str) -> None:
+        # Sentinels on this machine may name a server on another machine.
+        refuse_plaintext(server_url, f"What the sentinels name as {service!r}")
+
+    return SentinelTarget(url, name, judge=(lambda _: None) if allow_plaintext else judge)

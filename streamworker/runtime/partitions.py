@@ -1,0 +1,259 @@
+"""The partitions that one worker runs for one group: their runners, and what these share.
+
+The group says which partition starts, drains and is cancelled. This reports as events how each ends.
+"""
+
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from structlog.stdlib import BoundLogger
+
+from streamworker.core.events import (
+    Event,
+    MarkLock,
+    RunnerFenced,
+    RunnerHalted,
+    RunnerStopped,
+    StartRunner,
+)
+from streamworker.core.pauses import Pauses
+from streamworker.errors import BackendError, StreamworkerError
+from streamworker.processors import ProcessorSpec
+from streamworker.redisio.data import schemas, state
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.read.buffer import ByteBudget
+from streamworker.runtime.read.fetcher import Fetcher
+from streamworker.runtime.run.committer import Committer
+from streamworker.runtime.run.invoke import describe_error, failure, traceback_of
+from streamworker.runtime.run.rollback import Witness
+from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason
+from streamworker.runtime.run.trims import tell_of_deleted, trim_once
+from streamworker.runtime.signals import Gate
+from streamworker.settings import Settings
+
+STATE_READS_MAX = 2
+"""How many partitions' states are read at a time. A worker may start a thousand partitions at once. A read
+that waits here has not started its deadline yet, and leaves the connections to other calls."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A partition's runner and the task around it."""
+
+    epoch: int
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    runner: PartitionRunner | None = None
+    drained: anyio.Event = field(default_factory=anyio.Event)
+    dropped: bool = False
+
+
+class Partitions:
+    """The running partitions of one group in one worker.
+
+    Parameters
+    ----------
+    spec, keys
+        The processor, and the keys of its group.
+    backend
+        Connections for short calls.
+    settings, rng
+        The settings, and the source of jitter.
+    deliver
+        Takes the events of partitions that have stopped, were fenced or halted.
+    show
+        Writes to a lock what holds its partition up.
+    spawn
+        Runs a coroutine function with arguments in a task that ends with the group.
+    log
+        The group's logger.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessorSpec,
+        keys: GroupKeys,
+        backend: Backend,
+        settings: Settings,
+        rng: random.Random,
+        *,
+        deliver: Callable[[Event], None],
+        show: Callable[[MarkLock], None],
+        spawn: Callable[..., None],
+        log: BoundLogger,
+    ) -> None:
+        self._spec = spec
+        self._keys = keys
+        self._backend = backend
+        self._settings = settings
+        self._rng = rng
+        self._deliver = deliver
+        self._show_view = show
+        self._spawn = spawn
+        self._log = log
+        self._running: dict[int, _Running] = {}
+        self.gate = Gate()
+        """Closed while no batch may start."""
+        self._state_reads = anyio.Semaphore(STATE_READS_MAX)
+        self._committer = Committer(backend, keys, settings, rng)
+        self.witness = Witness(backend, keys, self.runners, rng, log)
+        self.fetcher = Fetcher(
+            backend,
+            StreamKeys(spec.stream.app, spec.stream.name),
+            settings,
+            ByteBudget(settings.prefetch_bytes),
+            rng=rng,
+            on_regressed=self._regressed,
+            on_unreadable=self._unreadable,
+            on_back=lambda: spawn(self.witness.compare),
+        )
+
+    def services(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+        """Return what must run as long as the group does."""
+        return self.fetcher.run, self._committer.run, self._maintain
+
+    def runners(self) -> dict[int, PartitionRunner | None]:
+        """Return the runners by partition, None while a state is being read. Safe from any thread."""
+        return {partition: running.runner for partition, running in list(self._running.items())}
+
+    def start(self, effect: StartRunner) -> None:
+        """Run an acquired partition."""
+        running = self._running[effect.partition] = _Running(effect.lock.epoch)
+        self._spawn(self._run, effect, running)
+
+    def drain(self, partition: int, epoch: int) -> None:
+        """Let a partition finish its running call, commit it and stop; ignored if it has another epoch."""
+        running = self._running.get(partition)
+        if running is None or running.epoch != epoch:
+            return
+        running.drained.set()
+        if running.runner is not None:
+            running.runner.drain()
+
+    def cancel(self, partition: int, epoch: int, *, dropped: bool) -> None:
+        """Stop a partition at once, and forget it if it was dropped; ignored if it has another epoch."""
+        running = self._running.get(partition)
+        if running is None or running.epoch != epoch:
+            return
+        if not dropped:
+            self._log.warning("grace_period_over", partition=partition, epoch=epoch)
+        running.dropped = dropped
+        running.drained.set()
+        running.scope.cancel()
+        if dropped:
+            del self._running[partition]
+
+    # -- one partition ---------------------------------------------------------------------------
+
+    async def _run(self, effect: StartRunner, running: _Running) -> None:
+        partition, epoch = effect.partition, effect.lock.epoch
+        log = self._log.bind(partition=partition, epoch=epoch)
+        log.info("partition_started", checkpoint=str(effect.lock.checkpoint))
+        stopped: Stopped | None = None
+        with running.scope:
+            try:
+                stopped = await self._handle_records(effect, running, log)
+            except BaseException as raised:  # noqa: BLE001 - a bug must not take the other partitions down
+                error = failure(raised)
+                log.error("runner_failed", exception=traceback_of(error))  # noqa: TRY400 - as text
+                self._deliver(RunnerHalted(partition, epoch, f"internal error: {describe_error(error)}"))
+                await running.drained.wait()
+        self.fetcher.remove(partition)
+        if self._running.get(partition) is running:
+            del self._running[partition]
+        log.info("partition_stopped", reason=stopped.reason.value if stopped else "cancelled")
+        if running.dropped:
+            return
+        is_fenced = stopped is not None and stopped.reason is StopReason.FENCED
+        self._deliver((RunnerFenced if is_fenced else RunnerStopped)(partition, epoch))
+
+    async def _handle_records(
+        self, effect: StartRunner, running: _Running, log: BoundLogger
+    ) -> Stopped | None:
+        partition = effect.partition
+        tell_of_deleted(log, effect.lock.gone)
+        await self.witness.acquired(partition, effect.lock)
+        stored = await self._stored_state(effect, log)
+        if running.drained.is_set():
+            return None
+        running.runner = PartitionRunner(
+            spec=self._spec,
+            app_name=self._spec.stream.app,
+            partition=partition,
+            owner=effect.owner,
+            lock=effect.lock,
+            state=stored,
+            buffer=self.fetcher.add(partition, effect.lock.checkpoint),
+            committer=self._committer,
+            settings=self._settings,
+            rng=self._rng,
+            gate=self.gate,
+            on_halted=lambda _, reason: self._deliver(RunnerHalted(partition, effect.lock.epoch, reason)),
+            on_state=lambda _, reason: self._show(effect, reason),
+            log=log,
+        )
+        try:
+            return await running.runner.run()
+        finally:
+            self.witness.note(partition, running.runner.committed)
+
+    def _show(self, effect: StartRunner, reason: str) -> None:
+        """Write to the lock what holds up the partition; an empty reason clears it."""
+        running = self._running.get(effect.partition)
+        state = "draining" if running is not None and running.drained.is_set() else "running"
+        view = MarkLock(effect.partition, effect.owner, effect.lock.epoch, state, reason)
+        self._show_view(view)
+
+    async def _stored_state(self, effect: StartRunner, log: BoundLogger) -> dict[str, bytes]:
+        pauses = Pauses(self._rng.random, first_ms=200)
+        tries = 0
+        while True:
+            try:
+                async with self._state_reads:
+                    stored = await state.read_state(self._backend, self._keys, effect.partition)
+            except BackendError as error:
+                log.warning("state_unreadable", error=str(error))
+                self._show(effect, f"state unreadable: {error}")
+                tries += 1
+                await anyio.sleep(pauses.next_ms() / 1000)
+                continue
+            if tries:
+                self._show(effect, "")
+            return stored
+
+    def _unreadable(self, partition: int, reason: str) -> None:
+        if runner := self.runners().get(partition):
+            runner.activity.hinder("reads", reason)
+
+    def _regressed(self, partition: int, detail: str) -> None:
+        self._log.error("stream_went_back", partition=partition, detail=detail)
+        self._spawn(self._settle_regression, partition, detail)
+
+    async def _settle_regression(self, partition: int, detail: str) -> None:
+        """Acquire a partition again whose lock was rolled back together with its stream.
+
+        If only the stream was deleted or recreated, halt: continuing would skip what it holds now.
+        """
+        running = self._running.get(partition)
+        gone = await self.witness.compare(partition)
+        if running is None or partition in gone or running is not self._running.get(partition):
+            return
+        if not running.drained.is_set():
+            if running.runner is not None:
+                running.runner.activity.hide_trouble()  # The current batch may still be committed.
+            self._deliver(RunnerHalted(partition, running.epoch, detail))
+
+    async def _maintain(self) -> None:
+        """Trim what every reader has committed, and keep the schema declared."""
+        while True:
+            await anyio.sleep(self._settings.trim_interval_ms / 1000)
+            trims = {p: runner.commits.trims for p, runner in self.runners().items() if runner}
+            await trim_once(self._backend, self._keys, trims, self._log)
+            if self._running and self._spec.forward and (output := self._spec.output):
+                try:  # Somebody may have deleted its schema.
+                    await schemas.declare_schema(self._backend, self._keys, output.arrow_schema(), again=True)
+                except StreamworkerError as error:
+                    self._log.warning("schema_unreadable", error=str(error))

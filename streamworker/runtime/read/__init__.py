@@ -1,0 +1,1 @@
+"""How entries come from Redis into a worker's buffers."""

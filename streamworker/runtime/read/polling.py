@@ -1,0 +1,256 @@
+"""Reads the partitions of a Cluster: node by node, without blocking at the server.
+
+One ``XREAD`` may name keys of one slot only, so a Cluster has no read that blocks for all partitions at
+once. The fetcher asks each node for its partitions in one round trip of many small reads, on a connection
+of its own, and asks the nodes concurrently. After a round without entries, the pause before the node's next
+round doubles, up to a tenth of a second; after a round with entries it is short. A partition that is added
+or has room again is read at once. See docs/decisions/0025.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+import anyio
+
+from streamworker.core.data.batching import ReadPlan
+from streamworker.core.pauses import Pauses
+from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.log import get_logger
+from streamworker.records.entries import Entries
+from streamworker.redisio.data import streams
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.read.buffer import PartitionBuffer
+from streamworker.runtime.signals import Signal
+
+PAUSE_FIRST_S = 0.002
+"""Pause after a round that brought entries."""
+PAUSE_MAX_S = 0.1
+"""Longest pause after rounds without entries; with little traffic an entry waits half of it on average."""
+SPACING_S = 50e-6
+"""Minimum spacing of rounds for each partition that they ask, as on one server (decision 0024)."""
+
+_log = get_logger("streamworker.fetcher")
+
+
+class Reads(Protocol):
+    """What a round of reads needs from the fetcher."""
+
+    @property
+    def candidates(self) -> Collection[int]:
+        """Partitions that have room, as of the last plan."""
+
+    @property
+    def behind(self) -> Collection[int]:
+        """Partitions that are known to have more."""
+
+    def plan(self, only: Collection[int] | None = None, *, shares: int = 1) -> ReadPlan | None:
+        """Choose which partitions to ask, and for how much; ``shares`` reads divide the free budget."""
+
+    def asked(self, plan: ReadPlan) -> dict[int, PartitionBuffer]:
+        """Return the buffer of each partition of a plan, and count a read."""
+
+    def put(self, asked: Mapping[int, PartitionBuffer], count: int, answer: Mapping[int, Entries]) -> int:
+        """Put the entries of a read into the buffers; return how many there are."""
+
+    async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
+        """After a refusal, find the partitions whose keys hold another type, and pause."""
+
+
+class _Pace:
+    """How often one node is asked."""
+
+    __slots__ = ("all_at_s", "asked", "busy", "due_s", "fails", "hurry", "pause_s", "tries")
+
+    def __init__(self, tries: Pauses) -> None:
+        self.busy = False
+        self.hurry = False
+        """Whether a partition needs a read that the running round does not ask for."""
+        self.due_s = 0.0
+        self.pause_s = PAUSE_FIRST_S
+        self.all_at_s = 0.0
+        """Before this time only partitions that are known to have more are read again."""
+        self.asked: frozenset[int] = frozenset()
+        """Partitions of the last round."""
+        self.tries = tries
+        self.fails = False
+        """Whether the last round had no answer; if so, nothing makes the next one start sooner."""
+
+
+class Polling:
+    """The rounds of one fetcher.
+
+    Parameters
+    ----------
+    backend
+        The Cluster.
+    keys
+        The keys of the stream.
+    reads
+        The fetcher, which plans reads and takes their entries.
+    pauses
+        Makes the backoff for rounds without an answer.
+    pause_max_s
+        The longest pause between rounds without entries.
+    on_back
+        Called when partitions are read again after a read of them had no answer.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        keys: StreamKeys,
+        reads: Reads,
+        pauses: Callable[[], Pauses],
+        *,
+        pause_max_s: float = PAUSE_MAX_S,
+        on_back: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._backend = backend
+        self._keys = keys
+        self._reads = reads
+        self._pauses = pauses
+        self._pause_max_s = min(pause_max_s, PAUSE_MAX_S)
+        self._on_back = on_back
+        self._paces: dict[str, _Pace] = {}
+        self._places: dict[int, str] = {}
+        """Address of each partition's node, in version ``_version`` of the slot map."""
+        self._version = -1
+        self._away: set[int] = set()
+        """Partitions whose last read had no answer."""
+        self._changed = Signal()
+
+    def wake(self, partition: int, *, is_new: bool = False) -> None:
+        """Read a partition at once, unless its node's last round read it and it had no more entries."""
+        pace = self._paces.get(self._places.get(partition, ""))
+        if pace is None:
+            self._changed.fire()
+            return
+        if (is_new or partition not in pace.asked) and not pace.fails:
+            pace.due_s, pace.hurry = 0.0, pace.busy
+        if not pace.busy and pace.due_s <= time.monotonic():
+            self._changed.fire()
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            backend = self._backend.apart(connections=1)
+            try:
+                await self._rounds(backend, tasks)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await backend.aclose()
+
+    async def _rounds(self, backend: Backend, tasks: anyio.abc.TaskGroup) -> None:
+        tries = self._pauses()
+        while True:
+            self._reads.plan(())  # Updates the candidates; chooses nothing.
+            try:
+                parts = await self._by_place(backend)
+            except BackendError as error:
+                pause_ms = tries.next_ms()
+                _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
+                await anyio.sleep(pause_ms / 1000)
+                continue
+            tries.reset()
+            now_s = time.monotonic()
+            due_s = now_s + 1.0
+            for place, partitions in parts.items():
+                pace = self._paces.get(place)
+                if pace is None:
+                    pace = self._paces[place] = _Pace(self._pauses())
+                if pace.busy:
+                    continue
+                if pace.due_s <= now_s:
+                    pace.busy = True
+                    tasks.start_soon(self._round, backend, pace, partitions, len(parts))
+                else:
+                    due_s = min(due_s, pace.due_s)
+            await self._changed.wait(max(0.0, due_s - now_s))
+
+    async def _by_place(self, backend: Backend) -> dict[str, list[int]]:
+        """Return the partitions that have room, by the address of their node."""
+        if self._version != backend.map_version:
+            self._places.clear()
+            # A node that does not answer is not asked sooner because other slots have moved.
+            self._paces = {place: pace for place, pace in self._paces.items() if pace.busy or pace.fails}
+            self._version = backend.map_version
+        places = self._places
+        parts: dict[str, list[int]] = {}
+        for partition in list(self._reads.candidates):
+            place = places.get(partition)
+            if place is None:
+                place = places[partition] = await backend.place_of(self._keys.events(partition))
+            if place in parts:
+                parts[place].append(partition)
+            else:
+                parts[place] = [partition]
+        return parts
+
+    async def _round(self, backend: Backend, pace: _Pace, partitions: list[int], nodes: int) -> None:
+        """Ask one node for its partitions, and set when to ask it next."""
+        began_s = time.monotonic()
+        is_brief = began_s < pace.all_at_s
+        behind = [p for p in partitions if p in self._reads.behind] if is_brief else []
+        plan = self._reads.plan(behind or partitions, shares=nodes)
+        if plan is None:
+            pace.asked, pace.busy = frozenset(), False
+            pace.due_s = began_s + self._pause_max_s
+            return
+        pace.asked = frozenset(plan.partitions)
+        try:
+            brought = await self._ask(backend, plan)
+        except BackendUnavailable as error:
+            pace.fails = True
+            pause_ms = pace.tries.next_ms()
+            _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
+            pace.due_s = time.monotonic() + pause_ms / 1000
+        except BackendError as error:
+            await self._reads.sort_out(plan, error, pace.tries.next_ms())
+        else:
+            pace.fails = False
+            pace.tries.reset()
+            self._set_next(pace, plan, brought, began_s, is_brief=bool(behind))
+        finally:
+            pace.busy = False
+            self._changed.fire()
+
+    def _set_next(self, pace: _Pace, plan: ReadPlan, brought: int, began_s: float, *, is_brief: bool) -> None:
+        spacing_s = SPACING_S * len(plan.partitions)
+        if not is_brief and brought < len(plan.partitions):
+            pace.all_at_s = began_s + spacing_s
+        if any(partition in self._reads.behind for partition in plan.partitions):
+            pace.pause_s, pace.due_s = PAUSE_FIRST_S, 0.0
+            return
+        pace.pause_s = PAUSE_FIRST_S if brought else min(2 * pace.pause_s, self._pause_max_s)
+        if plan.is_partial:
+            pace.pause_s = PAUSE_FIRST_S
+        pace.due_s = 0.0 if pace.hurry else time.monotonic() + max(pace.pause_s, spacing_s)
+        pace.hurry = False
+
+    async def _ask(self, backend: Backend, plan: ReadPlan) -> int:
+        """Make one round; return how many entries it brought.
+
+        Raises
+        ------
+        BackendError
+            The first error of partitions that could not be read; all others were read.
+        """
+        asked = self._reads.asked(plan)
+        positions = {partition: buffer.position for partition, buffer in asked.items()}
+        try:
+            answer = await streams.read_each(backend, self._keys, positions, plan.count)
+        except BackendUnavailable:
+            self._away.update(asked)
+            raise
+        read = {p: found for p, found in answer.items() if isinstance(found, Entries)}
+        brought = self._reads.put(asked, plan.count, read)
+        errors = {p: found for p, found in answer.items() if isinstance(found, BackendError)}
+        if back := self._away.intersection(read):
+            self._away -= back
+            self._on_back()
+        self._away.update(p for p, error in errors.items() if isinstance(error, BackendUnavailable))
+        for error in errors.values():
+            raise error
+        return brought

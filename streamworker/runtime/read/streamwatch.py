@@ -1,0 +1,231 @@
+"""Checks the streams of a worker's partitions for errors that a read does not report.
+
+XREAD cannot distinguish a stream that was deleted, or recreated with lower ids, from one without new
+entries. So every few seconds the watch checks idle partitions: whether all their streams exist, and, for
+some of them in turn, whether the last id is not below the read position. It reports a partition that fails
+the check, and the fetcher stops reading it: continuing would skip what its stream holds now.
+
+A key that holds another type is treated as an accident that somebody will repair. The fetcher leaves its
+partition out of the reads, and the watch checks the key every second. When the key is a stream again that
+reaches the read position, reading continues from there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import anyio
+
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.log import get_logger
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.read.buffer import PartitionBuffer
+from streamworker.runtime.signals import Signal
+
+REGRESSION_CHECK_MS = 5_000
+"""How often the watch compares idle partitions with Redis. It is seldom because it is for accidents."""
+REGRESSION_CHECKS = 8
+"""How many streams are checked each time, in turn, so that many idle partitions cost no more than a few. One
+command for all shows whether any is missing; if so, all are checked."""
+
+LOOK_AGAIN_MS = 1_000
+"""How often the watch checks a key that held another type: a user who repairs it expects its partition to
+continue soon. A key that is missing in two checks counts as deleted, so the checks must be further apart
+than the DEL and the RENAME of a repair."""
+
+Tell = Callable[[int, str], None]
+
+_log = get_logger("streamworker.fetcher")
+
+
+class StreamWatch:
+    """Which partitions of a fetcher cannot be read, and why.
+
+    Parameters
+    ----------
+    backend
+        Connections to the streams.
+    keys
+        The keys of the streams.
+    buffers
+        The fetcher's current buffers by partition.
+    on_change
+        Called with the buffer of a partition when reads of it must stop, or may start again.
+    on_regressed, on_unreadable
+        The fetcher's callbacks.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        keys: StreamKeys,
+        buffers: Mapping[int, PartitionBuffer],
+        *,
+        on_change: Callable[[PartitionBuffer], None],
+        on_regressed: Tell,
+        on_unreadable: Tell,
+    ) -> None:
+        self._backend = backend
+        self._keys = keys
+        self._buffers = buffers
+        self._on_change = on_change
+        self._on_regressed = on_regressed
+        self._on_unreadable = on_unreadable
+        self._broken: set[int] = set()
+        self._unreadable: dict[int, bool] = {}
+        """Partitions whose key held another type, and whether the key was missing in the last check."""
+        self._added = Signal()
+        self._compared = 0
+
+    def leaves_out(self, partition: int) -> bool:
+        """Whether the fetcher must not read a partition."""
+        return partition in self._broken or partition in self._unreadable
+
+    def leave_out(self, partition: int, kind: str) -> None:
+        """Stop reads of a partition whose key holds ``kind`` instead of a stream."""
+        buffer = self._buffers.get(partition)
+        if buffer is None or self.leaves_out(partition):
+            return
+        reason = f"key {self._keys.events(partition)} holds a {kind} and not a stream"
+        self._unreadable[partition] = False
+        self._on_change(buffer)
+        _log.error("partition_unreadable", partition=partition, reason=reason)
+        self._on_unreadable(partition, reason)
+        self._added.fire()
+
+    def forget(self, partition: int) -> None:
+        """Forget a partition that is removed or added again."""
+        self._broken.discard(partition)
+        self._unreadable.pop(partition, None)
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._compare_idle)
+            tasks.start_soon(self._look_again)
+
+    # -- keys of another type ------------------------------------------------------------------
+
+    async def _look_again(self) -> None:
+        while True:
+            if not self._unreadable:
+                await self._added.wait()
+            await anyio.sleep(LOOK_AGAIN_MS / 1000)
+            buffers = [self._buffers[partition] for partition in self._unreadable]
+            try:
+                answers = await self._backend.pipeline(self._questions(buffers))
+            except BackendError:
+                continue
+            for buffer, answer in zip(buffers, answers, strict=True):
+                if self._buffers.get(buffer.partition) is buffer:
+                    self._judge(buffer, answer)
+
+    def _judge(self, buffer: PartitionBuffer, answer: object) -> None:
+        """Resume reads of a partition if its key holds its stream again."""
+        partition = buffer.partition
+        is_missing = _is_missing(answer)
+        if isinstance(answer, Exception) and not is_missing:
+            if not isinstance(answer, BackendUnavailable):
+                self._unreadable[partition] = False  # It still holds another type; its node has answered.
+            return
+        if is_missing and not self._unreadable[partition]:
+            self._unreadable[partition] = True
+            return
+        del self._unreadable[partition]
+        if reason := regression(buffer.position, answer):
+            self._break(buffer, reason)
+            return
+        _log.info("partition_readable", partition=partition)
+        self._on_change(buffer)
+        self._on_unreadable(partition, "")
+
+    # -- streams that went backwards -----------------------------------------------------------
+
+    async def _compare_idle(self) -> None:
+        seen: dict[int, EntryId] = {}
+        while True:
+            await anyio.sleep(REGRESSION_CHECK_MS / 1000)
+            idle = [
+                buffer
+                for partition, buffer in self._buffers.items()
+                if seen.get(partition) == buffer.position and not self.leaves_out(partition)
+            ]
+            seen = {partition: buffer.position for partition, buffer in self._buffers.items()}
+            if idle:
+                await self._compare(idle)
+
+    async def _compare(self, idle: Sequence[PartitionBuffer]) -> None:
+        names = [self._keys.events(buffer.partition) for buffer in idle if buffer.position > ZERO]
+        parts = self._backend.by_slot(names)
+        try:
+            found = await self._backend.pipeline([("EXISTS", *part) for part in parts])
+        except BackendError:
+            return
+        # A node that does not answer is no reason to check all streams of the other nodes.
+        away = {
+            name
+            for part, each in zip(parts, found, strict=True)
+            if isinstance(each, BackendUnavailable)
+            for name in part
+        }
+        idle = [buffer for buffer in idle if self._keys.events(buffer.partition) not in away]
+        if not idle:
+            return
+        if sum(each for each in found if isinstance(each, int)) == len(names) - len(away):
+            first = self._compared % len(idle)
+            idle = [*idle[first:], *idle[:first]][:REGRESSION_CHECKS]
+            self._compared += len(idle)
+        positions = [buffer.position for buffer in idle]
+        try:
+            answers = await self._backend.pipeline(self._questions(idle))
+        except BackendError:
+            return
+        for buffer, position, answer in zip(idle, positions, answers, strict=True):
+            has_moved = buffer.closed or buffer.position != position
+            reason = regression(position, answer)
+            if reason and not has_moved and not self.leaves_out(buffer.partition):
+                self._break(buffer, reason)
+
+    def _questions(self, buffers: Sequence[PartitionBuffer]) -> list[tuple[str, ...]]:
+        return [("XINFO", "STREAM", self._keys.events(buffer.partition)) for buffer in buffers]
+
+    def _break(self, buffer: PartitionBuffer, reason: str) -> None:
+        partition = buffer.partition
+        if self._buffers.get(partition) is buffer:
+            self._broken.add(partition)
+            self._on_change(buffer)
+            self._on_regressed(partition, f"stream {self._keys.events(partition)} {reason}")
+
+
+def regression(position: EntryId, answer: object) -> str:
+    """Return what is wrong with a stream that was read up to ``position``, or an empty text.
+
+    Parameters
+    ----------
+    position
+        Id of the last entry that was read.
+    answer
+        The answer to ``XINFO STREAM``, or the error.
+    """
+    if isinstance(answer, Exception):
+        is_deleted = _is_missing(answer) and position > ZERO
+        return f"was deleted; we had read up to {position}" if is_deleted else ""
+    last = _last_generated_id(answer)
+    if last is not None and last < position:
+        return f"was recreated: its last id is {last}, and we had read up to {position}"
+    return ""
+
+
+def _is_missing(answer: object) -> bool:
+    return isinstance(answer, Exception) and "no such key" in str(answer).lower()
+
+
+def _last_generated_id(answer: object) -> EntryId | None:
+    if isinstance(answer, dict):
+        value = answer.get(b"last-generated-id")
+    elif isinstance(answer, list):
+        pairs = dict(zip(answer[::2], answer[1::2], strict=False))
+        value = pairs.get(b"last-generated-id")
+    else:
+        return None
+    return EntryId.parse(value) if isinstance(value, bytes | str) else None

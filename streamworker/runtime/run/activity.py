@@ -1,0 +1,112 @@
+"""What one partition does: the calls that run, how long it has rested, and what holds it up.
+
+The mode reports calls here, and the alarms, the load and the lock's reason are read from here. Reading is
+safe from any thread.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from streamworker.runtime.clock import monotonic_ms
+
+Trouble = Literal["reads", "commit"]
+"""What may be held up in a partition. Each recovers independently, so each has its own reason."""
+
+
+class Activity:
+    """What one partition does while one runner has it.
+
+    Parameters
+    ----------
+    name
+        The name of the tasks that call the function.
+    on_trouble
+        Called with a reason when something holds the partition up, and with an empty reason when it
+        continues.
+    """
+
+    __slots__ = (
+        "_began_ms", "_calls", "_on_trouble", "_rested_ms", "_resting_since_ms", "_shows", "_troubles",
+        "busy_since_ms", "name",
+    )  # fmt: skip
+
+    def __init__(self, name: str, on_trouble: Callable[[str], None]) -> None:
+        self.name = name
+        self._on_trouble = on_trouble
+        self._began_ms = monotonic_ms()
+        self._rested_ms = 0
+        self._resting_since_ms: int | None = None
+        self._calls: dict[int, int] = {}
+        """When each running call began, the oldest first."""
+        self.busy_since_ms: int | None = None
+        """When the oldest of the running calls began, by the monotonic clock; None if none runs."""
+        self._troubles: dict[Trouble, str] = {"reads": "", "commit": ""}
+        self._shows = True
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def begins(self, call: int = 0) -> None:
+        """Record that a call begins; ``call`` is its number, where several run at a time."""
+        self._calls[call] = clock_ms = monotonic_ms()
+        if self.busy_since_ms is None:
+            self.busy_since_ms = clock_ms
+            self.works()
+
+    def ends(self, call: int = 0) -> None:
+        """Record that a call has ended; ignored if it was not running."""
+        self._calls.pop(call, None)
+        self.busy_since_ms = next(iter(self._calls.values()), None)
+
+    def stops(self) -> None:
+        """Record that all calls have ended or were abandoned."""
+        self._calls.clear()
+        self.busy_since_ms = None
+
+    @property
+    def oldest(self) -> int | None:
+        """Number of the call that has run for longest."""
+        return next(iter(self._calls), None)
+
+    # -- rests -----------------------------------------------------------------------------------
+
+    def rests(self) -> None:
+        """Record that there is nothing to do; ignored while a call runs."""
+        if self._resting_since_ms is None and self.busy_since_ms is None:
+            self._resting_since_ms = monotonic_ms()
+
+    def works(self) -> None:
+        """Record that there is something to do again."""
+        if self._resting_since_ms is not None:
+            self._rested_ms += monotonic_ms() - self._resting_since_ms
+            self._resting_since_ms = None
+
+    def worked_ms(self, at_ms: int) -> int:
+        """Return how long the partition has worked: its whole time except the waits for entries.
+
+        Only the waits are measured, which happen when there is nothing to do, so handling a record costs
+        no measurement.
+        """
+        resting_ms = 0 if self._resting_since_ms is None else at_ms - self._resting_since_ms
+        return at_ms - self._began_ms - self._rested_ms - resting_ms
+
+    # -- what holds it up ------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> str:
+        """What holds up the reads or the commit in flight; empty if nothing does."""
+        return self._troubles["reads"] or self._troubles["commit"]
+
+    @property
+    def is_commit_held_up(self) -> bool:
+        """Whether something holds up the commit in flight."""
+        return bool(self._troubles["commit"])
+
+    def hinder(self, what: Trouble, reason: str) -> None:
+        """Show what holds up the reads or a commit; an empty reason shows that this one continues."""
+        self._troubles[what] = reason
+        if self._shows:
+            self._on_trouble(self.trouble)
+
+    def hide_trouble(self) -> None:
+        """Show no trouble from now on: the partition ends, or its lock shows why it is halted."""
+        self._shows = False

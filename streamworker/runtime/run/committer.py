@@ -1,0 +1,231 @@
+"""Sends the commits of all partitions of one processor, many in one round trip.
+
+While a pipeline of commits is in flight, new commits queue, and the next pipeline takes them all. So a
+commit never waits for others, and under load one round trip serves many partitions. At most two pipelines
+are in flight, so that the server always has one to work on; more where each waits for a disk or for
+replicas.
+
+A commit without an answer may have been done. The committer retries it until Redis answers. This is safe:
+the script compares checkpoints, and answers ``DUP`` if the first try succeeded. The committer also retries
+a commit that is done but not yet as durable as the settings ask, and reports it only when it is.
+"""
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import anyio
+
+from streamworker.core.data.entries import Entry
+from streamworker.core.pauses import Pauses
+from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.log import get_logger
+from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, commit_many
+from streamworker.redisio.data.streams import range_entries
+from streamworker.redisio.group import locks
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import NotDurable
+from streamworker.runtime.durability import durability_of, pipelines_of
+from streamworker.runtime.run import trail
+from streamworker.runtime.run.tickets import OnReply, OnTrouble, Ticket
+from streamworker.settings import Settings
+
+PIPELINE_BYTES_MAX = 8 * 1024 * 1024
+"""A larger group of commits is split, so that one call stays well below its deadline on a slow network."""
+
+_log = get_logger("streamworker.committer")
+
+
+class Committer:
+    """Sends the commits of one processor.
+
+    ``run()`` sends; ``hand_in()`` takes one commit and calls back with its reply. A runner has at most one
+    commit in flight, which keeps each partition's commits in order.
+
+    A commit has no task of its own: with a thousand partitions there are thousands of commits a second, and
+    a task and its waits cost more than the commit.
+    """
+
+    def __init__(
+        self, backend: Backend, group_keys: GroupKeys, settings: Settings, rng: random.Random
+    ) -> None:
+        self._backend = backend
+        self._keys = group_keys
+        self._durability = durability_of(settings)
+        self._pipelines_max = pipelines_of(settings)
+        self._rng = rng
+        self._queues: dict[str, list[Ticket]] = {}
+        """Commits to be sent, by node; one server is one node with an empty name."""
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._starting = False
+        self._under_way: Counter[str] = Counter()
+        """Pipelines in flight by node, so that one node that hangs does not delay the others."""
+        self._places: dict[int, str] = {}
+        self._map_version = -1
+        self.pipelines = 0
+        """How many pipelines were sent so far."""
+
+    def hand_in(
+        self, request: CommitRequest, on_reply: OnReply, on_trouble: OnTrouble = lambda _: None
+    ) -> Ticket:
+        """Queue a commit; the committer retries it until Redis accepts or refuses it.
+
+        Parameters
+        ----------
+        request
+            The commit.
+        on_reply
+            Called with the result, unless the ticket was withdrawn. ``OK`` and ``DUP`` mean that the
+            commit is done. ``FENCED`` and ``GAP`` mean that it is not, and ``FULL``, ``BADTYPE`` and
+            ``AHEAD`` that it may be sent again later. ``UNKNOWN`` means that the partition was lost while
+            the outcome of an earlier try was open, and that the checkpoint is now at or after the
+            commit's last entry: the try was done, or the next owner has committed those entries.
+        on_trouble
+            Called with a reason each time Redis gave no answer, refused, or did not confirm that the
+            commit is durable, and the commit will be sent again.
+        """
+        ticket = Ticket(request, on_reply, on_trouble)
+        self._queue(ticket)
+        return ticket
+
+    async def holds(self, partition: int, entries: Sequence[Entry]) -> bool:
+        """Return whether a partition's stream still has these entries; True if Redis does not answer."""
+        key, bounds = self._keys.events(partition), (entries[0].id, entries[-1].id, len(entries))
+        try:
+            return await range_entries(self._backend, key, *bounds) == list(entries)
+        except BackendError:
+            return True
+
+    async def submit(self, request: CommitRequest, *, on_trouble: OnTrouble = lambda _: None) -> CommitReply:
+        """Queue a commit and wait for the reply. After a cancel the outcome is unknown."""
+        answered: asyncio.Future[CommitReply] = asyncio.get_running_loop().create_future()
+
+        def answer(reply: CommitReply) -> None:
+            if not answered.done():  # A cancelled future is done before its task has run.
+                answered.set_result(reply)
+
+        ticket = self.hand_in(request, answer, on_trouble)
+        try:
+            return await answered
+        finally:
+            ticket.withdraw()
+
+    async def run(self) -> None:
+        """Send commits until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            self._start_soon()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self._tasks = None
+
+    def _queue(self, ticket: Ticket) -> None:
+        partition = ticket.request.partition
+        place = self._places.get(partition)
+        if place is None:
+            place = self._places[partition] = self._backend.known_place_of(self._keys.lock(partition))
+        self._queues.setdefault(place, []).append(ticket)
+        self._start_soon()
+
+    def _start_soon(self) -> None:
+        """Send the queue in the next turn of the event loop, with other commits of this turn."""
+        if not self._starting:
+            self._starting = True
+            asyncio.get_running_loop().call_soon(self._start)
+
+    def _start(self) -> None:
+        self._starting = False
+        if self._tasks is None:
+            return
+        if self._map_version != self._backend.map_version:
+            self._map_version = self._backend.map_version
+            queues, self._queues = self._queues, {}
+            self._places.clear()
+            for ticket in itertools.chain(*queues.values()):
+                self._queue(ticket)
+        for place in self._queues:
+            while self._under_way[place] < self._pipelines_max:
+                group = self._next_group(place)
+                if not group:
+                    break
+                self._under_way[place] += 1
+                self.pipelines += 1
+                self._tasks.start_soon(self._send, group, place, self._tasks)
+
+    def _next_group(self, place: str) -> list[Ticket]:
+        ready = [ticket for ticket in self._queues[place] if not ticket.withdrawn]
+        count = size = 0
+        for ticket in ready:
+            size += ticket.size
+            if count and size > PIPELINE_BYTES_MAX:
+                break
+            count += 1
+        self._queues[place] = ready[count:]
+        return ready[:count]
+
+    async def _send(self, group: list[Ticket], place: str, tasks: anyio.abc.TaskGroup) -> None:
+        trail.commits_sent(group)
+        try:
+            requests = [ticket.request for ticket in group]
+            replies = await commit_many(self._backend, self._keys, requests, self._durability)
+        finally:
+            self._under_way[place] -= 1
+            self._start_soon()
+        trail.commits_answered(group, replies)
+        for ticket, reply in zip(group, replies, strict=True):
+            if reply.code is CommitCode.UNKNOWN:
+                tasks.start_soon(self._again, ticket, reply.error)
+            elif ticket.tries and reply.code is CommitCode.FENCED:
+                tasks.start_soon(self._look, ticket, reply)
+            else:
+                self._finish(ticket, reply)
+
+    async def _again(self, ticket: Ticket, error: BackendError | None) -> None:
+        if ticket.withdrawn:
+            return
+        reason = str(error)
+        ticket.tries += 1
+        if ticket.pauses is None:
+            ticket.pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
+        pause_ms = ticket.pauses.next_ms()
+        _log.warning(
+            "commit_not_durable" if isinstance(error, NotDurable) else "commit_unanswered",
+            partition=ticket.request.partition,
+            reason=reason,
+            tries=ticket.tries,
+            retry_in_ms=pause_ms,
+        )
+        ticket.on_trouble(f"commit not confirmed, trying again: {reason}")
+        await anyio.sleep(pause_ms / 1000)
+        self._queue(ticket)
+
+    async def _look(self, ticket: Ticket, fenced: CommitReply) -> None:
+        """Find out whether the first try of a commit was done whose retry was fenced."""
+        request = ticket.request
+        pauses = Pauses(self._rng.random)
+        while not ticket.withdrawn:
+            try:
+                lock = await locks.read_lock(self._backend, self._keys, request.partition)
+            except BackendUnavailable:
+                await anyio.sleep(pauses.next_ms() / 1000)
+                continue
+            except BackendError:
+                break
+            # The checkpoint never goes back, so a lower one shows that this commit was not done.
+            absent = lock is None or lock.checkpoint < request.new
+            code = CommitCode.FENCED if absent else CommitCode.UNKNOWN
+            self._finish(
+                ticket,
+                CommitReply(code=code, epoch=fenced.epoch, checkpoint=fenced.checkpoint, rows=fenced.rows),
+            )
+            return
+        self._finish(ticket, fenced)
+
+    @staticmethod
+    def _finish(ticket: Ticket, reply: CommitReply) -> None:
+        if not ticket.withdrawn:
+            ticket.on_reply(reply)

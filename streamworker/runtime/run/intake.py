@@ -1,0 +1,125 @@
+"""What one partition takes, and when it stops: its entries, the gate, pauses and the drain."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+
+from streamworker.core.data.batching import BatchLimits
+from streamworker.core.data.entries import Entry
+from streamworker.runtime.read.buffer import PartitionBuffer
+from streamworker.runtime.run.activity import Activity
+from streamworker.runtime.signals import Gate, Signal
+
+
+class Intake:
+    """The entries of one partition for its mode.
+
+    Parameters
+    ----------
+    buffer
+        The buffer that the fetcher fills.
+    gate
+        Closed while no batch may start.
+    activity
+        Is told of the waits.
+    """
+
+    def __init__(self, buffer: PartitionBuffer, gate: Gate, activity: Activity) -> None:
+        self.buffer = buffer
+        self._gate = gate
+        self._activity = activity
+        self._draining = False
+        self._drain = Signal()
+        self.pauses = 0
+        """Pauses between attempts that are under way."""
+
+    # -- when to stop ----------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Let no other call start; the running one is finished."""
+        self._draining = True
+        self._drain.fire()
+        self.buffer.wake()
+
+    def end(self) -> None:
+        """Take nothing more. An abandoned thread sees this and handles no further record."""
+        self._draining = True
+        self.buffer.close()
+
+    @property
+    def draining(self) -> bool:
+        """Whether the partition drains or has ended."""
+        return self._draining
+
+    @property
+    def may_start(self) -> bool:
+        """Whether the next call may start."""
+        return not self._draining and self._gate.is_open
+
+    @property
+    def gate_is_open(self) -> bool:
+        """Whether the worker's heartbeats get through."""
+        return self._gate.is_open
+
+    async def wait_draining(self, timeout_s: float | None = None) -> None:
+        """Wait until the partition must drain, or for so long."""
+        if timeout_s is not None and not self._draining:
+            await self._drain.wait(timeout_s)
+            return
+        while not self._draining:
+            await self._drain.wait()
+
+    async def wait_may_start(self) -> bool:
+        """Wait until a call may start; return False if the partition drains."""
+        while not self._draining and not self._gate.is_open:
+            self._activity.rests()
+            async with anyio.create_task_group() as either:
+                either.start_soon(_first, self._gate.wait, either.cancel_scope)
+                either.start_soon(_first, self._drain.wait, either.cancel_scope)
+            self._activity.works()
+        return not self._draining
+
+    async def pause(self, pause_ms: int) -> bool:
+        """Pause before another attempt; return False if the partition drains meanwhile."""
+        if not self._draining:
+            self._activity.rests()
+            self.pauses += 1
+            try:
+                await self._drain.wait(pause_ms / 1000)
+            finally:
+                self.pauses -= 1
+            self._activity.works()
+        return await self.wait_may_start()
+
+    # -- what to take ----------------------------------------------------------------------------
+
+    async def next_entries(
+        self, limits: BatchLimits, interrupted: Callable[[], bool] = lambda: False
+    ) -> Sequence[Entry]:
+        """Wait for the next batch and take it; return none when draining, or when ``interrupted``.
+
+        The code that makes ``interrupted`` true also calls :meth:`wake`.
+        """
+        buffer, activity = self.buffer, self._activity
+        while await self.wait_may_start() and not interrupted():
+            if buffer.closed:
+                # No more entries arrive: the partition is lost, or is no longer fetched.
+                activity.rests()
+                await self._drain.wait()
+                continue
+            if buffer.is_ready(limits):
+                activity.works()
+                return buffer.take(limits.records, limits.bytes)
+            activity.rests()
+            await buffer.wait_ready(limits)
+        activity.works()
+        return []
+
+    def wake(self) -> None:
+        """Let :meth:`next_entries` look again whether it is interrupted."""
+        self.buffer.wake()
+
+
+async def _first(wait: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
+    await wait()
+    scope.cancel()

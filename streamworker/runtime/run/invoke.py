@@ -1,0 +1,388 @@
+"""Calls a processor's function: on the event loop or in a thread, with its context and timeout.
+
+A call either returns its :class:`Effects` (rows to forward and changes of the state) or raises what the
+function raised, which may be anything. The effects of a call that raises, times out or is cancelled are
+dropped. The caller passes what was raised to :func:`failure`, which returns the record's error; ``modes``
+decides what to do about it.
+"""
+
+import asyncio
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pyarrow as pa
+
+from streamworker.context import Call, Context, Place, RowsOf
+from streamworker.core.data.entries import Entry
+from streamworker.errors import DecodeError, RecordError, in_words
+from streamworker.processors import Mode, ProcessorSpec
+from streamworker.records.codecs import short
+from streamworker.records.entries import REPLAYED_FOR
+from streamworker.redisio.data.ackedlog import AckedBatch
+from streamworker.runtime.run.state import Changes, PartitionState
+from streamworker.runtime.run.threads import registered
+
+ERROR_TEXT_MAX = 1_000
+"""Characters of an error that a dead letter or a lock's reason shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Results of one successful call, to be committed."""
+
+    outputs: Sequence[Any] = ()
+    changes: Changes | None = None
+
+
+NOTHING = Effects()
+"""The effects of a call that forwards and stores nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The records of some entries, and the entries that have none."""
+
+    records: list[Any]
+    """One for each entry; None for an entry without a record."""
+    bad: dict[int, RecordError]
+    """Errors by index in the list, ascending; :data:`NOT_OURS` for an entry that is passed over."""
+
+
+NOT_OURS = DecodeError("The entry is replayed for another group.")
+"""Marks an entry that is replayed for another group: it counts as done without a call or a log line."""
+
+
+class Invoker:
+    """Calls the function of one processor for one partition."""
+
+    def __init__(self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int) -> None:
+        self.spec = spec
+        self.place = place
+        self.state = state
+        self._limiter = _shared_limiter(threads)
+        self.threads = threads
+        """How many ``def`` functions run at a time, over all partitions of this worker."""
+        self.calls_in_threads = 0
+        """Calls that have a thread, or wait for one."""
+        self.rows_of: RowsOf | None = None
+        """Returns how many rows an entry has; None if each entry has one."""
+        self._row_type: type | None = None
+        if spec.output is not None and isinstance(spec.output.python_type, type):
+            self._row_type = getattr(spec.output.python_type, "__origin__", spec.output.python_type)
+        self.forwards_input = forwards_input(spec)
+        """Whether a call that returns None forwards its records."""
+        self._returns_rows_as_list = not issubclass(self._row_type or object, list)
+        self._warned = False
+        is_plain = spec.is_async and spec.timeout_ms is None and not spec.takes_context
+        self.plain = spec.function if is_plain else None
+        """The function, if a call needs nothing but an ``await``; else None."""
+
+    # -- decoding ----------------------------------------------------------------------------
+
+    def decode(self, entries: Sequence[Entry]) -> Decoded:
+        """Decode entries, all in one pass unless one of them is bad."""
+        stream = self.spec.stream
+        assert stream.codec != "arrow"  # ColumnsInvoker decodes these
+        with suppress(BaseException):  # Code of the record's class may run here, and raise anything.
+            return Decoded(stream.record.decode_many(entries, stream.codec), {})
+        return self.one_by_one(entries, stream.record.decoder(stream.codec))
+
+    def one_by_one(self, entries: Sequence[Entry], decode: Callable[[Mapping[bytes, bytes]], Any]) -> Decoded:
+        """Decode each entry by itself, except those that are replayed for another group."""
+        mine = self.spec.name.encode()
+        records: list[Any] = [None] * len(entries)
+        bad: dict[int, RecordError] = {}
+        for place, entry in enumerate(entries):
+            if entry.fields.get(REPLAYED_FOR, mine) != mine:
+                bad[place] = NOT_OURS
+                continue
+            try:
+                records[place] = decode(entry.fields)
+            except RecordError as error:
+                bad[place] = error
+        return Decoded(records, bad)
+
+    # -- calling -----------------------------------------------------------------------------
+
+    async def call_batch(self, entries: Sequence[Entry], records: list[Any], attempt: int) -> Effects:
+        """Call the function with a list of records."""
+        # The function gets its own list: it may sort or clear it.
+        if self.plain is None:
+            return await self._call(list(records), entries, records, attempt)
+        return self._effects(await self.plain(list(records)), (), None, records)
+
+    async def call_record(self, entry: Entry, record: Any, attempt: int) -> Effects:
+        """Call the function with one record."""
+        if self.plain is None:
+            return await self._call(record, (entry,), (record,), attempt)
+        return self.effects_of(await self.plain(record), record)
+
+    def effects_of(self, result: Any, record: Any) -> Effects:
+        """Return the effects of a call of ``plain`` with a record."""
+        if result is None and not self.forwards_input:
+            return NOTHING
+        return self._effects(result, (), None, (record,))
+
+    async def _call(
+        self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
+    ) -> Effects:
+        timeout_ms = self.spec.timeout_ms
+        if not self.spec.is_async:
+            effects: Effects = await self.in_thread(
+                entries, self.call_here, argument, entries, records, attempt, timeout_ms=timeout_ms
+            )
+            return effects
+        if timeout_ms is None:
+            return await self._await(argument, entries, records, attempt)
+        with _in_time(timeout_ms):
+            return await self._await(argument, entries, records, attempt)
+
+    async def in_thread(
+        self,
+        entries: Sequence[Entry],
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_ms: int | None = None,
+    ) -> Any:
+        """Run a function for some entries in a worker thread; a cancel abandons the thread.
+
+        The timeout begins when the call has a thread: the wait for a thread does not count.
+        """
+        call = partial(self._registered, entries, function, args)
+        run = partial(anyio.to_thread.run_sync, call, abandon_on_cancel=True)
+        self.calls_in_threads += 1
+        try:
+            if timeout_ms is None:
+                return await run(limiter=self._limiter)
+            async with self._limiter:
+                with _in_time(timeout_ms):
+                    return await run(limiter=anyio.CapacityLimiter(1))
+        finally:
+            self.calls_in_threads -= 1
+
+    def _registered(
+        self, entries: Sequence[Entry], function: Callable[..., Any], args: tuple[Any, ...]
+    ) -> Any:
+        with registered(self.spec.function, self.place, entries):
+            return returning_errors(function, args)
+
+    async def _await(
+        self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
+    ) -> Effects:
+        function = self.spec.function
+        if not self.spec.takes_context:
+            return self._effects(await function(argument), (), None, records)
+        view = self.state.view()
+        call = Call(entries, view, attempt, self.rows_of)
+        try:
+            result = await function(argument, Context(self.place, call))
+        finally:
+            call.is_over = True
+            view.close()
+        return self._effects(result, call.outputs, view.changes, records)
+
+    def call_here(
+        self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
+    ) -> Effects:
+        """Call a ``def`` function in this thread."""
+        function = self.spec.function
+        if not self.spec.takes_context:
+            return self._effects(function(argument), (), None, records)
+        view = self.state.view()
+        call = Call(entries, view, attempt, self.rows_of)
+        try:
+            result = function(argument, Context(self.place, call))
+        finally:
+            call.is_over = True
+            view.close()
+        return self._effects(result, call.outputs, view.changes, records)
+
+    # -- what it returned ----------------------------------------------------------------------
+
+    def _effects(
+        self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]
+    ) -> Effects:
+        if result is None and not outputs:
+            rows: Sequence[Any] = records if self.forwards_input else ()
+            return Effects(rows, changes) if rows or changes else NOTHING
+        if not self.spec.forward:
+            self.unwanted()
+            return Effects((), changes)
+        return Effects(self._forwarded(result, outputs), changes)
+
+    def _forwarded(self, result: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the rows of a call: first those of ``ctx.forward``, then those that it returned."""
+        if result is None:
+            returned: list[Any] = []
+        elif isinstance(result, list) and self._returns_rows_as_list:
+            returned = result
+        elif self.spec.mode is Mode.BATCH:
+            raise RecordError(
+                f"Processor {self.spec.name!r} returned a {type(result).__name__} for a batch.",
+                remedy=f"Return a list of {self._row_name()}, or None.",
+            )
+        else:
+            returned = [result]
+        return self.checked([*outputs, *returned] if outputs else returned)
+
+    def unwanted(self) -> None:
+        """Log once that rows of a processor that forwards nothing are dropped."""
+        if not self._warned:
+            self._warned = True
+            self.place.log.warning(
+                "rows_not_forwarded",
+                reason="the processor has no output type: annotate what it returns, or set forward=True",
+            )
+
+    def to_rows(self, outputs: Sequence[Any]) -> pa.RecordBatch | None:
+        """Convert rows to Arrow; None if there are none.
+
+        Raises
+        ------
+        RecordError
+            If a value does not fit its column. Code of the rows' class may raise anything else.
+        """
+        if not outputs or self.spec.output is None:
+            return None
+        return self.spec.output.to_arrow(outputs)
+
+    def packed(
+        self,
+        entries: Sequence[Entry],  # noqa: ARG002 - see ColumnsInvoker
+        records: Sequence[Any],  # noqa: ARG002
+        rows: Sequence[pa.RecordBatch],  # noqa: ARG002
+    ) -> AckedBatch | None:
+        """Return the rows already encoded for a commit, if the entry held them in that form."""
+        return None
+
+    def checked(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """Check that each row is of the output type, and return the rows.
+
+        Raises
+        ------
+        RecordError
+            If a row is not; the error names the first one.
+        """
+        row_type = self._row_type
+        if row_type is not None:
+            for row in rows:
+                if type(row) is not row_type and not self._is_row(row, row_type):
+                    raise RecordError(
+                        f"Processor {self.spec.name!r} forwarded {short(row)}.",
+                        remedy=f"Its output type is {self._row_name()}.",
+                    )
+        return rows
+
+    @staticmethod
+    def _is_row(row: Any, row_type: type) -> bool:
+        try:
+            return isinstance(row, row_type)
+        except TypeError:  # a TypedDict: its records are dicts
+            return isinstance(row, dict)
+
+    def _row_name(self) -> str:
+        return "rows" if self.spec.output is None else self.spec.output.name
+
+
+def failure(raised: BaseException) -> Exception:
+    """Return the error with which a record failed, whatever its code raised.
+
+    A cancel by streamworker comes from a cancel scope; it is raised again and is no error. Any other
+    CancelledError comes from the function, or the function cancelled its own task. Treating it as
+    streamworker's cancel would end the partition without an error. The task's cancel count is reset,
+    because otherwise a later cancel by streamworker would look like a foreign one.
+    """
+    if isinstance(raised, asyncio.CancelledError):
+        if anyio.current_effective_deadline() == -math.inf:
+            raise raised
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
+    return as_error(raised)
+
+
+def as_error(raised: BaseException) -> Exception:
+    """Return an error that is safe to raise anywhere: SystemExit would end the worker.
+
+    A future cannot carry StopIteration. In code that nobody can cancel, in a thread or without an
+    ``await``, this function suffices instead of :func:`failure`.
+    """
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    return RuntimeError(f"the function raised {in_words(raised)}").with_traceback(raised.__traceback__)
+
+
+@contextmanager
+def _in_time(timeout_ms: int) -> Iterator[None]:
+    """Raise TimeoutError if the block takes longer."""
+    try:
+        with anyio.fail_after(timeout_ms / 1000) as scope:
+            yield
+    except TimeoutError:
+        if not scope.cancelled_caught:
+            raise
+        raise TimeoutError(f"the call took longer than {timeout_ms / 1000:g} s") from None
+
+
+_limiters: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("handler_threads")
+
+
+def _shared_limiter(threads: int) -> anyio.CapacityLimiter:
+    """Return the limiter of threads for ``def`` functions, which all processors of a worker share."""
+    try:
+        return _limiters.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(threads)
+        _limiters.set(limiter)
+        return limiter
+
+
+def forwards_input(spec: ProcessorSpec) -> bool:
+    """Return whether a processor forwards its records where it returns None.
+
+    It does if it forwards rows, their type is the stream's record type, and the function's annotation does
+    not say that it returns rows. A function that is annotated ``-> Order | None`` filters: its None
+    forwards nothing.
+    """
+    if not spec.forward or spec.output not in (None, spec.stream.record):
+        return False
+    returns = inspect.signature(spec.function).return_annotation
+    return returns in (inspect.Signature.empty, None, type(None), "None")
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error in one line, with the file and line that raised it, for reasons and dead letters."""
+    frames = [
+        (frame.f_code.co_filename.replace("\\", "/").split("/"), line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    theirs = [(path, line) for path, line in frames if "streamworker" not in path]
+    where = "".join(f" ({path[-1]}:{line})" for path, line in (theirs or frames)[-1:])
+    return in_words(error)[:ERROR_TEXT_MAX] + where
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return an error with the innermost 40 frames of its traceback: a recursion has a thousand."""
+    try:
+        return "".join(traceback.format_exception(error, limit=-40))
+    except BaseException:  # noqa: BLE001 - its class is somebody's, as for ``in_words``
+        return describe_error(error)
+
+
+def returning_errors(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call a function in a thread; convert errors that a future cannot carry."""
+    try:
+        return function(*args)
+    except BaseException as raised:
+        if (error := as_error(raised)) is raised:
+            raise
+        raise error from raised

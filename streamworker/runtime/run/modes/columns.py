@@ -1,0 +1,279 @@
+"""Calls of functions that take columns, and calls for streams whose entries hold many rows.
+
+There are four cases, which only this module distinguishes:
+
+    =====================  ==========================  ====================================
+    the function takes     an entry is one record      an entry is some rows (``arrow``)
+    =====================  ==========================  ====================================
+    columns                records are turned into     the rows of the batch's entries,
+                           columns, a batch at a time  without an object for each
+    a list, or one record  (the ordinary way)          rows are turned into records
+    =====================  ==========================  ====================================
+
+The entry remains the unit of commits, attempts, dead letters and the search for failing records.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from streamworker.context import Context, Place, show_only, take_forwarded
+from streamworker.core.data.batching import BatchLimits
+from streamworker.core.data.entries import Entry
+from streamworker.errors import DecodeError, RecordError, in_words
+from streamworker.processors import Mode as ModeName
+from streamworker.processors import ProcessorSpec
+from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
+from streamworker.redisio.data.columns import as_it_came, rows_of, unpacked
+from streamworker.runtime.run.invoke import Decoded, Effects, Invoker
+from streamworker.runtime.run.modes.batch import BatchMode
+from streamworker.runtime.run.state import Changes, PartitionState
+from streamworker.runtime.run.work import joined
+from streamworker.runtime.send.tables import as_table
+
+CALL_ENTRIES_MAX = 1_000
+"""Maximum entries of one call. Opening an entry takes 20 to 30 us. For thousands of rows this does not
+matter, but if each entry holds one row, a call with 1,000 entries blocks the event loop for 20 to 30 ms."""
+
+
+class ColumnsInvoker(Invoker):
+    """Calls a function that takes columns, or that reads a stream of columns."""
+
+    def __init__(self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int) -> None:
+        if spec.mode is ModeName.RECORD:
+            spec = replace(spec, function=self._for_each(spec.function, is_async=spec.is_async))
+        super().__init__(spec, place, state, threads)
+        self._record = spec.stream.record
+        self._is_arrow = spec.stream.codec == "arrow"
+        self.rows_of = rows_of if self._is_arrow and spec.mode is not ModeName.RECORD else None
+        self._give = _GIVE[spec.takes]()
+        self._output_name = b""
+        if spec.forward and spec.output is not None:
+            self._output_name = schema_fingerprint(spec.output.arrow_schema()).encode()
+
+    # -- decoding: one item an entry -----------------------------------------------------------
+
+    def decode(self, entries: Sequence[Entry]) -> Decoded:
+        """Decode each entry into a record batch, a list of records, or a record."""
+        if not self._is_arrow:
+            return super().decode(entries)
+        return self.one_by_one(entries, self._item)
+
+    def _item(self, fields: Mapping[bytes, bytes]) -> Any:
+        try:
+            batch = self._record.fit_arrow(unpacked(fields), extra="drop")
+            return batch if self.spec.takes != "records" else self._record.from_arrow(batch)
+        except RecordError:
+            raise
+        except BaseException as error:  # one bad entry must not stop a worker
+            raise DecodeError(
+                f"The entry holds no {self._record.name}: {in_words(error)}.", remedy="Look at its producer."
+            ) from error
+
+    # -- calling -----------------------------------------------------------------------------
+
+    async def call_batch(self, entries: Sequence[Entry], records: list[Any], attempt: int) -> Effects:
+        """Call the function with the contents of some entries."""
+        if self.spec.mode is ModeName.RECORD:
+            pairs = [(entry, record) for entry, item in zip(entries, records, strict=True) for record in item]
+            return await self._call(pairs, entries, (), attempt)
+        if self.spec.takes == "records":
+            rows = [record for item in records for record in item]
+            return await self._call(rows, entries, rows, attempt)
+        if self._is_arrow:
+            batch = records[0] if len(records) == 1 else joined(records)
+        else:
+            batch = self._record.to_arrow(records)
+        return await self._call(self._give(batch), entries, (batch,), attempt)
+
+    def _for_each(self, function: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
+        """Return a function that calls ``function`` with each record of a list, in one call."""
+        if is_async:
+
+            @functools.wraps(function)
+            async def each(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
+                outputs: list[Any] = []
+                for entry, record in pairs:
+                    self._show(context, entry)
+                    result = await function(record, *context)
+                    outputs += self._one(result, context, record)
+                return _Gathered(outputs)
+
+            return each
+
+        @functools.wraps(function)
+        def each_here(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
+            outputs: list[Any] = []
+            for entry, record in pairs:
+                self._show(context, entry)
+                outputs += self._one(function(record, *context), context, record)
+            return _Gathered(outputs)
+
+        return each_here
+
+    @staticmethod
+    def _show(context: Sequence[Context], entry: Entry) -> None:
+        for each in context:
+            show_only(each, entry)
+
+    def _one(self, result: Any, context: Sequence[Context], record: Any) -> Sequence[Any]:
+        """Return the rows that a call with one record of several forwards."""
+        forwarded: list[Any] = []
+        for each in context:
+            forwarded = take_forwarded(each)
+        return super()._effects(result, forwarded, None, (record,)).outputs
+
+    # -- what it returned ----------------------------------------------------------------------
+
+    def _effects(
+        self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]
+    ) -> Effects:
+        if isinstance(result, _Gathered):
+            return Effects(result.outputs, changes)
+        return super()._effects(result, outputs, changes, records)
+
+    def _forwarded(self, result: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Return as columns what the function forwarded and returned."""
+        if self.spec.takes == "records":
+            return super()._forwarded(result, outputs)
+        batches = self._as_batches(outputs)
+        if result is not None:
+            batches += self._as_batches(result if isinstance(result, list) else [result])
+        return batches
+
+    def _as_batches(self, outputs: Sequence[Any]) -> list[pa.RecordBatch]:
+        """Convert what was forwarded or returned into columns; consecutive rows become one batch."""
+        batches: list[pa.RecordBatch] = []
+        rows: list[Any] = []
+        for output in outputs:
+            if _is_table(output):
+                batches += [*self._of_rows(rows), *self._of_table(output)]
+                rows = []
+            else:
+                rows.append(output)
+        return batches + self._of_rows(rows)
+
+    def _of_rows(self, rows: list[Any]) -> list[pa.RecordBatch]:
+        if not rows or self.spec.output is None:
+            return []
+        return [self.spec.output.to_arrow(self.checked(rows))]
+
+    def _of_table(self, table: Any) -> list[pa.RecordBatch]:
+        assert self.spec.output is not None
+        batches = (
+            [table] if isinstance(table, pa.RecordBatch) else as_table(table).combine_chunks().to_batches()
+        )
+        try:
+            return [self.spec.output.fit_arrow(batch) for batch in batches]
+        except RecordError as error:
+            hint = "" if self.spec.output != self._record else " Or say with output= what it forwards."
+            raise RecordError(
+                f"Processor {self.spec.name!r} forwarded columns that are no {self.spec.output.name}: "
+                f"{error.message}",
+                remedy=error.remedy + hint,
+            ) from None
+
+    def to_rows(self, outputs: Sequence[Any]) -> pa.RecordBatch | None:
+        """Join the forwarded batches; None if there are none."""
+        if self.spec.takes == "records":
+            return super().to_rows(outputs)
+        return joined(list(outputs))
+
+    def packed(
+        self, entries: Sequence[Entry], records: Sequence[Any], rows: Sequence[pa.RecordBatch]
+    ) -> AckedBatch | None:
+        """Return the rows as the entry encodes them, if they are exactly the rows of one entry."""
+        if not (self._is_arrow and len(entries) == len(rows) == 1 and rows[0] is records[0]):
+            return None
+        return as_it_came(entries[0]) if entries[0].fields.get(b"name") == self._output_name else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """The forwarded rows of the calls with all records of some entries."""
+
+    outputs: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits(BatchLimits):
+    """Batch limits where entries hold many rows: ``records`` counts entries."""
+
+    are_rows_enough: Callable[[], bool]
+    """Returns whether the waiting entries have enough rows for a batch."""
+
+    def is_ready(self, waiting: int, waiting_bytes: int, age_ms: int, *, no_more: bool = False) -> bool:
+        """Return whether the waiting entries should be handled now."""
+        ready = BatchLimits.is_ready(self, waiting, waiting_bytes, age_ms, no_more=no_more)
+        return ready or (waiting > 0 and self.are_rows_enough())
+
+
+class RowsMode(BatchMode):
+    """Calls the function with the rows of one entry or of several; the batch size counts rows."""
+
+    async def run(self) -> str:
+        """Handle batches until draining; return why the partition halts, or an empty text."""
+        spec, buffer = self.spec, self.intake.buffer
+        limits = RowLimits(
+            min(spec.batch, CALL_ENTRIES_MAX),
+            spec.batch_bytes,
+            spec.within_ms,
+            lambda: _has_rows(buffer.each_waiting(), spec.batch),
+        )
+        while entries := await self.intake.next_entries(limits):
+            for start, end in by_rows([rows_of(entry.fields) for entry in entries], spec.batch):
+                # After a call that was given up, nothing may be committed, and the partition drains.
+                if not await self.intake.wait_may_start():
+                    return ""
+                halted = await self._handle(entries[start:end])
+                if halted:
+                    return halted
+        return ""
+
+
+def by_rows(counts: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Group consecutive entries into batches of at most ``most`` rows, with at least one entry each.
+
+    Examples
+    --------
+    >>> by_rows([4, 4, 4, 20, 1], 10)
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    """
+    groups: list[tuple[int, int]] = []
+    start = rows = 0
+    for place, count in enumerate(counts):
+        if place > start and rows + count > most:
+            groups.append((start, place))
+            start, rows = place, 0
+        rows += count
+    return [*groups, (start, len(counts))] if counts else groups
+
+
+def _has_rows(entries: Any, wanted: int) -> bool:
+    rows = 0
+    for entry in entries:
+        rows += rows_of(entry.fields)
+        if rows >= wanted:
+            return True
+    return False
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, pa.RecordBatch | pa.Table) or hasattr(value, "__arrow_c_stream__")
+
+
+def _give_polars() -> Callable[[pa.RecordBatch], Any]:
+    import polars as pl  # a function that takes its frames has it installed
+
+    return lambda batch: pl.from_arrow(pa.Table.from_batches([batch]))
+
+
+_GIVE: dict[str, Callable[[], Callable[[pa.RecordBatch], Any]]] = {
+    "records": lambda: lambda batch: batch,
+    "record_batch": lambda: lambda batch: batch,
+    "table": lambda: lambda batch: pa.Table.from_batches([batch]),
+    "polars": _give_polars,
+}

@@ -1,0 +1,188 @@
+"""The base of the modes that handle records one by one and commit several of them together.
+
+Records that are done while a commit is in flight go into the next commit, at most ``batch`` of them. A
+commit does not wait for more records. A second task starts the commits, so that a record is committed even
+while the next one takes a minute.
+"""
+
+import asyncio
+import threading
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+
+from streamworker.core.data.entries import Entry
+from streamworker.errors import RecordError, in_words
+from streamworker.records.entries import joined_entries
+from streamworker.redisio.data.commit import DeadLetter
+from streamworker.runtime.run.invoke import NOTHING, Effects
+from streamworker.runtime.run.modes.modes import Mode
+from streamworker.runtime.run.state import Changes
+from streamworker.runtime.run.work import Work
+from streamworker.runtime.signals import Signal
+
+
+class GroupingMode(Mode):
+    """A mode in which a commit takes all records that were done since the last one."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.refused: RecordError | None = None
+        """The error if rows of ``_work`` cannot be converted to Arrow; no commit starts until ``undo``."""
+        self._work = Work()
+        self._parts: list[Sequence[Entry]] = []
+        """The entries of ``_work`` in order, except those of ``_row``."""
+        self._parts_count = 0
+        self._row: Sequence[Entry] = ()
+        """Entries that are handled one after the other. Only the index of the last done one is kept:
+        collecting them one by one took longer than calling a function."""
+        self._row_start = self._row_end = 0
+        """Bounds of the entries of ``_row`` that are done and not in a part yet."""
+        self._lock = threading.Lock()
+        """Guards all of these and the state: a handler in a thread adds while a commit takes."""
+        self._idle = False
+        self._done = Signal()
+        self._taken = Signal()
+
+    @abstractmethod
+    async def handle_all(self) -> str:
+        """Handle records until draining; return why the partition halts, or an empty text."""
+
+    async def run(self) -> str:
+        """Handle records, and commit them in a second task."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._commits)
+            halted = await self.handle_all()
+            await self.taken()
+            if self.refused is not None:
+                # These records are not committed, so not acked: the next owner handles them again.
+                self.log.warning("rows_refused", error=str(self.refused))
+            tasks.cancel_scope.cancel()
+        return halted
+
+    # -- the side that handles records -----------------------------------------------------------
+
+    def add(
+        self,
+        entries: Sequence[Entry],
+        outputs: Sequence[Any] = (),
+        changes: Changes | None = None,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        """Count entries as done, with their effects. Safe from a worker thread."""
+        with self._lock:
+            self._end_row()
+            self._parts.append(entries)
+            self._parts_count += len(entries)
+            self._work.outputs += outputs
+            self._work.dead += dead
+            if changes:
+                self.state.keep(changes)
+
+    def begin_row(self, entries: Sequence[Entry], start: int) -> None:
+        """Begin a row of entries that are handled in order from an index on; see :meth:`add_next`."""
+        with self._lock:
+            self._end_row()
+            self._row, self._row_start, self._row_end = entries, start, start
+
+    def add_next(self, effects: Effects) -> None:
+        """Count the next entry of the row as done. Safe from a worker thread."""
+        if effects is NOTHING:
+            self._row_end += 1
+            return
+        with self._lock:
+            self._row_end += 1
+            self._work.outputs += effects.outputs
+            if effects.changes:
+                self.state.keep(effects.changes)
+
+    @property
+    def next_of_row(self) -> Sequence[Entry]:
+        """The first entry of the row that is not done, alone."""
+        return self._row[self._row_end : self._row_end + 1]
+
+    @property
+    def done_count(self) -> int:
+        """Entries that are done and in no commit yet."""
+        return self._parts_count + self._row_end - self._row_start
+
+    def poke(self) -> None:
+        """Wake the committing task, which runs in the next turn of the event loop."""
+        if self._idle:
+            self._idle = False
+            self._done.fire()
+
+    def poke_from_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do the same as :meth:`poke` from a worker thread."""
+        if self._idle:
+            self._idle = False
+            loop.call_soon_threadsafe(self._done.fire)
+
+    async def turn(self) -> None:
+        """Yield to the event loop; wait while a whole batch is done and not in a commit."""
+        self.poke()
+        await asyncio.sleep(0)
+        while self.done_count >= self.spec.batch and self.refused is None:
+            await self._taken.wait()
+
+    async def taken(self) -> None:
+        """Wait until all done entries are in a commit, or were refused."""
+        while self.done_count and self.refused is None:
+            self.poke()
+            await self._taken.wait()
+
+    def is_refused(self) -> bool:
+        """Whether the done entries cannot be committed and must be handled again."""
+        return self.refused is not None
+
+    def undo(self) -> Sequence[Entry]:
+        """Drop the results since the last commit; return its entries, to be handled again."""
+        with self._lock:
+            undone = self._take_entries()
+            self._work = Work()
+            self.state.drop_group()
+        self.refused = None
+        return undone
+
+    # -- the side that commits -------------------------------------------------------------------
+
+    async def _commits(self) -> None:
+        while True:
+            await self.commits.flush()
+            # Set this before reading the count, so that a thread that adds after it wakes this task.
+            self._idle = True
+            if not self.done_count or self.refused is not None:
+                await self._done.wait()
+                continue
+            self._idle = False
+            try:
+                work = self._take()
+            except BaseException as error:  # noqa: BLE001 - code of the rows' class runs there
+                self.refused = error if isinstance(error, RecordError) else RecordError(in_words(error))
+                self.intake.wake()
+            else:
+                await self.commits.submit(work)
+            self._taken.fire()
+
+    def _take(self) -> Work:
+        with self._lock:
+            work = self._work
+            work.rows = self.invoker.to_rows(work.outputs)
+            work.entries = self._take_entries()
+            work.state = self.state.seal()
+            self._work = Work()
+        return work
+
+    def _take_entries(self) -> Sequence[Entry]:
+        self._end_row()
+        parts, self._parts, self._parts_count = self._parts, [], 0
+        return joined_entries(parts)
+
+    def _end_row(self) -> None:
+        start, end = self._row_start, self._row_end
+        if start < end:
+            self._parts.append(self._row[start:end])
+            self._parts_count += end - start
+            self._row_start = end

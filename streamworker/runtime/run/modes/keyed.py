@@ -1,0 +1,318 @@
+"""The mode that handles several records at a time: different keys overlap, one key never does.
+
+``core/window`` decides which record may start and up to which index all records are done. This mode does
+what the window decides: up to ``concurrency`` tasks each handle one record after the other, for as long as
+the window has one for them. The mode commits records only up to the first that is not done. So the acked
+log has the order of the source, and the checkpoint never passes a record that is not done.
+
+If this owner loses the partition, the next owner repeats records that are done after one that is not: at
+least once, and never more records than the window holds.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from streamworker.core.data.batching import BatchLimits
+from streamworker.core.data.entries import Entry
+from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.window import Window
+from streamworker.core.pauses import Pauses
+from streamworker.redisio.data.commit import DeadLetter
+from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.run.invoke import as_error, failure
+from streamworker.runtime.run.modes.grouping import GroupingMode
+from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
+from streamworker.runtime.run.state import NoState
+from streamworker.runtime.run.work import Work
+from streamworker.runtime.signals import Signal
+
+WINDOW_PER_CALL = 32
+"""Records in the window for each concurrent call. It limits how far other records may run ahead of a slow
+one, and how many are repeated after a crash. With fewer, a few busy keys would fill the window with records
+that wait for each other."""
+WINDOW_MIN = 1_000
+"""Minimum window size. Without concurrency, this many records are in hand or being committed, and so
+repeated after a crash."""
+CLOSING_MS = 500
+"""How long a drain still handles records that precede records already done. Each record handled saves the
+next owner from repeating those done after it. The handover waits at most this long for them."""
+
+
+class _InHand:
+    """One record of the window."""
+
+    __slots__ = ("attempt", "dead", "entry", "error", "outputs", "pauses", "record")
+
+    def __init__(self, entry: Entry, record: Any, error: Exception | None) -> None:
+        self.entry = entry
+        self.record = record
+        self.error = error
+        """Why the entry has no record or no key; the function is not called for it then."""
+        self.attempt = 0
+        self.outputs: Sequence[Any] = ()
+        self.dead: Sequence[DeadLetter] = ()
+        self.pauses: Pauses | None = None
+
+
+class KeyedMode(GroupingMode):
+    """Calls the function with one record each, several calls at a time."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        width = self.spec.concurrency
+        if not self.spec.is_async:
+            # More would only wait for a thread.
+            width = min(width, self.invoker.threads)
+        self._width = width
+        self._tasks = 0
+        """Tasks that handle a record now, or have yielded before their next one."""
+        self._window = Window(concurrency=width, size=max(WINDOW_MIN, WINDOW_PER_CALL * width))
+        self._in_hand: dict[int, _InHand] = {}
+        """Records by index in the window."""
+        self._gathered = 0
+        """Index of the first record that was not taken from the window."""
+        self._halted: tuple[int, str] | None = None
+        """The first index that failed for good, and the reason."""
+        self._changed = Signal()
+        """Fires when there is more room, when the window has settled, and when the partition drains."""
+        self._calls: anyio.abc.TaskGroup | None = None
+        self._gate_watched = False
+        self._slice_ends_ms = 0
+        self._slice_asked = False
+
+    async def handle_all(self) -> str:
+        """Handle records until draining; return why the partition halts, or an empty text."""
+        async with anyio.create_task_group() as self._calls:
+            self._calls.start_soon(self._tell_of_drain)
+            await self._feed()
+            await self._settle()
+            self._calls.cancel_scope.cancel()
+        if self._halted is not None:
+            return self._halted[1]
+        return "" if self.refused is None else f"what it forwarded cannot be written: {self.refused}"
+
+    @property
+    def oldest(self) -> str:
+        """Id of the entry whose call has run for longest; empty if no call runs."""
+        place = self.activity.oldest
+        return "" if place is None else str(self._in_hand[place].entry.id)
+
+    # -- records in ------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        """Fill the window until the partition is drained or halts."""
+        intake, window = self.intake, self._window
+        while not (intake.draining or self._is_over()):
+            if not window.room:
+                await self._changed.wait()
+                continue
+            limits = BatchLimits(min(window.room, self.spec.batch), self.spec.batch_bytes, 0)
+            if entries := await intake.next_entries(limits, self._is_over):
+                self._admit(entries)
+                self._start()
+
+    def _is_over(self) -> bool:
+        return self._halted is not None or self.refused is not None
+
+    def _admit(self, entries: Sequence[Entry]) -> None:
+        decoded = self.invoker.decode(entries)
+        by_key = self.spec.ordered_by == "key"
+        key_of = self.spec.stream.key
+        for place, (entry, record) in enumerate(zip(entries, decoded.records, strict=True)):
+            error: Exception | None = decoded.bad.get(place)
+            key = None
+            if by_key and error is None:
+                try:
+                    key = canonical_key(key_of(record))
+                except BaseException as raised:  # noqa: BLE001 - whatever a user's key function raises
+                    error = as_error(raised)
+            self._in_hand[self._window.add(key)] = _InHand(entry, record, error)
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start as many tasks as the concurrency allows."""
+        assert self._calls is not None
+        while self._tasks < self._width and (place := self._next()) is not None:
+            self._tasks += 1
+            self._calls.start_soon(self._handle_from, place, name=self.activity.name)
+
+    def _next(self) -> int | None:
+        """Return the index of the record to handle now, if there is one and calls may start."""
+        if self.intake.draining:
+            self._close()
+        elif not self.intake.may_start:
+            self._watch_gate()
+            return None
+        return self._window.start()
+
+    def _close(self) -> None:
+        """Start no more records, except those that precede records already done.
+
+        While heartbeats do not get through, start none at all: the commit would be refused.
+        """
+        if self.intake.gate_is_open:
+            self._window.close()
+        else:
+            self._window.bar(0)
+
+    async def _handle_from(self, place: int | None) -> None:
+        """Handle a record, and then others for as long as the window has any."""
+        while place is not None:
+            await self._handle(place)
+            if monotonic_ms() >= self._slice_ends_ms:
+                await self._turn()
+            place = self._next()
+        self._tasks -= 1
+        if self._window.is_settled:
+            self._changed.fire()
+
+    async def _turn(self) -> None:
+        """Yield to the event loop: all calls of the partition together have used their time slice.
+
+        The next slice begins with the next turn of the event loop, and not with each call that returns from
+        here. Otherwise a thousand calls that never wait would block the loop for two seconds.
+        """
+        if not self._slice_asked:
+            self._slice_asked = True
+            asyncio.get_running_loop().call_soon(self._new_slice)
+        await asyncio.sleep(0)
+
+    def _new_slice(self) -> None:
+        self._slice_asked = False
+        self._slice_ends_ms = monotonic_ms() + SLICE_MS
+
+    async def _handle(self, place: int) -> None:
+        """Make one attempt at a record."""
+        hand = self._in_hand[place]
+        if hand.error is not None:
+            self._failed(place, hand, Failed(hand.error, 0))
+            return
+        hand.attempt += 1
+        self.activity.begins(place)
+        try:
+            effects = await self.invoker.call_record(hand.entry, hand.record, hand.attempt)
+            if effects.outputs:
+                # Rows that cannot be converted to Arrow are an error of this call. At the commit it would
+                # be too late: other records of the key would be done already.
+                self.invoker.to_rows(effects.outputs)
+        except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
+            failed = Failed(failure(raised), hand.attempt)
+            self._ends(place)
+            self.note_failure([hand.entry], failed, self.spec.attempts)
+            self._failed(place, hand, failed)
+            return
+        self._ends(place)
+        hand.outputs = effects.outputs
+        self._finish(place)
+
+    def _ends(self, place: int) -> None:
+        self.activity.ends(place)
+        self.activity.rests()
+
+    def _failed(self, place: int, hand: _InHand, failed: Failed) -> None:
+        """Retry a record whose attempt failed, halt, or remove the record."""
+        # A function that uses ctx.state fails for each record: halt, and do not skip them all.
+        misused = isinstance(self.state, NoState) and self.state.was_used
+        if 0 < failed.attempts < self.spec.attempts and not misused:
+            assert self._calls is not None
+            if hand.pauses is None:
+                hand.pauses = self.pauses()
+            self._window.defer(place)
+            self._calls.start_soon(self._again, place, hand.pauses.next_ms())
+        elif self.halts(failed.error) or misused:
+            self._window.abandon(place)
+            if self._halted is None or place < self._halted[0]:
+                self._halted = (place, self.reason([hand.entry], failed))
+            self._wake_feed()
+        else:
+            hand.dead = self.removed(hand.entry, failed)
+            self._finish(place)
+
+    async def _again(self, place: int, pause_ms: int) -> None:
+        """Wait for a record's next attempt; only the records of its key wait with it."""
+        if await self.intake.pause(pause_ms):
+            self._window.again(place)
+            self._start()
+        else:
+            self._window.abandon(place)
+            self._changed.fire()
+
+    # -- results out -----------------------------------------------------------------------------
+
+    def _finish(self, place: int) -> None:
+        self._window.finish(place)
+        self._gather()
+
+    def _gather(self) -> None:
+        """Add records that are done without a gap to the next commit, as many as fit into it."""
+        count = self._window.take(self.spec.batch - self.done_count)
+        if not count:
+            return
+        entries: list[Entry] = []
+        outputs: list[Any] = []
+        dead: list[DeadLetter] = []
+        for place in range(self._gathered, self._gathered + count):
+            hand = self._in_hand.pop(place)
+            entries.append(hand.entry)
+            outputs += hand.outputs
+            dead += hand.dead
+        self._gathered += count
+        self.add(entries, outputs, dead=dead)
+        self.poke()
+        self._changed.fire()
+
+    def _take(self) -> Work:
+        try:
+            work = super()._take()
+        except BaseException:
+            # Each row was converted by itself, and all together are refused. Nothing can be committed.
+            self._window.bar(0)
+            self._changed.fire()
+            raise
+        self._gather()
+        return work
+
+    # -- the end, and what holds calls up ----------------------------------------------------------
+
+    async def _settle(self) -> None:
+        """Finish the records in hand.
+
+        If the partition halts, the mode handles all records before the one that failed. If it drains, the
+        mode handles records that precede done ones for at most ``CLOSING_MS``, and ends backoffs early.
+        """
+        window = self._window
+        while not (window.is_settled or self.intake.draining):
+            await self._changed.wait()
+        with anyio.move_on_after(CLOSING_MS / 1000):
+            self._start()
+            await self._until_settled()
+        window.bar(0)
+        await self._until_settled()
+
+    async def _until_settled(self) -> None:
+        while not self._window.is_settled:
+            await self._changed.wait()
+
+    async def _tell_of_drain(self) -> None:
+        await self.intake.wait_draining()
+        self._changed.fire()
+
+    def _wake_feed(self) -> None:
+        self._changed.fire()
+        self.intake.wake()
+
+    def _watch_gate(self) -> None:
+        if not self._gate_watched:
+            assert self._calls is not None
+            self._gate_watched = True
+            self._calls.start_soon(self._when_open)
+
+    async def _when_open(self) -> None:
+        await self.intake.wait_may_start()
+        self._gate_watched = False
+        self._start()

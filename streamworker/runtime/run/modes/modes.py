@@ -1,0 +1,197 @@
+"""The base of the modes, which call a processor's function: retries and error handling.
+
+The rules for errors are the same in all modes:
+
+- A call fails if it raises (anything, see ``invoke.failure``), times out or returns rows of another type.
+  The rows that it forwarded and the state that it stored are dropped. The mode retries it, up to
+  ``attempts`` times, with backoff.
+- After the last attempt ``on_error`` decides. ``halt``: the mode commits what came before, commits nothing
+  of the failed call, and stops the partition. ``dead_letter`` and ``skip``: the mode finds the records that
+  make the call fail by halving the batch, and removes them in the commit of the rest, which stays in order.
+- An entry that cannot be decoded is handled by the same ``on_error``, without retries: it would fail each
+  time.
+- An entry that is replayed for another group counts as done without a call, whatever ``on_error`` says.
+- On a cancel, and on a drain during a backoff, the mode gives up the call: nothing is acked.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+
+from streamworker.core.data.entries import Entry
+from streamworker.core.pauses import Pauses
+from streamworker.records.entries import REPLAYED_FOR
+from streamworker.redisio.data.commit import DeadLetter
+from streamworker.runtime.run.activity import Activity
+from streamworker.runtime.run.commits import Commits
+from streamworker.runtime.run.intake import Intake
+from streamworker.runtime.run.invoke import (
+    NOT_OURS,
+    Effects,
+    Invoker,
+    describe_error,
+    failure,
+    traceback_of,
+)
+from streamworker.runtime.run.work import ids_of, span
+
+SLICE_MS = 2
+"""A mode handles records one after the other for this long before it yields to the event loop and a commit
+may start. If it were shorter, commits would be many and small; if longer, other partitions would wait."""
+
+HALTED_AT_BYTES = 64 * 1024
+"""A halted partition checks repeatedly whether somebody deleted the entries it halted at, up to this size."""
+
+DEAD_FIELDS_MAX = 1_000
+"""Maximum fields of a dead letter. A script can pass on a few thousand fields at most. An entry of
+streamworker has one field and its headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A call that has failed, and how many attempts it had."""
+
+    error: Exception
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A call that was not retried because the partition drains."""
+
+
+class Mode(ABC):
+    """One way of calling the function, for one partition.
+
+    Parameters
+    ----------
+    invoker
+        Calls the function.
+    intake
+        Says what to take and when to stop.
+    activity
+        Is told which calls run.
+    commits
+        Takes what is done.
+    rng
+        The source of jitter.
+    """
+
+    def __init__(
+        self, invoker: Invoker, intake: Intake, activity: Activity, commits: Commits, rng: random.Random
+    ) -> None:
+        self.spec = invoker.spec
+        self.invoker = invoker
+        self.state = invoker.state
+        self.log = invoker.place.log
+        self.intake = intake
+        self.activity = activity
+        self.commits = commits
+        self.rng = rng
+        self.in_call: Sequence[Entry] = ()
+        """The entries of the last call, in modes that make one call at a time."""
+        self.halted_at: Sequence[Entry] = ()
+        """The entries that the partition halts at, or the first of them."""
+
+    @abstractmethod
+    async def run(self) -> str:
+        """Handle records until draining; return why the partition halts, or an empty text.
+
+        When this returns, the mode has submitted a commit for all that is done.
+        """
+
+    @property
+    def oldest(self) -> str:
+        """Ids of the entries whose call has run for longest; empty if no call runs."""
+        return "" if self.activity.busy_since_ms is None else ids_of(self.in_call)
+
+    def halts(self, error: Exception) -> bool:
+        """Return whether a record that cannot be handled halts the partition."""
+        return self.spec.on_error == "halt" and error is not NOT_OURS
+
+    async def attempts(
+        self,
+        call: Callable[[int], Awaitable[Effects]],
+        entries: Sequence[Entry],
+        limit: int,
+        *,
+        failed: Failed | None = None,
+        quiet: bool = False,
+    ) -> Effects | Failed | GivenUp:
+        """Retry a call until it succeeds, ``limit`` attempts are used up or the partition drains.
+
+        Parameters
+        ----------
+        call
+            Makes one attempt; its argument is the number of the attempt.
+        entries
+            The entries that the call handles, for the log.
+        limit
+            Number of the last attempt.
+        failed
+            The failed first attempt, if the caller has already made it.
+        quiet
+            Log no failures: they are expected.
+        """
+        pauses = self.pauses()
+        while True:
+            if failed is not None:
+                if not quiet:
+                    self.note_failure(entries, failed, limit)
+                if failed.attempts >= limit:
+                    return failed
+                if not await self.intake.pause(pauses.next_ms()):
+                    return GivenUp()
+            attempt = failed.attempts + 1 if failed else 1
+            self.in_call = entries
+            self.activity.begins()
+            try:
+                return await call(attempt)
+            except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
+                failed = Failed(failure(raised), attempt)
+            finally:
+                self.activity.ends()
+
+    def pauses(self) -> Pauses:
+        """Return the pauses between the attempts at a record."""
+        return Pauses(self.rng.random, first_ms=self.spec.backoff_ms, max_ms=self.spec.backoff_max_ms)
+
+    def note_failure(self, entries: Sequence[Entry], failed: Failed, limit: int) -> None:
+        """Log a failed call, with the traceback of the first attempt only: the others are similar."""
+        details = {}
+        if failed.attempts == 1:
+            # As text: a renderer that gets the exception itself may show records from its local variables.
+            details["exception"] = traceback_of(failed.error)
+        self.log.warning(
+            "handler_failed",
+            entries=span(entries) if entries else "none",
+            attempt=failed.attempts,
+            of=limit,
+            error=describe_error(failed.error),
+            **details,
+        )
+
+    def reason(self, entries: Sequence[Entry], failed: Failed) -> str:
+        """Return why the partition halts, and note the entries that it halts at."""
+        tries = f" after {failed.attempts} attempts" if failed.attempts > 1 else ""
+        few = sum(size <= HALTED_AT_BYTES for size in accumulate(entry.size for entry in entries))
+        self.halted_at = entries[: max(few, 1)]
+        what = span(entries) if entries else "the function, before it took a record,"
+        return f"{what} failed{tries}: {describe_error(failed.error)}"
+
+    def removed(self, entry: Entry, failed: Failed) -> list[DeadLetter]:
+        """Remove a record that cannot be handled: return its dead letter, or none if it is skipped."""
+        if failed.error is NOT_OURS:
+            return []
+        error = describe_error(failed.error)
+        event = "record_skipped" if self.spec.on_error == "skip" else "record_dead"
+        self.log.error(event, entry=str(entry.id), attempts=failed.attempts, error=error)
+        if self.spec.on_error == "skip":
+            return []
+        fields = {name: value for name, value in entry.fields.items() if name != REPLAYED_FOR}
+        if len(fields) > DEAD_FIELDS_MAX:
+            error = f"{error} ({DEAD_FIELDS_MAX} of {len(fields)} fields kept)"
+            fields = dict(islice(fields.items(), DEAD_FIELDS_MAX))
+        return [DeadLetter(entry_id=entry.id, fields=fields, error=error, attempts=failed.attempts)]

@@ -1,0 +1,164 @@
+"""The mode that calls the function with one record; a commit takes all records done since the last."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from streamworker.core.data.batching import BatchLimits
+from streamworker.core.data.entries import Entry
+from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.run.invoke import Effects, as_error, failure
+from streamworker.runtime.run.modes.grouping import GroupingMode
+from streamworker.runtime.run.modes.modes import SLICE_MS, Failed, GivenUp
+from streamworker.runtime.run.work import ids_of
+
+THREAD_SLICE_MS = 5
+"""``SLICE_MS`` for a worker thread. Switching to the thread and back costs about 0.1 ms."""
+
+
+class RecordMode(GroupingMode):
+    """Calls the function with one record after the other."""
+
+    async def handle_all(self) -> str:
+        """Handle records until draining; return why the partition halts, or an empty text."""
+        limits = BatchLimits(self.spec.batch, self.spec.batch_bytes, 0)
+        halted = ""
+        while not halted:
+            entries = await self.intake.next_entries(limits, self.is_refused)
+            if not entries and not self.is_refused():
+                break
+            if entries:
+                halted = await self._handle(entries, careful=False)
+            if self.is_refused():
+                halted = await self._redo(entries)
+        return halted
+
+    async def _redo(self, entries: Sequence[Entry]) -> str:
+        """Handle uncommitted records again, to find the one whose rows cannot be converted to Arrow.
+
+        Rows are converted to Arrow once per commit. This is ten times faster than one by one, but cannot
+        tell which call made the bad row. The mode drops the effects of all calls since the last commit,
+        makes the calls again, and converts the rows of each by itself.
+        """
+        undone = self.undo()
+        rest = [entry for entry in entries if not undone or entry.id > undone[-1].id]
+        return await self._handle([*undone, *rest], careful=True)
+
+    async def _handle(self, entries: Sequence[Entry], *, careful: bool) -> str:
+        """Handle records in order; return why the partition halts, or an empty text.
+
+        It stops early, with an empty text, when the partition drains and when rows were refused.
+        """
+        decoded = self.invoker.decode(entries)
+        records, bad = decoded.records, decoded.bad
+        place = 0
+        while place < len(entries) and self.refused is None:
+            if not await self.intake.wait_may_start():
+                return ""
+            failed: Failed | None = None
+            if place in bad:
+                failed = Failed(bad[place], 0)
+            else:
+                end = min((p for p in bad if p > place), default=len(entries))
+                if not careful:
+                    place, error = await self._slice(entries, records, place, end)
+                    if error is None:
+                        await self.turn()
+                        continue
+                    failed = Failed(error, 1)
+                outcome = await self._again(entries[place], records[place], failed)
+                if isinstance(outcome, GivenUp):
+                    return ""
+                failed = outcome if isinstance(outcome, Failed) else None
+                if isinstance(outcome, Effects):
+                    self.add([entries[place]], outcome.outputs, outcome.changes)
+            if failed is not None:
+                if self.halts(failed.error):
+                    return self.reason([entries[place]], failed)
+                self.add([entries[place]], dead=self.removed(entries[place], failed))
+            place += 1
+            await self.turn()
+        return ""
+
+    async def _again(self, entry: Entry, record: Any, failed: Failed | None) -> Effects | Failed | GivenUp:
+        """Make the other attempts for a record whose first call failed, or all if ``failed`` is None."""
+
+        async def call(attempt: int) -> Effects:
+            effects = await self.invoker.call_record(entry, record, attempt)
+            self.invoker.to_rows(effects.outputs)
+            return effects
+
+        return await self.attempts(call, [entry], self.spec.attempts, failed=failed)
+
+    @property
+    def oldest(self) -> str:
+        """Id of the entry whose call runs; empty if none does."""
+        if self.in_call or self.activity.busy_since_ms is None:
+            return super().oldest
+        return ids_of(self.next_of_row)
+
+    # -- slices: first attempts, one after the other --------------------------------------------
+
+    async def _slice(
+        self, entries: Sequence[Entry], records: list[Any], start: int, end: int
+    ) -> tuple[int, Exception | None]:
+        """Handle records for one time slice; return the next index, and what its call raised."""
+        if not self.spec.is_async and self.spec.timeout_ms is None:
+            loop = asyncio.get_running_loop()
+            given = entries[start:end], self._slice_here, loop, entries, records, start, end
+            place, error = await self.invoker.in_thread(*given)
+            return place, error
+        invoker, intake = self.invoker, self.intake
+        until_ms = monotonic_ms() + SLICE_MS
+        self.in_call = ()
+        self.begin_row(entries, start)
+        plain = invoker.plain
+        self.activity.begins()
+        try:
+            for place in range(start, end):
+                record = records[place]
+                try:
+                    # This runs about a hundred thousand times a second, so it takes few steps. It creates
+                    # no Entry unless the call takes a context.
+                    if plain is not None:
+                        effects = invoker.effects_of(await plain(record), record)
+                    else:
+                        effects = await invoker.call_record(entries[place], record, 1)
+                except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
+                    return place, failure(raised)
+                self.add_next(effects)
+                if monotonic_ms() >= until_ms or not intake.may_start:
+                    return place + 1, None
+                self.poke()
+        finally:
+            self.activity.ends()
+        return end, None
+
+    def _slice_here(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        entries: Sequence[Entry],
+        records: list[Any],
+        start: int,
+        end: int,
+    ) -> tuple[int, Exception | None]:
+        """Do the same as :meth:`_slice` in a worker thread, while the partition's task waits."""
+        until_ms = monotonic_ms() + THREAD_SLICE_MS
+        self.in_call = ()
+        self.begin_row(entries, start)
+        takes_context = self.spec.takes_context
+        self.activity.begins()
+        try:
+            for place in range(start, end):
+                try:
+                    entry = (entries[place],) if takes_context else ()
+                    effects = self.invoker.call_here(records[place], entry, (records[place],), 1)
+                except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
+                    return place, as_error(raised)
+                self.add_next(effects)
+                if monotonic_ms() >= until_ms or not self.intake.may_start:
+                    return place + 1, None
+                self.poke_from_thread(loop)
+        finally:
+            self.activity.ends()
+        return end, None

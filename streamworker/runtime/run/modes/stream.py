@@ -1,0 +1,294 @@
+"""The mode whose function iterates over the records; asking for the next record acks the previous one."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+
+from streamworker.context import Call, Context, Records
+from streamworker.core.data.batching import BatchLimits, Halving
+from streamworker.core.data.entries import Entry, EntryId
+from streamworker.core.pauses import pause_ms
+from streamworker.errors import RecordError
+from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.run.invoke import failure
+from streamworker.runtime.run.modes.grouping import GroupingMode
+from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
+from streamworker.runtime.run.work import ids_of
+
+_Item = tuple[Entry, Any, RecordError | None]
+"""An entry that was taken from the buffer, its record, and the error if it could not be decoded."""
+
+
+class _Search:
+    """The search for the failing records in a list that the function could not handle."""
+
+    def __init__(self, items: list[_Item]) -> None:
+        self._items = items
+        self._halving = Halving(len(items))
+        self._slice = (0, 0)
+        self._rest_at = 0
+        self._again = False
+
+    def next(self) -> list[_Item]:
+        """Return the next slice for the function; empty at the end."""
+        if self._again:
+            self._again = False
+        else:
+            self._slice = self._halving.next() or (0, 0)
+            self._rest_at = self._slice[0]
+        return self._items[slice(*self._slice)]
+
+    def repeat(self) -> None:
+        """Let :meth:`next` return the last slice again."""
+        self._again = True
+
+    def succeeded(self) -> None:
+        """Note that the function acked the last slice."""
+        self._halving.succeeded()
+        self._rest_at = self._slice[1]
+
+    def failed(self) -> None:
+        """Note that the last slice failed; a slice of one record leaves the search."""
+        start, end = self._slice
+        self._halving.failed()
+        self._rest_at = start if end - start > 1 else end
+
+    @property
+    def rest(self) -> list[_Item]:
+        """Records that were neither acked nor removed."""
+        return self._items[self._rest_at :]
+
+
+class StreamMode(GroupingMode):
+    """Calls the function once with the records as a stream, and again if it ends."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._ahead: deque[_Item] = deque()
+        self._hand: list[_Item] = []
+        """Records that the function has received and not acked."""
+        self._view = self.state.view()
+        self._seen = Call((), self._view)
+        self._search: _Search | None = None
+        self._careful = False
+        self._asked = False
+        self._failures = 0
+        self._failing: EntryId | None = None
+        """First unacked record when the function failed last."""
+        self._halted = ""
+        self._scope = anyio.CancelScope()
+        self._turn_due_ms = 0
+
+    async def handle_all(self) -> str:
+        """Call the function until draining; return why the partition halts, or an empty text."""
+        while await self.intake.wait_may_start() and not self._halted:
+            error = await self._call()
+            if error is not None and not await self._failed(error):
+                break
+        return self._halted
+
+    async def _call(self) -> Exception | None:
+        """Run the function until it returns, raises or this mode interrupts it."""
+        self._asked = False
+        self._show([])
+        self._close()
+        arguments: list[Any] = [Records(self)]
+        if self.spec.takes_context:
+            arguments.append(Context(self.invoker.place, self._seen))
+        with anyio.CancelScope() as self._scope:
+            try:
+                await self.spec.function(*arguments)
+                self._ack()
+                if not self._asked and not self.intake.draining:
+                    raise RuntimeError("the function returned without asking for a record")
+            except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
+                return failure(raised)
+            finally:
+                self.activity.ends()
+                self._close()
+        return None
+
+    @property
+    def oldest(self) -> str:
+        """Ids of the records in hand; empty if the function has none."""
+        return ids_of([entry for entry, _, _ in self._hand])
+
+    # -- the function's side: what Records asks -------------------------------------------------
+
+    async def next(self, count: int, within_ms: int) -> list[Any]:
+        """Ack the records in hand and return the next ones; none at the end."""
+        self._asked = True
+        self._ack()
+        self.activity.ends()
+        clock_ms = monotonic_ms()
+        if clock_ms >= self._turn_due_ms:
+            await self.turn()
+            self._turn_due_ms = monotonic_ms() + SLICE_MS
+        if self.refused is not None:
+            await self._rewind(self.refused)
+        items = await self._next_items(count, within_ms)
+        if not items:
+            self._close()
+            return []
+        self._hand = items
+        if self.spec.takes_context:
+            self._show([entry for entry, _, _ in items])
+        # The time starts here and not when the function asked: the wait for a record may take hours.
+        self.activity.begins()
+        return [record for _, record, _ in items]
+
+    async def _next_items(self, count: int, within_ms: int) -> list[_Item]:
+        ahead = self._ahead
+        while await self.intake.wait_may_start():
+            if self._search is not None and (items := self._next_of_search(count)):
+                return items
+            if not ahead and not await self._fill(count, within_ms):
+                if self.refused is not None:
+                    await self._rewind(self.refused)
+                return []
+            first = ahead.popleft()
+            if first[2] is not None:
+                await self._undecodable(first[0], first[2])
+                continue
+            items = [first]
+            while len(items) < count and ahead and ahead[0][2] is None:
+                items.append(ahead.popleft())
+            return items
+        return []
+
+    async def _fill(self, count: int, within_ms: int) -> bool:
+        self.poke()
+        records = self.spec.batch if within_ms == 0 else count
+        within_ms = self.spec.within_ms if within_ms < 0 else within_ms
+        limits = BatchLimits(records, self.spec.batch_bytes, within_ms)
+        entries = await self.intake.next_entries(limits, self.is_refused)
+        self._ahead.extend(self._items(entries))
+        return bool(entries)
+
+    def _items(self, entries: Sequence[Entry]) -> list[_Item]:
+        decoded = self.invoker.decode(entries)
+        errors = map(decoded.bad.get, range(len(entries)))
+        return list(zip(entries, decoded.records, errors, strict=True))
+
+    def _ack(self) -> None:
+        """Count the records in hand as done.
+
+        Raises
+        ------
+        RecordError
+            If the function forwarded rows of another type. It is raised inside the function, which
+            counts as failed.
+        """
+        if not self._hand:
+            return
+        outputs: Sequence[Any] = self._seen.outputs
+        if not outputs and self.invoker.forwards_input:
+            outputs = [record for _, record, _ in self._hand]
+        if outputs:
+            outputs = self._checked(outputs)
+        self.add([entry for entry, _, _ in self._hand], outputs, self._view.changes)
+        self.poke()
+        self._hand = []
+        self._failing, self._failures = None, 0
+        if self._search is not None:
+            self._search.succeeded()
+
+    def _checked(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        if not self.spec.forward:
+            self.invoker.unwanted()
+            return ()
+        self.invoker.checked(outputs)
+        if self._careful:
+            self.invoker.to_rows(outputs)
+        return outputs
+
+    def _show(self, entries: list[Entry]) -> None:
+        """Reset the context to these entries, with nothing forwarded or stored yet."""
+        again = bool(entries) and self._failing == entries[0].id
+        self._view = self.state.view()
+        self._seen.renew(entries, self._view, self._failures + 1 if again else 1)
+
+    def _close(self) -> None:
+        """Close the context: rows and state from now on belong to no record."""
+        self._seen.is_over = True
+        self._view.close()
+
+    async def _rewind(self, error: RecordError) -> None:
+        """Go back to the last commit, because a row forwarded after it cannot be converted to Arrow.
+
+        The mode cannot tell which record forwarded it. The function handles all records since that commit
+        again, and the mode converts the rows of each record when it is acked.
+        """
+        self.log.warning("rows_refused", error=str(error))
+        again = self._items(self.undo())
+        if self._search is not None:
+            again += self._search.rest
+        self._ahead.extendleft(reversed(again))
+        self._search, self._careful = None, True
+        await self._interrupt()
+
+    async def _interrupt(self) -> None:
+        """Cancel the function while it waits for the next record."""
+        self._scope.cancel()
+        await anyio.sleep_forever()
+
+    # -- errors --------------------------------------------------------------------------------
+
+    async def _undecodable(self, entry: Entry, error: RecordError) -> None:
+        failed = Failed(error, 0)
+        if self.halts(error):
+            self._halted = self.reason([entry], failed)
+            await self._interrupt()
+        self.add([entry], dead=self.removed(entry, failed))
+
+    async def _failed(self, error: Exception) -> bool:
+        """Apply retries and ``on_error`` to the records in hand; return False to end."""
+        hand, self._hand = self._hand, []
+        entries = [entry for entry, _, _ in hand]
+        first = entries[0].id if hand else None
+        self._failures = self._failures + 1 if self._failing == first and self._failures else 1
+        self._failing = first
+        limit = 1 if self._search is not None and len(hand) > 1 else self.spec.attempts
+        failed = Failed(error, self._failures)
+        self.note_failure(entries, failed, limit)
+        if self._halted or self.intake.draining:
+            return False
+        if self._failures < limit:
+            if self._search is None:
+                self._ahead.extendleft(reversed(hand))
+            else:
+                self._search.repeat()
+            return await self._paused()
+        self._failures = 0
+        if self.halts(error) or not hand:
+            self._halted = self.reason(entries, failed)
+            return False
+        if len(hand) > 1:
+            if self._search is None:
+                self._search = _Search(hand)
+            else:
+                self._search.failed()
+            return True
+        self.add(entries, dead=self.removed(entries[0], failed))
+        if self._search is not None:
+            self._search.failed()
+        return True
+
+    async def _paused(self) -> bool:
+        first_ms, max_ms = self.spec.backoff_ms, self.spec.backoff_max_ms
+        return await self.intake.pause(
+            pause_ms(self._failures, self.rng.random, first_ms=first_ms, max_ms=max_ms)
+        )
+
+    def _next_of_search(self, count: int) -> list[_Item]:
+        assert self._search is not None
+        items = self._search.next()
+        if 0 < len(items) <= count:
+            return items
+        if items:
+            # The function asks for fewer records than before: end the search and return the rest as usual.
+            self._ahead.extendleft(reversed(self._search.rest))
+        self._search = None
+        return []

@@ -1,0 +1,267 @@
+"""Detects that Redis has lost commits of this worker, and reports what is lost.
+
+A server that restarts from an older file, or a replica that takes over without all writes of the primary,
+has the source, checkpoints and logs of one earlier moment. They are consistent, so Redis alone shows no
+error: only a client that remembers the later state can detect the loss. Each worker remembers its last
+commit in each partition. It compares when it acquires a partition, and compares all its partitions when the
+server is a different one or answers again after an outage.
+
+It reports a loss with counts and ids. Then it acquires the partition again at the checkpoint in Redis:
+continuing from its own checkpoint would skip the entries in between.
+"""
+
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+from structlog.stdlib import BoundLogger
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.ownership.locks import Acquired
+from streamworker.core.pauses import Pauses
+from streamworker.errors import BackendError
+from streamworker.redisio.data import streams
+from streamworker.redisio.group import locks
+from streamworker.redisio.group.locks import LockView
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A partition's checkpoint and counts after its last confirmed commit."""
+
+    epoch: int
+    checkpoint: EntryId
+    entries: int
+    """Source entries that the group had committed."""
+    rows: int
+    """Rows of the acked log."""
+    log: str
+    """Identity of the acked log."""
+
+    @classmethod
+    def at(cls, lock: Acquired) -> "Committed":
+        """Return the checkpoint and counts of an acquired partition."""
+        return cls(lock.epoch, lock.checkpoint, lock.entries, lock.rows, lock.log)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """What one partition has lost."""
+
+    entries: int
+    """Source entries whose commit is lost."""
+    after: EntryId | None
+    """The checkpoint in Redis now; None if the lock is gone."""
+    up_to: EntryId
+    """The checkpoint before the loss."""
+    rows: int
+    """Lost rows of the acked log."""
+    rows_after: int
+    is_new_log: bool
+    """Whether the lock was lost and created again, and its log with it."""
+
+
+def rollback_of(known: Committed, now: Acquired | LockView | None) -> Rollback | None:
+    """Compare the last commit with the lock in Redis; None if nothing is lost.
+
+    ``reset`` also moves a checkpoint back. But it removes no rows, and it raises the epoch, which the next
+    owner raises again when it acquires the lock.
+
+    Examples
+    --------
+    >>> known = Committed(7, EntryId(9, 0), 90, 30, "a")
+    >>> rollback_of(known, Acquired(8, EntryId(9, 0), 90, 30, "a"))
+    >>> rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a"))  # after a reset
+    >>> lost = rollback_of(known, Acquired(7, EntryId(8, 0), 80, 25, "a"))
+    >>> lost.entries, str(lost.after), str(lost.up_to), lost.rows, lost.rows_after
+    (10, '8-0', '9-0', 5, 25)
+    """
+    if now is None or now.log != known.log:
+        if known.entries == 0 and known.rows == 0:
+            return None  # A lock that was never used and is created again has lost nothing.
+        after = None if now is None else now.checkpoint
+        return Rollback(known.entries, after, known.checkpoint, known.rows, 0, is_new_log=True)
+    back = now.checkpoint < known.checkpoint
+    if now.rows >= known.rows and not (back and now.epoch <= known.epoch + 1):
+        return None
+    return Rollback(
+        entries=max(0, known.entries - now.entries),
+        after=now.checkpoint,
+        up_to=known.checkpoint,
+        rows=max(0, known.rows - now.rows),
+        rows_after=now.rows,
+        is_new_log=False,
+    )
+
+
+class Owned(Protocol):
+    """A running partition, as the witness needs it."""
+
+    @property
+    def committed(self) -> Committed:
+        """Its checkpoint and counts after the last confirmed commit."""
+
+    def abandon(self, detail: str) -> None:
+        """Stop it at once."""
+
+
+class Witness:
+    """One worker's memory of the commits in one group's partitions.
+
+    Parameters
+    ----------
+    backend, keys
+        The connections, and the keys of the group.
+    runners
+        Returns the runners by partition.
+    rng
+        The source of jitter.
+    log
+        The logger that reports a rollback.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        keys: GroupKeys,
+        runners: Callable[[], Mapping[int, Owned | None]],
+        rng: random.Random,
+        log: BoundLogger,
+    ) -> None:
+        self._backend = backend
+        self._keys = keys
+        self._runners = runners
+        self._rng = rng
+        self._log = log
+        self._committed: dict[int, Committed] = {}
+        self._told: dict[int, Committed] = {}
+        """The last commit reported as lost in each partition: several events find it, one is logged."""
+        self._run_id = ""
+        self._unanswered: dict[int, str] = {}
+        """Partitions whose lock could not be read for a comparison, and why."""
+        self._asking_again = anyio.Lock()
+        self._askers: dict[object, set[int]] = {}
+        """The partitions that were found rolled back, for each running comparison."""
+
+    def is_another(self, run_id: str) -> bool:
+        """Store the server's run id; return whether it differs from the one before."""
+        before, self._run_id = self._run_id, run_id or self._run_id
+        return before not in ("", self._run_id)
+
+    def note(self, partition: int, committed: Committed) -> None:
+        """Remember the last commit of a partition when its runner ends."""
+        self._committed[partition] = committed
+
+    async def acquired(self, partition: int, lock: Acquired) -> None:
+        """Compare an acquired lock with the remembered commit, and report a loss."""
+        known = self._committed.get(partition)
+        self._committed[partition] = Committed.at(lock)
+        if known is not None and (rollback := rollback_of(known, lock)):
+            await self._report(partition, known, rollback)
+
+    async def compare(self, about: int | None = None) -> list[int]:
+        """Compare all running partitions with their locks; stop the runners of those that were rolled back.
+
+        It compares each answered lock at once, and reads a lock again while Redis does not answer or
+        refuses. If several callers ask for all partitions, one of them reads and the others wait for it.
+
+        Parameters
+        ----------
+        about
+            The partition that the caller needs to know. Only its lock is read again then. The other
+            partitions are compared in the next comparison, at the latest when their node is back.
+
+        Returns
+        -------
+        list[int]
+            The partitions that were rolled back. This worker acquires them again.
+        """
+        asker, ended = object(), set[int]()
+        self._askers[asker] = ended
+        try:
+            await self._look([p for p, runner in self._runners().items() if runner])
+            if about is None:
+                async with self._asking_again:
+                    await self._ask_again(lambda: sorted(self._unanswered))
+            else:
+                await self._ask_again(lambda: [about] if about in self._unanswered else [])
+        finally:
+            del self._askers[asker]
+        return sorted(ended)
+
+    async def _ask_again(self, unanswered: Callable[[], Collection[int]]) -> None:
+        """Compare some partitions until Redis has answered for each."""
+        pauses = Pauses(self._rng.random)
+        while partitions := unanswered():
+            await anyio.sleep(pauses.next_ms() / 1000)
+            await self._look(partitions)
+
+    async def _look(self, partitions: Collection[int]) -> None:
+        """Compare those of some partitions that still run, and store which had no answer."""
+        runners = {p: runner for p, runner in self._runners().items() if runner and p in partitions}
+        # Take the known commits before the locks: a commit in between only moves the lock forward.
+        known = {p: runner.committed for p, runner in runners.items()}
+        found: Mapping[int, LockView | BackendError | None] = {}
+        try:
+            found = await locks.read_locks(self._backend, self._keys, list(known))
+        except BackendError as error:
+            found = dict.fromkeys(known, error)
+        errors = {p: lock for p, lock in found.items() if isinstance(lock, BackendError)}
+        said = set(self._unanswered.values())
+        kept = {p: reason for p, reason in self._unanswered.items() if p not in partitions}
+        self._unanswered = kept | {p: str(error) for p, error in errors.items()}
+        self._say_unknown(errors, said)
+        gone = {
+            p: rollback
+            for p, lock in found.items()
+            if not isinstance(lock, BackendError) and (rollback := rollback_of(known[p], lock))
+        }
+        for partition in gone:
+            runners[partition].abandon("Redis has gone back behind what was committed")
+        for ended in self._askers.values():
+            ended.update(gone)
+        for partition, rollback in gone.items():
+            await self._report(partition, known[partition], rollback)
+
+    def _say_unknown(self, errors: Mapping[int, BackendError], said: Collection[str]) -> None:
+        """Log each reason once why locks could not be compared."""
+        reasons = {
+            str(error): sorted(p for p in errors if str(errors[p]) == str(error)) for error in errors.values()
+        }
+        for reason in reasons.keys() - said:
+            self._log.warning("rollback_unknown", partitions=reasons[reason], error=reason)
+
+    async def _report(self, partition: int, known: Committed, rollback: Rollback) -> None:
+        if self._told.get(partition) == known:
+            return
+        self._told[partition] = known
+        self._log.error(
+            "partition_rolled_back",
+            partition=partition,
+            entries=rollback.entries,
+            after=str(rollback.after or "nothing"),
+            up_to=str(rollback.up_to),
+            rows=rollback.rows,
+            rows_after=rollback.rows_after,
+            log_replaced=rollback.is_new_log,
+            source=await self._source(partition, rollback),
+            remedy="Redis lost what it had confirmed: it was restored, emptied, or failed over. "
+            "docs/durability.md says how to lose less.",
+        )
+
+    async def _source(self, partition: int, rollback: Rollback) -> str:
+        """Return what happens to the entries whose commits are lost."""
+        events = self._keys.events(partition)
+        try:
+            there = await streams.range_entries(self._backend, events, rollback.up_to, rollback.up_to, 1)
+            if there:
+                return "the entries are there, and are handled again"
+            newest = await self._backend.execute("XREVRANGE", events, "+", "-", "COUNT", 1)
+        except BackendError as error:
+            return f"unknown: {error}"
+        last = newest[0][0].decode() if newest else "nothing"
+        return f"went back too: its last entry is {last}; what was behind it is gone unless it is sent again"

@@ -1,0 +1,182 @@
+"""A partition's keyed state, which handlers use through ``ctx.state``.
+
+The state has three layers of encoded values. *base* holds the values of submitted commits, *group* the
+changes of the calls that finished since then, and a :class:`StateView` the changes of the running call. If
+a call fails, its layer is dropped; if a group must be handled again, its layer is dropped. So nothing needs
+to be undone.
+
+Values are stored encoded (MessagePack) and decoded at each access. Changing a value in place therefore
+changes nothing unless it is assigned, and a failed attempt cannot leave half a change behind.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+
+from streamworker.errors import ConfigurationError, RecordError
+
+Changes = dict[str, bytes | None]
+"""Encoded new values; None for a key that was deleted."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class PartitionState:
+    """The state of one partition, as its runner sees it."""
+
+    __slots__ = ("_base", "_group")
+
+    def __init__(self, stored: Mapping[str, bytes]) -> None:
+        self._base = dict(stored)
+        self._group: Changes = {}
+
+    def view(self) -> "StateView":
+        """Return a new layer for one call of a handler."""
+        return StateView(self)
+
+    def keep(self, changes: Changes) -> None:
+        """Add the changes of a successful call to the group."""
+        self._group.update(changes)
+
+    def drop_group(self) -> None:
+        """Drop the changes since the last :meth:`seal`."""
+        self._group = {}
+
+    def seal(self) -> Changes:
+        """Return all changes since the last call, for a commit, and merge them into the base."""
+        changes = self._group
+        for key, value in changes.items():
+            if value is None:
+                self._base.pop(key, None)
+            else:
+                self._base[key] = value
+        # This is last, so that a handler in a thread always finds each value in one of the two layers.
+        self._group = {}
+        return changes
+
+    def get(self, key: str) -> bytes | None:
+        """Return the encoded value of a key."""
+        if key in self._group:
+            return self._group[key]
+        return self._base.get(key)
+
+    def keys(self) -> set[str]:
+        """Return all keys that have a value."""
+        gone = {key for key, value in self._group.items() if value is None}
+        return (self._base.keys() | self._group.keys()) - gone
+
+
+class StateView(MutableMapping[str, Any]):
+    """The state of one partition during one call of a handler.
+
+    Values: None, bool, int, float, str, bytes, datetime, and lists and dicts of these.
+    Assign to change: ``ctx.state[key] = value``. A value changed in place is not stored.
+
+    Raises
+    ------
+    RecordError
+        When a value is assigned that cannot be stored, or to a key that is not text.
+    """
+
+    __slots__ = ("_below", "_closed", "changes")
+
+    def __init__(self, below: PartitionState) -> None:
+        self._below = below
+        self._closed = False
+        self.changes: Changes = {}
+
+    def close(self) -> None:
+        """Refuse all later changes: the call is over."""
+        self._closed = True
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.changes[key] if key in self.changes else self._below.get(key)
+        if value is None:
+            raise KeyError(key)
+        return _decode(value)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._check_open()
+        if not isinstance(key, str):
+            raise RecordError(
+                f"A key of ctx.state is {key!r}, of type {type(key).__name__}.",
+                remedy="Use text as keys of the state.",
+            )
+        try:
+            encoded = _encode(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RecordError(
+                f"ctx.state[{key!r}] cannot hold a {type(value).__name__}: {error}.",
+                remedy="Store plain values: numbers, text, bytes, datetimes, lists and dicts of them.",
+            ) from error
+        self.changes[key] = encoded
+
+    def __delitem__(self, key: str) -> None:
+        self._check_open()
+        if key not in self:
+            raise KeyError(key)
+        self.changes[key] = None
+
+    def __contains__(self, key: object) -> bool:
+        if key in self.changes:
+            return self.changes[key] is not None
+        return isinstance(key, str) and self._below.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        gone = {key for key, value in self.changes.items() if value is None}
+        return iter(sorted((self._below.keys() | self.changes.keys()) - gone))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RecordError(
+                "ctx.state was changed after the call was over.",
+                remedy="Change it before the function returns, while it has a record in hand.",
+            )
+
+    def __repr__(self) -> str:
+        return f"StateView({dict(self)!r})"
+
+
+class NoState(PartitionState):
+    """The state for handlers whose calls overlap: each use raises an error.
+
+    Two concurrent calls could change one value, and the commit of the earlier record would include the
+    later record's change, or lose it. The stored state is not changed.
+    """
+
+    __slots__ = ("_reason", "was_used")
+
+    def __init__(self, processor: str, concurrency: int) -> None:
+        super().__init__({})
+        self.was_used = False
+        """Whether a handler has used the state: then it fails for every record."""
+        self._reason = f"Processor {processor!r} uses ctx.state, and has concurrency={concurrency}."
+
+    def view(self) -> StateView:
+        """Return a layer that refuses each use."""
+        return _NoStateView(self)
+
+    def get(self, key: str) -> bytes | None:  # noqa: ARG002 - as the state that can be used
+        """Refuse to return a value."""
+        self.was_used = True
+        raise ConfigurationError(
+            self._reason,
+            remedy="Leave concurrency out, or keep the state in another system, by key.",
+        )
+
+    def keys(self) -> set[str]:
+        """Refuse to return keys."""
+        self.get("")
+        return set()
+
+
+class _NoStateView(StateView):
+    __slots__ = ()
+
+    def _check_open(self) -> None:
+        self._below.get("")

@@ -1,0 +1,64 @@
+"""The calls of ``def`` functions that run in threads of this process; each thread registers its own.
+
+A thread cannot be interrupted, and another thread cannot safely look at what it executes. So each thread
+says what it does, and the watchdog reads that.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from streamworker.context import Place
+from streamworker.core.data.entries import Entry
+from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.run.work import span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadCall:
+    """What one thread does."""
+
+    function: Callable[..., Any]
+    place: Place
+    entries: Sequence[Entry]
+    """The entries of the call, or those that it handles one after the other."""
+    since_ms: int
+
+    @property
+    def text(self) -> str:
+        """The call in words, for the log."""
+        whose = f"processor {self.place.processor}, partition {self.place.partition}, {span(self.entries)}"
+        return f"{name_of(self.function)}: {whose}, for {monotonic_ms() - self.since_ms} ms"
+
+
+_running: dict[int, ThreadCall] = {}
+"""By thread."""
+
+
+def running_calls() -> list[ThreadCall]:
+    """Return the calls that run in threads, also those whose partition has abandoned them."""
+    return list(_running.copy().values())
+
+
+@contextmanager
+def registered(function: Callable[..., Any], place: Place, entries: Sequence[Entry]) -> Iterator[None]:
+    """Register a call as that of this thread."""
+    thread = threading.get_ident()
+    _running[thread] = ThreadCall(function, place, entries, monotonic_ms())
+    try:
+        yield
+    finally:
+        del _running[thread]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return a function's name and file, as ``fetch in shop.py``."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return type(function).__name__
+    file = code.co_filename.replace("\\", "/").split("/")[-1]
+    return f"{code.co_name} in {file}"

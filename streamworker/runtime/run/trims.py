@@ -1,0 +1,139 @@
+"""Decides when to trim a partition: at the interval of the settings, and not if it would drop nothing.
+
+A trim reads the checkpoints of all groups of the stream. Without this, a thousand partitions with little
+traffic were trimmed a thousand times a second, with one call each, and mostly nothing was dropped.
+"""
+
+from collections.abc import Mapping
+
+from structlog.stdlib import BoundLogger
+
+from streamworker.errors import BackendError
+from streamworker.redisio.data import trimming
+from streamworker.redisio.group import readers
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.clock import monotonic_ms
+
+NODE_ENTRIES, NODE_BYTES = 100, 4096
+"""Maximum entries and bytes of a stream node. A trim drops whole nodes, so it drops nothing if less than
+this was committed since the last trim."""
+LEFT_OUT_MAX = 30
+"""How many trims may be skipped in a row: a server may be configured with smaller nodes."""
+
+
+class Trims:
+    """The trims of one partition while one runner has it.
+
+    Parameters
+    ----------
+    interval_ms
+        Minimum time between two trims.
+
+    Examples
+    --------
+    >>> trims = Trims(interval_ms=0)
+    >>> trims.committed(99, 2000)
+    >>> trims.with_commit()
+    False
+    >>> trims.committed(1, 20)
+    >>> trims.with_commit()
+    True
+    """
+
+    __slots__ = (
+        "_at_ms",
+        "_bytes",
+        "_entries",
+        "_interval_ms",
+        "_known",
+        "_left_out",
+        "_seen",
+        "_total",
+        "_total_bytes",
+        "acked_rows",
+    )
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._at_ms = monotonic_ms()
+        self._left_out = 0
+        self._entries = self._bytes = 0
+        self._total = self._total_bytes = 0
+        self._seen = (0, 0)
+        self._known: tuple[int, int] | None = None
+        self.acked_rows = 0
+        """Rows of the acked log that every reader has committed, as far as known; 0 trims nothing."""
+
+    def committed(self, entries: int, size: int) -> None:
+        """Count a confirmed commit."""
+        self._entries += entries
+        self._bytes += size
+        self._total += entries
+        self._total_bytes += size
+
+    def with_commit(self) -> bool:
+        """Whether the next commit should trim as well."""
+        at_ms = monotonic_ms()
+        if at_ms - self._at_ms < self._interval_ms:
+            return False
+        self._at_ms = at_ms
+        in_vain = self._entries < NODE_ENTRIES and self._bytes < NODE_BYTES
+        if in_vain and self._left_out < LEFT_OUT_MAX:
+            self._left_out += 1
+            return False
+        self._left_out = self._entries = self._bytes = 0
+        return True
+
+    def without_commit(self, rows: int) -> bool:
+        """Whether to trim without a commit; called once an interval.
+
+        A partition with few commits is trimmed by those commits, so it needs no other trim unless its
+        readers have committed further. A partition whose commits have stopped needs one more, and a
+        partition with many commits needs more than its commits drop.
+
+        Parameters
+        ----------
+        rows
+            Rows of the acked log that every reader has committed.
+        """
+        self.acked_rows = rows
+        done = (self._total, self._total_bytes)
+        if done == self._seen and self._known == (self._total, rows):
+            return False  # A shortcut: with a thousand idle partitions this runs for each every two seconds.
+        entries, size = (now - before for now, before in zip(done, self._seen, strict=True))
+        self._seen = done
+        a_little = 0 < entries < NODE_ENTRIES and size < NODE_BYTES
+        known = self._known
+        if known is not None and known[1] == rows and (a_little or known[0] == self._total):
+            return False
+        self._known = (self._total, rows)
+        return True
+
+
+async def trim_once(
+    backend: Backend, keys: GroupKeys, partitions: Mapping[int, Trims], log: BoundLogger
+) -> None:
+    """Trim what every reader has committed in these partitions.
+
+    It asks Redis only for partitions whose checkpoint or readers have moved.
+    """
+    try:
+        passed = await readers.slowest_rows(backend, keys) if partitions else {}
+        rows = {partition: passed.get(partition, 0) for partition in partitions}
+        moved = {p: rows[p] for p, trims in partitions.items() if trims.without_commit(rows[p])}
+        if moved:
+            for partition, trimmed in (await trimming.trim_many(backend, keys, moved)).items():
+                tell_of_deleted(log.bind(partition=partition), trimmed.gone)
+    except BackendError as error:
+        log.warning("trim_failed", error=str(error))
+
+
+def tell_of_deleted(log: BoundLogger, entries: int) -> None:
+    """Log that another program has deleted entries that the group had not committed."""
+    if entries:
+        log.error(
+            "entries_deleted",
+            entries=entries,
+            reason="another program deleted them before they were committed",
+        )

@@ -1,0 +1,1 @@
+"""How producers send records, and how each send is confirmed."""

@@ -1,0 +1,235 @@
+"""One lane of a producer: the entries queued for a partition, in order, and its appends in flight.
+
+Two appends of a lane may be in flight, so that a program encodes while Redis writes. The second names the
+append that it follows, and Redis refuses it unless that one was the last that it did. So no entry overtakes
+another, whatever happens to the first. Refused entries go back to their position in the lane. A number is
+never used again: if a delayed append still arrives, its number is too low and Redis ignores it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.pauses import Pauses
+from streamworker.redisio.data.streams import Append, AppendReply
+from streamworker.runtime.send.ledger import Ledger
+
+OnFull = Literal["wait", "raise"]
+"""What a send does if the partition is full."""
+
+Encoded = bytes | tuple[bytes | Mapping[bytes, bytes], Mapping[bytes, bytes] | None]
+"""An entry: its payload alone, or its payload or fields together with its headers."""
+
+APPEND_ENTRIES_MAX = 1_000
+"""Maximum entries of one append. It is one script run of 1.4 ms, which blocks Redis (measured)."""
+APPEND_BYTES_MAX = 1024 * 1024
+AHEAD_ENTRIES = 100
+"""A second append starts when this many entries or sends wait. With fewer, the fixed cost of an append is
+higher than the gain of not waiting."""
+UNDER_WAY_MAX = 2
+"""Redis knows the last two (``append.lua``)."""
+
+
+class Outcome(Enum):
+    """The outcome of an append that has ended."""
+
+    WRITTEN = 1
+    NOT_WRITTEN = 2
+    """It is not written and never will be: every try was answered."""
+    UNKNOWN = 3
+    """A try without an answer may have been written, or may still arrive."""
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Entries of one send for one partition."""
+
+    entries: Sequence[Encoded]
+    size: int
+    on_full: OnFull
+    done: "asyncio.Future[EntryId]"
+    order: int
+    """Its number among all sends of the lane."""
+    taken: int = 0
+    """How many of its entries went into appends."""
+    waits: bool = True
+    """Whether it is in the lane's queue: some of its entries are in no append."""
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the sender no longer waits for it."""
+        return self.done.done()
+
+
+class Slice(NamedTuple):
+    """The entries of a part that are in one append."""
+
+    part: Part
+    start: int
+    size: int
+    """Number of entries."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the part ends here."""
+        return self.start + self.size == len(self.part.entries)
+
+    @property
+    def entries(self) -> Sequence[Encoded]:
+        """The entries of the slice."""
+        if self.size == len(self.part.entries):
+            return self.part.entries
+        return self.part.entries[self.start : self.start + self.size]
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One append: entries of some parts, the last of which may continue in the next append."""
+
+    lane: "Lane"
+    number: int = 0
+    before: "Batch | None" = None
+    """The append that it follows, which was in flight when this one was made. None if there was none, or
+    if it does not matter any more."""
+    slices: list[Slice] = field(default_factory=list)
+    size: int = 0
+    unanswered: bool = False
+    """Whether a try had no answer: it may have been written, or may still arrive."""
+    found_no_room: bool = False
+    """Whether a later try was refused because the partition is full."""
+    outcome: Outcome | None = None
+    """None while it is in flight."""
+    answer: AppendReply | None = None
+    """Its answer, kept while the outcome of the append that it follows is unknown."""
+
+    @property
+    def count(self) -> int:
+        """How many entries it has."""
+        return sum(each.size for each in self.slices)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a sender still waits for it."""
+        return not all(each.part.given_up for each in self.slices)
+
+    def has(self, part: Part) -> bool:
+        """Whether it holds entries of a part."""
+        return any(each.part is part for each in self.slices)
+
+    def append(self, producer: str, limit: int) -> Append:
+        """Return the append command for Redis."""
+        first, *others = self.slices
+        entries = [entry for each in self.slices for entry in each.entries] if others else first.entries
+        follows = 0 if self.before is None else self.before.number
+        return Append(self.lane.partition, producer, self.number, limit, entries, follows)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the append that it follows has not ended."""
+        return self.before is not None and self.before.outcome is None
+
+    def confirm(self, last_id: EntryId) -> None:
+        """Report the ids to the senders: the entries of one append have one time and consecutive numbers."""
+        behind = self.count
+        for each in self.slices:
+            behind -= each.size
+            if each.is_last and not each.part.given_up:
+                each.part.done.set_result(EntryId(last_id.ms, last_id.seq - behind))
+
+    def end(self, outcome: Outcome) -> None:
+        """Set the outcome; call it once."""
+        self.outcome = outcome
+        self.before = self.answer = None  # Otherwise it would keep all earlier appends in memory.
+        lane = self.lane
+        lane.under_way.remove(self)
+        lane.held = bool(lane.under_way) and (lane.held or outcome is not Outcome.WRITTEN)
+
+
+@dataclass(slots=True)
+class Lane:
+    """The queue of one partition, and its appends in flight."""
+
+    partition: int
+    place: str = ""
+    """The Cluster node that has the partition; empty for a single server, and while it is unknown."""
+    parts: deque[Part] = field(default_factory=deque)
+    under_way: list[Batch] = field(default_factory=list)
+    held: bool = False
+    """Whether no append may start until those in flight have ended: entries that precede them go back
+    into the lane."""
+    sends: int = 0
+    """How many sends the lane has had."""
+    number: int = 0
+    """Number of the last append."""
+    room: int = APPEND_ENTRIES_MAX
+    """How many entries the next append may have."""
+    pauses: Pauses | None = None
+    """Backoff between tries while the partition is full; None while it is not."""
+    resting: bool = False
+    """Whether the partition is full and the lane waits for its backoff."""
+    undurable: str = ""
+    """Why an append in flight is written but not confirmed."""
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def add(self, entries: Sequence[Encoded], size: int, on_full: OnFull) -> Part:
+        """Append entries to the queue."""
+        while self.parts and self.parts[-1].given_up and not self.parts[-1].taken:
+            self.parts.pop()  # Otherwise abandoned sends would pile up while nothing can be sent.
+        self.sends += 1
+        part = Part(entries, size, on_full, asyncio.get_running_loop().create_future(), self.sends)
+        self.parts.append(part)
+        return part
+
+    def is_ready(self, *, ahead: bool) -> bool:
+        """Whether an append may start now; ``ahead`` allows a second one beside the one in flight."""
+        if not self.parts or self.resting:
+            return False
+        if not self.under_way:
+            return True
+        if not ahead or self.held or self.pauses is not None:
+            return False
+        if len(self.under_way) >= UNDER_WAY_MAX or self.under_way[-1].unanswered:
+            return False
+        first = self.parts[0]
+        return len(self.parts) >= AHEAD_ENTRIES or len(first.entries) - first.taken >= AHEAD_ENTRIES
+
+    def take(self) -> Batch | None:
+        """Make the next append from the queue; None if no sender waits any more."""
+        batch = Batch(self, before=self.under_way[-1] if self.under_way else None)
+        count = 0
+        while self.parts:
+            part = self.parts[0]
+            left = 0 if part.given_up else len(part.entries) - part.taken
+            fits = min(left, self.room - count)
+            if left and (fits <= 0 or (count and batch.size + part.size > APPEND_BYTES_MAX)):
+                break
+            if left:
+                batch.slices.append(Slice(part, part.taken, fits))
+                part.taken += fits
+                count += fits
+                batch.size += part.size
+            if fits < left:
+                break
+            part.waits = False
+            self.parts.popleft()
+        if not batch.slices:
+            return None
+        self.number += 1
+        batch.number = self.number
+        self.under_way.append(batch)
+        return batch
+
+    def put_back(self, batch: Batch) -> None:
+        """Put the entries of an append that was not written back into the queue, in their order."""
+        back: list[Part] = []
+        for part, start, _ in batch.slices:
+            part.taken = min(part.taken, start)
+            if not part.waits:
+                part.waits = True
+                back.append(part)
+        waiting = (part for part in (*back, *self.parts) if not part.given_up)
+        self.parts = deque(sorted(waiting, key=lambda part: part.order))

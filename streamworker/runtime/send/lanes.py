@@ -1,0 +1,348 @@
+"""All lanes of a producer, one for each partition, and the round trips that send their appends to Redis.
+
+At most two appends of a lane are in flight. Records that are sent meanwhile queue and go with the next
+append. So records keep their order, and a busy program needs few round trips without batching them
+itself. ``lane`` explains how the second append stays behind the first.
+
+An append without an answer may have been done. The producer sends it again, unchanged and with the same
+number. Redis remembers the last two numbers of each producer and partition, and writes nothing twice. A
+partition that is at its limit refuses an append as a whole. Then senders wait or get an error, as they
+chose. Nothing unread is dropped.
+
+The producer also sends an append again that is done but not as durable as the settings ask, and reports it
+to no sender before it is. If Redis has lost sends that it had confirmed, the producer notices at the next
+append, and reports their ids; see ``ledger``.
+"""
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.pauses import Pauses
+from streamworker.errors import (
+    BackendError,
+    BackendUnavailable,
+    InternalError,
+    ProducerError,
+    StreamworkerError,
+)
+from streamworker.log import get_logger
+from streamworker.processors import StreamSpec
+from streamworker.redisio.data.streams import AppendCode, AppendReply
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import NotDurable
+from streamworker.redisio.wire.failures import look_at_error
+from streamworker.runtime.durability import pipelines_of
+from streamworker.runtime.send.appender import Appender
+from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX, Batch, Encoded, Lane, OnFull, Outcome, Part
+from streamworker.runtime.send.ledger import Losses, LostSends
+from streamworker.runtime.send.refusals import copy_of, full, not_in_time, refused_later, tell
+from streamworker.settings import Settings
+
+PIPELINE_BYTES_MAX = 4 * 1024 * 1024
+FULL_PAUSE_MS = (20, 500)
+"""The first and the longest pause before a full partition is tried again."""
+REPEATING = " "
+"""Used instead of a node's name for flushes that repeat appends that are not confirmed, or that found no
+room after a try without an answer. Meanwhile other flushes to the node continue."""
+
+_log = get_logger("streamworker.producer")
+
+
+class Lanes:
+    """All lanes of one producer.
+
+    Parameters
+    ----------
+    backend
+        Connections to Redis; they stay open.
+    spec
+        The stream.
+    settings
+        How durable an append must be.
+    rng
+        The source of jitter.
+    """
+
+    def __init__(self, backend: Backend, spec: StreamSpec, settings: Settings, rng: random.Random) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._appender = Appender(backend, spec, settings)
+        self._pipelines_max = pipelines_of(settings)
+        self.losses = Losses()
+        self._rng = rng
+        self._lanes: dict[int, Lane] = {}
+        self._flushes: dict[asyncio.Task[None], str] = {}
+        """Running flushes and their nodes, so that one node that hangs does not delay the others."""
+        self._map_version = backend.map_version
+        self._closed = False
+
+    async def aclose(self) -> None:
+        """Send all queued entries and accept no more."""
+        self._closed = True
+        while self._flushes:
+            await asyncio.wait(self._flushes)
+
+    def queue(self, partition: int, entries: Sequence[Encoded], size: int, on_full: OnFull) -> Part:
+        """Append entries to the queue of their partition."""
+        if self._closed:
+            raise ProducerError(
+                f"The producer of stream {self._spec.name!r} is closed.", remedy="Send before you close it."
+            )
+        lane = self._lanes.get(partition)
+        if lane is None:
+            place = self._appender.place_of(partition)
+            lane = self._lanes[partition] = Lane(partition, place)
+        part = lane.add(entries, size, on_full)
+        part.done.add_done_callback(look_at_error)
+        self._kick(lane)
+        return part
+
+    async def confirmed(self, part: Part, partition: int, timeout: float | None) -> EntryId:
+        """Wait until Redis has the entries of a part; return the id of the last."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await part.done
+        except TimeoutError:
+            lane = self._lanes[partition]
+            raise not_in_time(self._spec, lane, part, timeout, self._appender.durability) from None
+
+    def _kick(self, lane: Lane) -> None:
+        """Start a flush to a lane's node, if the lane can send and the node allows one more flush."""
+        if self._map_version != self._backend.map_version:
+            self._map_version = self._backend.map_version
+            for each in self._lanes.values():
+                each.place = self._appender.place_of(each.partition)
+        if not self._ready(lane) or list(self._flushes.values()).count(lane.place) >= self._pipelines_max:
+            return
+        # The flush takes all sends of this turn of the event loop.
+        self._begin(self._flush(lane.place), lane.place)
+
+    def _begin(self, flush: Coroutine[None, None, None], place: str) -> None:
+        task = asyncio.get_running_loop().create_task(flush)
+        self._flushes[task] = place
+        task.add_done_callback(self._flushed)
+
+    def _ready(self, lane: Lane) -> bool:
+        # With durability "aof" or "replicas" an append that is done may still be unconfirmed. A round trip
+        # then takes so long that encoding in parallel saves nothing.
+        return lane.is_ready(ahead=self._appender.declared and self._appender.durability.mode == "memory")
+
+    def _flushed(self, task: "asyncio.Task[None]") -> None:
+        del self._flushes[task]
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("flush_failed", exc_info=task.exception())
+        self._kick_all()
+
+    def _kick_all(self) -> None:
+        kicked: set[str] = set()
+        for lane in self._lanes.values():
+            if lane.place not in kicked and self._ready(lane):
+                kicked.add(lane.place)
+                self._kick(lane)
+
+    async def _flush(self, place: str) -> None:
+        batches: list[Batch] = []
+        size = 0
+        for lane in list(self._lanes.values()):
+            if lane.place == place and self._ready(lane) and size < PIPELINE_BYTES_MAX:
+                # Move the lane to the end, so that under load all lanes get their turn.
+                self._lanes[lane.partition] = self._lanes.pop(lane.partition)
+                batch = lane.take()
+                if batch is not None:
+                    batches.append(batch)
+                    size += batch.size
+        await self._send(batches)
+
+    async def _send(self, batches: Sequence[Batch]) -> None:
+        """Send appends until they have ended, or have an answer that must wait for another append's.
+
+        This task stops being responsible for an append that has its answer. Another task may repeat it
+        (``_end``) while this one still repeats the rest, and only the responsible task may end it.
+        """
+        charge = list(batches)
+        try:
+            await self._append(charge)
+        except StreamworkerError as error:
+            self._fail_all(charge, error)
+        except Exception as error:
+            # For any error: no sender may wait for ever, and the append may already have been sent.
+            for batch in charge:
+                batch.unanswered = True
+            self._fail_all(charge, InternalError(f"An append failed: {error!r}."))
+            raise
+        finally:
+            for batch in charge:
+                if batch.outcome is None and batch.answer is None:
+                    self._end(batch, Outcome.UNKNOWN)
+
+    async def _append(self, batches: list[Batch]) -> None:
+        """Append until Redis answers or no sender waits; settled appends are removed from the list."""
+        pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
+        while any(batch.is_wanted for batch in batches):
+            try:
+                replies = await self._appender.append(batches)
+            except BackendUnavailable as error:
+                for batch in batches:
+                    batch.unanswered |= self._appender.declared
+                pause_ms = pauses.next_ms()
+                _log.warning(
+                    "send_unanswered", stream=self._spec.name, error=str(error), retry_in_ms=pause_ms
+                )
+                await asyncio.sleep(pause_ms / 1000)
+                continue
+            except BackendError as error:
+                # The error applies to all appends, for example if a new connection was refused.
+                self._fail_all(batches, error)
+                return
+            pairs = zip(batches, replies, strict=True)
+            batches[:] = [batch for batch, reply in pairs if not self._is_through(batch, reply)]
+            if batches:
+                self._others_go_on()
+                pause_ms = pauses.next_ms()
+                troubles = {batch.lane.undurable for batch in batches if batch.lane.undurable}
+                for trouble in troubles:
+                    _log.warning(
+                        "send_not_confirmed", stream=self._spec.name, error=trouble, retry_in_ms=pause_ms
+                    )
+                await asyncio.sleep(pause_ms / 1000)
+
+    def _others_go_on(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._flushes[task] = REPEATING
+        self._kick_all()
+
+    def _is_through(self, batch: Batch, reply: AppendReply) -> bool:
+        """Process an answer; return False if the append must be sent again."""
+        if reply.code is AppendCode.UNKNOWN:
+            batch.unanswered = True
+            self._not_confirmed(batch, reply)
+            return False
+        if batch.unanswered and reply.code is AppendCode.FULL:
+            # The try without an answer may still reach the server. Until then the entries of this
+            # number must not change, or some of them could be written twice.
+            return self._found_no_room(batch, reply.length)
+        if reply.code is AppendCode.EARLY and not batch.unanswered:
+            # It used another connection and overtook the append that it follows. It will never be
+            # written: each try was answered, and its number is not used again.
+            self._put_back(batch)
+            return True
+        if batch.is_behind:
+            batch.answer = reply  # Senders get their answers in order.
+            return True
+        if reply.code is AppendCode.EARLY:
+            if batch.before is not None and batch.before.outcome is Outcome.NOT_WRITTEN:
+                # It will never be written, however late a try arrives: the append that it follows never
+                # will be.
+                self._put_back(batch)
+                return True
+            # The append that it follows was lost again, or may still arrive. This one no longer waits for
+            # it. If that one still arrives, its number is too low and Redis ignores it.
+            batch.before = None
+            return False
+        if reply.error is not None:
+            self._fail(batch, reply.error)
+        elif reply.last_id is None:
+            self._refused_as_full(batch, reply.length)
+        else:
+            self._settle(batch, reply, reply.last_id)
+        return True
+
+    def _put_back(self, batch: Batch) -> None:
+        batch.lane.put_back(batch)
+        self._end(batch, Outcome.NOT_WRITTEN)
+
+    def _end(self, batch: Batch, outcome: Outcome) -> None:
+        """Record the outcome of an append, and process the answer of the append that follows it."""
+        batch.end(outcome)
+        for behind in tuple(batch.lane.under_way):
+            reply, behind.answer = behind.answer, None
+            if reply is None:
+                continue
+            # If the first append was repeated, this earlier answer may be from before a failover.
+            behind.unanswered |= batch.unanswered and reply.last_id is not None
+            if behind.unanswered or not self._is_through(behind, reply):
+                self._begin(self._send([behind]), REPEATING)
+
+    def _not_confirmed(self, batch: Batch, reply: AppendReply) -> None:
+        if isinstance(reply.error, NotDurable):
+            batch.lane.undurable = str(reply.error)
+        self._compare(batch.lane, reply)
+
+    def _settle(self, batch: Batch, reply: AppendReply, last_id: EntryId) -> None:
+        lane = batch.lane
+        self._compare(lane, reply)
+        lane.ledger.confirm(batch.number, batch.count, last_id)
+        lane.room, lane.pauses, lane.undurable = APPEND_ENTRIES_MAX, None, ""
+        batch.confirm(last_id)
+        self._end(batch, Outcome.WRITTEN)
+
+    def _compare(self, lane: Lane, reply: AppendReply) -> None:
+        """Check whether Redis still knows the append before the one that it answers."""
+        if reply.last_id is not None:
+            self.losses.note(lane.ledger.behind(self._spec.name, lane.partition, reply.before))
+
+    async def verify(self) -> list[LostSends]:
+        """Ask Redis for the last number of each lane, and compare it with the ledger."""
+        known = {
+            lane.partition: (lane, lane.number)
+            for lane in self._lanes.values()
+            if lane.ledger.may_be_asked and not lane.under_way
+        }
+        numbers = await self._appender.last_numbers(list(known), self._rng)
+        # This answer does not cover an append that was made since; the answer to that append does.
+        found = [
+            lane.ledger.behind(self._spec.name, partition, numbers[partition])
+            for partition, (lane, number) in known.items()
+            if lane.number == number and not lane.under_way
+        ]
+        for lost in found:
+            self.losses.note(lost)
+        return [lost for lost in found if lost is not None]
+
+    def _refused_as_full(self, batch: Batch, length: int) -> None:
+        """Put back an append that found no room; report it to senders that do not wait."""
+        lane = batch.lane
+        self._put_back(batch)
+        lane.room = min(self._spec.entries_max - length, APPEND_ENTRIES_MAX)
+        if lane.room > 0:
+            return
+        lane.room = APPEND_ENTRIES_MAX
+        tell(lane.parts, full(self._spec, lane.partition))
+        if not all(part.given_up for part in lane.parts):
+            lane.resting = True
+            first_ms, max_ms = FULL_PAUSE_MS
+            lane.pauses = lane.pauses or Pauses(self._rng.random, first_ms=first_ms, max_ms=max_ms)
+            asyncio.get_running_loop().call_later(lane.pauses.next_ms() / 1000, self._rested, lane)
+
+    def _found_no_room(self, batch: Batch, length: int) -> bool:
+        """Report a full partition to senders that do not wait; return whether no sender remains."""
+        batch.found_no_room = True
+        error = full(self._spec, batch.lane.partition)
+        tell([each.part for each in batch.slices], refused_later(self._spec, error))
+        if length >= self._spec.entries_max:
+            tell(batch.lane.parts, error)
+        if batch.is_wanted:
+            return False
+        self._end(batch, Outcome.UNKNOWN)
+        return True
+
+    def _rested(self, lane: Lane) -> None:
+        lane.resting = False
+        self._kick(lane)
+
+    def _fail_all(self, batches: Sequence[Batch], error: StreamworkerError) -> None:
+        for batch in batches:
+            if batch.outcome is None and batch.answer is None:
+                self._fail(batch, error)
+
+    def _fail(self, batch: Batch, error: StreamworkerError) -> None:
+        """Report to the senders that Redis refused, or could not be asked."""
+        if batch.unanswered and not isinstance(error, InternalError):
+            error = refused_later(self._spec, error)
+        for part, _, _ in batch.slices:
+            if not part.given_up:
+                part.done.set_exception(copy_of(error))
+        self._end(batch, Outcome.UNKNOWN if batch.unanswered else Outcome.NOT_WRITTEN)

@@ -1,0 +1,128 @@
+"""A record of the appends that Redis confirmed to one producer, to detect that Redis has lost some.
+
+A server that lost its last second, or a replica that took over without it, does not report what is lost.
+But Redis stores the last number of each producer and partition (decision 0008), and loses it together with
+the entries. The answer to each append contains the number before it. If the producer has confirmed higher
+numbers, it knows which of its sends are lost.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streamworker.core.data.entries import EntryId
+from streamworker.log import get_logger
+
+APPENDS_REMEMBERED = 512
+"""How many appends of one partition the ledger keeps. A lane makes a few hundred a second at most, and a
+server mostly loses the last second."""
+
+LOSSES_KEPT = 1_000
+
+REMEMBERED_FOR_S = 3_000.0
+"""Redis forgets a number an hour after its last use (``append.lua``). If the last confirmation is older than
+this, a number that Redis does not know is not taken for a loss."""
+
+_log = get_logger("streamworker.producer")
+
+
+@dataclass(frozen=True, slots=True)
+class LostSends:
+    """Sends of one producer to one partition that were confirmed, and are not in Redis any more."""
+
+    stream: str
+    partition: int
+    entries: int
+    """How many entries are lost."""
+    is_all: bool
+    """Whether these are all: the ledger keeps a limited number of appends, so more may be lost."""
+    first: EntryId
+    """Id of the first lost entry."""
+    last: EntryId
+    """Id of the last lost entry. All entries of this producer between the two are lost."""
+
+
+class _Confirmed(NamedTuple):
+    """One confirmed append. It is a plain tuple because the ledger makes one for each append."""
+
+    number: int
+    entries: int
+    last: EntryId
+
+    @property
+    def first(self) -> EntryId:
+        """Id of its first entry: the entries of one append have one time and consecutive numbers."""
+        return EntryId(self.last.ms, self.last.seq - self.entries + 1)
+
+
+class Ledger:
+    """The confirmed appends of one partition."""
+
+    __slots__ = ("_appends", "_at_s", "_dropped")
+
+    def __init__(self) -> None:
+        self._appends: deque[_Confirmed] = deque()
+        self._dropped = 0
+        """Number of the last append that the ledger no longer keeps."""
+        self._at_s = 0.0
+
+    def confirm(self, number: int, entries: int, last: EntryId) -> None:
+        """Record that Redis has confirmed an append."""
+        self._appends.append(_Confirmed(number, entries, last))
+        self._at_s = time.monotonic()
+        if len(self._appends) > APPENDS_REMEMBERED:
+            self._dropped = self._appends.popleft().number
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether Redis should still know a number of this producer."""
+        return bool(self._appends) and time.monotonic() - self._at_s < REMEMBERED_FOR_S
+
+    def behind(self, stream: str, partition: int, known: int | None) -> LostSends | None:
+        """Return and forget the appends after ``known``, the last number that Redis knows (None if none).
+
+        Examples
+        --------
+        >>> ledger = Ledger()
+        >>> ledger.confirm(1, 10, EntryId(5, 9))
+        >>> ledger.confirm(2, 3, EntryId(6, 2))
+        >>> ledger.behind("orders", 0, 2)
+        >>> lost = ledger.behind("orders", 0, 1)
+        >>> lost.entries, str(lost.first), str(lost.last), lost.is_all
+        (3, '6-0', '6-2', True)
+        """
+        if not self._appends or self._appends[-1].number <= (known or 0):
+            return None
+        if known is None and not self.may_be_asked:
+            return None
+        lost: list[_Confirmed] = []
+        while self._appends and self._appends[-1].number > (known or 0):
+            lost.append(self._appends.pop())
+        first, last = lost[-1], lost[0]
+        entries = sum(append.entries for append in lost)
+        is_all = bool(self._appends) or self._dropped <= (known or 0)
+        return LostSends(stream, partition, entries, is_all, first.first, last.last)
+
+
+class Losses:
+    """The confirmed sends that Redis has lost, as far as the producer has noticed; each is logged once."""
+
+    def __init__(self) -> None:
+        self.noted: deque[LostSends] = deque(maxlen=LOSSES_KEPT)
+
+    def note(self, lost: LostSends | None) -> None:
+        """Keep and log a loss, if there is one."""
+        if lost is None:
+            return
+        self.noted.append(lost)
+        _log.error(
+            "sends_lost",
+            stream=lost.stream,
+            partition=lost.partition,
+            entries=lost.entries if lost.is_all else f"{lost.entries} or more",
+            first=str(lost.first),
+            last=str(lost.last),
+            remedy="Redis lost what it had confirmed. Send these again; docs/durability.md says how to lose "
+            "less.",
+        )

@@ -1,0 +1,487 @@
+"""Sends records: encodes them, routes them by key, combines them into few round trips.
+
+No record is written twice. ``lanes`` handles sends without an answer, and full partitions.
+"""
+
+import asyncio
+import random
+from collections import defaultdict, deque
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.errors import RecordError
+from streamworker.processors import StreamSpec
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.send.lane import Encoded, OnFull, Part
+from streamworker.runtime.send.lanes import Lanes
+from streamworker.runtime.send.ledger import LostSends
+from streamworker.runtime.send.quick import QuickWay
+from streamworker.settings import Settings
+
+if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
+    from streamworker.runtime.send.tables import TablePacker
+
+HEADERS_MAX = 500
+"""Maximum headers of a record. A script can pass on a few thousand fields of an entry at most, and an
+append is done as a whole."""
+CHUNK_ENTRIES = 2_000
+"""Records that ``send_many`` encodes before it yields to the event loop: 2 ms (measured)."""
+CHUNK_BYTES = 1024 * 1024
+LEADS = (200, 400)
+"""Sizes of the first parts of a list, which are sent by themselves so that Redis works while the producer
+encodes the rest. Redis takes longer for a record than the encoder, so each part may be larger."""
+ROWS_CHUNK = 10_000
+"""``CHUNK_ENTRIES`` for a stream of columns, where a chunk becomes one entry a partition: 10 to 20 ms."""
+CHUNKS_AHEAD = 2
+"""Chunks that ``send_many`` has in flight: it encodes the next one while Redis writes these."""
+WINDOWS_AHEAD = 1
+"""Parts of a table that are in flight while the next one is packed."""
+PACK_IN_THREAD_ROWS = 10_000
+"""Parts with more rows are packed in a thread: they take a millisecond, and pyarrow releases the GIL."""
+
+
+class Sent(NamedTuple):
+    """The partition and entry id of a record that was sent."""
+
+    partition: int
+    entry_id: EntryId
+
+
+class Producer:
+    """Sends records of one stream from one event loop.
+
+    Parameters
+    ----------
+    backend
+        Connections to Redis; they stay open when the producer is closed.
+    spec
+        The stream.
+    settings
+        ``entry_bytes_max`` and the durability settings are used.
+    rng
+        The source of jitter and of the first partition for records without a key.
+
+    Examples
+    --------
+    >>> async def main(backend: Backend, orders: StreamSpec) -> None:
+    ...     producer = Producer(backend, orders, Settings())
+    ...     sent = await producer.send({"customer": "ann"})
+    ...     print(sent.partition, sent.entry_id)
+    """
+
+    def __init__(
+        self, backend: Backend, spec: StreamSpec, settings: Settings, *, rng: random.Random | None = None
+    ) -> None:
+        self._spec = spec
+        self._settings = settings
+        self._encode = (
+            (lambda record: self.packer.fields([record]))
+            if spec.codec == "arrow"
+            else spec.record.encoder(spec.codec)
+        )
+        self._key = spec.key
+        rng = rng or random.Random()
+        self._deal = RoundRobin(rng.randrange(spec.partitions))
+        self._lanes = Lanes(backend, spec, settings, rng)
+
+    # -- sending -----------------------------------------------------------------------------
+
+    async def send(
+        self,
+        record: Any,
+        *,
+        headers: Mapping[str, str | bytes] | None = None,
+        on_full: OnFull = "wait",
+        timeout: float | None = None,
+    ) -> Sent:
+        """Append one record; return when Redis has it.
+
+        Sends that run at the same time share round trips. Records that one task sends one after the other
+        keep their order, and so do records of one key in one ``gather``.
+
+        Parameters
+        ----------
+        record
+            A record of the stream's type.
+        headers
+            Stored with the record; a processor reads them in ``ctx.headers``.
+        on_full
+            If the partition is full, ``wait`` until there is room, or ``raise`` StreamFull.
+        timeout
+            Seconds to wait at most; no limit if None.
+
+        Raises
+        ------
+        RecordError
+            If the record cannot be encoded or routed, or is too large.
+        StreamFull
+            If there is no room, or none within ``timeout``. Nothing was written.
+        ProducerError
+            If Redis gave no answer within ``timeout``, or refused after a try without an answer: the
+            record may or may not be there.
+        BackendRefused
+            If Redis refused. Nothing was written.
+        ConfigurationError
+            If the stream was declared with other partitions or another codec.
+        """
+        partition, entry, size = self.prepared(record, _header_fields(headers))
+        part = self._lanes.queue(partition, [entry], size, on_full)
+        return Sent(partition, await self._lanes.confirmed(part, partition, timeout))
+
+    async def send_many(
+        self,
+        records: Iterable[Any] | AsyncIterable[Any],
+        *,
+        on_full: OnFull = "wait",
+        timeout: float | None = None,
+    ) -> int:
+        """Append many records in few round trips, in order; return how many.
+
+        It accepts endless iterables: a bounded number of records is in memory at a time. If it raises
+        because of one record, the records before it are written. If it raises because of Redis, the
+        records before the failed chunk are written (a chunk has at most 2,000).
+
+        Parameters
+        ----------
+        records
+            Records of the stream's type; an iterable or an async iterable.
+        on_full, timeout
+            As for :meth:`send`; ``timeout`` applies to each chunk.
+
+        Raises
+        ------
+        StreamworkerError
+            As :meth:`send`.
+        """
+        kind = _RowSender if self._spec.codec == "arrow" else _ManySender
+        sender = kind(self, self._lanes, on_full, timeout)
+        try:
+            if isinstance(records, AsyncIterable):
+                async for record in records:
+                    if sender.add(record):
+                        await sender.send_chunk()
+            elif isinstance(records, list | tuple):
+                for start in range(0, len(records), CHUNK_ENTRIES):
+                    await sender.send_list(records[start : start + CHUNK_ENTRIES])
+            else:
+                for record in records:
+                    if sender.add(record):
+                        await sender.send_chunk()
+            await sender.finish()
+        except BaseException as error:
+            if isinstance(error, Exception) and not sender.failed:
+                # The iterable or a record has caused the error: the records before it are still sent.
+                await sender.finish()
+            sender.give_up()
+            raise
+        return sender.count
+
+    async def send_table(
+        self,
+        table: object,
+        *,
+        rows_per_entry: int = 10_000,
+        compression: Literal["none", "lz4", "zstd"] = "lz4",
+        on_full: OnFull = "wait",
+        timeout: float | None = None,
+    ) -> int:
+        """Append the rows of a table, many in each entry; return how many.
+
+        Each row goes to the partition to which :meth:`send` would send its record, and rows of one key keep
+        their order. About 64 MB of the table are packed and sent at a time. If it raises, the parts before
+        the failed one are written.
+
+        Parameters
+        ----------
+        table
+            A pyarrow table or record batch, or an object that exports one, such as a polars DataFrame. Its
+            columns are the record type's fields; a field with a default may be missing.
+        rows_per_entry
+            Maximum rows of one partition in one entry; ``entry_bytes_max`` limits them too.
+        compression
+            How each entry is compressed; an entry that does not get smaller is left uncompressed.
+        on_full, timeout
+            As for :meth:`send`; ``timeout`` applies to each part.
+
+        Raises
+        ------
+        RecordError
+            If a column is missing, has another type, or holds a value that its field cannot.
+        ConfigurationError
+            If the stream has another codec.
+        StreamworkerError
+            As :meth:`send`.
+        """
+        from streamworker.runtime.send.tables import as_table, check_table_options
+
+        check_table_options(self._spec, rows_per_entry, compression)
+        rows = as_table(table)
+        sender = _Sender(self._lanes, on_full, timeout, WINDOWS_AHEAD)
+        packed = 0
+        try:
+            for window in self.packer.windows(rows, rows_per_entry):
+                work = partial(self.packer.packets, window, rows_per_entry, compression, packed)
+                in_thread = window.num_rows > PACK_IN_THREAD_ROWS
+                packets = await asyncio.to_thread(work) if in_thread else work()
+                packed += window.num_rows
+                await sender.send([(p.partition, [(p.fields, None)], p.size, p.rows) for p in packets])
+            await sender.finish()
+        except BaseException as error:
+            if isinstance(error, Exception) and not sender.failed:
+                await sender.finish()
+            sender.give_up()
+            raise
+        return sender.count
+
+    # -- what Redis has lost -----------------------------------------------------------------
+
+    @property
+    def lost(self) -> Sequence[LostSends]:
+        """Confirmed sends that Redis has lost since, as far as the producer has noticed.
+
+        The producer notices a loss when it sends to the same partition again, and in :meth:`verify`.
+        """
+        return tuple(self._lanes.losses.noted)
+
+    async def verify(self) -> list[LostSends]:
+        """Ask Redis whether it still has the sends that it confirmed in the last fifty minutes.
+
+        Returns
+        -------
+        list[LostSends]
+            Lost sends that were not reported before.
+
+        Raises
+        ------
+        BackendError
+            If Redis does not answer.
+        """
+        return await self._lanes.verify()
+
+    async def aclose(self) -> None:
+        """Send all queued records and accept no more. The backend stays open."""
+        await self._lanes.aclose()
+
+    # -- encoding ----------------------------------------------------------------------------
+
+    @cached_property
+    def quick(self) -> QuickWay:
+        """The fast path that encodes and routes lists of valid records."""
+        return QuickWay(
+            self._spec,
+            self._deal,
+            payload_bytes_max=self._settings.entry_bytes_max,
+            list_bytes_max=CHUNK_BYTES,
+        )
+
+    @cached_property
+    def packer(self) -> "TablePacker":
+        """The packer that makes entries of many rows."""
+        from streamworker.runtime.send.tables import TablePacker
+
+        return TablePacker(self._spec, self._deal, self._settings.entry_bytes_max)
+
+    def prepared(self, record: Any, headers: Mapping[bytes, bytes] | None) -> tuple[int, Encoded, int]:
+        """Encode and route a record; return its partition, its entry and the entry's bytes."""
+        payload = self._encode(record)
+        size = (
+            len(payload) if isinstance(payload, bytes) else sum(len(k) + len(v) for k, v in payload.items())
+        )
+        if headers:
+            size += sum(len(k) + len(v) for k, v in headers.items())
+        if size > self._settings.entry_bytes_max:
+            raise RecordError(
+                f"A record of stream {self._spec.name!r} has {size} bytes, and entry_bytes_max is "
+                f"{self._settings.entry_bytes_max}.",
+                remedy="Keep large values elsewhere and send where they are, or raise entry_bytes_max.",
+            )
+        return self.partition_of(record), (payload, headers), size
+
+    def partition_of(self, record: Any) -> int:
+        """Return the partition of a record."""
+        key = canonical_key(self._key(record))
+        partitions = self._spec.partitions
+        return self._deal.next(partitions) if key is None else partition_for(key, partitions)
+
+
+Piece = tuple[int, Sequence[Encoded], int, int]
+"""A partition, entries for it, their bytes, and how many records they hold."""
+
+
+class _Sender:
+    """One large send: it has a few chunks in flight, and waits for the oldest before it takes more."""
+
+    def __init__(self, lanes: Lanes, on_full: OnFull, timeout: float | None, ahead: int) -> None:
+        self.count = 0
+        """How many records Redis has confirmed."""
+        self.failed = False
+        self._lanes = lanes
+        self._on_full: OnFull = on_full
+        self._timeout = timeout
+        self._ahead = ahead
+        self._under_way: deque[list[tuple[int, int, Part]]] = deque()
+
+    async def send(self, pieces: list[Piece]) -> None:
+        """Send a chunk; wait while too many earlier ones are in flight."""
+        self._under_way.append(
+            [
+                (partition, count, self._lanes.queue(partition, entries, size, self._on_full))
+                for partition, entries, size, count in pieces
+            ]
+        )
+        while len(self._under_way) > self._ahead:
+            await self._confirm_oldest()
+
+    async def finish(self) -> None:
+        """Wait until all chunks are confirmed."""
+        while self._under_way:
+            await self._confirm_oldest()
+
+    async def _confirm_oldest(self) -> None:
+        try:
+            for partition, count, part in self._under_way[0]:
+                await self._lanes.confirmed(part, partition, self._timeout)
+                self.count += count
+        except BaseException:
+            self.failed = True
+            raise
+        self._under_way.popleft()
+
+    def give_up(self) -> None:
+        """Cancel all that has not been sent."""
+        for chunk in self._under_way:
+            for _, _, part in chunk:
+                part.done.cancel()
+        self._under_way.clear()
+
+
+class _ManySender(_Sender):
+    """One ``send_many``: collects records into chunks."""
+
+    def __init__(self, producer: Producer, lanes: Lanes, on_full: OnFull, timeout: float | None) -> None:
+        super().__init__(lanes, on_full, timeout, CHUNKS_AHEAD)
+        self._producer = producer
+        self._entries: defaultdict[int, list[Encoded]] = defaultdict(list)
+        self._sizes: defaultdict[int, int] = defaultdict(int)
+        self._gathered = self._size = 0
+
+    def add(self, record: Any) -> bool:
+        """Add a record to the chunk; True if the chunk is to be sent."""
+        partition, entry, size = self._producer.prepared(record, None)
+        self._entries[partition].append(entry)
+        self._sizes[partition] += size
+        self._gathered += 1
+        self._size += size
+        return self._gathered >= CHUNK_ENTRIES or self._size >= CHUNK_BYTES
+
+    async def send_list(self, records: Sequence[Any]) -> None:
+        """Send a list no longer than a chunk; its last records may stay for the next chunk."""
+        for lead in () if self._under_way or self._gathered else LEADS:
+            if len(records) >= 2 * lead:
+                await self._send_part(records[:lead])
+                records = records[lead:]
+                await asyncio.sleep(0)  # The event loop writes it to the socket in this turn.
+        await self._send_part(records)
+
+    async def _send_part(self, records: Sequence[Any]) -> None:
+        routed = None if self._gathered else self._producer.quick.routed(records)
+        if routed is not None:
+            await self.send(
+                [
+                    (partition, payloads, sum(map(len, payloads)), len(payloads))
+                    for partition, payloads in routed.items()
+                ]
+            )
+            return
+        for record in records:
+            if self.add(record):
+                await self.send_chunk()
+
+    async def send_chunk(self) -> None:
+        """Send the collected records."""
+        pieces: list[Piece] = [
+            (partition, entries, self._sizes[partition], len(entries))
+            for partition, entries in self._entries.items()
+        ]
+        self._entries.clear()
+        self._sizes.clear()
+        self._gathered = self._size = 0
+        await self.send(pieces)
+
+    async def finish(self) -> None:
+        """Send the rest, and wait until all chunks are confirmed."""
+        if self._gathered:
+            await self.send_chunk()
+        await super().finish()
+
+
+class _RowSender(_ManySender):
+    """A ``send_many`` to a stream of columns: the records of a chunk become one entry a partition."""
+
+    def __init__(self, producer: Producer, lanes: Lanes, on_full: OnFull, timeout: float | None) -> None:
+        super().__init__(producer, lanes, on_full, timeout)
+        self._records: list[tuple[int, Any]] = []
+
+    def add(self, record: Any) -> bool:
+        """Add a record to the chunk; True if the chunk is to be sent."""
+        try:
+            partition = self._producer.partition_of(record)
+        except (AttributeError, KeyError, TypeError):
+            self._producer.packer.fields([record])  # this raises an error that names the wrong record
+            raise
+        self._records.append((partition, record))
+        self._gathered = len(self._records)
+        return self._gathered >= ROWS_CHUNK
+
+    async def send_chunk(self) -> None:
+        """Send the collected records; if one cannot be packed, send those before it and raise."""
+        records, self._records, self._gathered = self._records, [], 0
+        try:
+            pieces = self._pieces(records)
+        except RecordError as error:
+            good, fault = self._before_fault(records)
+            await self.send(self._pieces(good))
+            await _Sender.finish(self)
+            raise fault or error from None
+        await self.send(pieces)
+
+    def _pieces(self, records: list[tuple[int, Any]]) -> list[Piece]:
+        packets = self._producer.packer.of_records(records)
+        return [(p.partition, [(p.fields, None)], p.size, p.rows) for p in packets]
+
+    def _before_fault(
+        self, records: list[tuple[int, Any]]
+    ) -> tuple[list[tuple[int, Any]], RecordError | None]:
+        for place, one in enumerate(records):
+            try:
+                self._pieces([one])
+            except RecordError as error:
+                return records[:place], error
+        return records, None
+
+
+def _header_fields(headers: Mapping[Any, Any] | None) -> dict[bytes, bytes] | None:
+    if not headers:
+        return None
+    if len(headers) > HEADERS_MAX:
+        raise RecordError(
+            f"A record was sent with {len(headers)} headers.", remedy=f"It may have {HEADERS_MAX}."
+        )
+    fields: dict[bytes, bytes] = {}
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str | bytes):
+            raise RecordError(
+                f"Header {name!r} is {value!r}, of type {type(value).__name__}.",
+                remedy="Names of headers are text, and their values text or bytes.",
+            )
+        try:
+            fields[name.encode()] = value.encode() if isinstance(value, str) else value
+        except UnicodeEncodeError:
+            raise RecordError(
+                f"Header {name!r} is {value!r}, which is no text that UTF-8 can hold.",
+                remedy="Send such a value as bytes.",
+            ) from None
+    return fields

@@ -1,0 +1,80 @@
+"""The fast path of ``send_many`` for lists: encodes and routes the records in a few passes.
+
+Handling one record after the other costs 1.2 µs each, of which msgspec takes 0.15. Passes over the list
+cost a third of that (measured). For anything unusual, above all a wrong record, the producer uses the
+ordinary path, which names the wrong record and sends those before it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+from streamworker.core.data.partitioner import RoundRobin
+from streamworker.processors import StreamSpec
+from streamworker.records.codecs import make_list_encoder
+
+Routed = Mapping[int, Sequence[bytes]]
+"""Payloads by partition, in order."""
+
+
+class QuickWay:
+    """Encodes and routes lists of one stream's records.
+
+    Parameters
+    ----------
+    spec
+        The stream.
+    deal
+        Assigns records without a key to partitions.
+    payload_bytes_max, list_bytes_max
+        If one payload, or all together, are larger, the ordinary path is used.
+    """
+
+    def __init__(
+        self, spec: StreamSpec, deal: RoundRobin, *, payload_bytes_max: int, list_bytes_max: int
+    ) -> None:
+        self._encode = None if spec.codec == "arrow" else make_list_encoder(spec.record, spec.codec)
+        self._key: Callable[[Any], Any] = spec.key
+        self._partitions = spec.partitions
+        self._deal = deal
+        self._payload_bytes_max = payload_bytes_max
+        self._list_bytes_max = list_bytes_max
+
+    def routed(self, records: Sequence[Any]) -> Routed | None:
+        """Return the payloads of records by partition; None if the ordinary path must be used."""
+        if self._encode is None or (payloads := self._encode(records)) is None:
+            return None
+        sizes = list(map(len, payloads))
+        if max(sizes, default=0) > self._payload_bytes_max or sum(sizes) > self._list_bytes_max:
+            return None
+        partitions = self._partitions_of(records)
+        if partitions is None:
+            return None
+        if self._partitions == 1:
+            return {0: payloads}
+        routed: dict[int, list[bytes]] = {}
+        for partition, payload in zip(partitions, payloads, strict=True):
+            if partition in routed:
+                routed[partition].append(payload)
+            else:
+                routed[partition] = [payload]
+        return routed
+
+    def _partitions_of(self, records: Sequence[Any]) -> Sequence[int] | None:
+        """Return each record's partition if all keys are text, or if there are none; else None."""
+        try:
+            keys = list(map(self._key, records))
+        except Exception:  # noqa: BLE001 - whatever a user's key function raises
+            return None
+        kinds, count = set(map(type, keys)), self._partitions
+        if kinds == {str}:
+            try:
+                if count == 1:
+                    "".join(keys).encode()  # All go to the one partition; this checks that they are keys.
+                    return [0] * len(keys)
+                return [crc % count for crc in map(crc32, map(str.encode, keys))]
+            except UnicodeEncodeError:
+                return None
+        if kinds == {type(None)}:
+            return [self._deal.next(count) for _ in keys]
+        return None

@@ -1,0 +1,66 @@
+"""The errors that a sender gets if Redis refuses its records, or does not confirm them in time."""
+
+from collections.abc import Iterable
+
+from streamworker.errors import InternalError, ProducerError, StreamFull, StreamworkerError
+from streamworker.processors import StreamSpec
+from streamworker.redisio.wire.durability import Durability
+from streamworker.runtime.send.lane import Lane, Part
+
+
+def full(spec: StreamSpec, partition: int) -> StreamFull:
+    """Return the error for a partition that is at its limit."""
+    return StreamFull(
+        f"Partition {partition} of stream {spec.name!r} is at its limit of {spec.entries_max} entries, and a "
+        "group has not committed them yet.",
+        remedy="Start or speed up the processor that is behind (streamworker lag), or raise "
+        "partition_entries_max.",
+    )
+
+
+def refused_later(spec: StreamSpec, error: StreamworkerError) -> ProducerError:
+    """Return the error for a refusal that follows a try without an answer."""
+    return ProducerError(
+        f"Stream {spec.name!r}: Redis gave no answer, and then refused: {error.message} The record may or "
+        "may not be there: the first request may still be on its way.",
+        remedy=error.remedy,
+    )
+
+
+def not_in_time(
+    spec: StreamSpec, lane: Lane, part: Part, timeout: float | None, durability: Durability
+) -> ProducerError:
+    """Return the error for a part that was not confirmed before its sender's timeout."""
+    if part.waits and not lane.under_way and lane.pauses is not None:
+        return full(spec, lane.partition)
+    if part.waits and not part.taken and not lane.under_way:
+        return ProducerError(
+            f"Stream {spec.name!r}: a send was not begun within {timeout} s.",
+            remedy="Is Redis running, and can this machine reach it?",
+        )
+    if any(batch.found_no_room and batch.has(part) for batch in lane.under_way):
+        return refused_later(spec, full(spec, lane.partition))
+    if lane.undurable:
+        return ProducerError(
+            f"Stream {spec.name!r}: within {timeout} s a record was not as safe as "
+            f'durability="{durability.mode}" asks; it may be there, and may be lost. {lane.undurable}',
+            remedy="Mend what it waits for. A larger timeout lets the producer wait for it.",
+        )
+    return ProducerError(
+        f"Stream {spec.name!r}: Redis gave no answer within {timeout} s; the record may or may not be there.",
+        remedy="A larger timeout lets the producer find out without writing twice.",
+    )
+
+
+def tell(parts: Iterable[Part], error: ProducerError) -> None:
+    """Report an error to the senders that do not wait for room."""
+    for part in parts:
+        if part.on_full == "raise" and not part.given_up:
+            part.done.set_exception(copy_of(error))
+
+
+def copy_of(error: StreamworkerError) -> StreamworkerError:
+    """Return a copy of the error for one sender: a shared error would collect all their tracebacks."""
+    if isinstance(error, InternalError):
+        return InternalError(error.message)
+    return type(error)(error.message, remedy=error.remedy)

@@ -1,0 +1,198 @@
+"""Packs tables and records into the entries of a stream of columns.
+
+The packer cuts a table into windows, so that it never copies a large table as a whole. It sorts the rows of
+a window by partition, which keeps their order within each, and packs them into entries of even size.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamworker.core.data.partitioner import RoundRobin
+from streamworker.errors import ConfigurationError, RecordError
+from streamworker.processors import StreamSpec
+from streamworker.redisio.data.ackedlog import CODECS, Codec
+from streamworker.redisio.data.columns import Packer
+from streamworker.runtime.send.routing import Router
+
+WINDOW_BYTES = 64 * 1024 * 1024
+"""Bytes that are sorted by partition at a time, and bytes of a table that are in flight meanwhile."""
+WINDOW_ENTRIES = 4
+"""Entries of each partition in a window, if its bytes allow: the last entry of each is not full."""
+ROWS_PER_ENTRY_MAX = 10_000_000
+
+
+class Packet(NamedTuple):
+    """One entry and its partition."""
+
+    partition: int
+    rows: int
+    fields: Mapping[bytes, bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all names and values."""
+        return sum(len(name) + len(value) for name, value in self.fields.items())
+
+
+class TablePacker:
+    """Packs rows of one stream into entries.
+
+    Parameters
+    ----------
+    spec
+        The stream.
+    deal
+        Assigns rows without a key to partitions.
+    entry_bytes_max
+        Maximum bytes of an entry's rows before compression.
+    """
+
+    def __init__(self, spec: StreamSpec, deal: RoundRobin, entry_bytes_max: int) -> None:
+        self._spec = spec
+        self._record = spec.record
+        self._router = Router(spec, deal)
+        self._packer = Packer(spec.record.arrow_schema())
+        self._bytes_max = entry_bytes_max
+
+    # -- tables ------------------------------------------------------------------------------
+
+    def windows(self, table: pa.Table, rows_per_entry: int) -> Iterator[pa.RecordBatch]:
+        """Cut a table into windows, each of which is packed at a time."""
+        bytes_per_row = max(1, table.nbytes // max(1, table.num_rows))
+        rows = min(WINDOW_BYTES // bytes_per_row, WINDOW_ENTRIES * rows_per_entry * self._spec.partitions)
+        for start in range(0, table.num_rows, max(1, rows)):
+            yield from table.slice(start, max(1, rows)).combine_chunks().to_batches()
+
+    def packets(
+        self, window: pa.RecordBatch, rows_per_entry: int, compression: Codec, before: int = 0
+    ) -> list[Packet]:
+        """Make the entries of a window, in the order of its rows within each partition.
+
+        Parameters
+        ----------
+        window
+            The rows of the window.
+        rows_per_entry, compression
+            As for ``send_table``.
+        before
+            Number of rows in the table before this window, for messages.
+
+        Raises
+        ------
+        RecordError
+            If a row does not fit the record type, or is too large.
+        """
+        try:
+            batch = self._record.fit_arrow(window)
+        except RecordError as error:
+            where = f"In the rows from {before}: " if before else ""
+            raise RecordError(where + error.message, remedy=error.remedy) from None
+        packets: list[Packet] = []
+        for partition, rows in self._by_partition(batch, rows_per_entry):
+            self._pack(packets, partition, rows, rows_per_entry, compression)
+        return packets
+
+    def _by_partition(self, batch: pa.RecordBatch, chunk: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        partitions = self._router.partitions_of(batch, chunk)
+        counts = sorted((each["values"], each["counts"]) for each in pc.value_counts(partitions).to_pylist())
+        if len(counts) > 1:
+            # The sort is stable: rows of one partition keep their order.
+            batch = batch.take(pc.sort_indices(partitions))
+        start = 0
+        for partition, count in counts:
+            yield partition, batch.slice(start, count)
+            start += count
+
+    def _pack(
+        self, packets: list[Packet], partition: int, rows: pa.RecordBatch, most: int, compression: Codec
+    ) -> None:
+        """Pack the rows of one partition into entries of even size."""
+        count = rows.num_rows
+        pieces = max(-(-count // most), -(-rows.nbytes * 10 // (self._bytes_max * 9)))
+        pieces = min(pieces, count)
+        for piece in range(pieces):
+            start, end = count * piece // pieces, count * (piece + 1) // pieces
+            part = rows.slice(start, end - start)
+            fields = self._packer.fields(part, compression)
+            if int(fields[b"size"]) <= self._bytes_max:
+                packets.append(Packet(partition, part.num_rows, fields))
+            elif part.num_rows > 1:
+                self._pack(packets, partition, part, -(-part.num_rows // 2), compression)
+            else:
+                raise self._too_large(int(fields[b"size"]))
+
+    def _too_large(self, size: int) -> RecordError:
+        return RecordError(
+            f"A row of stream {self._spec.name!r} has {size} bytes, and entry_bytes_max is "
+            f"{self._bytes_max}.",
+            remedy="Keep large values elsewhere and send where they are, or raise entry_bytes_max.",
+        )
+
+    # -- records -----------------------------------------------------------------------------
+
+    def fields(self, records: Sequence[Any]) -> dict[bytes, bytes]:
+        """Return the fields of one entry with these records.
+
+        Raises
+        ------
+        RecordError
+            If one is not of the stream's type.
+        """
+        return self._packer.fields(self._record.to_arrow(records), "lz4")
+
+    def of_records(self, routed: Sequence[tuple[int, Any]]) -> list[Packet]:
+        """Pack routed records into entries, in the order of the records within each partition.
+
+        Raises
+        ------
+        RecordError
+            If one is not of the stream's type, or is too large.
+        """
+        by_partition: dict[int, list[Any]] = {}
+        for partition, record in routed:
+            by_partition.setdefault(partition, []).append(record)
+        packets: list[Packet] = []
+        for partition, records in by_partition.items():
+            self._pack(packets, partition, self._record.to_arrow(records), len(records), "lz4")
+        return packets
+
+
+def as_table(table: object) -> pa.Table:
+    """Convert a table of any library to a pyarrow table.
+
+    Raises
+    ------
+    RecordError
+        If it is no table.
+    """
+    if isinstance(table, pa.Table):
+        return table
+    if isinstance(table, pa.RecordBatch):
+        return pa.Table.from_batches([table])
+    if hasattr(table, "__arrow_c_stream__"):
+        return pa.table(table)
+    raise RecordError(
+        f"A {type(table).__name__} is no table.",
+        remedy="Send a pyarrow.Table or RecordBatch, or a polars.DataFrame; records go with send_many.",
+    )
+
+
+def check_table_options(spec: StreamSpec, rows_per_entry: int, compression: str) -> None:
+    """Raise ConfigurationError if the stream or the options do not allow sending a table."""
+    if spec.codec != "arrow":
+        raise ConfigurationError(
+            f"Stream {spec.name!r} is written as {spec.codec!r}, one record an entry; it takes no tables.",
+            remedy='Declare a stream with codec="arrow", or send records with send_many.',
+        )
+    if type(rows_per_entry) is not int or not 1 <= rows_per_entry <= ROWS_PER_ENTRY_MAX:
+        raise ConfigurationError(
+            f"A table was sent with rows_per_entry={rows_per_entry!r}.",
+            remedy=f"Use a whole number from 1 to {ROWS_PER_ENTRY_MAX}.",
+        )
+    if compression not in CODECS:
+        raise ConfigurationError(
+            f"A table was sent with compression={compression!r}.", remedy=f"Use one of: {', '.join(CODECS)}."
+        )

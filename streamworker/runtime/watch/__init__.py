@@ -1,0 +1,1 @@
+"""What notices that a worker or a partition makes no progress."""

@@ -1,0 +1,231 @@
+"""Sends heartbeats from a separate thread, so that handlers cannot delay them.
+
+A handler may block the event loop or compute for a minute. The worker is still alive, and its peers must
+not take it for dead. So the keeper has its own thread, event loop and connection, and shares only a table
+of memberships with the worker. One heartbeat is one command for each group, whatever the number of
+partitions, and all groups of a worker share a round trip.
+
+The keeper cannot run while native code holds the interpreter lock for seconds, as a long regular
+expression does. Then heartbeats are late, peers see that the connection is alive and wait
+``slow_after_ms``, and fencing protects the commits in any case.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from streamworker.core.ownership.pulse import BEAT_RETRIES
+from streamworker.core.protocols.membership.events import HeartbeatDone
+from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.log import get_logger
+from streamworker.redisio.group.membership import HeartbeatReply, Renewal, heartbeat
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.clock import monotonic_ms
+from streamworker.settings import Settings
+
+log = get_logger("streamworker.keeper")
+
+Deliver = Callable[[HeartbeatDone], None]
+Kept = tuple[GroupKeys, tuple[str, Deliver]]
+"""A membership to renew: the group, the member, and the callback for answers."""
+JOIN_TIMEOUT_S = 5.0
+
+
+class Keeper:
+    """Renews the memberships of one worker process.
+
+    Parameters
+    ----------
+    settings
+        The connection and the heartbeat interval.
+    name
+        The worker's name, shown in ``CLIENT LIST``.
+    """
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._lock = threading.Lock()
+        self._kept: dict[GroupKeys, tuple[str, Deliver]] = {}
+        self._loads: dict[GroupKeys, tuple[int, Mapping[int, int] | None]] = {}
+        """The last load of each group, and its loads by partition until a heartbeat has sent them."""
+        self._foreign: dict[GroupKeys, str] = {}
+        """The key of each group that was reported to hold another type."""
+        self._pending: dict[GroupKeys, tuple[Deliver, HeartbeatDone]] = {}
+        self._late: dict[str, asyncio.Task[bool]] = {}
+        """Heartbeats in flight by node; only used if there are several nodes."""
+        self._scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="streamworker-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it renews no membership yet."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close its connection."""
+        self._stopping = True
+        self._poke()
+        self._thread.join(JOIN_TIMEOUT_S)
+
+    def keep(self, keys: GroupKeys, member: str, deliver: Deliver) -> None:
+        """Start to renew a membership, the first time at once.
+
+        The keeper calls ``deliver`` in the worker's event loop. While that loop is blocked, it keeps only
+        the newest answer, which replaces the older ones.
+        """
+        with self._lock:
+            self._kept[keys] = (member, deliver)
+        self._poke()
+
+    def hurry(self) -> None:
+        """Renew the memberships of all groups now, and then again after an interval."""
+        self._poke()
+
+    def forget(self, keys: GroupKeys) -> None:
+        """Stop renewing a membership."""
+        with self._lock:
+            self._kept.pop(keys, None)
+            self._loads.pop(keys, None)
+            self._foreign.pop(keys, None)
+
+    def report(self, keys: GroupKeys, loads: Mapping[int, int]) -> None:
+        """Let heartbeats report the load of each partition of a membership."""
+        with self._lock:
+            self._loads[keys] = (sum(loads.values()), loads)
+
+    # -- in the keeper's thread ----------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except Exception:
+            # Without heartbeats the worker stops its batches at its own deadline, and peers take over.
+            # This is safe, but the log should say why.
+            log.exception("keeper_failed")
+
+    async def _run(self) -> None:
+        self._own_loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        backend = Backend.open(
+            self._settings.redis_url,
+            name=f"{self._name}:heartbeat",
+            call_timeout_ms=self._settings.call_timeout_ms,
+            connections=1,
+            allow_plaintext=self._settings.allow_plaintext,
+        )
+        interval_s = self._settings.heartbeat_interval_ms / 1000
+        async with backend:
+            while not self._stopping:
+                started = time.monotonic()
+                wait_s = interval_s if await self._beat_all(backend) else interval_s / BEAT_RETRIES
+                pause_s = max(0.0, wait_s - (time.monotonic() - started))
+                try:
+                    async with asyncio.timeout(pause_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                self._wake.clear()
+            for task in self._late.values():
+                task.cancel()
+            await asyncio.gather(*self._late.values(), return_exceptions=True)
+
+    async def _beat_all(self, backend: Backend) -> bool:
+        """Renew all memberships; return whether each had an answer."""
+        with self._lock:
+            kept = list(self._kept.items())
+        places: dict[str, list[Kept]] = {}
+        try:
+            if not kept:  # Connect early, so that the first heartbeat finds a connection.
+                await backend.identity()
+            for each in kept:
+                places.setdefault(await backend.place_of(each[0].members), []).append(each)
+        except BackendError as error:
+            log.warning("heartbeat_failed", error=str(error))
+            return False
+        if len(places) < 2 and not self._late:
+            return all([await self._beat(backend, here) for here in places.values()])
+        # On a Cluster the groups are on several nodes; one that hangs must not delay heartbeats to others.
+        for place, here in places.items():
+            if place not in self._late:
+                self._late[place] = asyncio.create_task(self._beat(backend, here))
+        await self._wait(self._late.values(), self._settings.heartbeat_interval_ms / 1000)
+        answered = [place for place, task in self._late.items() if task.done()]
+        return all([await self._late.pop(place) for place in answered]) and not self._late
+
+    async def _wait(self, tasks: Iterable["asyncio.Task[bool]"], seconds: float) -> None:
+        """Wait until all tasks are done, the time has passed, or the keeper is woken."""
+        assert self._wake is not None
+        poked = asyncio.create_task(self._wake.wait())
+        waiting, until_s = set(tasks), time.monotonic() + seconds
+        while waiting and not poked.done() and (left_s := until_s - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(
+                {poked, *waiting}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            waiting.difference_update(done)
+        poked.cancel()
+
+    async def _beat(self, backend: Backend, kept: Sequence[Kept]) -> bool:
+        """Renew the memberships on one node; return whether each had an answer."""
+        try:
+            # Peers identify this worker by its connection, so ask for the identity of each new one.
+            connection, run_id = await backend.identity(kept[0][0].members)
+            with self._lock:
+                loads = {keys: self._loads.get(keys, (0, None)) for keys, _ in kept}
+                self._loads.update({keys: (load, None) for keys, (load, _) in loads.items()})
+            sent_ms = monotonic_ms()
+            replies = await heartbeat(
+                backend,
+                [Renewal(keys, member, connection, run_id, *loads[keys]) for keys, (member, _) in kept],
+            )
+        except BackendError as error:
+            log.warning("heartbeat_failed", error=str(error))
+            return False
+        with self._lock:
+            for (keys, (member, deliver)), reply in zip(kept, replies, strict=True):
+                if isinstance(reply, BackendError):
+                    log.warning("heartbeat_refused", processor=keys.group, error=str(reply))
+                else:
+                    self._name_foreign(keys, reply)
+                    self._pending[keys] = (deliver, _event(member, reply, sent_ms, run_id))
+            if self._pending and not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon_threadsafe(self._deliver)
+        return not any(isinstance(reply, BackendUnavailable) for reply in replies)
+
+    def _name_foreign(self, keys: GroupKeys, reply: HeartbeatReply) -> None:
+        """Log once which key another program has overwritten, and when it is restored."""
+        before, now = self._foreign.get(keys, ""), reply.foreign
+        if now == keys.beats and reply.beats:
+            log.warning("heartbeats_mended", processor=keys.group, key=now)
+        elif now != before and not reply.lost:
+            self._foreign[keys] = now
+            if now:
+                log.warning("key_of_another_type", processor=keys.group, key=now)
+            else:
+                log.info("key_right_again", processor=keys.group, key=before)
+
+    def _poke(self) -> None:
+        if self._own_loop is not None and self._wake is not None:
+            try:
+                self._own_loop.call_soon_threadsafe(self._wake.set)
+            except RuntimeError:
+                return  # its loop has ended already
+
+    # -- in the worker's event loop ------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        with self._lock:
+            pending, self._pending = self._pending, {}
+            self._scheduled = False
+        for deliver, event in pending.values():
+            deliver(event)
+
+
+def _event(member: str, reply: HeartbeatReply, sent_ms: int, run_id: str) -> HeartbeatDone:
+    known = (reply.generation or 0, sent_ms, run_id, reply.beats, reply.fingerprint)
+    return HeartbeatDone(member, reply.lost, *known)

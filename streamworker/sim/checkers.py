@@ -1,0 +1,310 @@
+"""Checks a group's promises by what an outside observer can see.
+
+A ``Checker`` sees commits, changes of locks, answers, sent entries and the calls of handlers. It does not
+depend on cores or protocols, and shares no code with the code that it checks. The promises are those of
+docs/guarantees.md.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from streamworker.core.protocols.membership.events import HeartbeatDone
+from streamworker.sim.server.model import RedisModel
+from streamworker.sim.server.stored import Code, Commit, LockChange, Record
+
+CAUSE_MS = 15_000
+"""A change of the group within this time is a reason for a move; longer than the drain deadline."""
+ASKING_GAP_MS = 3_000
+"""A contender for a lock asks more often than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken."""
+
+    at_ms: int
+    promise: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.at_ms:>6} ms  {self.promise}: {self.text}"
+
+
+def worker_of(owner: str) -> str:
+    """Return the worker's name from the owner in a lock."""
+    return owner.rpartition(".")[0]
+
+
+class Checker:
+    """The observer of one group.
+
+    Parameters
+    ----------
+    partitions
+        Number of partitions.
+    clock
+        Returns the time of the simulation.
+    """
+
+    def __init__(self, partitions: int, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self.violations: list[Violation] = []
+        self.sent: list[set[int]] = []
+        """Numbers of confirmed entries that no failover lost."""
+        self.executions: Counter[tuple[int, int]] = Counter()
+        """How often a handler was called with an entry, by (partition, number)."""
+        self._holder: list[tuple[str, int]] = []
+        self._generation: list[int] = []
+        self._asked: list[tuple[int, int]] = []
+        """For each lock, when a contender was first refused it, and when it was last."""
+        self._checkpoint: list[int] = []
+        self._owners: list[dict[int, str]] = []
+        self._done: list[set[tuple[str, int, int]]] = []
+        self._made: list[dict[int, Commit]] = []
+        """The commits that came into the logs, even if a failover lost them later."""
+        self.figures = Figures(clock)
+        self.grow(partitions)
+
+    def grow(self, partitions: int) -> None:
+        """Watch additional partitions."""
+        self.sent += [set() for _ in range(partitions)]
+        self._holder += [("", 0)] * partitions
+        self._generation += [0] * partitions
+        self._asked += [(0, 0)] * partitions
+        self._checkpoint += [0] * partitions
+        self._owners += [{} for _ in range(partitions)]
+        self._done += [set() for _ in range(partitions)]
+        self._made += [{} for _ in range(partitions)]
+        self.figures.grow(partitions)
+
+    def found(self, promise: str, text: str) -> None:
+        """Record a violation."""
+        self.violations.append(Violation(self._clock(), promise, text))
+
+    # -- while it runs -------------------------------------------------------------------------
+
+    def confirmed(self, partition: int, number: int) -> None:
+        """A send was confirmed."""
+        self.sent[partition].add(number)
+
+    def executed(self, worker: str, partition: int, records: Sequence[Record]) -> None:
+        """A handler was called."""
+        del worker
+        self.executions.update((partition, record.number) for record in records)
+
+    def locked(self, change: LockChange) -> None:
+        """Check a change of a lock (I4)."""
+        where, epochs = f"partition {change.partition}", self._owners[change.partition]
+        before, generation = self._holder[change.partition], self._generation[change.partition]
+        if change.epoch < before[1]:
+            self.found("I4", f"{where}: the epoch went from {before[1]} to {change.epoch}")
+        if change.generation < generation:
+            self.found(
+                "I4",
+                f"{where}: {change.by} displaced {before[0] or 'nobody'} with a view of generation "
+                f"{change.generation}, older than the lock's {generation}",
+            )
+        if change.command == "release" and change.owner_before not in (change.by, ""):
+            self.found("I4", f"{where}: {change.by} released the lock of {change.owner_before}")
+        if change.owner and epochs.setdefault(change.epoch, change.owner) != change.owner:
+            self.found("I4", f"{where}: {epochs[change.epoch]} and {change.owner} both had {change.epoch}")
+        self._holder[change.partition] = (change.owner, change.epoch)
+        self._generation[change.partition] = change.generation
+        if change.owner != change.owner_before:
+            self._asked[change.partition] = (0, 0)
+            self.figures.owned(change.partition, worker_of(change.owner))
+
+    def held(self, partition: int, deadline_ms: int) -> None:
+        """Check how long contenders have been refused a lock (I7)."""
+        now_ms = self._clock()
+        since_ms, last_ms = self._asked[partition]
+        if not since_ms or now_ms - last_ms > ASKING_GAP_MS:
+            since_ms = now_ms
+        self._asked[partition] = (since_ms, now_ms)
+        if now_ms - since_ms > deadline_ms + ASKING_GAP_MS:
+            self.found(
+                "I7", f"partition {partition}: its lock is held {now_ms - since_ms} ms after the asking"
+            )
+
+    def committed(self, partition: int, commit: Commit) -> None:
+        """Check a commit that came into an acked log (I4, I5)."""
+        where = f"partition {partition}"
+        if self._holder[partition] != (commit.owner, commit.epoch):
+            owner, epoch = self._holder[partition]
+            self.found(
+                "I4",
+                f"{where}: {commit.owner} committed with epoch {commit.epoch}, and the lock was "
+                f"{owner or 'nobody'}'s with epoch {epoch}",
+            )
+        if commit.previous != self._checkpoint[partition]:
+            self.found(
+                "I5",
+                f"{where}: a commit follows {commit.previous}, and the one before it ended with "
+                f"{self._checkpoint[partition]}",
+            )
+        self._checkpoint[partition] = commit.new
+        self._done[partition].add((commit.owner, commit.epoch, commit.new))
+        self._made[partition][id(commit)] = commit
+
+    def answered(self, partition: int, commit: Commit, code: Code, tries: int) -> None:
+        """Check the answer to a worker's commit (I6)."""
+        is_done = (commit.owner, commit.epoch, commit.new) in self._done[partition]
+        if code in (Code.OK, Code.DUP) and not is_done:
+            self.found("I6", f"partition {partition}: {code.name} for {commit}, which is not in the log")
+        # After two failovers the same owner may have committed the same entries with the same epoch twice:
+        # once on a server whose data was lost and came back, and once on the server that was lost then.
+        if code is Code.FENCED and tries == 1 and is_done and id(commit) in self._made[partition]:
+            self.found("I6", f"partition {partition}: FENCED for {commit}, which is in the log")
+
+    def beaten(self, done: HeartbeatDone, model: RedisModel) -> None:
+        """Check the answer to a heartbeat (I7): a member of the document must not be told that it is lost."""
+        if done.lost and done.member in (model.stored.present() or ()):
+            self.found("I7", f"{done.member} is told that it is lost, and the document has it")
+
+    def restarted(self, model: RedisModel) -> None:
+        """Take the server's data after a restart or failover as the state to check from now on."""
+        self._asked = [(0, 0)] * len(model.locks)
+        for partition, lock in enumerate(model.locks):
+            kept = {record.number for record in lock.events}
+            kept.update(record.number for commit in lock.log for record in commit.rows)
+            self.sent[partition] &= kept
+            self._holder[partition] = (lock.owner, lock.epoch)
+            self._generation[partition] = lock.generation
+            self._checkpoint[partition] = lock.checkpoint
+            # After a failover the server may assign an epoch again, to the same owner and entries.
+            self._done[partition] = {(each.owner, each.epoch, each.new) for each in lock.log}
+            self._owners[partition] = {lock.epoch: lock.owner} if lock.owner else {}
+
+    # -- at the end ----------------------------------------------------------------------------
+
+    def judge(self, model: RedisModel) -> None:
+        """Check the acked logs as a reader finds them (I1, I2, I3)."""
+        for partition, lock in enumerate(model.locks):
+            rows = [record for commit in lock.log for record in commit.rows]
+            numbers = [record.number for record in rows]
+            where = f"partition {partition}"
+            waiting = (record.number for record in lock.events if record.id > lock.checkpoint)
+            missing = self.sent[partition].difference(numbers, waiting)
+            if missing:
+                self.found(
+                    "I1",
+                    f"{where}: confirmed entries are neither in the acked log nor waiting: {_few(missing)}",
+                )
+            repeated = {number for number, times in Counter(numbers).items() if times > 1}
+            if repeated:
+                self.found("I2", f"{where}: entries are in the acked log twice: {_few(repeated)}")
+            ids = [record.id for record in rows]
+            if ids != sorted(ids) or numbers != sorted(numbers):
+                self.found("I3", f"{where}: the acked log is out of order")
+
+    def judge_calm(self, model: RedisModel) -> None:
+        """Check a run in which workers only started and stopped: nothing is handled twice or refused."""
+        repeated = [where for where, times in self.executions.items() if times > 1]
+        if repeated:
+            self.found("calm", f"entries were handled twice: {repeated[:5]}")
+        if model.fenced or model.overtaken:
+            self.found("calm", f"{model.fenced} commits were fenced, {model.overtaken} owners overtaken")
+
+    def judge_rest(self, model: RedisModel) -> None:
+        """Check the heartbeats of a settled group (I8)."""
+        membership = model.membership
+        extra = set(model.beats).difference(() if membership is None else membership.ids)
+        if extra:
+            self.found("I8", f"heartbeats of those who are no members: {sorted(extra)}")
+
+    def judge_end(self, model: RedisModel) -> None:
+        """Check what is left when all workers have stopped (I8)."""
+        for partition, lock in enumerate(model.locks):
+            if lock.owner:
+                self.found("I8", f"partition {partition}: the lock is still {lock.owner}'s")
+        left = set(model.beats).union(() if model.membership is None else model.membership.present_ids)
+        if left:
+            self.found("I8", f"members are left: {sorted(left)}")
+
+
+class Figures:
+    """Measures the cost of rebalances: moves, and times without an owner.
+
+    Parameters
+    ----------
+    clock
+        Returns the time of the simulation.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._partitions = 0
+        self._there: set[str] = set()
+        self._coming_back: set[str] = set()
+        self._last: list[str] = []
+        """The last owner of each partition."""
+        self._since: list[int | None] = []
+        """Since when each partition has no owner; None if it has one."""
+        self._cause_ms = clock()
+        self.moves = self.minimum = self.jumps = self.longest_ms = 0
+        self.is_over = False
+        """Whether all workers were asked to leave, so that nothing is counted any more."""
+
+    def grow(self, partitions: int) -> None:
+        """Count additional partitions."""
+        self._partitions += partitions
+        self._last += [""] * partitions
+        self._since += [None] * partitions
+
+    def came(self, worker: str) -> None:
+        """Record the start of a worker."""
+        if worker in self._there or worker in self._coming_back:
+            self._coming_back.discard(worker)
+        elif self._there:
+            share = self._partitions // (len(self._there) + 1)
+            # Partitions without an owner so far do not move.
+            self.minimum += max(0, share - self._last.count(""))
+        else:
+            self.minimum += sum(bool(last) for last in self._last)
+        self._there.add(worker)
+        self.happened()
+
+    def went(self, worker: str, *, at_once: bool, comes_back: bool = False) -> None:
+        """Record that a worker was killed or asked to leave; if it comes back, no move is necessary."""
+        if worker not in self._there or self.is_over:
+            return
+        if comes_back:
+            self._coming_back.add(worker)
+        self._there.discard(worker)
+        mine = [p for p, last in enumerate(self._last) if last == worker]
+        if self._there and not comes_back:
+            self.minimum += len(mine)
+        if at_once:
+            for partition in mine:
+                self._free(partition)
+        self.happened()
+
+    def happened(self, lasting_ms: int = 0) -> None:
+        """Record a reason to move partitions."""
+        self._cause_ms = max(self._cause_ms, self._clock() + lasting_ms)
+
+    def owned(self, partition: int, worker: str) -> None:
+        """Record the new owner of a lock; an empty name means that it is free."""
+        last, since_ms, now_ms = self._last[partition], self._since[partition], self._clock()
+        if self.is_over:
+            return
+        if not worker:
+            self._free(partition)
+            return
+        if last and last != worker:
+            self.moves += 1
+            if last in self._there and now_ms - self._cause_ms > CAUSE_MS:
+                self.jumps += 1
+        if since_ms is not None:
+            self.longest_ms = max(self.longest_ms, now_ms - since_ms)
+        self._last[partition], self._since[partition] = worker, None
+
+    def _free(self, partition: int) -> None:
+        if self._since[partition] is None:
+            self._since[partition] = self._clock()
+
+
+def _few(numbers: set[int]) -> str:
+    first = ", ".join(map(str, sorted(numbers)[:8]))
+    return f"{first} and {len(numbers) - 8} more" if len(numbers) > 8 else first

@@ -1,0 +1,164 @@
+"""Faults: their kinds, and plans that are drawn from a seed and shrunk.
+
+``Conditions`` holds for all workers. A ``Fault`` happens at one time. A plan is a list of faults in the
+order of their times, which the simulator applies to a group. The worker of a fault is chosen among the
+live ones when the fault happens.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from streamworker.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The conditions of the network and the handlers. Numbers from 0 to 1 are probabilities."""
+
+    lost: float = 0.0
+    """A call gets no answer: the server never executes it, executes it, or executes it after the timeout."""
+    repeated: float = 0.0
+    """A request arrives a second time, some seconds later."""
+    control_lost: float = 0.0
+    latency_ms: int = 10
+    """Longest time of one way. Each call draws its own, so answers may overtake each other."""
+    batch_ms: int = 400
+    stuck: float = 0.0
+    """A batch takes ``STUCK_MS``, and half of these cannot be cancelled."""
+    halted: float = 0.0
+    """A handler halts at a record."""
+
+
+QUIET = Conditions()
+
+
+class Kind(Enum):
+    """The kinds of faults and changes."""
+
+    START = "start"
+    STOP = "stop"
+    HERD = "herd"
+    """Several workers start at once."""
+    FLAP = "flap"
+    """A worker starts and soon stops, several times."""
+    KILL = "kill"
+    PAUSE = "pause"
+    """A worker is paused, and continues later."""
+    SLOW = "slow"
+    """A worker's event loop is busy."""
+    DRIFT = "drift"
+    """A worker's clock runs at another rate from now on."""
+    ROLL = "roll"
+    """A worker restarts; one with a static id keeps its name and id."""
+    STUCK = "stuck"
+    """Handlers take long, and some cannot be cancelled."""
+    DISCONNECT = "disconnect"
+    """A worker loses its connection, and reconnects later."""
+    CUT = "cut"
+    """A worker's requests are lost, and the server still has its connection."""
+    DEAF = "deaf"
+    """A worker's requests arrive, and the answers are lost."""
+    LOST = "lost"
+    """For a time, calls of all workers are lost, delayed and repeated."""
+    SILENCE = "silence"
+    """For a time, messages of the control stream are lost."""
+    RESTART = "restart"
+    """Redis restarts with its data."""
+    FLUSH = "flush"
+    """Redis restarts without its data."""
+    FAILOVER = "failover"
+    """A replica that lacks the latest writes takes over."""
+    DAMAGE = "damage"
+    """Another program overwrites the membership document, heartbeats or loads."""
+    REPARTITION = "repartition"
+    """The app has more partitions from now on."""
+
+
+GROUPS: dict[str, tuple[Kind, ...]] = {
+    "none": (),
+    "churn": (Kind.START, Kind.STOP, Kind.HERD, Kind.FLAP),
+    "workers": (Kind.KILL, Kind.PAUSE, Kind.SLOW, Kind.DRIFT, Kind.ROLL, Kind.STUCK),
+    "network": (Kind.DISCONNECT, Kind.CUT, Kind.DEAF, Kind.LOST, Kind.SILENCE),
+    "redis": (Kind.RESTART, Kind.FLUSH, Kind.FAILOVER, Kind.DAMAGE),
+    "app": (Kind.REPARTITION,),
+    "all": tuple(Kind),
+}
+
+SPANS_MS: dict[Kind, tuple[int, ...]] = {
+    Kind.PAUSE: (500, 3_000, 12_000, 35_000),
+    Kind.SLOW: (5_000, 15_000),
+    Kind.ROLL: (50, 500, 3_000, 12_000),
+    Kind.STUCK: (3_000,),
+    Kind.DISCONNECT: (10, 300, 3_000, 15_000),
+    Kind.CUT: (1_000, 4_000, 15_000),
+    Kind.DEAF: (1_000, 4_000, 15_000),
+    Kind.LOST: (2_000, 10_000),
+    Kind.SILENCE: (3_000, 10_000),
+    Kind.RESTART: (10, 1_000, 5_000),
+    Kind.FLUSH: (10, 1_000, 5_000),
+    Kind.FAILOVER: (10, 1_000, 5_000),
+}
+"""Possible durations of a fault; for a restart, how long Redis is unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault at one time."""
+
+    at_ms: int
+    """Time since the start."""
+    kind: Kind
+    pick: int
+    """A random number that chooses the worker and other variants of the fault."""
+    span_ms: int = 0
+
+    def __str__(self) -> str:
+        lasting = f" for {self.span_ms} ms" if self.span_ms else ""
+        return f"{self.at_ms:>6} ms  {self.kind.value} #{self.pick}{lasting}"
+
+
+def kinds_of(text: str) -> tuple[Kind, ...]:
+    """Parse the value of ``--faults``: names of groups and of kinds, separated by commas.
+
+    Raises
+    ------
+    ConfigurationError
+        If a name is neither a group nor a kind.
+
+    Examples
+    --------
+    >>> [kind.value for kind in kinds_of("churn,kill")]
+    ['start', 'stop', 'herd', 'flap', 'kill']
+    """
+    found: dict[Kind, None] = {}
+    for name in filter(None, (each.strip() for each in text.split(","))):
+        if name in GROUPS:
+            found.update(dict.fromkeys(GROUPS[name]))
+        elif name in Kind._value2member_map_:
+            found[Kind(name)] = None
+        else:
+            known = ", ".join([*GROUPS, *(kind.value for kind in Kind)])
+            raise ConfigurationError(f"There is no fault {name!r}.", remedy=f"Use some of: {known}.")
+    return tuple(found)
+
+
+def draw(random: Random, kinds: Collection[Kind], during_ms: int, most: int = 12) -> tuple[Fault, ...]:
+    """Draw a plan of up to ``most`` faults."""
+    if not kinds:
+        return ()
+    choices = tuple(kinds)
+    faults: list[Fault] = []
+    for _ in range(random.randint(1, most)):
+        kind = random.choice(choices)
+        span_ms = random.choice(SPANS_MS.get(kind, (0,)))
+        faults.append(Fault(random.randrange(during_ms), kind, random.randrange(1_000), span_ms))
+    return tuple(sorted(faults, key=lambda fault: fault.at_ms))
+
+
+def smaller(plan: Sequence[Fault]) -> list[tuple[Fault, ...]]:
+    """Return smaller plans: first each half of this one, then the plans without one fault."""
+    half = len(plan) // 2
+    halves = [tuple(plan[half:]), tuple(plan[:half])] if half > 1 else []
+    return halves + [(*plan[:i], *plan[i + 1 :]) for i in range(len(plan))]

@@ -1,0 +1,134 @@
+"""A runner of the simulator, which handles and commits the entries of one partition."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from streamworker.core import events as ev
+from streamworker.core.ownership.locks import Acquired
+from streamworker.sim.ground import Ground
+from streamworker.sim.server.stored import Code, Commit
+
+T = TypeVar("T")
+
+STUCK_MS = 20_000
+"""Duration of a stuck batch: longer than the grace period and the drain deadline."""
+RETRY_MS = 100
+BATCHES = (1, 2, 3, 5, 100)
+"""Maximum sizes of batches; the last one is for a partition with a backlog."""
+
+
+class Host(Protocol):
+    """What a runner needs of its worker."""
+
+    world: Ground
+    name: str
+    link: int | None
+    cut: bool
+    deaf: bool
+    batches_paused: bool
+
+    def handle(self, event: ev.Event) -> None:
+        """Pass an event to the core."""
+
+    def later(self, delay_ms: int, action: Callable[[], object]) -> None:
+        """Schedule an action of the worker's loop."""
+
+    def soon(self, action: Callable[[], object]) -> None:
+        """Run an action now, or later if the worker is paused or busy."""
+
+    def request(self, do: Callable[[], T], heard: Callable[[T], None], failed: Callable[[], None]) -> None:
+        """Make one round trip."""
+
+
+class SimRunner:
+    """Handles the entries of one partition, in batches of random size and duration."""
+
+    def __init__(self, worker: "Host", partition: int, owner: str, lock: Acquired) -> None:
+        self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
+        self.checkpoint = lock.checkpoint.ms
+        self.ended = self.draining = self.busy = self.stubborn = self.halted = self.waiting = False
+        worker.soon(self.begin)
+
+    def begin(self) -> None:
+        """Handle the next batch, if the runner and its worker may."""
+        world, worker = self.worker.world, self.worker
+        if self.ended or self.busy or self.halted:
+            return
+        if self.draining:
+            self._end(ev.RunnerStopped(self.partition, self.epoch))
+            return
+        self.waiting = True
+        if worker.batches_paused:
+            return
+        if worker.link is None or worker.cut or worker.deaf:
+            worker.later(RETRY_MS * 5, self.begin)
+            return
+        draw, conditions = world.random.random, world.conditions
+        count = BATCHES[int(draw() * len(BATCHES))]
+        records = world.model.read_events(self.partition, self.checkpoint, count)
+        if not records:
+            return
+        self.busy, self.waiting = True, False
+        batch_ms = 1 + int(draw() * conditions.batch_ms)
+        if conditions.stuck and draw() < conditions.stuck:
+            batch_ms, self.stubborn = STUCK_MS, draw() < 0.5
+        world.checker.executed(worker.name, self.partition, records)
+        commit = Commit(self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records))
+        worker.later(batch_ms, lambda: self._handled(commit))
+
+    def told(self) -> None:
+        """Read the new entries, if the runner waits for entries."""
+        if self.waiting:
+            self.waiting = False
+            self.worker.soon(self.begin)
+
+    def drain(self) -> None:
+        """Finish the current batch and stop."""
+        self.draining = True
+        if not self.busy and not self.ended:
+            self._end(ev.RunnerStopped(self.partition, self.epoch))
+
+    def cancel(self) -> None:
+        """Stop at once, unless the handler cannot be cancelled."""
+        if not self.ended and not self.stubborn:
+            self._end(ev.RunnerStopped(self.partition, self.epoch))
+
+    def _handled(self, commit: Commit) -> None:
+        world = self.worker.world
+        self.stubborn = False
+        if self.ended:
+            return
+        if world.conditions.halted and world.random.random() < world.conditions.halted:
+            self.busy, self.halted = False, True
+            if self.draining:
+                self._end(ev.RunnerStopped(self.partition, self.epoch))
+            else:
+                self._tell(ev.RunnerHalted(self.partition, self.epoch, "poison"))
+            return
+        self._commit(commit, tries=1)
+
+    def _commit(self, commit: Commit, tries: int) -> None:
+        if not self.ended:
+            model = self.worker.world.model
+            self.worker.request(
+                lambda: model.commit(self.partition, commit),
+                lambda code: self._committed(code, commit, tries),
+                lambda: self.worker.later(RETRY_MS, lambda: self._commit(commit, tries + 1)),
+            )
+
+    def _committed(self, code: Code, commit: Commit, tries: int) -> None:
+        self.worker.world.checker.answered(self.partition, commit, code, tries)
+        if self.ended:
+            return
+        if code in (Code.FENCED, Code.GAP):
+            self._end(ev.RunnerFenced(self.partition, self.epoch))
+            return
+        self.checkpoint, self.busy = commit.new, False
+        self.begin()
+
+    def _end(self, event: ev.Event) -> None:
+        self.ended = True
+        self._tell(event)
+
+    def _tell(self, event: ev.Event) -> None:
+        self.worker.later(self.worker.world.random.randint(0, 5), lambda: self.worker.handle(event))

@@ -1,0 +1,483 @@
+"""Scenarios: texts that say what happens to a group and when, and the transcripts of real cores for them.
+
+A scenario is a text::
+
+    # A second worker joins
+    #
+    # What there is to see, and where it comes from.
+    # covers: 003.5 003.6
+
+    given: membership, 4 partitions
+       0 ms  w1 starts
+     500 ms  show
+     500 ms  w2 starts
+     600 ms  end
+
+       500 ms  (w2 starts)
+       500 ms  w2  Started
+                   -> ReadDocument
+
+    result: generation 503; w1: 0-1, epoch 71; w2: 2-3, epoch 72
+
+A scenario has no randomness: each way to the server takes 1 ms, a message 2 ms, a batch of records 40 ms,
+each worker's first id ends in ``.1``, and the server's clock begins at 0, so that a generation is the
+time of the change that made it. A transcript begins at ``show`` and leaves out the steps between ``hide``
+and ``show``; after ``show only w1 w2`` it has only the steps of these workers.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from streamworker.core.events import Effect, Event
+from streamworker.core.protocols.membership.settings import Timing
+from streamworker.core.protocols.registry import PROTOCOLS, Setup
+from streamworker.core.words import name_of, runs
+from streamworker.errors import ConfigurationError
+from streamworker.sim.checkers import Violation
+from streamworker.sim.clock import Dice
+from streamworker.sim.faults import QUIET, Fault, Kind
+from streamworker.sim.server.damage import DAMAGES
+from streamworker.sim.server.model import RedisModel
+from streamworker.sim.server.stored import Code, Commit
+from streamworker.sim.simulation import SOUND, Plant
+from streamworker.sim.transcript import Transcript
+from streamworker.sim.trouble import LAG_MS
+from streamworker.sim.worker import SimWorker
+from streamworker.sim.world import World
+
+CALL_MS = 1
+"""Time of one way between a worker and the server."""
+MESSAGE_MS = 2
+"""Time from the control stream to a listener: a little longer than the answer to the sender takes."""
+BATCH_MS = 40
+FIRST_EPOCH = 70
+"""Epoch of each lock before its first owner; the epochs of real locks begin with the server's clock."""
+HANG_MS = 5
+"""Within this time a runner begins to handle a new entry."""
+
+
+@dataclass(slots=True)
+class Scenario:
+    """A parsed scenario, with its expected transcript."""
+
+    title: str
+    about: list[str]
+    """The lines of the description."""
+    given: tuple[str, ...]
+    steps: tuple[tuple[int, str], ...]
+    transcript: list[str] = field(default_factory=list)
+    result: str = ""
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """The steps of other documents that the scenario covers."""
+        lines = (line.removeprefix("covers:") for line in self.about if line.startswith("covers:"))
+        return tuple(word for line in lines for word in line.split())
+
+    def __str__(self) -> str:
+        width = max(len(str(at_ms)) for at_ms, _ in self.steps)
+        steps = [f"  {at_ms:>{width}} ms  {what}" for at_ms, what in self.steps]
+        head = [f"# {self.title}", *(f"# {line}".rstrip() for line in self.about)]
+        given = f"given: {', '.join(self.given)}"
+        parts = [head, [given, *steps], self.transcript, [f"result: {self.result}"]]
+        return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def read(text: str) -> Scenario:
+    """Parse a scenario; the transcript and the result may be missing.
+
+    Raises
+    ------
+    ConfigurationError
+        If a line cannot be parsed, or the steps are not in order.
+    """
+    head = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    found = next((at for at, line in enumerate(lines) if line.startswith("given: ")), None)
+    if not head or found is None:
+        raise _unclear("The text", "Begin with '# TITLE', and then 'given: PROTOCOL, N partitions'.")
+    given = tuple(part.strip() for part in lines[found].removeprefix("given: ").split(","))
+    steps: list[tuple[int, str]] = []
+    rest = iter(lines[found + 1 :])
+    for line in rest:
+        if not line.strip():
+            break
+        match = re.fullmatch(r"\s*(\d+) ms  (.+)", line)
+        if match is None:
+            raise _unclear(repr(line), "Write each step as '500 ms  w1 starts'.")
+        if steps and int(match[1]) < steps[-1][0]:
+            raise _unclear(repr(line), "Write the steps in the order of their times.")
+        steps.append((int(match[1]), match[2]))
+    transcript = list(rest)
+    result = next((line for line in transcript if line.startswith("result: ")), "")
+    transcript = [line for line in transcript if line and line != result]
+    return Scenario(head[0], head[1:], given, tuple(steps), transcript, result.removeprefix("result: "))
+
+
+def play(scenario: Scenario, plant: Plant = SOUND) -> tuple[Scenario, tuple[Violation, ...]]:
+    """Run a scenario; return it with its transcript and result, and the violations that were found.
+
+    ``plant`` is a mistake that is made on purpose.
+    """
+    world = ScriptedWorld(scenario.given, plant)
+    if (
+        next((what for _, what in scenario.steps if what == "hide" or what.startswith("show")), "hide")
+        != "hide"
+    ):
+        world.hide()
+    for at_ms, what in scenario.steps:
+        world.clock.run_for(at_ms - world.clock.now_ms)
+        world.let(what)
+    told = replace(scenario, transcript=world.transcript, result=world.result)
+    return told, tuple(world.checker.violations)
+
+
+def _impossible(what: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"{what}.", remedy=remedy)
+
+
+def _unclear(what: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"{what} is no part of a scenario.", remedy=remedy)
+
+
+class _Highest(Dice):
+    """A generator without randomness: every time is the longest, and no unlikely event happens."""
+
+    def random(self) -> float:
+        """Return the highest number below 1."""
+        return 1 - 2**-53
+
+    def randrange(self, *_: Any) -> int:
+        """Return 0, the first time of a clock."""
+        return 0
+
+
+class _TellingModel(RedisModel):
+    """The model, which reports the result of each commit if ``tell`` is set."""
+
+    tell: Callable[[str], None] | None = None
+
+    def commit(self, partition: int, commit: Commit) -> Code:
+        """``commit.lua``."""
+        code = super().commit(partition, commit)
+        if self.tell is not None:
+            self.tell(
+                f"{commit.owner} commits {partition} up to entry {commit.new}-0 with epoch {commit.epoch}: "
+                f"{code.name}"
+            )
+        return code
+
+
+class _Selected(Transcript):
+    """A transcript of some workers only."""
+
+    def __init__(self, is_shown: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._is_shown = is_shown
+
+    def took(self, now_ms: int, name: str, event: Event, effects: Sequence[Effect]) -> None:
+        """Add a step if its worker is shown."""
+        if self._is_shown(name):
+            super().took(now_ms, name, event, effects)
+
+
+class ScriptedWorld(World):
+    """A world that follows a scenario.
+
+    Parameters
+    ----------
+    given
+        The protocol, the sizes, and other settings that differ from the defaults.
+    plant
+        A mistake that is made on purpose, see tests/simulation/planted.py.
+    """
+
+    def __init__(self, given: Sequence[str], plant: Plant = SOUND) -> None:
+        self._given = list(given)
+        protocol, assignment = self._one_of(PROTOCOLS), self._one_of(("sticky", "weighted")) or "range"
+        if not protocol or (partitions := self._number("{} partitions?")) is None:
+            raise _unclear(", ".join(given), "Name the protocol and the number of partitions.")
+        trace = _Selected(lambda name: not self._only or name in self._only)
+        self._only: frozenset[str] = frozenset()
+        """The workers whose steps are shown; all workers if empty."""
+        super().__init__(
+            self._number("seed {}") or 0,
+            partitions=partitions,
+            protocol=protocol,
+            assignment=assignment,
+            timing=Timing(founding_pause_ms=self._number("founding pause {} ms") or 0),
+            entry_every_ms=None,
+            start_ms=0,
+            model=type("_Model", (_TellingModel, plant.model), {}),
+            wrap=plant.wrap,
+            trace=trace,
+        )
+        self._lines = trace.lines
+        self._hidden_at: int | None = None
+        self._dice, self.random = self.random, _Highest()
+        batch_ms = self._number("batches of {} ms") or BATCH_MS
+        self.usual = self.conditions = replace(QUIET, latency_ms=CALL_MS, batch_ms=batch_ms)
+        for lock in self.model.locks:
+            lock.epoch = FIRST_EPOCH
+        self._lives: Counter[str] = Counter()
+        self._static_id = ""
+        self.model.tells_connections = not self._flag("the server does not tell of connections")
+        if self._flag("commits are shown"):
+            assert isinstance(self.model, _TellingModel)
+            self.model.tell = self.say
+        every_ms = self._number("entries every {} ms")
+        if every_ms is not None:
+            self.clock.after(every_ms, lambda: self._send_to_all(every_ms))
+        if self._given:
+            raise _unclear(repr(self._given[0]), "See the scenarios in tests/protocol for what may be given.")
+
+    # -- what is given -------------------------------------------------------------------------
+
+    def _one_of(self, names: Collection[str]) -> str:
+        name = next((each for each in self._given if each in names), "")
+        return name if self._flag(name) else ""
+
+    def _flag(self, text: str) -> bool:
+        if text in self._given:
+            self._given.remove(text)
+            return True
+        return False
+
+    def _number(self, form: str) -> int | None:
+        for text in self._given:
+            match = re.fullmatch(form.format(r"(\d+)"), text)
+            if match is not None:
+                self._given.remove(text)
+                return int(match[1])
+        return None
+
+    def _send_to_all(self, every_ms: int) -> None:
+        for partition in range(len(self.model.locks)):
+            self.send(partition)
+        self.clock.after(every_ms, lambda: self._send_to_all(every_ms))
+
+    def setup(self, worker: SimWorker) -> Setup:
+        """Return the setup of a worker's core, with readable ids and repeatable jitter."""
+
+        def nonce() -> str:
+            self._lives[worker.name] += 1
+            return str(self._lives[worker.name])
+
+        usual = super().setup(worker)
+        identity = replace(usual.identity, static_id=self._static_id)
+        return replace(usual, identity=identity, nonce=nonce, jitter=lambda most: self._dice.randint(0, most))
+
+    def latency_ms(self) -> int:
+        """Return the time of a control message."""
+        return MESSAGE_MS
+
+    def grow(self, partitions: int) -> None:
+        """Add partitions to the stream."""
+        if partitions < len(self.model.locks):
+            raise _impossible("A stream does not shrink", "Name a higher number of partitions.")
+        new = range(len(self.model.locks), partitions)
+        super().grow(partitions)
+        for partition in new:
+            self.model.locks[partition].epoch = FIRST_EPOCH
+
+    # -- what happens --------------------------------------------------------------------------
+
+    def let(self, what: str) -> None:
+        """Perform a step of a scenario.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such step.
+        """
+        for form, do in HAPPENINGS.items():
+            match = re.fullmatch(form, what)
+            if match is not None:
+                do(self, what, *match.groups())
+                return
+        raise _unclear(repr(what), "See the scenarios in tests/protocol for what may happen.")
+
+    def worker(self, name: str) -> SimWorker:
+        """Return the newest worker of a name.
+
+        Raises
+        ------
+        ConfigurationError
+            If no live worker has that name.
+        """
+        there = [each for each in self.workers if each.alive and not each.finished and each.name == name]
+        if not there:
+            raise _impossible(f"{name} is not there at {self.clock.now_ms} ms", "Start it before.")
+        return there[-1]
+
+    def partition(self, text: str) -> int:
+        """Return a partition's number.
+
+        Raises
+        ------
+        ConfigurationError
+            If the stream does not have that partition.
+        """
+        if int(text) >= len(self.model.locks):
+            raise _impossible(f"There is no partition {text}", "They are numbered from 0.")
+        return int(text)
+
+    def show(self, names: str = "") -> None:
+        """Continue the transcript, with the steps of some workers or of all."""
+        self._only = frozenset(names.split())
+        if self._hidden_at is not None:
+            del self._lines[self._hidden_at :]
+            if self._lines:
+                self._lines.append(f"{'...':>9}")
+        self._hidden_at = None
+
+    def hide(self) -> None:
+        """Leave out all steps until ``show``."""
+        self._hidden_at = len(self._lines)
+
+    def say(self, text: str) -> None:
+        """Add an incident to the transcript."""
+        assert self.trace is not None
+        self.trace.happened(self.clock.now_ms, text)
+
+    def silently(self, fault: Fault) -> None:
+        """Apply a fault that is already in the transcript."""
+        trace, self.trace = self.trace, None
+        self.happen(fault)
+        self.trace = trace
+
+    def start_static(self, name: str, static_id: str) -> None:
+        """Start a worker with a static id."""
+        self._static_id = static_id
+        self.start(name)
+        self._static_id = ""
+
+    def hang(self, worker: SimWorker, partition: int, *, for_good: bool) -> None:
+        """Send an entry that the worker handles for 20 s."""
+        runner = worker.runners.get(partition)
+        if runner is None or runner.ended or runner.busy:
+            raise _impossible(
+                f"{worker.name} cannot begin to handle an entry of partition {partition} at "
+                f"{self.clock.now_ms} ms",
+                "Choose a time at which it owns the partition and does nothing.",
+            )
+        self.conditions = replace(self.conditions, stuck=1.0)
+        self.send(partition)
+
+        def is_hanging() -> None:
+            self.conditions = self.usual
+            runner.stubborn = for_good
+
+        self.clock.after(HANG_MS, is_hanging)
+
+    def empty_store(self, what: str) -> None:
+        """Delete the data that a protocol keeps besides documents and locks."""
+        self.say(what)
+        if self.model.extension is not None:
+            self.model.extension.flush()
+
+    def let_drift(self, worker: SimWorker, pace: int, what: str) -> None:
+        """Let a worker's clock run at another rate."""
+        self.say(what)
+        worker.drift(pace)
+
+    def try_to_release(self, worker: SimWorker, partition: int, epoch: int) -> None:
+        """Ask the server to release a lock as no core would."""
+        done = self.model.release(partition, worker.owner, epoch)
+        self.say(f"{worker.owner} asks to release {partition} with epoch {epoch}: {'done' if done else 'no'}")
+
+    # -- results -------------------------------------------------------------------------------
+
+    @property
+    def transcript(self) -> list[str]:
+        """The lines that are shown."""
+        return self._lines[: self._hidden_at]
+
+    @property
+    def result(self) -> str:
+        """The owners of the locks, with their epochs."""
+        membership = self.model.membership
+        parts = [] if membership is None else [f"generation {membership.generation}"]
+        shares: dict[tuple[str, int], list[int]] = {}
+        for partition, lock in enumerate(self.model.locks):
+            shares.setdefault((name_of(lock.owner) or "nobody", lock.epoch), []).append(partition)
+        parts += [f"{owner}: {runs(which)}, epoch {epoch}" for (owner, epoch), which in shares.items()]
+        return "; ".join(parts)
+
+
+Happening = Callable[..., None]
+
+
+def _suffers(kind: Kind) -> Happening:
+    def happening(world: ScriptedWorld, what: str, name: str, span_ms: str) -> None:
+        there = [worker for worker in world.workers if worker.alive and not worker.finished]
+        world.say(what)
+        world.silently(Fault(0, kind, there.index(world.worker(name)), int(span_ms)))
+
+    return happening
+
+
+def _befalls_all(kind: Kind) -> Happening:
+    def happening(world: ScriptedWorld, what: str, span_ms: str = "10") -> None:
+        world.say(what)
+        world.silently(Fault(0, kind, 0, int(span_ms)))
+
+    return happening
+
+
+def _fails_over(world: ScriptedWorld, what: str, lag_ms: str) -> None:
+    if int(lag_ms) not in LAG_MS:
+        raise _impossible(f"A replica is not {lag_ms} ms behind", f"Use one of {LAG_MS}.")
+    world.say(what)
+    world.happen(Fault(0, Kind.FAILOVER, LAG_MS.index(int(lag_ms)), 10))
+
+
+def _damages(world: ScriptedWorld, _: str, how: str) -> None:
+    if how not in DAMAGES:
+        raise _impossible(f"No document {how}", f"Use one of {tuple(DAMAGES)}.")
+    world.happen(Fault(0, Kind.DAMAGE, tuple(DAMAGES).index(how)))
+
+
+def _entry(world: ScriptedWorld, _: str, partition: str | None) -> None:
+    for each in range(len(world.model.locks)) if partition is None else [world.partition(partition)]:
+        world.send(each)
+
+
+def _hangs(world: ScriptedWorld, what: str, name: str, partition: str, how: str | None) -> None:
+    world.say(what)
+    world.hang(world.worker(name), world.partition(partition), for_good=how is not None)
+
+
+HAPPENINGS: dict[str, Happening] = {
+    r"show": lambda world, _: world.show(),
+    r"show only (.+)": lambda world, _, names: world.show(names),
+    r"hide": lambda world, _: world.hide(),
+    r"end": lambda _world, _: None,
+    r"(w\w+) starts": lambda world, _, name: world.start(name),
+    r"(w\w+) starts with static id (\w+)": lambda world, _, name, place: world.start_static(name, place),
+    r"(w\w+) is asked to leave": lambda world, _, name: world.stop(world.worker(name)),
+    r"(w\w+) is killed": lambda world, _, name: world.kill(world.worker(name)),
+    r"(w\w+) stands still for (\d+) ms": _suffers(Kind.PAUSE),
+    r"requests of (w\w+) are lost for (\d+) ms": _suffers(Kind.CUT),
+    r"answers to (w\w+) are lost for (\d+) ms": _suffers(Kind.DEAF),
+    r"(w\w+) has no connection for (\d+) ms": _suffers(Kind.DISCONNECT),
+    r"control messages are lost for (\d+) ms": _befalls_all(Kind.SILENCE),
+    r"Redis restarts with its data": _befalls_all(Kind.RESTART),
+    r"Redis restarts without its data": _befalls_all(Kind.FLUSH),
+    r"in (\d+) ms Redis fails over to a replica as it is now": _fails_over,
+    r"the membership document ((?:is|has|gives) .+)": _damages,
+    r"an entry comes to (?:each partition|partition (\d+))": _entry,
+    r"(w\w+) hangs in partition (\d+)( and cannot be stopped)?": _hangs,
+    r"the store of (\w+) is emptied": lambda world, what, _: world.empty_store(what),
+    r"the stream grows to (\d+) partitions": lambda world, _, count: world.grow(int(count)),
+    r"the clock of (w\w+) goes at (\d+) thousandths": lambda world, what, name, pace: world.let_drift(
+        world.worker(name), int(pace), what
+    ),
+    r"(w\w+) tries to release (\d+) with epoch (\d+)": lambda world, _, name, partition, epoch: (
+        world.try_to_release(world.worker(name), world.partition(partition), int(epoch))
+    ),
+}
+"""From the form of a step to the function that performs it."""

@@ -1,0 +1,88 @@
+"""The senders of the simulator: entries that are sent until they are confirmed."""
+
+from collections.abc import Callable
+
+from streamworker.sim.ground import Ground
+from streamworker.sim.process import CALL_TIMEOUT_MS, LATEST_MS
+
+
+class Senders:
+    """Sends entries to random partitions.
+
+    Parameters
+    ----------
+    ground
+        The simulation.
+    partitions
+        Number of partitions.
+    every_ms
+        Average interval at which an entry is sent; None to send only with :meth:`send`.
+    sent
+        Called with the partition of each entry that reached the server.
+    """
+
+    def __init__(
+        self, ground: Ground, partitions: int, every_ms: int | None, sent: Callable[[int], None]
+    ) -> None:
+        self._ground, self._every_ms, self._sent = ground, every_ms, sent
+        self._numbers = [0] * partitions
+        self._sending = [False] * partitions
+        ground.clock.after(0, self._send_some)
+
+    @property
+    def partitions(self) -> int:
+        """Number of partitions."""
+        return len(self._numbers)
+
+    def grow(self, more: int) -> None:
+        """Send to more partitions."""
+        self._numbers += [0] * more
+        self._sending += [False] * more
+
+    def stop(self) -> None:
+        """Send a last entry to each partition, and no more."""
+        self._every_ms = None
+        for partition in range(len(self._numbers)):
+            self.send(partition)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether every entry that was sent is confirmed."""
+        return not any(self._sending)
+
+    def _send_some(self) -> None:
+        if self._every_ms is not None:
+            draw = self._ground.random.random
+            self.send(int(draw() * len(self._numbers)))
+            self._ground.clock.after(1 + int(draw() * 2 * self._every_ms), self._send_some)
+
+    def send(self, partition: int) -> None:
+        """Send the partition's next entry, unless the last one is not confirmed yet."""
+        if not self._sending[partition]:
+            self._sending[partition] = True
+            self._numbers[partition] += 1
+            self._send(partition, self._numbers[partition])
+
+    def _send(self, partition: int, number: int) -> None:
+        """Send an entry until it is confirmed; after a lost answer the server gets it twice."""
+        model, conditions, chance = self._ground.model, self._ground.conditions, 1.0
+        if conditions.lost:
+            chance = self._ground.random.random()
+        if chance < conditions.lost / 2:
+            self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number))
+            return
+        model.append(partition, number)
+        self._sent(partition)
+        if conditions.repeated and self._ground.random.random() < conditions.repeated:
+            run = model.run
+
+            def again() -> None:
+                if model.run == run:
+                    model.append(partition, number)
+
+            self._ground.clock.after(self._ground.random.randint(1, LATEST_MS), again)
+        if chance < conditions.lost:
+            self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number))
+        else:
+            self._ground.checker.confirmed(partition, number)
+            self._sending[partition] = False

@@ -1,0 +1,1 @@
+"""The simulator's model of Redis: what it stores, and the scripts of each protocol."""

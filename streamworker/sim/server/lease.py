@@ -1,0 +1,98 @@
+"""The operations of the lease protocol on plain values; they follow redisio's scripts.
+
+The contract tests perform the same effects on this model and on real servers, and compare the results.
+"""
+
+from collections.abc import Callable
+
+from streamworker.core.control import ControlMessage
+from streamworker.core.events import Effect, Event
+from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
+from streamworker.core.protocols.lease.events import (
+    Challenge,
+    ChallengeLeases,
+    LeaseRaced,
+    LeasesChallenged,
+    LeasesUpdated,
+    RaceForLease,
+    UpdateLeases,
+)
+
+Win = tuple[int, str]
+"""Generation of the win, and the node."""
+
+
+class ModelLeases:
+    """The two hashes of one group.
+
+    Parameters
+    ----------
+    post
+        Puts a message on the control stream.
+    """
+
+    def __init__(self, post: Callable[[ControlMessage], None]) -> None:
+        self._post = post
+        self.grab: dict[int, Win] = {}
+        self.allocation: dict[int, Win] = {}
+        self.last = 0
+        """The latest generation."""
+
+    def perform(self, effect: Effect, server_ms: int) -> Event | None:
+        """Perform an effect at a server time; return None if the effect is not the protocol's."""
+        match effect:
+            case ChallengeLeases():
+                return self._challenge(effect, server_ms)
+            case RaceForLease():
+                return self._race(effect, server_ms)
+            case UpdateLeases():
+                return self._update(effect, server_ms)
+            case _:
+                return None
+
+    def declare(self) -> None:
+        """Do nothing: no operation needs the number of partitions."""
+
+    def flush(self) -> None:
+        """Delete all data, as FLUSHALL or a restart without data does."""
+        self.grab.clear()
+        self.allocation.clear()
+        self.last = 0
+
+    def _challenge(self, effect: ChallengeLeases, server_ms: int) -> LeasesChallenged:
+        signalled: list[int] = []
+        for partition, how in effect.challenges.items():
+            if how is Challenge.OVERDUE:
+                self.grab.pop(partition, None)
+                self.allocation.pop(partition, None)
+            is_free = partition not in self.grab
+            if how is Challenge.FREE:
+                is_free &= partition not in self.allocation
+            if is_free:
+                signalled.append(partition)
+        if signalled:
+            self._post(LeaseChallenged(tuple(signalled), effect.owner, server_ms))
+        return LeasesChallenged(tuple(effect.challenges), frozenset(signalled))
+
+    def _race(self, effect: RaceForLease, server_ms: int) -> LeaseRaced:
+        partition = effect.partition
+        if partition not in self.grab:
+            self.last = max(self.last + 1, server_ms)
+            self.grab[partition] = (self.last, effect.owner)
+        generation, winner = self.grab[partition]
+        allocated = self.allocation.get(partition, (0, ""))[1]
+        return LeaseRaced(partition, winner, generation, allocated)
+
+    def _update(self, effect: UpdateLeases, server_ms: int) -> LeasesUpdated:
+        for partition, generation in effect.allocate.items():
+            if self.allocation.get(partition, (0, ""))[0] <= generation:
+                self.allocation[partition] = (generation, effect.owner)
+        for partition in effect.end:
+            if self.allocation.get(partition, (0, ""))[1] == effect.owner:
+                del self.allocation[partition]
+        for partition, generation in effect.clear.items():
+            if self.grab.get(partition) == (generation, effect.owner):
+                del self.grab[partition]
+        if effect.end:
+            self._post(LeaseEnded(effect.end, effect.owner, server_ms))
+        return LeasesUpdated(done=True)

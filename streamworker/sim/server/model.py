@@ -1,0 +1,268 @@
+"""A model of Redis for one group, on plain values; each operation is one step.
+
+The simulator's cores use it instead of a server. It follows the scripts in ``redisio/lua`` line by line.
+The contract tests run the same sequences of operations on the model and on real servers, and compare the
+answers and the stored data. Ids of entries are plain numbers: milliseconds since the creation of the
+model.
+
+``OPERATIONS`` is the counterpart of ``redisio.operations.OPERATIONS``: it maps an effect to the function
+that returns its answer. A protocol with its own operations adds an ``Extension``.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from streamworker.core import events as ev
+from streamworker.core.data.entries import EntryId
+from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.sim.server.documents import Documents
+from streamworker.sim.server.stored import Code, Commit, Lock, LockChange, Record, Stored
+
+CONTENDER_GAP_MS = 3_000
+"""After a longer gap between two attempts, the wait for a lock begins anew: the contender may have been
+paused."""
+
+
+class Extension(Protocol):
+    """A protocol's own operations, besides those on documents and locks."""
+
+    def perform(self, effect: ev.Effect, server_ms: int) -> ev.Event | None:
+        """Perform an effect at a server time; return None if the effect is not the protocol's."""
+
+    def declare(self) -> None:
+        """Learn how many partitions there are, as a worker tells it at its start."""
+
+    def flush(self) -> None:
+        """Delete all data, as a restart without data does."""
+
+
+class RedisModel(Documents):
+    """The scripts of redisio, on plain values.
+
+    Parameters
+    ----------
+    partitions
+        Number of partitions.
+    drain_deadline_ms
+        How long a contender waits for a live owner.
+    clock
+        The server's clock.
+    on_post
+        Called after a new message on the control stream.
+    extend
+        Creates the protocol's own operations.
+    """
+
+    def __init__(
+        self,
+        partitions: int,
+        *,
+        drain_deadline_ms: int,
+        clock: Callable[[], int],
+        on_post: Callable[[], None] = lambda: None,
+        extend: Callable[["RedisModel"], Extension] | None = None,
+    ) -> None:
+        self._drain_deadline_ms = drain_deadline_ms
+        super().__init__(partitions, clock=clock, on_post=on_post)
+        self._start_ms = clock()
+        self.extension = None if extend is None else extend(self)
+        self.acked_limit = 0
+        """Entries that an acked log may hold; 0 for no limit. The model never trims acked logs."""
+        self.fenced = 0
+        """Number of refused commits."""
+        self.overtaken = 0
+        """Number of locks that a contender took from a live owner that did not release in time."""
+        self.on_lock: Callable[[LockChange], None] = lambda _: None
+        self.on_held: Callable[[int], None] = lambda _: None
+        self.on_commit: Callable[[int, Commit], None] = lambda _partition, _commit: None
+
+    @property
+    def locks(self) -> list[Lock]:
+        """The partitions."""
+        return self.stored.locks
+
+    # -- locks ---------------------------------------------------------------------------------
+
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        """``acquire.lua``."""
+        self.calls += 1
+        lock, now_ms = self.locks[partition], self._clock()
+        if not lock.log_id:
+            lock.epoch, lock.log_id = now_ms, f"log-{now_ms}"
+        before = (lock.owner, lock.epoch, lock.generation)
+        if lock.generation > generation:
+            return Stale(lock.generation)
+        if lock.owner != owner:
+            if lock.owner and lock.owner in live:
+                waited_ms = self._wait(lock, now_ms, generation)
+                if waited_ms < self._drain_deadline_ms:
+                    self.on_held(partition)
+                    return Held(lock.owner, waited_ms)
+                self.overtaken += 1
+            lock.owner, lock.epoch, lock.wanted_since = owner, lock.epoch + 1, None
+        elif lock.generation < generation and generation >= lock.wanted_in:
+            lock.wanted_since = None
+        lock.generation = generation
+        self._changed(partition, "acquire", owner, before)
+        rows = sum(len(commit.rows) for commit in lock.log)
+        return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), 0, rows, lock.log_id)
+
+    @staticmethod
+    def _wait(lock: Lock, now_ms: int, generation: int) -> int:
+        lock.wanted_in = generation if lock.wanted_since is None else max(lock.wanted_in, generation)
+        if lock.wanted_since is None or now_ms - lock.wanted_at > CONTENDER_GAP_MS:
+            lock.wanted_since = now_ms
+        lock.wanted_at = now_ms
+        return now_ms - lock.wanted_since
+
+    def release(self, partition: int, owner: str, epoch: int) -> bool:
+        """``release.lua``: return whether the owner held the lock, or has released it before."""
+        self.calls += 1
+        lock = self.locks[partition]
+        if lock.epoch != epoch or lock.owner not in (owner, ""):
+            return False
+        before = (lock.owner, lock.epoch, lock.generation)
+        lock.owner, lock.wanted_since = "", None
+        self._changed(partition, "release", owner, before)
+        return True
+
+    def _changed(self, partition: int, command: str, by: str, before: tuple[str, int, int]) -> None:
+        lock = self.locks[partition]
+        if before != (lock.owner, lock.epoch, lock.generation):
+            self.on_lock(
+                LockChange(partition, command, by, before[0], lock.owner, lock.epoch, lock.generation)
+            )
+
+    # -- records -------------------------------------------------------------------------------
+
+    def append(self, partition: int, number: int) -> None:
+        """``append.lua``; a number that the partition has already is a retry, and ignored."""
+        lock = self.locks[partition]
+        if number > lock.last_number:
+            lock.last_number = number
+            lock.last_event = max(lock.last_event + 1, self._clock() - self._start_ms)
+            lock.events.append(Record(lock.last_event, number))
+
+    def read_events(self, partition: int, after: int, count: int) -> list[Record]:
+        """``XREAD events``."""
+        return [record for record in self.locks[partition].events if record.id > after][:count]
+
+    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
+        """Return whether a lock with this owner and epoch refuses a commit."""
+        return (owner, epoch) != (commit.owner, commit.epoch)
+
+    def commit(self, partition: int, commit: Commit) -> Code:
+        """``commit.lua``, and the trimming of the source."""
+        lock = self.locks[partition]
+        if self.is_fenced(lock.owner, lock.epoch, commit):
+            self.fenced += 1
+            return Code.FENCED
+        if lock.checkpoint == commit.new:
+            return Code.DUP
+        if lock.checkpoint != commit.previous or not self.has(partition, commit.new):
+            return Code.GAP
+        if commit.rows and self.follows(partition, commit.previous) != commit.rows[0].id:
+            return Code.GAP
+        if commit.rows and 0 < self.acked_limit <= sum(1 for each in lock.log if each.rows):
+            return Code.FULL
+        self.take(partition, commit)
+        self.trim(partition, commit.new)
+        return Code.OK
+
+    def has(self, partition: int, entry: int) -> bool:
+        """Return whether a source entry exists: a failover may lose one that a worker has read."""
+        return any(record.id == entry for record in self.locks[partition].events)
+
+    def follows(self, partition: int, entry: int) -> int:
+        """Return the id of the first source entry after one; 0 if there is none."""
+        return next((each.id for each in self.locks[partition].events if each.id > entry), 0)
+
+    def take(self, partition: int, commit: Commit) -> None:
+        """Put a commit into the acked log and move the checkpoint."""
+        lock = self.locks[partition]
+        lock.log.append(commit)
+        lock.checkpoint = commit.new
+        self.on_commit(partition, commit)
+
+    def trim(self, partition: int, up_to: int) -> None:
+        """Delete source entries up to an id."""
+        lock = self.locks[partition]
+        lock.events = [record for record in lock.events if record.id > up_to]
+
+    # -- restarts and failovers ----------------------------------------------------------------
+
+    def snapshot(self) -> object:
+        """Return a copy of all data, for ``lose_suffix``: the data of a replica."""
+        extra = {} if self.extension is None else vars(self.extension)
+        return copy.deepcopy((self.stored, {k: v for k, v in extra.items() if not callable(v)}))
+
+    def restart(self) -> None:
+        """Restart with all data: connections end, and client ids lose their meaning."""
+        self.run += 1
+        self.connections.clear()
+
+    def lose_suffix(self, snapshot: Any) -> None:
+        """Fail over to a replica that lacks the latest writes."""
+        self.restart()
+        self.stored, kept = snapshot
+        if self.extension is not None:
+            vars(self.extension).update(kept)
+
+    def flush(self) -> None:
+        """Restart without data; the next acquire creates each lock again."""
+        self.restart()
+        last_event = self._clock() - self._start_ms
+        self.stored = Stored([Lock(epoch=0, log_id="", last_event=last_event) for _ in self.locks])
+        if self.extension is not None:
+            self.extension.flush()
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def perform(self, effect: ev.Effect, lost: Callable[[], bool] = lambda: False) -> ev.Event:
+        """Perform an effect of a core.
+
+        Parameters
+        ----------
+        effect
+            An effect that has an answer.
+        lost
+            Returns whether the next command of a pipeline, or its reply, is lost.
+        """
+        self.commands += 1
+        operation = OPERATIONS.get(type(effect))
+        if operation is not None:
+            return operation(self, effect, lost)
+        event = None if self.extension is None else self.extension.perform(effect, self._clock())
+        if event is None:
+            raise TypeError(f"The model has no operation for {effect!r}.")
+        return event
+
+
+def _acquire(model: RedisModel, effect: ev.AcquireLocks, lost: Callable[[], bool]) -> ev.Event:
+    done = {
+        p: model.acquire(p, effect.owner, effect.generation, effect.live)
+        for p in effect.partitions
+        if not lost()
+    }
+    replies = {p: reply for p, reply in done.items() if not lost()}
+    return ev.LocksAnswered(effect.owner, effect.partitions, replies)
+
+
+def _release(model: RedisModel, effect: ev.ReleaseLocks, lost: Callable[[], bool]) -> ev.Event:
+    arrived = [p for p in effect.epochs if not lost()]
+    for p in arrived:
+        model.release(p, effect.owner, effect.epochs[p])
+    return ev.LocksReleased(effect.owner, tuple(effect.epochs), frozenset(p for p in arrived if not lost()))
+
+
+OPERATIONS: Mapping[type[ev.Effect], Callable[[RedisModel, Any, Callable[[], bool]], ev.Event]] = {
+    membership_events.ReadDocument: lambda model, _effect, _lost: model.read(),
+    membership_events.ChangeDocument: lambda model, effect, _lost: model.change(effect),
+    membership_events.MendDocument: lambda model, effect, _lost: model.mend(effect),
+    membership_events.ProbePeers: lambda model, effect, _lost: model.probe(effect.connections),
+    membership_events.ReadLoads: lambda model, _effect, _lost: model.read_loads(),
+    ev.AcquireLocks: _acquire,
+    ev.ReleaseLocks: _release,
+}

@@ -1,0 +1,106 @@
+"""The data of the Redis model for a group: locks, entries, logs, the document and heartbeats."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from streamworker.core.control import ControlMessage
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.document import FORMAT
+
+
+class Code(Enum):
+    """The answer to a commit."""
+
+    OK = "ok"
+    DUP = "dup"
+    FENCED = "fenced"
+    GAP = "gap"
+    FULL = "full"
+
+
+class Record(NamedTuple):
+    """One source entry: its id, and its number among the entries of its producer."""
+
+    id: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Entries after ``previous`` up to ``new``: a commit request, which the acked log then stores."""
+
+    owner: str
+    epoch: int
+    previous: int
+    new: int
+    rows: tuple[Record, ...] = ()
+
+
+@dataclass(slots=True)
+class Lock:
+    """All data of one partition: lock hash, source stream, acked log, producer key."""
+
+    owner: str = ""
+    epoch: int = 1_000
+    generation: int = 0
+    wanted_since: int | None = None
+    wanted_at: int = 0
+    wanted_in: int = 0
+    """The latest generation in which a contender waits."""
+    checkpoint: int = 0
+    log_id: str = "log"
+    """Empty if the lock was lost; the next acquire creates it again."""
+    log: list[Commit] = field(default_factory=list)
+    events: list[Record] = field(default_factory=list)
+    last_event: int = 0
+    last_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LockChange:
+    """A change of a lock's owner, epoch or generation, as an observer with MONITOR would see it."""
+
+    partition: int
+    command: str
+    """``acquire`` or ``release``."""
+    by: str
+    owner_before: str
+    owner: str
+    epoch: int
+    generation: int
+
+
+@dataclass(slots=True)
+class Stored:
+    """All data that a restart without data loses."""
+
+    locks: list[Lock]
+    document: bytes | None = None
+    foreign: str = ""
+    """The type of the value in place of the document, if it is no string."""
+    damaged: bytes | str | None = None
+    """The value that a repair moved aside: a string, or the type of another value."""
+    beats: dict[str, membership_events.Beat] = field(default_factory=dict)
+    loads: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    no_beats: bool = False
+    """Whether a list is in place of the heartbeats."""
+    no_loads: bool = False
+    """Whether a list is in place of the loads."""
+    control: list[tuple[int, ControlMessage]] = field(default_factory=list)
+
+    def present(self) -> list[str] | None:
+        """Return the ids of the members that the document has as present; None if it cannot be parsed."""
+        if self.document is None:
+            return None if self.foreign else []
+        try:
+            fields = json.loads(self.document)
+            ids = [each["id"] for each in fields["members"]]
+            is_one = fields["v"] == FORMAT and len(set(ids)) == len(ids)
+        except (ValueError, LookupError, TypeError):
+            return None
+        if not is_one or not all(isinstance(each, str) for each in ids):
+            return None
+        return [each["id"] for each in fields["members"] if each.get("state") != "held"]

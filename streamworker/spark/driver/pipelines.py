@@ -1,0 +1,325 @@
+"""Run an app's pipelines, each as one Spark query: start, watch, restart and stop the queries.
+
+A pipeline is a plain function. It gets a DataFrame of forwarded rows, and returns a DataFrame, which
+streamworker writes, or a stream writer, which streamworker starts. In both cases streamworker sets the
+checkpoint directory, the trigger and the query's name.
+"""
+
+import difflib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streamworker.core.pauses import pause_ms
+from streamworker.errors import BackendUnavailable, ConfigurationError
+from streamworker.processors import PipelineSpec
+from streamworker.spark.driver.checks import check_pipeline, checkpoint_of, is_local, local
+from streamworker.spark.driver.driverlock import sole_driver
+from streamworker.spark.driver.failures import Failure, read_failure
+from streamworker.spark.driver.progress import PipelineProgress, from_event
+from streamworker.spark.driver.queries import start_query
+from streamworker.spark.driver.session import Session, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""Interval at which queries are checked; a stop takes effect within this time."""
+GRACE_S = 30.0
+"""How long a stop waits for the current micro-batch. The next start repeats an interrupted micro-batch,
+so this saves work, not rows."""
+JVM_END_S = 2.0
+"""How long to wait for the end of a JVM process that does not answer any more."""
+LOG_INTERVAL_S = 10.0
+"""Interval at which the progress of a pipeline with new rows is logged."""
+RESTARTS_MAX = 5
+"""Restarts in a row, without a finished micro-batch between them, before a pipeline fails for good."""
+BUSY_RESTARTS_MAX = 30
+"""The same for failures that only the machine's load causes; with the pauses, a quarter of an hour."""
+FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 30_000
+
+OnProgress = Callable[[PipelineProgress], None]
+
+
+class AppLike(Protocol):
+    """The part of an ``App`` that this module uses."""
+
+    @property
+    def name(self) -> str:
+        """Name of the app."""
+
+    @property
+    def pipelines(self) -> Mapping[str, PipelineSpec]:
+        """Its pipelines by name."""
+
+    @property
+    def settings(self) -> Any:
+        """Its settings, for the Redis URL."""
+
+
+def run_pipelines(
+    app_or_specs: AppLike | Iterable[PipelineSpec],
+    *,
+    pipeline: str | None = None,
+    master: str | None = None,
+    remote: str | None = None,
+    once: bool = False,
+    stop: threading.Event | None = None,
+    on_progress: OnProgress | None = None,
+    session: Session | None = None,
+) -> int:
+    """Run pipelines until all of them are done, one fails for good, or ``stop`` is set.
+
+    Every query continues from its checkpoint directory, so another run after a crash, a kill or a stop
+    neither loses nor repeats rows in Spark's own sinks.
+
+    Parameters
+    ----------
+    app_or_specs
+        An app, or the pipelines themselves.
+    pipeline
+        Run only the pipeline of this name.
+    master, remote
+        Where Spark runs; see :func:`streamworker.spark.driver.session.open_session`.
+    once
+        Read the rows that the logs hold now and end; this overrides the triggers.
+    stop
+        Set it to stop: micro-batches that are running get 30 s to finish.
+    on_progress
+        Called from this thread after each micro-batch and change of state.
+    session
+        A session to use instead of a new one; it stays open.
+
+    Returns
+    -------
+    int
+        0 if all pipelines are done or were stopped; 1 if a pipeline failed for good, which stops the
+        others too.
+
+    Raises
+    ------
+    ConfigurationError
+        If a pipeline cannot be run as it is declared, or another driver runs it.
+    JavaMissing
+        If Spark needs a Java and there is none of version 17 or later.
+    BackendUnavailable
+        If Spark does not start, or its JVM ends.
+    """
+    specs, redis_url = _selected(app_or_specs, pipeline)
+    for spec in specs:
+        check_pipeline(spec)
+    stop = stop or threading.Event()
+    # With a remote server, the checkpoint directories are on the server's disk.
+    on_disk = {} if remote or (session and session.remote) else _on_disk(specs)
+    with sole_driver(on_disk, stop) as locks:
+        if locks is None:
+            return 0
+        found = session or open_session(
+            specs[0].processor.stream.app, master=master, remote=remote, redis_url=redis_url, keep_open=locks
+        )
+        runs = [_Run(spec, found, once=once, tell=on_progress) for spec in specs]
+        return _run(runs, found, stop, own=session is None)
+
+
+def _on_disk(specs: Iterable[PipelineSpec]) -> dict[str, Path]:
+    """Return the checkpoint directories on this machine's disks, by the name of the pipeline."""
+    found = {spec.name: checkpoint_of(spec, spec.processor.stream.app) for spec in specs}
+    return {name: Path(local(place)).absolute() for name, place in found.items() if is_local(place)}
+
+
+def _run(runs: "list[_Run]", found: Session, stop: threading.Event, *, own: bool) -> int:
+    try:
+        return _watch(runs, stop)
+    except Exception:
+        if not found.has_ended(within_s=JVM_END_S):
+            raise
+        raise BackendUnavailable(
+            f"Spark's JVM has ended unexpectedly; its output is in {found.log_path}.",
+            remedy="It may have been killed, or have run out of memory (spark.driver.memory). Every query "
+            "goes on from its checkpoint when it is started again.",
+        ) from None
+    finally:
+        if own:
+            found.stop()
+
+
+def _selected(
+    app_or_specs: AppLike | Iterable[PipelineSpec], name: str | None
+) -> tuple[list[PipelineSpec], str | None]:
+    if isinstance(app_or_specs, Iterable):
+        specs, redis_url, owner = list(app_or_specs), None, "the list"
+    else:
+        specs, redis_url = list(app_or_specs.pipelines.values()), str(app_or_specs.settings.redis_url)
+        owner = f"app {app_or_specs.name!r}"
+    if not specs:
+        raise ConfigurationError(
+            f"There is no pipeline in {owner}.", remedy="Declare one with @app.pipeline(processor)."
+        )
+    if name is None:
+        return specs, redis_url
+    chosen = [spec for spec in specs if spec.name == name]
+    if not chosen:
+        names = [spec.name for spec in specs]
+        close = difflib.get_close_matches(name, names, n=1)
+        raise ConfigurationError(
+            f"There is no pipeline {name!r} in {owner}.",
+            remedy=f"Did you mean {close[0]!r}?" if close else f"It has: {', '.join(names)}.",
+        )
+    return chosen, redis_url
+
+
+def _watch(runs: "list[_Run]", stop: threading.Event) -> int:
+    failed = False
+    try:
+        for run in runs:
+            run.start(runs)
+        while not (failed or stop.is_set()) and any(run.active for run in runs):
+            stop.wait(POLL_S)
+            for run in runs:
+                run.look(runs)
+            failed = any(run.failure is not None for run in runs)
+    finally:
+        # Also on Ctrl-C and on an error: a query that is not stopped keeps the JVM busy.
+        deadline = time.monotonic() + GRACE_S
+        for run in runs:
+            if not run.session.has_ended():
+                run.stop(deadline)
+    return 1 if failed else 0
+
+
+@dataclass
+class _Run:
+    """One pipeline and its query."""
+
+    spec: PipelineSpec
+    session: Session
+    once: bool
+    tell: OnProgress | None
+    failure: Failure | None = None
+    active: bool = True
+    _query: "StreamingQuery | None" = None
+    _last: PipelineProgress | None = None
+    _seen: tuple[int, str] = (-1, "")
+    _failures: int = 0
+    """Failures since the last finished micro-batch, without those in :attr:`_busy`."""
+    _busy: int = 0
+    """Failures since then that only the machine's load caused."""
+    _start_at: float = 0.0
+    _log_at: float = 0.0
+    _rows: int = 0
+    _rng: random.Random = field(default_factory=random.Random)
+
+    def start(self, runs: "Iterable[_Run]") -> None:
+        """Build the query and start it, together with the other active runs.
+
+        Raises
+        ------
+        ConfigurationError
+            If the pipeline's function does not fit its declaration.
+        """
+        together = [run.spec for run in runs if run.active]
+        self._query = start_query(self.spec, self.session, together=together, once=self.once)
+        log.info("pipeline %s runs", self.spec.name)
+
+    def look(self, runs: "Iterable[_Run]") -> None:
+        """Report progress; restart a query that failed, and finish one that is done."""
+        if not self.active:
+            return
+        if self._query is None:
+            if time.monotonic() >= self._start_at:
+                self.start(runs)
+            return
+        ended = not self._query.isActive
+        self._pass_on(self._query)
+        if not ended:
+            return
+        error = self._query.exception()
+        self._query = None
+        if error is None:
+            self.active = False
+            self._say("done")
+        else:
+            self._fail(read_failure(str(error)))
+
+    def stop(self, deadline: float) -> None:
+        """Wait until ``deadline`` for the current micro-batch, then stop the query."""
+        query, self._query = self._query, None
+        if query is None:
+            self.active = False
+            return
+        while time.monotonic() < deadline and query.status["isTriggerActive"]:
+            time.sleep(0.05)
+        self._pass_on(query)
+        query.stop()
+        self.active = False
+        self._say("stopped")
+
+    def _pass_on(self, query: "StreamingQuery") -> None:
+        last = query.lastProgress
+        if last is None or int(last.batchId) < self._seen[0]:
+            return
+        # Each event costs a call into the JVM, so all are fetched only if some were missed.
+        missed = int(last.batchId) > self._seen[0] + 1
+        for event in query.recentProgress if missed else [last]:
+            key = (int(event.batchId), str(event.timestamp))
+            if key > self._seen:
+                self._seen = key
+                self._failures = self._busy = 0
+                self._last = from_event(self.spec.name, event)
+                self._log(self._last)
+                if self.tell is not None:
+                    self.tell(self._last)
+
+    def _log(self, progress: PipelineProgress) -> None:
+        self._rows += progress.rows
+        if self._rows == 0 or time.monotonic() < self._log_at:
+            return
+        log.info("pipeline %s: %d rows processed, lag %d", self.spec.name, self._rows, progress.lag)
+        self._rows, self._log_at = 0, time.monotonic() + LOG_INTERVAL_S
+
+    def _fail(self, failure: Failure) -> None:
+        waits = failure.nothing_there_yet and not self.once
+        if failure.too_busy:
+            self._busy += 1
+        elif not waits:
+            self._failures += 1
+        too_many = self._failures > RESTARTS_MAX or self._busy > BUSY_RESTARTS_MAX
+        if (failure.final and not waits) or too_many:
+            self.failure, self.active = failure, False
+            log.error("pipeline %s failed: %s", self.spec.name, failure.message)
+            self._say("failed", failure.message)
+            return
+        count = self._busy if failure.too_busy else self._failures
+        pause_s = pause_ms(count, self._rng.random, first_ms=FIRST_PAUSE_MS, max_ms=LONGEST_PAUSE_MS) / 1000
+        self._start_at = time.monotonic() + pause_s
+        self._seen = (-1, "")
+        log.warning(
+            "pipeline %s starts again from its checkpoint in %.1f s: %s",
+            self.spec.name, pause_s, failure.message,
+        )  # fmt: skip
+        self._say("waiting" if waits else "restarting", failure.message)
+
+    def _say(self, state: str, error: str = "") -> None:
+        last = self._last
+        if self.tell is None:
+            return
+        self.tell(
+            PipelineProgress(
+                pipeline=self.spec.name,
+                state=state,
+                batch=last.batch if last else -1,
+                rows=0,
+                rows_per_s=0.0,
+                positions=last.positions if last else {},
+                lag_rows=last.lag_rows if last else {},
+                seconds=0.0,
+                error=error,
+            )
+        )

@@ -1,0 +1,75 @@
+"""Progress of a pipeline as a plain value. Imports no pyspark."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamworker.errors import ConfigurationError
+from streamworker.spark.source import offsets
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProgress:
+    """The progress after one micro-batch of a pipeline, or a change of its state."""
+
+    pipeline: str
+    state: str
+    """``running``, ``waiting`` (for the stream's declaration), ``restarting``, ``stopped``, ``done`` (all
+    rows are read) or ``failed``."""
+    batch: int
+    """Spark's number of the micro-batch; -1 before the first."""
+    rows: int
+    """Rows in the micro-batch."""
+    rows_per_s: float
+    positions: Mapping[int, int]
+    """Rows of each partition's log that the pipeline has processed."""
+    lag_rows: Mapping[int, int]
+    """Rows of each partition's log that the pipeline has not read."""
+    seconds: float
+    """How long the micro-batch took."""
+    error: str = ""
+
+    @property
+    def lag(self) -> int:
+        """Return the number of unread rows over all partitions."""
+        return sum(self.lag_rows.values())
+
+
+def from_event(pipeline: str, event: Any) -> PipelineProgress:
+    """Convert a progress event of Spark.
+
+    Parameters
+    ----------
+    pipeline
+        The pipeline's name.
+    event
+        ``query.lastProgress``. The function reads attributes, since an event of a remote Spark has no
+        items.
+    """
+    source = event.sources[0]
+    end = _offset(source.endOffset)
+    latest = _offset(source.latestOffset) or end
+    return PipelineProgress(
+        pipeline=pipeline,
+        state="running",
+        batch=int(event.batchId),
+        rows=int(source.numInputRows),
+        rows_per_s=float(event.processedRowsPerSecond or 0),
+        positions={p: position.rows for p, position in end.items()},
+        lag_rows=offsets.lag(end, latest),
+        seconds=float((event.durationMs or {}).get("triggerExecution", 0)) / 1000,
+    )
+
+
+def _offset(value: Any) -> dict[int, offsets.Position]:
+    """Parse an offset of a progress event, which is text in classic Spark."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    try:
+        return offsets.from_json(value) if value else {}
+    except ConfigurationError:
+        return {}

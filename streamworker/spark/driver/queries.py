@@ -1,0 +1,179 @@
+"""From a pipeline's declaration to a running query."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamworker.errors import ConfigurationError
+from streamworker.processors import PipelineSpec
+from streamworker.spark.driver.checks import (
+    FILE_FORMATS,
+    PATHLESS_FORMATS,
+    beside,
+    checkpoint_of,
+    is_local,
+    local,
+    source_options,
+    trigger_of,
+)
+from streamworker.spark.driver.session import Session, register
+from streamworker.spark.driver.tables import check_belongs
+from streamworker.spark.source.options import SourceOptions, is_source_option, parse_options
+from streamworker.spark.source.sink import WholeResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+
+def start_query(
+    spec: PipelineSpec, session: Session, *, together: Iterable[PipelineSpec] = (), once: bool = False
+) -> "StreamingQuery":
+    """Start the query of a pipeline from its checkpoint directory, and return it.
+
+    Parameters
+    ----------
+    together
+        The pipelines that run together with this one. Those that read the same logs all begin with the
+        first rows, even if they start later.
+    once
+        Read the rows that the logs hold now and end; this overrides the trigger.
+
+    Raises
+    ------
+    ConfigurationError
+        If the pipeline's function returns neither a DataFrame nor a stream writer, or Spark refuses the
+        query.
+    """
+    from pyspark.errors import AnalysisException
+
+    trigger = {"availableNow": True} if once else trigger_of(spec)
+    checkpoint = _absolute(checkpoint_of(spec, spec.processor.stream.app))
+    try:
+        writer = _writer_of(spec, spec.function(source_rows(spec, session, together)), checkpoint)
+        writer = writer.queryName(spec.name).option("checkpointLocation", checkpoint)
+        query: StreamingQuery = writer.trigger(**trigger).start()
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"Spark refuses pipeline {spec.name!r}: {str(error).splitlines()[0]}",
+            remedy="An aggregate needs mode='complete', or a watermark; other errors are in the function.",
+        ) from error
+    return query
+
+
+def source_rows(spec: PipelineSpec, session: Session, together: Iterable[PipelineSpec] = ()) -> "DataFrame":
+    """Return the streaming DataFrame of the rows that a pipeline reads.
+
+    Its schema comes from the processor's output type, so a pipeline can start before the first row.
+    """
+    from streamworker.spark.source.datasource import FORMAT
+    from streamworker.spark.source.schema import spark_schema
+
+    options = source_options(spec)
+    given = {name.lower(): value for name, value in options.items()}
+    if "siblings" not in given and (siblings := _siblings(spec, together)):
+        options["siblings"] = ",".join(siblings)
+    if session.parallelism and not {"minpartitions", "maxpartitions"} & set(given):
+        options["maxPartitions"] = str(session.parallelism)
+    record = spec.processor.output or spec.processor.stream.record
+    declared = spark_schema(
+        record.arrow_schema(), include_metadata=given.get("includemetadata", "").lower() == "true"
+    )
+    # Each query needs its own registration: see ``register``.
+    register(session.spark, by_value=session.remote)
+    reader = session.spark.readStream.format(FORMAT).schema(declared)
+    return reader.options(**options).load()
+
+
+def _siblings(spec: PipelineSpec, together: Iterable[PipelineSpec]) -> list[str]:
+    """Return the reader names of the other pipelines that read the same logs as this one."""
+
+    def logs(options: SourceOptions) -> tuple[str, ...]:
+        return options.connection, options.app, options.stream, options.processor
+
+    mine = parse_options(source_options(spec), streaming=True)
+    each = [parse_options(source_options(other), streaming=True) for other in together]
+    return sorted({str(o.reader) for o in each if logs(o) == logs(mine) and o.reader != mine.reader})
+
+
+def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
+    """Return the stream writer for the result of a pipeline's function."""
+    # ``isStreaming`` is checked first: a remote DataFrame has any attribute, as a column of that name.
+    if not hasattr(result, "isStreaming"):
+        if hasattr(result, "foreachBatch"):
+            return result
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} returned {type(result).__name__}.",
+            remedy="Its function returns a DataFrame, or the stream writer of one (df.writeStream...).",
+        )
+    _check_frame(spec, result)
+    mode = spec.mode
+    if mode == "append" and not _can_append(result):
+        log.info("pipeline %s has no watermark: its whole result is written each time", spec.name)
+        mode = "complete"
+    return _writer(spec, result, mode, checkpoint)
+
+
+def _can_append(frame: Any) -> bool:
+    """Return whether rows of a result are final when they are written.
+
+    Rows of an aggregate without a watermark are not final, so such a result can only be written as a
+    whole. Spark reports this only when the query starts, and by then a file sink has written its
+    metadata into the directory. So this function calls Spark's checker first. With a remote Spark it
+    cannot, and returns True.
+    """
+    from pyspark.errors import AnalysisException
+
+    plan = getattr(frame, "_jdf", None)
+    if plan is None:
+        return True
+    jvm = frame.sparkSession._jvm  # noqa: SLF001, the checker has no other way in
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    append = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
+    try:
+        checker.checkForStreaming(plan.queryExecution().analyzed(), append)
+    except AnalysisException as error:
+        return "OUTPUT_MODE" not in (error.getCondition() or "")
+    return True
+
+
+def _check_frame(spec: PipelineSpec, frame: Any) -> None:
+    if not frame.isStreaming:
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} returned a DataFrame that does not come from its argument.",
+            remedy="Derive the result from the DataFrame that the function is given.",
+        )
+    if spec.path is None and spec.format not in PATHLESS_FORMATS:
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} has no path for its result.",
+            remedy='Give it one: @app.pipeline(..., path="lake/..."), or return a stream writer.',
+        )
+
+
+def _writer(spec: PipelineSpec, frame: Any, mode: str, checkpoint: str) -> Any:
+    options = {name: value for name, value in spec.options.items() if not is_source_option(name)}
+    partition_by = [name.strip() for name in options.pop("partitionBy", "").split(",") if name.strip()]
+    if mode == "complete" and spec.format in FILE_FORMATS:
+        if not (spec.path and is_local(spec.path) and is_local(checkpoint)):
+            raise ConfigurationError(
+                f"Pipeline {spec.name!r} writes its whole result each time, and {spec.path!r} or its "
+                "checkpoint is not on a local disk.",
+                remedy="Use local paths, or return a stream writer for a table format such as delta.",
+            )
+        path = _absolute(spec.path)
+        whole = WholeResult(path, f"{beside(path)}/{spec.name}", checkpoint, spec.format, options)
+        whole.check()
+        return frame.writeStream.outputMode("complete").foreachBatch(whole)
+    if spec.path and spec.format in FILE_FORMATS:
+        check_belongs(frame.sparkSession, spec.name, _absolute(spec.path), checkpoint)
+    writer = frame.writeStream.outputMode(mode).format(spec.format).options(**options)
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
+    return writer.option("path", _absolute(spec.path)) if spec.path else writer
+
+
+def _absolute(path: str) -> str:
+    return str(Path(local(path)).absolute()) if is_local(path) else path

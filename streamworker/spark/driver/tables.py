@@ -1,0 +1,71 @@
+"""Check whether a table of files and a checkpoint directory belong together.
+
+Spark's file sink stores the number of each batch that it has written beside the files, and skips a batch
+whose number it has. A query whose checkpoint directory was lost counts from 0 again, so Spark would
+silently skip its first batches. The same holds for an older copy of the directory. Spark writes the
+number of a batch into the checkpoint directory before it writes the batch, so if the two belong
+together, the table is never ahead.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamworker.errors import ConfigurationError
+from streamworker.spark.driver.checks import is_local, local
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WRITTEN, PLANNED = "_spark_metadata", "offsets"
+"""Folders in a table of files and in a checkpoint directory; Spark keeps a file for each batch there."""
+
+
+def check_belongs(spark: "SparkSession", name: str, path: str, checkpoint: str) -> None:
+    """Refuse a table that was written from another checkpoint directory, or from a newer copy of it.
+
+    Parameters
+    ----------
+    spark
+        Lists folders that are not on a local disk. A remote session cannot, so these are not checked.
+    name
+        Name of the pipeline.
+    path
+        The table.
+    checkpoint
+        The checkpoint directory.
+
+    Raises
+    ------
+    ConfigurationError
+        If Spark would skip batches.
+    """
+    written = latest_batch(spark, f"{path}/{WRITTEN}")
+    planned = latest_batch(spark, f"{checkpoint}/{PLANNED}") if written >= 0 else -1
+    if written <= planned:
+        return
+    batches = f"{written - planned} batch{'es' if written > planned + 1 else ''}"
+    raise ConfigurationError(
+        f"Pipeline {name!r} has a checkpoint directory that is not the one of its table: {path} holds "
+        f"batch {written}, and {checkpoint} {f'ends with {planned}' if planned >= 0 else 'knows of none'}. "
+        f"Spark would leave out the next {batches}.",
+        remedy="Restore the checkpoint directory; or give the pipeline a new path, which gives it a new "
+        "checkpoint directory too.",
+    )
+
+
+def latest_batch(spark: "SparkSession", folder: str) -> int:
+    """Return the highest number of a batch in a folder; -1 if there is none or it cannot be listed."""
+    numbers = (name.removesuffix(".compact") for name in _names(spark, folder))
+    return max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+def _names(spark: "SparkSession", folder: str) -> list[str]:
+    if is_local(folder):
+        place = Path(local(folder))
+        return [each.name for each in place.iterdir()] if place.is_dir() else []
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return []
+    where = jvm.org.apache.hadoop.fs.Path(folder)
+    files = where.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001, pyspark has no other way
+    return [each.getPath().getName() for each in files.listStatus(where)] if files.exists(where) else []

@@ -1,0 +1,434 @@
+"""Named connections: Spark's processes reach Redis, and Spark never sees the URL.
+
+A query says ``connection="prod"``. Each process that talks to Redis (the driver's planner,
+every executor) looks the name up where it runs:
+
+1. the environment variable ``STREAMWORKER_CONNECTION_PROD``;
+2. a file named by ``STREAMWORKER_CONNECTIONS``: TOML, ``prod = "rediss://..."``, readable by
+   its owner only (mode 0600), read again whenever it changes;
+3. for ``default`` only, ``STREAMWORKER_REDIS_URL``.
+
+No option, plan, checkpoint, event log or message holds a URL with its password. Messages name the
+connection and the host.
+
+A URL may name one server, sentinels (``redis+sentinel://``) or nodes of a Cluster
+(``redis+cluster://``). Queries never read from replicas, which may lack rows that a query has read
+already. With sentinels, each new connection asks the server whether it is the primary, and a client in
+use asks the sentinels again every two seconds: an isolated primary does not know that it was replaced.
+
+Calls block, each with a timeout. Every call is a read or may be repeated, so a call without an answer is
+retried with jitter until the query's ``retryTimeout``. Spark itself never retries a planner call.
+"""
+
+import os
+import random
+import re
+import stat
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import ReadOnlyError, RedisClusterException
+from redis.maint_notifications import MaintNotificationsConfig
+from redis.retry import Retry
+
+from streamworker.core.pauses import Pauses
+from streamworker.errors import (
+    AuthenticationFailed,
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    ConfigurationError,
+)
+from streamworker.redisio.wire.failures import tls_remedy, translate
+from streamworker.redisio.wire.primaries import (
+    ASK_ROLE,
+    REMEMBERED_S,
+    SENTINEL_TIMEOUT_S,
+    Answer,
+    Place,
+    is_primary,
+    newest,
+    of_sentinel,
+    questions,
+    read_answer,
+    taken_for_down,
+)
+from streamworker.urls import (
+    CLUSTER,
+    SENTINEL,
+    Sentinels,
+    each_server,
+    host_and_port,
+    kind_of,
+    plaintext_host,
+    read_sentinels,
+    refuse_plaintext,
+    warn_of_unverified,
+)
+from streamworker.variables import CONNECTION_VARIABLE, CONNECTIONS_VARIABLE, plaintext_allowed
+
+DEFAULT_NAME = "default"
+URL_VARIABLE = "STREAMWORKER_REDIS_URL"
+
+CALL_TIMEOUT_S = 5.0
+"""Timeout of a call. A range of 4 MB takes about ten milliseconds."""
+CONNECT_TIMEOUT_S = 2.0
+
+LOOK_EVERY_S = 2.0
+"""Interval at which the sentinels are asked whether the primary is still the same."""
+
+Client = redis.Redis | RedisCluster
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A client and the server that it is connected to."""
+
+    client: Client
+    sentinels: Sentinels | None = None
+    place: Place | None = None
+    epoch: int = 0
+    """Epoch of the answer that named ``place``. An answer with a lower epoch comes from sentinels that do
+    not know of the last failover."""
+    looked_s: float = 0.0
+
+    def leads_elsewhere(self) -> bool:
+        """Return whether the sentinels name another primary; asks them every ``LOOK_EVERY_S`` at most."""
+        if self.sentinels is None or time.monotonic() - self.looked_s < LOOK_EVERY_S:
+            return False
+        self.looked_s = time.monotonic()
+        try:
+            answer = _named(self.sentinels, self.epoch)
+            return answer.is_down or answer.place != self.place
+        except BackendError:
+            return False  # No majority of sentinels answers: keep the client.
+
+    def close(self) -> None:
+        """Close the client."""
+        self.client.close()
+
+
+T = TypeVar("T")
+
+
+class _AtHome(dict[tuple[int, str], T]):
+    """A cache that is pickled empty: a remote Spark may get this module by value, but no connection."""
+
+    def __reduce__(self) -> tuple[type["_AtHome[T]"], tuple[()]]:
+        return _AtHome, ()
+
+
+_epochs: _AtHome[tuple[int, float]] = _AtHome()
+"""For each process and URL: the highest epoch that the sentinels had named when a client was closed, and
+the time of the closing."""
+_clients: _AtHome[_Opened] = _AtHome()
+"""Clients by process and URL. Spark forks its Python workers and reuses them for later tasks, so each
+worker connects once. A forked process must not share its parent's connection."""
+
+
+def variable_for(name: str) -> str:
+    """Return the environment variable that holds the URL of a named connection.
+
+    >>> variable_for("eu-prod")
+    'STREAMWORKER_CONNECTION_EU_PROD'
+    """
+    return CONNECTION_VARIABLE + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
+
+
+def resolve(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return the URL behind a name, from this process's environment.
+
+    Raises
+    ------
+    ConfigurationError
+        If this process does not define the name, others may read the connections file, or the URL would
+        send plain text to another machine. The message never shows a URL.
+    """
+    environ = os.environ if environ is None else environ
+    url = environ.get(variable_for(name)) or _from_file(name, environ)
+    if url is None and name == DEFAULT_NAME:
+        url = environ.get(URL_VARIABLE)
+    if url:
+        if not plaintext_allowed(environ):
+            refuse_plaintext(url, f"The URL of connection {name!r}")
+        warn_of_unverified(url, f"The URL of connection {name!r}")
+        return url
+    places = f'{variable_for(name)}, or {CONNECTIONS_VARIABLE} to a file with a line {name} = "redis://..."'
+    if name == DEFAULT_NAME:
+        places = f"{URL_VARIABLE}, {places}"
+    raise ConfigurationError(
+        f"Connection {name!r} is not known to this Spark process.",
+        remedy=f"Set {places}, where the driver and the executors start.",
+    )
+
+
+def _from_file(name: str, environ: Mapping[str, str]) -> str | None:
+    path = environ.get(CONNECTIONS_VARIABLE)
+    if not path:
+        return None
+    try:
+        mode = Path(path).stat().st_mode
+        text = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The connections file {path} cannot be read: {error.strerror}.",
+            remedy=f"Correct {CONNECTIONS_VARIABLE}.",
+        ) from None
+    if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
+        raise ConfigurationError(
+            f"The connections file {path} may be read by others, and holds passwords.",
+            remedy=f"Run: chmod 600 {path}",
+        )
+    try:
+        url = tomllib.loads(text).get(name)
+    except tomllib.TOMLDecodeError:
+        # The decoder's message may quote the line, and the line may hold a password.
+        raise ConfigurationError(
+            f"The connections file {path} is not TOML.", remedy='Each line is: name = "redis://..."'
+        ) from None
+    if url is not None and not isinstance(url, str):
+        raise ConfigurationError(
+            f"Connection {name!r} in {path} is not text.", remedy='Write it as: name = "redis://..."'
+        )
+    return url
+
+
+def address(url: str) -> str:
+    """Return host and port (or socket path) of a URL, without user and password.
+
+    Examples
+    --------
+    >>> address("redis+sentinel://:secret@s1,s2:26380/0?service=orders")
+    "the primary 'orders' of the sentinels s1:26379, s2:26380"
+    """
+    if kind_of(url) == CLUSTER:
+        return f"the cluster of {', '.join(address(each) for each in each_server(url))}"
+    if kind_of(url) == SENTINEL:
+        try:
+            found = read_sentinels(url)
+        except ConfigurationError:
+            return "an address that cannot be read"
+        return f"the primary {found.service!r} of the sentinels {found.addresses}"
+    try:
+        parts = urlsplit(url)
+        return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+    except ValueError:
+        return "an address that cannot be read"
+
+
+class Connection:
+    """A named connection to Redis, which connects on its first call.
+
+    Parameters
+    ----------
+    name
+        Name of the connection; see the module's docstring.
+    retry_timeout_ms
+        How long a call is retried while Redis does not answer.
+    rng
+        Source of jitter.
+    """
+
+    def __init__(self, name: str, retry_timeout_ms: int, rng: random.Random | None = None) -> None:
+        self.name = name
+        self.retry_timeout_ms = retry_timeout_ms
+        self._rng = rng or random.Random()
+
+    def call(self, function: Callable[[Any], Any], *, retry: bool = True) -> Any:
+        """Run a function on a client, and retry it while Redis does not answer.
+
+        It must be safe to run the function twice.
+
+        Raises
+        ------
+        BackendUnavailable
+            If there was no answer within ``retry_timeout_ms``.
+        AuthenticationFailed, BackendRefused
+            If Redis refuses the call; without a retry.
+        ConfigurationError
+            If this process does not know the name.
+        """
+        give_up_at = time.monotonic() + self.retry_timeout_ms / 1000
+        pauses = Pauses(self._rng.random)
+        while True:
+            url = resolve(self.name)
+            try:
+                return function(self._client(url))
+            except (redis.RedisError, RedisClusterException, BackendError) as error:
+                # On this connection a late answer would be taken for that of the next call.
+                _forget(url)
+                if isinstance(error, _NoPrimary):  # The sentinels of this epoch were wrong or early.
+                    _epochs.pop((os.getpid(), url), None)
+                refusal = error if isinstance(error, BackendError) else self._explain(url, error, tried=retry)
+                if not isinstance(refusal, BackendUnavailable):
+                    raise refusal from None
+                left = give_up_at - time.monotonic()
+                if not retry or left <= 0:
+                    raise refusal from None
+            time.sleep(min(left, pauses.next_ms() / 1000))
+
+    def _client(self, url: str) -> Client:
+        key = (os.getpid(), url)
+        if key in _clients and _clients[key].leads_elsewhere():
+            _forget(url)
+        if key not in _clients:
+            _clients[key] = _open(self.name, url)
+        return _clients[key].client
+
+    def _explain(self, url: str, error: Exception, *, tried: bool) -> BackendError:
+        where = f"Redis at {address(url)} (connection {self.name!r})"
+        if isinstance(error, RedisClusterException) and isinstance(error.__cause__, redis.RedisError):
+            error = error.__cause__  # The reason why no node told the map of the slots.
+        if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
+            return AuthenticationFailed(
+                f"{where} did not accept the user or password.",
+                remedy="Correct the URL behind the connection's name.",
+            )
+        demoted = isinstance(error, ReadOnlyError) and kind_of(url)
+        if isinstance(error, _UNANSWERED) or demoted:
+            tls, certified = url.startswith("rediss"), "ssl_certfile=" in url
+            how_long = f" for {self.retry_timeout_ms / 1000:g} s" if tried else ""
+            return BackendUnavailable(
+                f"{where} gave no answer{how_long}: {error}",
+                remedy=tls_remedy(str(error), tls=tls, certified=certified)
+                or "Is it running, and can this machine reach it? The query can be started again from "
+                "its checkpoint; option retryTimeout sets how long it waits.",
+            )
+        return BackendRefused(f"{where} refused: {error}", remedy="Check the server and the user's rights.")
+
+
+_UNANSWERED = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.BusyLoadingError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.MasterDownError,
+    RedisClusterException,
+)
+"""Transient errors: the server is down, does not answer, loads its data or is being failed over."""
+
+
+def _forget(url: str) -> None:
+    key = (os.getpid(), url)
+    opened = _clients.pop(key, None)
+    if opened is not None:
+        _epochs[key] = opened.epoch, time.monotonic()
+        opened.close()
+
+
+def _open(name: str, url: str) -> _Opened:
+    try:
+        match kind_of(url):
+            case "cluster":
+                return _Opened(_of_cluster(url))
+            case "sentinel":
+                epoch, closed_s = _epochs.get((os.getpid(), url), (0, 0.0))
+                is_old = time.monotonic() - closed_s > REMEMBERED_S
+                return _behind_sentinels(read_sentinels(url), 0 if is_old else epoch)
+            case _:
+                return _Opened(redis.Redis.from_url(url, **_POLICY))
+    except ValueError:
+        # urllib's message quotes the part that it cannot parse, which may be the password.
+        raise ConfigurationError(
+            f"The URL of connection {name!r} cannot be read.",
+            remedy="It is redis://user:password@host:port/db, rediss:// or unix:///path; "
+            "characters such as / # @ in the password are percent-encoded.",
+        ) from None
+
+
+_POLICY: dict[str, Any] = {
+    "socket_timeout": CALL_TIMEOUT_S,
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "retry": Retry(NoBackoff(), 0),
+    "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    "protocol": 2,
+    "client_name": "streamworker-spark",
+}
+"""redis-py tries once, with timeouts: :meth:`Connection.call` decides about retries."""
+
+
+def _of_cluster(url: str) -> RedisCluster:
+    first, *others = each_server(url)
+    places = [urlsplit(each) for each in others]
+    nodes: list[Any] = [
+        ClusterNode(each.hostname or "localhost", each.port or 6379)  # type: ignore[no-untyped-call]
+        for each in places
+    ]
+    # ``resolve`` has already checked the machines that the URL itself names.
+    guarded = first.startswith("redis://") and not plaintext_host(url) and not plaintext_allowed(os.environ)
+
+    def looked_at(place: tuple[str, int]) -> tuple[str, int]:
+        if guarded:
+            refuse_plaintext(f"redis://{host_and_port(*place)}", "A node of the Cluster")
+        return place
+
+    return RedisCluster(url=first, startup_nodes=nodes, address_remap=looked_at, **_POLICY)
+
+
+def _behind_sentinels(sentinels: Sentinels, epoch: int) -> _Opened:
+    answer = _named(sentinels, epoch)
+    place = answer.place
+    if answer.is_down:
+        raise taken_for_down(place, sentinels.service)
+    url = sentinels.server_url(*place)
+    if not plaintext_allowed(os.environ):
+        refuse_plaintext(url, f"What the sentinels name as {sentinels.service!r}")
+    client = redis.Redis.from_url(url, redis_connect_func=_only_to_a_primary, **_POLICY)
+    return _Opened(client, sentinels, place, answer.epoch, time.monotonic())
+
+
+class _NoPrimary(redis.ConnectionError):
+    """The server that the sentinels named as the primary answers that it is a replica."""
+
+
+def _only_to_a_primary(connection: Any) -> None:
+    """Connect as redis-py does, and refuse a replica."""
+    connection.on_connect()
+    connection.send_command(*ASK_ROLE)
+    if not is_primary(connection.read_response()):
+        raise _NoPrimary("it is a replica, and the sentinels named it as the primary")
+
+
+def _named(sentinels: Sentinels, epoch: int) -> Answer:
+    """Ask the sentinels, one after another, until more than half of them have named a primary.
+
+    If the highest epoch among them is below ``epoch``, the other sentinels are asked too. An answer with
+    a lower epoch counts only if every sentinel has answered: the sentinels may have been set up anew.
+    """
+    said: list[Answer | BackendError | None] = []
+    urls = sentinels.urls
+    for url in random.sample(urls, len(urls)):
+        said.append(_ask(url, sentinels.service))
+        answers = [one for one in said if isinstance(one, Answer)]
+        if 2 * len(answers) > len(urls) and max(answer.epoch for answer in answers) >= epoch:
+            break
+    found = newest(said, sentinels)
+    if found.epoch < epoch and not all(isinstance(one, Answer) for one in said):
+        raise BackendUnavailable(
+            f"The sentinels {sentinels.addresses} that answer have not heard of the last failover yet.",
+            remedy="They learn of it within seconds, if they can reach each other.",
+        )
+    return found
+
+
+def _ask(url: str, service: str) -> Answer | BackendError | None:
+    timeouts = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
+    replies: list[Any] = []
+    with redis.Redis.from_url(url, **{**_POLICY, **timeouts}) as client:
+        for words in questions(service):
+            try:
+                replies.append(client.execute_command(*words))
+            except redis.ResponseError as error:
+                replies.append(error)
+            except redis.RedisError as error:
+                return of_sentinel(translate(error, address(url)), address(url))
+    return read_answer(replies, address(url))

@@ -1,0 +1,351 @@
+"""``format("streamworker")``: the acked logs as a batch and a streaming source of Spark.
+
+Exactly-once delivery to Spark's sinks depends on three rules. The rows of a log never change, and an
+offset names them exactly, so a micro-batch that runs again reads the same rows. The source registers a
+position in Redis only when it is in Spark's commit log, so workers do not trim rows that a restart
+needs. And the source detects a log that is not the one that was read (deleted, recreated, or rolled back
+by a restore), and never skips rows silently.
+
+Spark calls ``commit(end)`` for a batch only when it plans the next batch, so never for the last one. But
+the ``start`` of ``latestOffset(start, limit)`` is always a committed offset. So the source registers
+positions in both methods.
+
+The source refuses a query that begins anew under a registered reader name, or continues before the
+registered position: its checkpoint directory was lost, or is an older copy. Rows would be in the table
+twice, or missing, since Spark's file sink skips a batch whose number it has.
+
+Examples
+--------
+>>> rows = (                                                        # doctest: +SKIP
+...     spark.readStream.format("streamworker")
+...     .option("app", "shop").option("stream", "orders").option("processor", "price")
+...     .load()
+... )
+"""
+
+# Spark's interface fixes the names of the methods.
+# ruff: noqa: N802
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from streamworker.errors import BackendError, ConfigurationError
+from streamworker.spark.source import offsets
+from streamworker.spark.source.logs import AckedLogs, lose
+from streamworker.spark.source.offsets import START, Position, Slice
+from streamworker.spark.source.options import Offsets, SourceOptions, Where, parse_options
+from streamworker.spark.source.schema import METADATA_NAMES, Coalescer, Conformer, arrow_target, spark_schema
+
+log = logging.getLogger(__name__)
+
+FORMAT = "streamworker"
+
+REGISTER_INTERVAL_S = 5.0
+"""Interval at which a position that does not move is registered again, so that a live reader can be
+distinguished from one that has stopped."""
+
+HEARD_S = 2.5
+"""How long a new reader waits until all workers know it: longer than their ``trim_interval_ms``, 2 s by
+default. Until then workers trim by the readers that they know, and could trim the new reader's first
+rows. Only a query that begins in a log that was trimmed before waits, once."""
+
+
+@dataclass
+class Task(InputPartition):
+    """The input of one Spark task: slices of one or more partitions of the stream."""
+
+    parts: tuple[Slice, ...]
+
+
+class StreamworkerDataSource(DataSource):
+    """The rows that a processor forwarded; docs/spark.md lists the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``format(...)``."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Return the current schema of the rows that the processor forwards.
+
+        Raises
+        ------
+        ConfigurationError
+            If an option is wrong, or the processor has not forwarded anything yet.
+        """
+        options = parse_options(self.options)
+        return spark_schema(AckedLogs(options).schema(), include_metadata=options.include_metadata)
+
+    def reader(self, schema: StructType) -> "LogBatchReader":
+        """Return the reader for ``spark.read``."""
+        return LogBatchReader(parse_options(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> "LogStreamReader":
+        """Return the reader for ``spark.readStream``."""
+        return LogStreamReader(parse_options(self.options, streaming=True), schema)
+
+
+def read_rows(options: SourceOptions, target: pa.Schema, task: Task) -> Iterator[pa.RecordBatch]:
+    """Yield a task's rows in the declared schema; runs on the executors."""
+    logs = AckedLogs(options)
+    conformer = Conformer(target, include_metadata=options.include_metadata)
+    coalescer = Coalescer()
+    for part in task.parts:
+        for entry in logs.read(part):
+            yield from coalescer.add(conformer.conform(entry))
+    yield from coalescer.flush()
+
+
+def plan_tasks(options: SourceOptions, parts: list[Slice]) -> Sequence[Task]:
+    """Split and pack slices into tasks, as ``minPartitions`` and ``maxPartitions`` say."""
+    cut = offsets.split(parts, options.min_partitions)
+    return [Task(packed) for packed in offsets.pack(cut, options.max_partitions)]
+
+
+def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int, Position]:
+    """Convert ``startingOffsets`` or ``endingOffsets`` to positions.
+
+    Raises
+    ------
+    ConfigurationError
+        If an offset is after the end of its log, or the stream does not have the partition.
+    DataLoss
+        If a row was trimmed, unless ``failOnDataLoss`` is false.
+    """
+    tails = logs.tails()
+    unknown = sorted(set(wanted.each) - set(tails))
+    if unknown:
+        raise ConfigurationError(
+            f"Offsets are given for partition {unknown[0]}, and the stream has {len(tails)} partitions.",
+            remedy=f"They are numbered 0 to {len(tails) - 1}.",
+        )
+    firsts = logs.first_positions({p: tail for p, tail in tails.items() if wanted.of(p) != "latest"})
+    return {p: _place(options, p, wanted.of(p), firsts.get(p, START), tail) for p, tail in tails.items()}
+
+
+def _place(options: SourceOptions, p: int, where: Where, first: Position, tail: Position) -> Position:
+    if where == "earliest":
+        return first
+    if where == "latest":
+        where = tail.rows
+    if where == tail.rows:
+        return tail if tail.rows else START
+    if where > tail.rows:
+        raise ConfigurationError(
+            f"Offset {where} is given for partition {p}, whose acked log has {tail.rows} rows.",
+            remedy="Use latest, or -1 for this partition.",
+        )
+    if where < first.rows:
+        lose(
+            f"Offset {where} is given for partition {p}, whose rows up to {first.rows} were trimmed.",
+            fail=options.fail_on_data_loss,
+        )
+        return first
+    return Position(where, tail.log)
+
+
+class LogBatchReader(DataSourceReader):
+    """Reads the logs once, from ``startingOffsets`` to ``endingOffsets``."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._target = arrow_target(schema)
+
+    def partitions(self) -> Sequence[Task]:
+        """Return the tasks. They end at the current end of the logs at most; later rows are left out."""
+        logs = AckedLogs(self._options)
+        start = locate(self._options, logs, self._options.starting_offsets)
+        end = locate(self._options, logs, self._options.ending_offsets)
+        return plan_tasks(self._options, offsets.slices(start, end)) or [Task(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task."""
+        return read_rows(self._options, self._target, cast(Task, partition))
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the logs as they grow.
+
+    The planner process of a query keeps one instance; ``read`` runs in executors, on copies.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._target = arrow_target(schema)
+        self._logs = AckedLogs(options)
+        self._tails: dict[int, Position] = {}
+        self._target_offset: dict[int, Position] | None = None
+        self._planned: dict[str, Any] | None = None
+        """The end of the last batch that ``latestOffset`` planned."""
+        self._registered: dict[str, Any] | None = None
+        self._registered_at_s = 0.0
+        self._goes_on = options.reader is None
+        """Whether the query is known to continue from its reader's registered position."""
+        self._first: dict[int, Position] | None = None
+        """The first position of a new query."""
+
+    # -- planning ----------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the first offset of a new query, and register it, so that workers keep its rows."""
+        start = locate(self._options, self._logs, self._options.starting_offsets)
+        tails, now_ms = self._logs.tails_and_time()
+        self._check_is_new(tails)
+        self._first = start
+        self._register(start, tails, now_ms, must=True)
+        if self._options.reader and any(0 < at.rows < tails[p].rows for p, at in start.items()):
+            # Workers trim these logs up to the positions of other readers, which may be far ahead.
+            time.sleep(HEARD_S)
+        # Rows may have been trimmed during the wait. From here on workers know this reader.
+        again = locate(self._options, self._logs, self._options.starting_offsets)
+        self._first = {p: again[p] if again[p].rows > at.rows else at for p, at in start.items()}
+        return offsets.to_json(self._first)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return ``maxRowsPerTrigger``."""
+        limit = self._options.max_rows_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of a query with the trigger ``availableNow`` at the current end of the logs."""
+        self._target_offset = self._logs.tails()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next micro-batch, at most ``limit`` rows after ``start``.
+
+        Raises
+        ------
+        DataLoss
+            If a log is not the one that was read up to ``start``, or is shorter, unless
+            ``failOnDataLoss`` is false.
+        """
+        position = offsets.from_json(start)
+        tails, now_ms = self._logs.tails_and_time()
+        self._tails = tails
+        self._report(position, tails)
+        self._check_goes_on(position, tails)
+        self._register(position, tails, now_ms, must=self._registered is None)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
+        self._planned = start if end == position else offsets.to_json(end)
+        return self._planned
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the ends of the logs, so that progress events show the lag in rows."""
+        return offsets.to_json(self._tails) if self._tails else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
+        """Return the tasks of a micro-batch.
+
+        After a restart Spark also calls this for the interrupted batch, without ``latestOffset``; then
+        this method checks the logs.
+        """
+        since, until = offsets.from_json(start), offsets.from_json(end)
+        parts = offsets.slices(since, until)
+        if not parts:
+            return []
+        if end != self._planned:
+            tails = self._logs.tails()
+            self._report(until, tails)
+            self._check_goes_on(since, tails)
+        return plan_tasks(self._options, parts)
+
+    def _report(self, position: offsets.Offset, tails: offsets.Offset) -> None:
+        for p, loss in offsets.find_losses(position, tails).items():
+            lose(
+                f"The acked log of partition {p} of {self._options.app}.{self._options.stream} "
+                f"({self._options.processor}) was read up to row {position[p].rows}, and {loss.value}.",
+                fail=self._options.fail_on_data_loss,
+            )
+
+    def _check_is_new(self, tails: offsets.Offset) -> None:
+        """Refuse to begin anew under the name of a reader that has read rows.
+
+        If the reader had registered its first position only, Spark was ended before it stored the first
+        offset, and the query may begin.
+        """
+        if self._goes_on:
+            return
+        told, begins = self._logs.registered()
+        read = [p for p, at in told.items() if at.log and at.log == tails.get(p, START).log]
+        if read and not begins:
+            self._refuse(f"was at row {told[read[0]].rows} of partition {read[0]}", "begins anew")
+        self._goes_on = True
+
+    def _check_goes_on(self, position: offsets.Offset, tails: offsets.Offset) -> None:
+        """Refuse to continue before the registered position of the reader."""
+        if self._goes_on:
+            return
+        told, _ = self._logs.registered()
+        for p, before in offsets.find_stepped_back(position, told, tails).items():
+            here = position.get(p, START)
+            self._refuse(f"was at row {before.rows} of partition {p}", f"goes on from row {here.rows}")
+        self._goes_on = True
+
+    def _refuse(self, was: str, now: str) -> None:
+        o = self._options
+        lose(
+            f"Reader {o.reader!r} {was} of {o.app}.{o.stream} ({o.processor}), and its query {now}: the "
+            "checkpoint directory was lost or is an older one, or another query has the same name.",
+            fail=o.fail_on_data_loss,
+            remedy="Restore the checkpoint directory. Or begin anew: give the query a new checkpoint "
+            "directory and a new table, and another reader name, or have this one forgotten (streamworker "
+            f"repair APP --forget-reader {o.reader}).",
+        )
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task; Spark may run a task more than once."""
+        return read_rows(self._options, self._target, cast(Task, partition))
+
+    # -- positions ---------------------------------------------------------------------------
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Register ``end`` in Redis: no row up to it is needed again. A failure only delays this.
+
+        Usually ``latestOffset`` has already registered this position as its ``start``.
+        """
+        if self._is_registered(end):
+            return
+        try:
+            tails, now_ms = self._logs.tails_and_time()
+            self._register(offsets.from_json(end), tails, now_ms, must=False)
+        except BackendError as error:
+            log.warning("The reader's position could not be registered in Redis: %s", error)
+
+    def _register(self, position: offsets.Offset, tails: offsets.Offset, now_ms: int, *, must: bool) -> None:
+        document = offsets.to_json(position)
+        if self._is_registered(document):
+            return
+        try:
+            if self._registered is None and self._options.siblings:
+                # The siblings first: as soon as this reader is registered, workers trim up to its position.
+                self._logs.hold(self._options.siblings, tails, now_ms, retry=must)
+            self._logs.register(position, now_ms, begins=position == self._first, retry=must)
+        except BackendError as error:
+            if must:
+                raise
+            log.warning("The reader's position could not be registered in Redis: %s", error)
+            return
+        self._registered, self._registered_at_s = document, time.monotonic()
+
+    def _is_registered(self, document: dict[str, Any]) -> bool:
+        fresh = time.monotonic() - self._registered_at_s < REGISTER_INTERVAL_S
+        return fresh and document == self._registered
+
+
+__all__ = ["FORMAT", "METADATA_NAMES", "LogBatchReader", "LogStreamReader", "StreamworkerDataSource"]

@@ -1,0 +1,386 @@
+"""A Spark query's calls to Redis: it reads the acked logs of one processor.
+
+A query writes positions to the group's ``readers`` hash, and reads everything else. It uses no consumer
+group, so any number of queries read the same logs, each at its own pace. The lock hashes hold the row
+counts of their logs, so a query fetches no payload to find the end of a log.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.readers import ReaderPosition, read_position
+from streamworker.errors import ConfigurationError, DataLoss
+from streamworker.redisio.data import ackedlog
+from streamworker.redisio.data.ackedlog import Link
+from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in, whole
+from streamworker.spark.source.connection import Client, Connection
+from streamworker.spark.source.offsets import START, Offset, Position, Slice
+from streamworker.spark.source.options import SourceOptions
+
+log = logging.getLogger(__name__)
+
+NO_STREAM = "There is no stream"
+"""Begins the message of an error after which a pipeline waits, since a worker may declare the stream
+later."""
+
+CHUNK_BYTES = 2 * 1024 * 1024
+"""Approximate size of one ``XRANGE`` answer: large against the cost of a round trip, small against the
+server's output buffer and an executor's memory."""
+FIRST_COUNT, MOST_COUNT = 4, 1_000
+"""Entries of the first range, when their size is not known, and of any range at most."""
+
+_schemas: dict[str, pa.Schema] = {}
+"""Cache by fingerprint, a digest of the schema. Spark uses a Python process for many tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """The rows of one entry that lie in a reader's slice."""
+
+    partition: int
+    end: int
+    """Row number of the last row in ``batch``."""
+    batch: pa.RecordBatch
+    last: str
+    """Last source entry id of the whole entry."""
+    epoch: int
+    at_ms: int
+    """When it was committed, by the server's clock."""
+
+    @property
+    def start(self) -> int:
+        """Number of rows in the log before the first row in ``batch``."""
+        return self.end - int(self.batch.num_rows)
+
+
+class AckedLogs:
+    """The acked logs of one processor on one stream.
+
+    Every method raises ``BackendUnavailable`` if Redis gives no answer within the query's
+    ``retryTimeout``.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._connection = Connection(options.connection, options.retry_timeout_ms)
+        self._stream_keys = StreamKeys(options.app, options.stream)
+        self._keys = GroupKeys(options.app, options.stream, options.processor)
+        self._partitions = 0
+        """Number of partitions in the last answer."""
+
+    @property
+    def _title(self) -> str:
+        o = self._options
+        return f"processor {o.processor!r} on stream {o.stream!r} of app {o.app!r}"
+
+    # -- planning ----------------------------------------------------------------------------
+
+    def tails(self) -> dict[int, Position]:
+        """Return the end of each partition's log, in one round trip; the first call takes two.
+
+        Where the group has not acked anything yet, the position has 0 rows and no log.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such stream.
+        """
+        return self.tails_and_time()[0]
+
+    def tails_and_time(self) -> tuple[dict[int, Position], int]:
+        """Return :meth:`tails` and the server's clock in ms."""
+        while True:
+            looked_at = range(self._partitions)
+            count, *locks, (seconds, micros) = self._connection.call(self._look)
+            if count is None:
+                raise ConfigurationError(
+                    f"{NO_STREAM} {self._options.stream!r} of app {self._options.app!r} in Redis.",
+                    remedy="A worker or a producer declares it when it starts; check the names, and that "
+                    f"connection {self._options.connection!r} is the right server and database.",
+                )
+            self._partitions = partitions_in(count)
+            if self._partitions == len(looked_at):
+                break
+        tails = {p: _tail(*fields) for p, fields in zip(looked_at, locks, strict=True)}
+        return tails, int(seconds) * 1000 + int(micros) // 1000
+
+    def _look(self, redis: Client) -> list[Any]:
+        pipe = redis.pipeline(transaction=False)
+        pipe.hget(self._stream_keys.meta, "partitions")
+        for p in range(self._partitions):
+            pipe.hmget(self._keys.lock(p), "rows", "log", "checkpoint", "tail")
+        # redis-py has no time() in the pipeline of a Cluster.
+        pipe.execute_command("TIME")
+        return list(pipe.execute())
+
+    def first_positions(self, tails: Offset) -> dict[int, Position]:
+        """Return the position before the oldest row that each log still holds.
+
+        After a trim this is not 0. The method reads one entry of each log, so a query calls it only
+        when it starts.
+        """
+        found: dict[int, Position] = {}
+        for p, tail in tails.items():
+            # One partition at a time: an entry may have megabytes, and there may be many partitions.
+            entries, _ = self._range(p, 0, 1)
+            if entries:
+                entry_id, fields = entries[0]
+                before = entry_id.ms - ackedlog.entry_rows(entry_id, fields)
+                found[p] = Position(min(before, tail.rows), tail.log)
+            else:
+                found[p] = tail if tail.rows else START
+        return found
+
+    def schema(self) -> pa.Schema:
+        """Return the current schema of the rows that the processor forwards.
+
+        Raises
+        ------
+        ConfigurationError
+            If the processor has not forwarded anything yet, or does not exist in Redis.
+        """
+        fingerprint: bytes | None = self._connection.call(
+            lambda redis: redis.hget(self._keys.schemas, "current")
+        )
+        if fingerprint is None:
+            known = any(tail.log for tail in self.tails().values())
+            raise ConfigurationError(
+                f"The {self._title} has not forwarded any rows yet."
+                if known
+                else f"There is no {self._title} in Redis.",
+                remedy="Only a processor that returns records (or has forward=True) has rows for Spark. "
+                "Let a worker process a batch first, or give the reader a schema with .schema(...)."
+                if known
+                else "Check the names, and that a worker for it has been started once.",
+            )
+        return self._schema(fingerprint.decode("ascii", "replace"))
+
+    def _schema(self, fingerprint: str) -> pa.Schema:
+        """Return a schema by fingerprint, from the cache or from Redis."""
+        if fingerprint not in _schemas:
+            data: bytes | None = self._connection.call(
+                lambda redis: redis.hget(self._keys.schemas, fingerprint)
+            )
+            if data is None:
+                raise DataLoss(
+                    f"The schema {fingerprint} of the {self._title} is not in Redis.",
+                    remedy=f"Restore the key {self._keys.schemas}, or let a worker of that version run once.",
+                )
+            _schemas[fingerprint] = ackedlog.deserialize_schema(data, fingerprint)
+        return _schemas[fingerprint]
+
+    # -- registering -------------------------------------------------------------------------
+
+    def register(self, offset: Offset, at_ms: int, *, begins: bool = False, retry: bool) -> None:
+        """Write this reader's position to Redis: it does not need the rows before it any more.
+
+        Workers do not trim rows that a reader has not passed. Does nothing for a query without a reader
+        name.
+
+        Parameters
+        ----------
+        begins
+            Whether this is the query's first position, so that no row was read under the name yet.
+        """
+        if self._options.reader is not None:
+            self._tell(self._options.reader, offset, at_ms, begins=begins, retry=retry)
+
+    def hold(self, readers: Sequence[str], tails: Offset, at_ms: int, *, retry: bool) -> None:
+        """Register each of these readers that has no position in Redis yet at the first row.
+
+        If such a reader registers itself at the same moment, this call may overwrite its position with
+        an earlier one, never with a later one; the reader writes its position again.
+        """
+        key = self._keys.readers
+
+        def ask(redis: Client) -> list[Any]:
+            pipe = redis.pipeline(transaction=False)
+            for name in readers:  # No HMGET: ACL files made by earlier versions do not allow it.
+                pipe.hget(key, name)
+            return list(pipe.execute())
+
+        told = self._connection.call(ask, retry=retry)
+        silent = [name for name, value in zip(readers, told, strict=True) if value is None]
+        firsts = self.first_positions(tails) if silent else {}
+        for name in silent:
+            self._tell(name, firsts, at_ms, begins=True, retry=retry)
+
+    def _tell(self, reader: str, offset: Offset, at_ms: int, *, begins: bool, retry: bool) -> None:
+        rows, logs = ({p: at.rows for p, at in offset.items()}, {p: at.log for p, at in offset.items()})
+        text = ReaderPosition(rows, logs, at_ms, begins).text()
+        self._connection.call(lambda redis: redis.hset(self._keys.readers, reader, text), retry=retry)
+
+    def registered(self) -> tuple[dict[int, Position], bool]:
+        """Return this reader's last position in Redis, and whether it was the query's first.
+
+        The position is empty if the reader has none, or one that cannot be parsed.
+        """
+        reader = self._options.reader
+        if reader is None:
+            return {}, False
+        value: bytes | None = self._connection.call(lambda redis: redis.hget(self._keys.readers, reader))
+        told = read_position(value or b"")
+        return {p: Position(n, told.logs[p]) for p, n in told.rows.items() if p in told.logs}, told.begins
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def read(self, part: Slice) -> Iterator[LogEntry]:
+        """Yield the rows of a slice in order.
+
+        Checks that no rows are missing, that each entry follows the one before it, and that the log is
+        the one of the slice. A retried call repeats one range only, so an outage neither loses nor
+        repeats rows.
+
+        Raises
+        ------
+        DataLoss
+            If rows are missing or damaged, or the log is another one. With ``failOnDataLoss=false``
+            the method logs a warning and skips these rows.
+        """
+        position, before = part.start, _before(part)
+        # Read from the entry that ends where the slice begins: it shows whether the log is still the one
+        # that was read up to here, and the next entry must follow it. This costs one entry more.
+        next_id, count, identity = part.start, FIRST_COUNT, part.log
+        while position < part.end:
+            entries, identity = self._range(part.partition, next_id, count)
+            if not entries:
+                break
+            count = _next_count(entries, count)
+            for entry_id, fields in entries:
+                next_id = entry_id.ms + 1
+                link = self._link(part, entry_id, fields, before)
+                if link is None:
+                    continue
+                before = link
+                if link.id.ms <= position:
+                    continue
+                found = self._take(part, link, fields, position)
+                position = min(link.id.ms, part.end)
+                if found is not None:
+                    yield found
+                if position >= part.end:
+                    break
+        if position < part.end:
+            self._lost(f"Rows {position + 1} to {part.end} are missing from {self._where(part)}.")
+        if identity != part.log:
+            self._lost(f"{self._where(part).capitalize()} was deleted or replaced while it was read.")
+
+    def _range(
+        self, p: int, first: int, count: int
+    ) -> tuple[list[tuple[EntryId, Mapping[bytes, bytes]]], str]:
+        """Return entries of a log, and the log's identity after they were read."""
+
+        def ask(redis: Client) -> list[Any]:
+            pipe = redis.pipeline(transaction=False)
+            pipe.xrange(self._keys.acked(p), min=f"{first}-0", count=count)
+            pipe.hget(self._keys.lock(p), "log")
+            return list(pipe.execute())
+
+        found, identity = self._connection.call(ask)
+        entries = [(EntryId.parse(entry_id), fields) for entry_id, fields in found]
+        return entries, (identity or b"").decode("utf-8", "replace")
+
+    def _link(
+        self, part: Slice, id: EntryId, fields: Mapping[bytes, bytes], before: Link | None
+    ) -> Link | None:
+        """Return an entry's link in the chain; None, after a warning, for an entry to skip."""
+        where = self._where(part)
+        try:
+            link = ackedlog.link_of(id, fields)
+        except DataLoss as loss:
+            self._lost(f"{loss.message} The log is {self._keys.acked(part.partition)}.", remedy=LOOK)
+            return None
+        if before is None:
+            return link
+        if id.ms <= part.start:
+            if link[-2:] != before[-2:] if before.epoch else link.last > before.last:
+                self._lost(
+                    f"{where.capitalize()} was rolled back and has grown again: row {part.start} came from "
+                    f"source entries up to {before.last} when it was read, and now up to {link.last} "
+                    f"(epoch {link.epoch})."
+                )
+        elif misfit := link.misfit(before):
+            self._lost(f"Entry {id} of {where} does not follow entry {before.id}: {misfit}.", remedy=LOOK)
+            return None  # The next entry must follow the last good one.
+        return link
+
+    def _take(self, part: Slice, link: Link, fields: Mapping[bytes, bytes], position: int) -> LogEntry | None:
+        """Return the rows of an entry that lie in the slice and after ``position``."""
+        try:
+            if link.start > position:
+                missing = f"Rows {position + 1} to {min(link.start, part.end)}"
+                self._lost(f"{missing} are missing from {self._where(part)}.")
+            if link.start >= part.end:
+                return None
+            fingerprint = ackedlog.schema_of(link.id, fields)
+            batch = ackedlog.decode_entry(link.id, fields, {fingerprint: self._schema(fingerprint)})
+        except DataLoss as loss:
+            if self._options.fail_on_data_loss:
+                raise
+            log.warning("Rows up to %d of %s are skipped: %s", link.id.ms, self._where(part), loss.message)
+            return None
+        rows = ackedlog.slice_rows(batch, link.id.ms, position, part.end)
+        at_ms = whole(fields.get(b"at", b"")) or 0
+        return LogEntry(part.partition, min(link.id.ms, part.end), rows, str(link.last), link.epoch, at_ms)
+
+    def _lost(self, message: str, **other: str) -> None:
+        lose(message, fail=self._options.fail_on_data_loss, **other)
+
+    def _where(self, part: Slice) -> str:
+        return f"the acked log {self._keys.acked(part.partition)}"
+
+
+LOST = (
+    "If Redis lost data, restore it; otherwise give the query a new checkpoint directory, a new table "
+    "and another reader name, or accept the loss with failOnDataLoss=false."
+)
+LOOK = (
+    "Redis went back to an older state, or another program wrote to the log. Look at the entries with XRANGE "
+    "<log> <id> <id>: owner, epoch, first and last say who committed what. Delete nothing: the log holds "
+    "committed rows. " + LOST
+)
+
+
+def lose(message: str, *, fail: bool, remedy: str = LOST) -> None:
+    """Raise :class:`DataLoss`; with ``failOnDataLoss=false`` log a warning instead."""
+    if not fail:
+        log.warning("%s The query continues, since failOnDataLoss is false.", message)
+        return
+    raise DataLoss(message, remedy=remedy)
+
+
+def _before(part: Slice) -> Link | None:
+    """Return the link of the entry before a slice, as it was when that entry was read."""
+    try:
+        return Link(EntryId(part.start, 0), part.start, ZERO, EntryId.parse(part.last), part.epoch)
+    except ConfigurationError:  # The entry id is empty, or another program wrote to the lock.
+        return None
+
+
+def _tail(
+    rows: bytes | None, identity: bytes | None, checkpoint: bytes | None, tail: bytes | None = None
+) -> Position:
+    if rows is None or identity is None:
+        return START
+    count = whole(rows)
+    if count is None:
+        raise DataLoss(
+            f"A lock says that its log has {rows[:40]!r} rows.",
+            remedy="Another program wrote to it. A worker that commits writes the right number there.",
+        )
+    log_id, last, epoch = identity.decode("utf-8", "replace"), checkpoint or b"", 0
+    match (tail or b"").split():
+        case [at, end, number] if at == rows:  # Otherwise ``tail`` describes an earlier entry.
+            last, epoch = end, whole(number) or 0
+    return Position(count, log_id, last.decode("ascii", "replace"), epoch)
+
+
+def _next_count(entries: list[tuple[EntryId, Mapping[bytes, bytes]]], count: int) -> int:
+    """Return how many entries make about one chunk, from the average size of the last range."""
+    size = sum(len(fields.get(b"batch", b"")) for _, fields in entries) // len(entries)
+    return max(1, min(CHUNK_BYTES // max(size, 1), MOST_COUNT, count * 8))

@@ -1,0 +1,234 @@
+"""The options of ``format("streamworker")``, parsed and checked. Pure.
+
+An unknown option is an error: otherwise a misspelt limit would be noticed only in production. A Redis
+URL is refused as an option: Spark copies options into task closures, and may show them.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from streamworker.errors import ConfigurationError
+from streamworker.redisio.keys import check_name
+
+Where = int | Literal["earliest", "latest"]
+"""A row count, or one end of the log."""
+
+EARLIEST_ROWS, LATEST_ROWS = -2, -1
+"""Values that mean the ends of the log in JSON, as in Spark's Kafka source."""
+
+RETRY_TIMEOUT_MS = 60_000
+"""Longer than a restart of Redis with a large append-only file takes. Spark itself never retries a
+planner call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """``startingOffsets`` or ``endingOffsets``: one place for all partitions, or one for each."""
+
+    everywhere: Literal["earliest", "latest"]
+    """The place in each partition that ``each`` does not name."""
+    each: Mapping[int, Where]
+
+    def of(self, partition: int) -> Where:
+        """Return the place in one partition."""
+        return self.each.get(partition, self.everywhere)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """The options of a query, with the defaults filled in."""
+
+    app: str
+    stream: str
+    processor: str
+    connection: str = "default"
+    starting_offsets: Offsets = Offsets("earliest", {})
+    ending_offsets: Offsets = Offsets("latest", {})
+    max_rows_per_trigger: int | None = None
+    min_partitions: int | None = None
+    max_partitions: int | None = None
+    fail_on_data_loss: bool = True
+    include_metadata: bool = False
+    reader: str | None = None
+    """Name under which the query registers its position; without a name, workers may trim rows that the
+    query has not read."""
+    siblings: tuple[str, ...] = ()
+    """Readers of the same logs that start together with this one, and may register later."""
+    retry_timeout_ms: int = RETRY_TIMEOUT_MS
+
+
+NAMES = {
+    "app": "name of the App; required",
+    "stream": "name of the stream; required",
+    "processor": "name of the processor whose forwarded rows are read; required",
+    "connection": "name of the Redis connection, resolved where it is used; default",
+    "startingOffsets": 'where a new query begins: earliest (default), latest, or JSON such as {"0": 1200}',
+    "endingOffsets": "where a batch read ends: latest (default) or JSON; not for streams",
+    "maxRowsPerTrigger": "rows of one micro-batch at most, over all partitions; not for batch reads",
+    "minPartitions": "Spark tasks at least: large partitions are split by row range",
+    "maxPartitions": "Spark tasks at most: partitions are packed together",
+    "failOnDataLoss": "true (default): missing rows end the query; false: it logs a warning and continues",
+    "includeMetadata": "true adds _partition, _offset, _acked_at, _entry_id and _epoch; default false",
+    "reader": "name under which the position is kept in Redis, so that trimming waits; not for batch reads",
+    "siblings": "readers that start together with this one, separated by commas: it registers those without "
+    "a position in Redis at the first row, so that no row is trimmed before they start; pipelines set it",
+    "retryTimeout": "seconds for which Redis may be away before the query fails; default 60",
+}
+"""Every option and what it is for; docs/spark.md shows this table."""
+
+STREAM_ONLY = ("maxRowsPerTrigger", "reader", "siblings")
+BATCH_ONLY = ("endingOffsets",)
+_BY_LOWER = {name.lower(): name for name in NAMES}
+
+
+def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
+    """Read the options of a query.
+
+    Parameters
+    ----------
+    given
+        Names in any case.
+    streaming
+        Whether the query is a stream or a batch read; None if that is not known yet.
+
+    Raises
+    ------
+    ConfigurationError
+        If an option is wrong or missing. The message names the option, and never shows a value that may
+        hold a password.
+    """
+    options = {_known(name, value): value.strip() for name, value in given.items()}
+    misplaced = () if streaming is None else BATCH_ONLY if streaming else STREAM_ONLY
+    for name in misplaced:
+        if name in options:
+            kind = "a stream" if streaming else "a batch read"
+            raise ConfigurationError(f"Option {name} is not for {kind}.", remedy="Leave it out.")
+    for name in ("app", "stream", "processor"):
+        if not options.get(name):
+            raise ConfigurationError(
+                f"Option {name} is missing.",
+                remedy='The source needs app, stream and processor, such as .option("app", "shop").',
+            )
+    for name in ("app", "stream", "processor", "reader", "connection"):
+        if name in options:
+            check_name(name, options[name])
+    siblings = tuple(name.strip() for name in options.get("siblings", "").split(",") if name.strip())
+    for name in siblings:
+        check_name("siblings", name)
+    if siblings and "reader" not in options:
+        raise ConfigurationError(
+            "Option siblings is given, and reader is not.",
+            remedy="Give the query a reader name: without one it registers nothing in Redis.",
+        )
+    parsed = SourceOptions(
+        app=options["app"],
+        stream=options["stream"],
+        processor=options["processor"],
+        connection=options.get("connection", "default"),
+        starting_offsets=_offsets(options, "startingOffsets", "earliest"),
+        ending_offsets=_offsets(options, "endingOffsets", "latest"),
+        max_rows_per_trigger=_number(options, "maxRowsPerTrigger"),
+        min_partitions=_number(options, "minPartitions"),
+        max_partitions=_number(options, "maxPartitions"),
+        fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
+        include_metadata=_flag(options, "includeMetadata", default=False),
+        reader=options.get("reader"),
+        siblings=siblings,
+        retry_timeout_ms=_seconds_as_ms(options, "retryTimeout", RETRY_TIMEOUT_MS),
+    )
+    _check_tasks(parsed)
+    return parsed
+
+
+def is_source_option(name: str) -> bool:
+    """Return whether the source has an option of this name, in any case."""
+    return name.lower() in _BY_LOWER
+
+
+def _known(name: str, value: str) -> str:
+    if "://" in value or name.lower() in ("url", "redis_url", "redisurl", "redis.url", "password"):
+        raise ConfigurationError(
+            f"Option {name} holds a Redis URL or password, and Spark copies options into every task.",
+            remedy="Name a connection instead, such as connection=prod, and set "
+            "STREAMWORKER_CONNECTION_PROD to the URL on the driver and the executors.",
+        )
+    known = _BY_LOWER.get(name.lower())
+    if known is None:
+        close = difflib.get_close_matches(name.lower(), _BY_LOWER, n=1)
+        raise ConfigurationError(
+            f"Source streamworker has no option {name!r}.",
+            remedy=f"Did you mean {_BY_LOWER[close[0]]}?" if close else f"It has: {', '.join(NAMES)}.",
+        )
+    return known
+
+
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise ConfigurationError(f"Option {name} is {text!r}.", remedy="It must be a whole number above 0.")
+    return int(text)
+
+
+def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = options.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise ConfigurationError(f"Option {name} is {text!r}.", remedy="It must be true or false.")
+    return text.lower() == "true"
+
+
+def _seconds_as_ms(options: Mapping[str, str], name: str, default_ms: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default_ms
+    try:
+        seconds = float(text.removesuffix("s"))
+        if not 0 <= seconds < 1e9:
+            raise ValueError
+    except ValueError:
+        raise ConfigurationError(
+            f"Option {name} is {text!r}.", remedy="It is a time in seconds, such as 60."
+        ) from None
+    return int(seconds * 1000)
+
+
+def _offsets(options: Mapping[str, str], name: str, default: Literal["earliest", "latest"]) -> Offsets:
+    text = options.get(name, default)
+    if text.lower() == "earliest":
+        return Offsets("earliest", {})
+    if text.lower() == "latest":
+        return Offsets("latest", {})
+    try:
+        document = json.loads(text)
+        if isinstance(document, dict) and "v" in document:
+            document = document["p"]
+        each = {int(p): _where(rows) for p, rows in document.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConfigurationError(
+            f"Option {name} is {text!r}.",
+            remedy='It is earliest, latest, or JSON from partition to rows, such as {"0": 1200, "1": -1}; '
+            "-2 stands for earliest and -1 for latest.",
+        ) from None
+    return Offsets(default, each)
+
+
+def _where(value: object) -> Where:
+    if isinstance(value, bool) or not isinstance(value, int) or value < EARLIEST_ROWS:
+        raise ValueError(value)
+    if value == EARLIEST_ROWS:
+        return "earliest"
+    return "latest" if value == LATEST_ROWS else value
+
+
+def _check_tasks(options: SourceOptions) -> None:
+    low, high = options.min_partitions, options.max_partitions
+    if low is not None and high is not None and low > high:
+        raise ConfigurationError(
+            f"Option minPartitions ({low}) is above maxPartitions ({high}).", remedy="Leave one of them out."
+        )

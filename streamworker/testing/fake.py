@@ -1,0 +1,59 @@
+"""What fakeredis lacks for a worker. It is imported only where a server in memory is made.
+
+It overrides three methods of fakeredis that are private to it.
+"""
+
+import asyncio
+from typing import Any
+
+import lupa  # noqa: F401 - without it fakeredis can be imported, and runs no scripts
+from fakeredis import FakeServer
+from fakeredis.aioredis import AsyncFakeSocket
+
+VERSION = (7, 0)
+"""Redis 7.0, the oldest that streamworker works with."""
+
+
+class Server(FakeServer):
+    """A server and its data."""
+
+    def __init__(self) -> None:
+        super().__init__(version=VERSION, server_type="redis")
+
+    def connect(self, name: str) -> "Socket":
+        """Return a new connection of the running event loop, with its name in ``CLIENT LIST``."""
+        return Socket(self, 0, client_class=object, client_info={"name": name})
+
+
+class Socket(AsyncFakeSocket):
+    """A client's end at the server, with what fakeredis lacks."""
+
+    _reading: asyncio.Task[None] | None = None
+    """The blocking read that waits for entries."""
+
+    def _process_command(self, fields: list[bytes]) -> None:
+        """Answer ``INFO``, which fakeredis does not know."""
+        if fields[0].upper() != b"INFO":
+            super()._process_command(fields)
+            return
+        told = {
+            "redis_version": ".".join(map(str, (*VERSION, 0))),
+            "run_id": f"{id(self._server):x}",
+            "role": "master",
+            "maxmemory_policy": "noeviction",
+            "blocked_clients": sum(each._blocked for each in self._server.sockets),  # noqa: SLF001
+        }
+        self.put_response("".join(f"{name}:{value}\r\n" for name, value in told.items()).encode())
+
+    async def _async_blocking(self, *args: Any) -> None:
+        """Wait for entries, in a task of its own that is known here."""
+        self._reading = asyncio.current_task()
+        await super()._async_blocking(*args)
+
+    def hang_up(self) -> None:
+        """Close the socket, after the read that waits: fakeredis would let it wait, and fail at its end."""
+        if self._reading is None or self._reading.done():
+            self.close()
+        else:
+            self._reading.add_done_callback(lambda _: self.close())
+            self._reading.cancel()

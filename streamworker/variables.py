@@ -1,0 +1,45 @@
+"""Environment variables of streamworker: their names, and how values are read.
+
+Spark's executors import this module, so it knows nothing of the settings themselves.
+"""
+
+from collections.abc import Mapping
+
+from streamworker.errors import ConfigurationError
+from streamworker.urls import PLAINTEXT_VARIABLE
+
+ENV_PREFIX = "STREAMWORKER_"
+PASSWORD_VARIABLE = "STREAMWORKER_ACL_PASSWORD"  # noqa: S105  (a variable's name)
+CONNECTION_VARIABLE = "STREAMWORKER_CONNECTION_"
+CONNECTIONS_VARIABLE = "STREAMWORKER_CONNECTIONS"
+REDIS_URL_OVERRIDE = "STREAMWORKER_DEV_REDIS_URL"
+"""Takes precedence over the URL that an app names, so that a production app runs on a laptop unchanged."""
+OTHER_VARIABLES = {
+    CONNECTION_VARIABLE + "<NAME>": "the URL of a named connection of Spark, see [Spark](spark.md)",
+    CONNECTIONS_VARIABLE: "a file with such connections",
+    PASSWORD_VARIABLE: "the password of the user that `streamworker acl` prints",
+    REDIS_URL_OVERRIDE: "set by `streamworker dev` for the processes that it starts",
+}
+"""Variables that are not settings, and their purpose."""
+_SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+def plaintext_allowed(environ: Mapping[str, str]) -> bool:
+    """Return whether the environment allows plain text."""
+    return bool(read_value("allow_plaintext", environ.get(PLAINTEXT_VARIABLE, "0"), default=False))
+
+
+def read_value(name: str, text: str, default: object) -> object:
+    """Return the value of a setting that a variable gives as text, of the type of its default."""
+    if isinstance(default, bool):
+        if text.lower() not in _SWITCH:
+            raise ConfigurationError(f"{ENV_PREFIX}{name.upper()} is {text!r}.", remedy="It must be 1 or 0.")
+        return _SWITCH[text.lower()]
+    if not isinstance(default, int):
+        return text
+    try:
+        return int(text.replace("_", ""))
+    except ValueError:
+        raise ConfigurationError(
+            f"{ENV_PREFIX}{name.upper()} is {text!r}.", remedy="It must be a whole number."
+        ) from None

@@ -1,0 +1,255 @@
+"""What others wrote reaches a terminal as text: nothing of it is obeyed, and no line is forged."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from streamworker.cli.root import app as command_line
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from tests.cli.conftest import Invoke, OpenTerminal
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+from tests.raw import opened
+
+SHOP = """
+import logging
+import msgspec
+import structlog
+from streamworker import App
+
+app = App("shop", heartbeat_interval_ms=200, founding_pause_ms=0)
+
+
+class Order(msgspec.Struct):
+    order_id: int
+    customer: str
+    amounts: dict[str, int] = {}
+
+
+class Odd:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+orders = app.stream("orders", Order, key="customer", partitions=1)
+
+
+@app.processor(orders)
+async def audit(order: Order) -> None:
+    said = order.customer
+    logging.getLogger("shop").warning("by a name %s", said)
+    structlog.get_logger().warning("by " + said, word=said.split()[0], **{said: 1}, odd=Odd(said))
+    raise ValueError(f"customer {order.customer} is unknown")
+
+
+@app.processor(orders, on_error="dead_letter", attempts=1)
+async def price(order: Order) -> None:
+    raise ValueError(f"customer {order.customer} is unknown")
+"""
+
+FORGED = "forged: all is well"
+HOSTILE = (
+    "\x1b]0;title\x07\x1b[2J\x1b]52;c;aGk=\x07\x1b[38;5;199m\x9b8m\x90\x7f\u202edlrow\u2066\u2028"
+    f"\r\n{FORGED}\n{FORGED}"
+)
+"""Sets the title, clears, fills the clipboard, colours, hides, turns around, and begins lines of its own."""
+SEEN = "52;c;aGk="
+"""A part of it that stays as it is: where this is shown, all of it was."""
+
+OWN = re.compile(r"\r?\x1b\[(?:[0-9;]*m|\?25[lh]|\?1049[lh]|2K|\d*A|H)|\r(?=\n)")
+"""What rich and structlog write themselves on a terminal; the text above has a colour that they never use."""
+
+
+def check(shown: str) -> str:
+    """Insist that nothing in this output would be obeyed but what is ours; return it as lines of text."""
+    assert "\x1b[38;5;199m" not in shown, shown
+    text = OWN.sub("", shown)
+    obeyed = {char for char in text if not char.isprintable() and char != "\n"}
+    assert not obeyed, f"{obeyed} in {text!r}"
+    assert not [line for line in text.splitlines() if line.startswith(FORGED)], text
+    return text
+
+
+LOOKS = {
+    "status": [["shop:app"], ["shop:app", "--json"]],
+    "lag": [["shop:app"], ["shop:app", "--json"]],
+    "history": [["shop:app"], ["shop:app", "--json"]],
+    "top": [["shop:app", "--once"]],
+    "dead list": [["shop:price"], ["shop:price", "--json"]],
+    "dead show": [["shop:price", "LETTER"], ["shop:price", "LETTER", "--json"]],
+    "doctor": [["shop:app"], ["shop:app", "--json"]],
+    "repair": [["shop:app", "--dry-run"], ["shop:app", "--dry-run", "--json"]],
+    "spark": [["shop:app", "--forget", "nobody"]],
+    "send": [["shop:orders", "bad.jsonl"]],
+    "acl": [["shop:app"]],
+    "simulate": [["--schedules", "1", "--minutes", "0.1"]],
+    "reset": [["shop:price", "--to", "earliest", "--yes"]],
+    "dead replay": [["shop:price", "LETTER"]],
+    "dead drop": [["shop:price", "--all", "--yes"]],
+}
+"""What is run; those that change something come last."""
+
+SHOWS_IT = {"status", "history", "top", "dead list", "dead show", "doctor", "repair", "spark", "lag", "reset"}
+"""Commands in whose output the text must be found: else the walk would show nothing."""
+
+ELSEWHERE = {
+    "run": "test_a_worker_that_fails_on_such_a_record_logs_it_harmlessly",
+    "dev": "test_dev_passes_nothing_on_that_a_terminal_obeys",
+    "demo": "it shows its own records only",
+    "bench": "it shows its own records only",
+}
+
+
+def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Return all commands that there are, such as ``dead list``."""
+    for name, command in getattr(group, "commands", {}).items():
+        inner = list(commands(command, (*path, name)))
+        yield from inner or [" ".join((*path, name))]
+
+
+@pytest.fixture
+def failing(shop: Path, streamworker: Invoke) -> Path:
+    """A folder with an app that fails on the record that waits for it."""
+    (shop / "shop.py").write_text(SHOP, "utf-8")
+    (shop / "order.jsonl").write_text(json.dumps({"order_id": 1, "customer": HOSTILE}))
+    assert streamworker("send", "shop:orders", "order.jsonl").exit_code == 0
+    return shop
+
+
+@pytest.fixture
+def hostile(failing: Path, spawn: SpawnWorker, redis_url: str) -> dict[str, str]:
+    """A group whose every text is hostile, left behind by a worker that was killed; arguments for LOOKS."""
+    bad = {"order_id": 1, "customer": "a", "amounts": {HOSTILE: "x"}}
+    (failing / "bad.jsonl").write_text(json.dumps(bad))
+    worker = spawn("run", "shop:app", "--name", "w1", cwd=failing)
+    price, audit = (GroupKeys("shop", "orders", name) for name in ("price", "audit"))
+    with opened(redis_url) as raw:
+        wait_for(
+            lambda: raw.xlen(price.dead(0)) and raw.hget(audit.lock(0), "state") == b"halted",
+            "one processor has given it up, and the other has halted",
+        )
+        worker.kill()
+        letter, fields = raw.xrange(price.dead(0))[0]
+        assert SEEN.encode() in fields[b"error"]
+        fields |= {b"f." + HOSTILE.encode(): HOSTILE, b"error": HOSTILE, b"by": HOSTILE}
+        letter = raw.xadd(price.dead(0), fields)
+        for keys in (price, audit):
+            raw.hset(keys.lock(0), mapping={"reason": HOSTILE, "state": "halted"})
+            raw.hset(keys.readers, HOSTILE, '{"p":{},"log":{},"at":0}')
+            raw.xadd(keys.control, {"kind": "repaired", "what": HOSTILE, "by": HOSTILE, "partitions": "0"})
+            document = json.loads(raw.get(keys.members))
+            document["members"][0] |= {"name": HOSTILE, "host": HOSTILE}
+            raw.set(keys.members, json.dumps(document, separators=(",", ":")))
+            # A live member is one whom `reset` names, and a dead one is what `repair` removes.
+            member = document["members"][0]["id"]
+            _, bar, rest = raw.hget(keys.beats, member).partition(b"|")
+            at_ms = int(time.time() * 1000) + (600_000 if keys is price else -600_000)
+            raw.hset(keys.beats, member, str(at_ms).encode() + bar + rest)
+        raw.xgroup_create(StreamKeys("shop", "orders").events(0), HOSTILE, 0)
+    return {"LETTER": f"0/{letter.decode()}"}
+
+
+def test_each_command_is_walked() -> None:
+    """A new command is added here, or says where else it is shown that it is harmless."""
+    assert set(commands(typer.main.get_command(command_line))) == LOOKS.keys() | ELSEWHERE.keys()
+
+
+def test_no_command_passes_on_to_a_pipe_what_a_terminal_obeys(
+    hostile: dict[str, str], streamworker: Invoke
+) -> None:
+    """A pipe ends at a terminal, by way of ``less -R`` or ``tail``."""
+    found = set()
+    for command, runs in LOOKS.items():
+        for arguments in runs:
+            result = streamworker(*command.split(), *(hostile.get(each, each) for each in arguments))
+            assert not isinstance(result.exception, Exception), (command, result.exception)
+            text = check(result.stdout) + check(result.stderr)
+            if "--json" in arguments:
+                assert json.loads(result.stdout) is not None
+            if SEEN in text:
+                found.add(command)
+    assert found == SHOWS_IT
+
+
+@pytest.mark.slow
+def test_no_command_writes_to_a_terminal_what_it_obeys(
+    hostile: dict[str, str], terminal: OpenTerminal
+) -> None:
+    """Tables are drawn there, with colours and in columns; JSON is the same as on a pipe."""
+    for command, (arguments, *_) in LOOKS.items():
+        run = terminal(*command.split(), *(hostile.get(each, each) for each in arguments))
+        run.wait(60)
+        check(run.text)
+
+
+def test_json_says_exactly_what_was_written(hostile: dict[str, str], streamworker: Invoke) -> None:
+    """Its escapes are undone by whoever reads it."""
+    shown = json.loads(streamworker("dead", "show", "shop:price", hostile["LETTER"], "--json").stdout)
+    assert shown["error"] == shown["by"] == shown["fields"][HOSTILE] == HOSTILE
+    assert shown["record"]["customer"] == HOSTILE
+
+
+def test_a_field_of_a_dead_letter_cannot_pass_for_another(
+    hostile: dict[str, str], streamworker: Invoke
+) -> None:
+    """Each label stands once for each thing that there is."""
+    shown = streamworker("dead", "show", "shop:price", hostile["LETTER"]).stdout.splitlines()
+    assert [line.split()[0] for line in shown] == [
+        "letter",
+        "entry",
+        "given",
+        "error",
+        *["field"] * 2,
+        "record",
+    ]
+
+
+def test_the_live_view_obeys_nothing(hostile: dict[str, str], terminal: OpenTerminal) -> None:
+    """Names, reasons and readers stand in it, each in its place."""
+    view = terminal("top", "shop:price")
+    wait_for(lambda: SEEN in view.frame, "the reason is shown")
+    view.press("q")
+    assert view.wait() == 0
+    check(view.text)
+
+
+@pytest.mark.parametrize("format", ["console", "json"])
+def test_a_worker_that_fails_on_such_a_record_logs_it_harmlessly(
+    failing: Path, terminal: OpenTerminal, format: str
+) -> None:
+    """The key is in the line and in the traceback of the one that halts."""
+    run = terminal("run", "shop:app", "--name", "w1", "--log-format", format)
+    wait_for(lambda: "Traceback" in run.read() and run.text.count(SEEN) > 2, "both have failed")
+    check(run.text.rpartition("\r\n")[0])
+
+
+def test_dev_passes_nothing_on_that_a_terminal_obeys(failing: Path, terminal: OpenTerminal) -> None:
+    """Its workers write to its own terminal."""
+    dev = terminal("dev", "shop:app", "--workers", "1", "--no-spark", "--no-tui")
+    wait_for(lambda: "worker_started" in dev.read(), "its worker has started")
+    assert terminal("send", "shop:orders", "order.jsonl").wait() == 0
+    wait_for(lambda: SEEN in dev.read(), "the record has failed")
+    dev.press("\x03")
+    dev.wait()
+    check(dev.text.replace("^C", ""))
+
+
+def test_a_module_that_cannot_be_imported_forges_no_line(
+    shop: Path, streamworker: Invoke, terminal: OpenTerminal
+) -> None:
+    """Its traceback has lines, which are indented; so has that of what nobody expected."""
+    (shop / "failing.py").write_text(f"raise ValueError({HOSTILE!r})\n", "utf-8")
+    assert SEEN in check(streamworker("status", "failing:app").stderr)
+    (shop / "odd.py").write_text(f"def __getattr__(name):\n    raise RuntimeError({HOSTILE!r})\n", "utf-8")
+    run = terminal("status", "odd:app")
+    assert run.wait() == 1
+    assert SEEN in check(run.text)
+    assert "RuntimeError" in run.text

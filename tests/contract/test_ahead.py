@@ -1,0 +1,351 @@
+"""An acked log that is ahead of its lock: what `streamworker repair` makes of it, at Redis."""
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from streamworker import App
+from streamworker.cli.doctor.repair import _do
+from streamworker.cli.doctor.repair_plan import Patience, plan_group
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.ownership.locks import Acquired
+from streamworker.redisio.admin import repair
+from streamworker.redisio.data.ackedlog import link_of
+from streamworker.redisio.data.commit import CommitCode
+from streamworker.redisio.data.streams import range_entries
+from streamworker.redisio.scripts import REPAIR_AHEAD
+from streamworker.redisio.wire.client import Backend
+from streamworker.spark.source.logs import AckedLogs
+from streamworker.spark.source.offsets import Slice
+from streamworker.spark.source.options import SourceOptions
+from streamworker.testing import local_worker
+from tests.contract.support import GROUP, Group, everything, request
+
+pytestmark = pytest.mark.anyio
+
+ACKED, LOCK, COPY = GROUP.acked(0), GROUP.lock(0), GROUP.copy(0)
+PATIENCE = Patience(10_000_000, 10_000_000)
+"""In these cases nobody is dead."""
+COMMITS = 50
+"""More than one call of the script takes."""
+
+Log = list[tuple[bytes, dict[bytes, bytes]]]
+
+
+class Filled:
+    """A group whose log has some entries, and entries of the source that wait."""
+
+    def __init__(self, group: Group, raw: Any) -> None:
+        self.group, self.raw = group, raw
+        self.waiting: list[Any] = []
+        self.held: Acquired | None = None
+
+    async def commit(self, count: int, owner: str = "w1") -> None:
+        """Send entries and commit each of them with one to three rows."""
+        if self.held is None:
+            self.held = await self.group.own(owner)
+        previous = (await self.group.lock()).checkpoint
+        entries, self.waiting = [*self.waiting, *await self.group.send(count)], []
+        for at, entry in enumerate(entries):
+            sent = request(self.held, [entry], rows=1 + at % 3, previous=previous, owner=owner)
+            assert (await self.group.commit(sent)).code is CommitCode.OK
+            previous = entry.id
+
+    def log(self) -> Log:
+        """Return the entries as they are."""
+        found: Log = self.raw.xrange(ACKED)
+        return found
+
+    def lock(self) -> dict[bytes, bytes]:
+        """Return the fields of the lock."""
+        found: dict[bytes, bytes] = self.raw.hgetall(LOCK)
+        return found
+
+    def put_back(self, lock: dict[bytes, bytes]) -> None:
+        """Put an older lock in place of this one."""
+        self.raw.delete(LOCK)
+        self.raw.hset(LOCK, mapping=lock)
+
+    async def mend(self) -> list[str]:
+        """Do what `repair` plans; returns what became of each step."""
+        facts = await repair.look(self.group.backend, GROUP, 1)
+        return [await _do(self.group.backend, step) for step in plan_group(facts, PATIENCE)]
+
+    async def step(self, cursor: bytes) -> tuple[bytes, bytes]:
+        """Call the script once; returns what it did, and where the copy ends."""
+        arguments = (self.lock()[b"log"], "price", cursor)
+        reply = await self.group.backend.run(REPAIR_AHEAD, repair._log_keys(GROUP, 0), arguments)
+        return (reply[1], reply[2]) if reply[0] == b"OK" else (reply[0], b"")
+
+    async def check_goes_on(self, rows: int) -> None:
+        """Commit what waits and one more; then the log is a chain, and nothing is left over."""
+        self.held, more = None, sum(1 + at % 3 for at in range(len(self.waiting) + 1))
+        await self.commit(1)
+        links = [link_of(EntryId.parse(entry_id), fields) for entry_id, fields in self.log()]
+        assert all(after.misfit(before) == "" for before, after in pairwise(links))
+        assert all(after.start == before.id.ms for before, after in pairwise(links))
+        assert (links[-1].id.ms, (await self.group.lock()).rows) == (rows + more, rows + more)
+        assert not self.raw.exists(COPY)
+        assert await self.mend() == []
+
+
+@pytest.fixture
+async def filled(group: Group, raw: "redis.Redis") -> Filled:
+    """A log of some hundred entries."""
+    filled = Filled(group, raw)
+    await filled.commit(COMMITS)
+    return filled
+
+
+def rows_of(log: Log) -> int:
+    """Return how many rows a log ever had."""
+    return EntryId.parse(log[-1][0]).ms
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("id", ["*", "18446744073709551615-18446744073709551615", "600-7"])
+async def test_an_entry_of_another_program_is_left_out_and_all_others_stay_as_they_are(
+    filled: Filled, id: str, is_deleted: bool
+) -> None:
+    """Whether it is still there or not: deleted it leaves its id behind, which no command takes back."""
+    before = filled.log()
+    foreign = filled.raw.xadd(ACKED, {"foo": "bar"}, id=id)
+    if is_deleted:
+        filled.raw.xdel(ACKED, foreign)
+    assert filled.held is not None
+    sent = request(
+        filled.held, await filled.group.send(1), rows=1, previous=(await filled.group.lock()).checkpoint
+    )
+    refused = await filled.group.commit(sent)
+    assert refused.code is CommitCode.AHEAD and foreign.decode() in str(refused.error)
+    assert await filled.mend() == ["done"]
+    assert filled.log() == before
+    assert (await filled.group.commit(sent)).code is CommitCode.OK, "the owner goes on as if nothing had been"
+    assert filled.log()[:-1] == before
+    await filled.check_goes_on(rows_of(before) + 1)
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize("done_since", [1, COMMITS])
+async def test_a_lock_that_was_put_back_moves_forward_to_what_was_committed_since(
+    filled: Filled, done_since: int, foreign: bool
+) -> None:
+    """Its owner is fenced, the entries are counted again, and another program's entry goes besides."""
+    older = filled.lock()
+    await filled.commit(done_since)
+    before, newer = filled.log(), filled.lock()
+    filled.put_back(older)
+    if foreign:
+        filled.raw.xadd(ACKED, {"foo": "bar"}, id="*")
+    held = await filled.group.own()
+    assert await filled.mend() == ["done"]
+    assert filled.log() == before
+    after = filled.lock()
+    assert [after[name] for name in (b"rows", b"checkpoint", b"log", b"tail")] == [
+        newer[name] for name in (b"rows", b"checkpoint", b"log", b"tail")
+    ]
+    filled.waiting = await filled.group.send(1)
+    assert (await filled.group.commit(request(held, filled.waiting, rows=1))).code is CommitCode.FENCED
+    assert int(after[b"epoch"]) > int(newer[b"epoch"])
+    await filled.group.own("w2")
+    (shown,) = filled.raw.xinfo_groups(GROUP.events(0))
+    assert (shown["lag"], int(filled.lock()[b"entries"])) == (1, COMMITS + done_since)
+    assert not filled.raw.hexists(LOCK, "gone")
+    filled.raw.hset(LOCK, "owner", "")
+    await filled.check_goes_on(rows_of(before))
+
+
+async def test_a_copy_of_an_older_entry_is_no_commit_that_the_lock_does_not_know(filled: Filled) -> None:
+    """Also where its id is the one that would come next."""
+    before = filled.log()
+    fields = before[7][1]
+    filled.raw.xadd(ACKED, fields, id=f"{rows_of(before) + int(fields[b'rows'])}-0")
+    assert await filled.mend() == ["done"]
+    assert filled.log() == before
+    await filled.check_goes_on(rows_of(before))
+
+
+async def test_commits_are_found_behind_an_entry_of_another_program_and_behind_what_was_trimmed(
+    filled: Filled,
+) -> None:
+    """In a log that goes on past both, where somebody put back a lock from before."""
+    older = filled.lock()
+    await filled.commit(4)
+    filled.raw.xadd(ACKED, {"foo": "bar"}, id=f"{rows_of(filled.log())}-7")
+    await filled.commit(30)
+    before, newer = filled.log(), filled.lock()
+    for kept in (len(before), 33):
+        filled.raw.xtrim(ACKED, maxlen=kept, approximate=False)
+        filled.raw.xtrim(GROUP.events(0), maxlen=kept, approximate=False)
+        filled.put_back(older)
+        assert await filled.mend() == ["done"]
+        assert filled.log() == before[-kept:]
+        assert [filled.lock()[name] for name in (b"rows", b"tail")] == [newer[b"rows"], newer[b"tail"]]
+    assert await filled.mend() == []
+
+
+@pytest.mark.parametrize("is_trimmed", [False, True])
+async def test_an_entry_of_another_log_is_no_commit(filled: Filled, is_trimmed: bool) -> None:
+    """Its source entries were never in this source, and its row is far away."""
+    filled.raw.xtrim(ACKED, maxlen=0 if is_trimmed else COMMITS, approximate=False)
+    before, lock, fields = filled.log(), filled.lock(), dict(filled.raw.xrange(ACKED))
+    alien = {"rows": 2, "prev": "1900000000007-0", "last": "1900000000009-0", "epoch": 1_900_000_000_000}
+    filled.raw.xadd(ACKED, alien, id="1790000000000-0")
+    assert await filled.mend() == ["done"]
+    assert (filled.log(), filled.lock()) == (before, lock)
+    assert dict(filled.raw.xrange(ACKED)) == fields
+
+
+async def test_a_copy_of_an_entry_from_before_a_reset_is_no_commit(filled: Filled) -> None:
+    """Its source ids are higher, but its epoch is lower: a reader would not take it for one."""
+    older = dict(filled.log())
+    checkpoint = (await filled.group.lock()).checkpoint
+    filled.raw.hset(LOCK, mapping={"owner": "", "checkpoint": "0-0"})
+    filled.held = await filled.group.own("w2")
+    (first,) = await range_entries(filled.group.backend, GROUP.events(0), EntryId(1, 0), None, 1)
+    sent = request(filled.held, [first], rows=1, previous=ZERO, owner="w2")
+    assert (await filled.group.commit(sent)).code is CommitCode.OK
+    before, lock = filled.log(), filled.lock()
+    copied = next(fields for fields in older.values() if fields[b"last"] == str(checkpoint).encode())
+    filled.raw.xadd(ACKED, copied, id=f"{rows_of(before) + int(copied[b'rows'])}-0")
+    assert await filled.mend() == ["done"]
+    assert (filled.log(), filled.lock()) == (before, lock)
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+async def test_a_repair_that_is_killed_between_two_steps_is_done_by_the_next(
+    filled: Filled, steps: int
+) -> None:
+    """The log is whole after each of them, and so it is for readers."""
+    older = filled.lock()
+    await filled.commit(30)
+    before = filled.log()
+    filled.put_back(older)
+    filled.raw.xadd(ACKED, {"foo": "bar"}, id="*")
+    cursor, did = b"", []
+    for _ in range(steps):
+        what, cursor = await filled.step(cursor)
+        did.append(what)
+        assert filled.log()[: len(before)] == before
+    assert did == [b"moved", b"moved", b"copied", b"copied", b"copied"][:steps]
+    assert len(await filled.mend()) == 1
+    assert filled.log() == before
+    await filled.check_goes_on(rows_of(before))
+
+
+async def test_two_repairs_at_once_do_no_harm(filled: Filled) -> None:
+    """One begins anew what the other was at, which leaves it alone then."""
+    before = filled.log()
+    filled.raw.xadd(ACKED, {"foo": "bar"}, id="*")
+    _, first = await filled.step(b"")
+    _, first = await filled.step(first)
+    what, second = await filled.step(b"")
+    assert (what, await filled.step(first)) == (b"copied", (b"CHANGED", b""))
+    while what != b"done":
+        what, second = await filled.step(second)
+    assert filled.log() == before
+    await filled.check_goes_on(rows_of(before))
+
+
+@pytest.mark.parametrize("kept", [0, 10, 35, COMMITS - 1])
+async def test_what_is_trimmed_while_the_log_is_copied_does_not_come_back(filled: Filled, kept: int) -> None:
+    """A new reader would begin there, and find a gap."""
+    before = filled.log()
+    filled.raw.xadd(ACKED, {"foo": "bar"}, id="*")
+    _, cursor = await filled.step(b"")
+    filled.raw.xtrim(ACKED, maxlen=kept + 1, approximate=False)
+    what = b""
+    while what != b"done":
+        what, cursor = await filled.step(cursor)
+    assert filled.log() == before[COMMITS - kept :]
+    await filled.check_goes_on(rows_of(before))
+
+
+@pytest.mark.parametrize("id", ["5-0", "*"])
+async def test_a_log_without_a_commit_is_mended_too(group: Group, raw: "redis.Redis", id: str) -> None:
+    """The first thing that anybody wrote to it was another program's."""
+    filled = Filled(group, raw)
+    await group.register()
+    raw.xadd(ACKED, {"foo": "bar"}, id=id)
+    assert await filled.mend() == ["done"]
+    assert await filled.mend() == []
+    await filled.check_goes_on(0)
+
+
+async def test_a_log_that_was_made_anew_meanwhile_is_left_alone(filled: Filled) -> None:
+    """The plan was made for another one."""
+    filled.raw.xadd(ACKED, {"foo": "bar"}, id="*")
+    facts = await repair.look(filled.group.backend, GROUP, 1)
+    filled.raw.hset(LOCK, "log", "another.1")
+    before = everything(filled.raw)
+    (step,) = plan_group(facts, PATIENCE)
+    assert (await _do(filled.group.backend, step)).startswith("left alone")
+    assert everything(filled.raw) == before
+
+
+async def test_a_worker_that_committed_past_it_ends_a_repair_that_has_begun(filled: Filled) -> None:
+    """Then it is for readers to say; nothing that was committed is taken away."""
+    filled.raw.xadd(ACKED, {"foo": "bar"}, id=f"{rows_of(filled.log()) + 1}-0")
+    _, cursor = await filled.step(b"")
+    assert filled.raw.exists(COPY)
+    assert filled.held is not None
+    sent = request(
+        filled.held, await filled.group.send(1), rows=3, previous=(await filled.group.lock()).checkpoint
+    )
+    assert (await filled.group.commit(sent)).code is CommitCode.OK
+    before = filled.log()
+    assert (await filled.step(cursor))[0] == b"done"
+    assert filled.log() == before and not filled.raw.exists(COPY)
+
+
+# -- with a worker that runs --------------------------------------------------------------------
+
+
+class Order(msgspec.Struct):
+    """A record."""
+
+    n: int
+
+
+@pytest.mark.parametrize("cause", ["entry", "lock"])
+async def test_a_running_worker_goes_on_by_itself_once_its_log_is_mended(
+    redis_url: str, backend: Backend, raw: "redis.Redis", cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says meanwhile what holds it up. Of thousands of rows no reader misses one or has one twice."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
+    reader = AckedLogs(SourceOptions(app="shop", stream="orders", processor="price"))
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, partitions=1)
+
+    @app.processor(orders, batch=10)
+    async def price(batch: list[Order]) -> list[Order]:
+        return batch
+
+    async with local_worker(app, url=redis_url) as worker:
+        older: Any = {}
+        for first in range(0, 3_000, 1_000):
+            await orders.send_many([Order(n) for n in range(first, first + 1_000)])
+            await worker.until_drained()
+            older = older or raw.hgetall(LOCK)
+        before: Any = raw.xrange(ACKED)
+        at = reader.tails()[0]
+        if cause == "entry":
+            raw.xadd(ACKED, {"foo": "bar"}, id="*")
+        else:
+            raw.delete(LOCK)
+            raw.hset(LOCK, mapping=older)
+        await orders.send_many([Order(n) for n in range(3_000, 4_000)])
+        await worker.until(lambda now: "is ahead of its lock" in now.processors["price"].partitions[0].reason)
+        assert raw.xrange(ACKED, count=len(before)) == before
+        facts = await repair.look(backend, GROUP, 1)
+        (step,) = plan_group(facts, PATIENCE)
+        assert (await _do(backend, step)).startswith("done")
+        await worker.until_drained()
+        assert [row["n"] for row in await worker.rows(price)] == list(range(4_000))
+    for start, last, epoch in ((1_234, "", 0), (at.rows, at.last, at.epoch)):
+        found = reader.read(Slice(0, at.log, start, 4_000, last, epoch))
+        assert [n for entry in found for n in entry.batch["n"].to_pylist()] == list(range(start, 4_000))
+    assert raw.xrange(ACKED, count=len(before)) == before

@@ -1,0 +1,195 @@
+"""Other programs move groups of Redis and delete entries: nothing unread is trimmed, and counts are right."""
+
+from random import Random
+
+import pytest
+import redis
+
+from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.core.ownership.locks import Acquired
+from streamworker.redisio.data import streams, trimming
+from streamworker.redisio.snapshot import take_snapshot
+from streamworker.redisio.wire.client import Backend
+from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, request
+
+pytestmark = pytest.mark.anyio
+
+SEEDS, STEPS = 25, 60
+SOAK_SEEDS = 400
+KEY = STREAM.events(0)
+
+
+class Party:
+    """One group in one partition, and what must be true of it."""
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group = group
+        self.name = name
+        self.checkpoint = ZERO
+        self.gone = 0
+        """Entries that were deleted before it committed them."""
+        self.told = 0
+        """How many of them its worker was told of."""
+        self._lock: Acquired | None = None
+
+    async def own(self) -> Acquired:
+        """Acquire the partition again, as after a move."""
+        self._lock = await self.group.own(self.name)
+        self.told += self._lock.gone
+        return self._lock
+
+    async def commit(self, count: int, *, trim: bool) -> None:
+        """Commit the next entries, as a worker that reads from its checkpoint would."""
+        lock = self._lock or await self.own()
+        after = self.checkpoint.successor()
+        entries = await streams.range_entries(self.group.backend, KEY, after, None, count)
+        if entries:
+            done = request(lock, entries, owner=self.name, previous=self.checkpoint, trim=trim)
+            assert (await self.group.commit(done)).code.name == "OK"
+            self.checkpoint = entries[-1].id
+
+    async def trim(self) -> None:
+        """Trim, as a worker does between commits."""
+        trimmed = await trimming.trim_many(self.group.backend, self.group.keys, {0: 0})
+        self.told += trimmed[0].gone
+
+
+def meddle(raw: "redis.Redis", random: Random) -> None:
+    """Move, remove or make a group of Redis by hand."""
+    name = random.choice(["price", "audit"])
+    ids = ["$", "0", f"{random.randrange(2**42)}-0"]
+    what = random.choice(["SETID", "SETID", "DESTROY", "CREATE"])
+    try:
+        if what == "DESTROY":
+            raw.xgroup_destroy(KEY, name)
+        else:
+            rest = ["ENTRIESREAD", random.randrange(50)] if random.random() < 0.5 else []
+            raw.execute_command("XGROUP", what, KEY, name, random.choice(ids), *rest)
+    except redis.ResponseError:
+        pass  # It is not there, or there already.
+
+
+def delete(raw: "redis.Redis", random: Random, there: list[EntryId]) -> None:
+    """Delete one entry, all of them, or the oldest ones."""
+    if there and random.random() < 0.7:
+        raw.xdel(KEY, *map(str, random.sample(there, random.choice([1, 1, len(there)]))))
+    elif there:
+        raw.xtrim(KEY, maxlen=random.randrange(len(there)), approximate=False)
+
+
+async def ids_in(backend: Backend) -> set[EntryId]:
+    """Return the ids of all entries that are there."""
+    return {entry.id for entry in await streams.range_entries(backend, KEY, ZERO, None, 10_000)}
+
+
+@pytest.mark.usefixtures("small_nodes")
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_nothing_unread_is_trimmed_and_lag_is_right_whatever_others_do(
+    group: Group, raw: "redis.Redis", seed: int
+) -> None:
+    """Two groups, of which one is often away; groups are moved and entries deleted at every moment."""
+    await others_meddle(group, raw, seed)
+
+
+@pytest.mark.one_server
+@pytest.mark.soak
+@pytest.mark.usefixtures("small_nodes")
+@pytest.mark.parametrize("seed", range(SEEDS, SOAK_SEEDS))
+async def test_nothing_unread_is_trimmed_in_many_more_drawn_histories(
+    group: Group, raw: "redis.Redis", seed: int
+) -> None:
+    """On one server: how a Cluster and sentinels differ, the first seeds have shown."""
+    await others_meddle(group, raw, seed)
+
+
+async def others_meddle(group: Group, raw: "redis.Redis", seed: int) -> None:
+    """Send, commit, trim, and do what another program might, and look after each step."""
+    random, deletes = Random(seed), seed % 2
+    await streams.declare(group.backend, STREAM, 1, "json")
+    parties = [Party(group, "w1"), Party(group.other(OTHER_GROUP), "w2")]
+    sent: list[Entry] = await group.send(random.randrange(1, 20))
+    deleted = set[EntryId]()
+    for party in parties:
+        await party.own()
+    steps = ["send", "commit", "commit", "trim", "meddle", "meddle", "own", *["delete"] * deletes]
+    for _ in range(STEPS):
+        party = random.choice(parties[: random.choice([1, 1, 2])])
+        match random.choice(steps):
+            case "send":
+                sent += await group.send(random.randrange(1, 8))
+            case "commit":
+                await party.commit(random.randrange(1, 8), trim=random.random() < 0.5)
+            case "trim":
+                await party.trim()
+            case "own":
+                await party.own()
+            case "meddle":
+                meddle(raw, random)
+            case "delete":
+                before = await ids_in(group.backend)
+                delete(raw, random, sorted(before))
+                lost = before - await ids_in(group.backend)
+                deleted |= lost
+                for each in parties:
+                    each.gone += sum(entry > each.checkpoint for entry in lost)
+        await check(group.backend, parties, sent, deleted)
+    for party in parties:
+        await party.own()
+        await check(group.backend, parties, sent, deleted)
+        assert party.told == party.gone
+
+
+async def check(backend: Backend, parties: list[Party], sent: list[Entry], deleted: set[EntryId]) -> None:
+    """Nothing that a group has not committed is missing, but what others deleted; and each lag is right."""
+    there = await ids_in(backend)
+    for party in parties:
+        unread = {entry.id for entry in sent if entry.id > party.checkpoint} - deleted
+        assert unread <= there
+        snapshot = await take_snapshot(backend, "shop", "orders", party.group.keys.group)
+        assert snapshot.lag == len(unread)
+
+
+async def test_a_worker_is_told_what_was_deleted_before_it_read_it(group: Group, raw: "redis.Redis") -> None:
+    """Once, with the number; it stays in the lock."""
+    entries = await group.send(10)
+    lock = await group.own()
+    await group.commit(request(lock, entries[:3]))
+    raw.xtrim(KEY, maxlen=5, approximate=False)
+    raw.xdel(KEY, str(entries[7].id))
+    again = await group.own("w2")
+    assert (again.gone, again.entries) == (3, 6)
+    assert (await group.own("w2")).gone == 0
+    assert (await group.lock()).gone == 3
+
+
+async def test_a_group_whose_lock_is_gone_keeps_everything(group: Group, raw: "redis.Redis") -> None:
+    """Nobody can tell how far it was."""
+    entries = await group.send(10)
+    await group.commit(request(await group.own(), entries))
+    other = group.other(OTHER_GROUP)
+    await other.register()
+    raw.delete(OTHER_GROUP.lock(0))
+    raw.xgroup_destroy(KEY, OTHER_GROUP.group)
+    assert (await trimming.trim_many(group.backend, GROUP, {0: 0}))[0].events == 0
+
+
+async def test_a_group_of_redis_that_somebody_moved_is_put_right(group: Group, raw: "redis.Redis") -> None:
+    """By the next acquire, commit or trim, for whoever looks at it with other tools."""
+    entries = await group.send(10)
+    lock = await group.own()
+
+    def shown() -> tuple[str, int, int]:
+        found = raw.xinfo_groups(KEY)[0]
+        return found["last-delivered-id"].decode(), found["entries-read"], found["lag"]
+
+    await group.commit(request(lock, entries[:4]))
+    right = (str(entries[3].id), 4, 6)
+    raw.xgroup_setid(KEY, GROUP.group, "$")
+    await group.own()
+    assert shown() == right
+    raw.xgroup_destroy(KEY, GROUP.group)
+    await trimming.trim_many(group.backend, GROUP, {0: 0})
+    assert shown() == right
+    raw.xgroup_setid(KEY, GROUP.group, "0")
+    await group.commit(request(lock, entries[4:5], previous=entries[3].id))
+    assert shown() == (str(entries[4].id), 5, 5)

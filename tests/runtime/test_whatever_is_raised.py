@@ -1,0 +1,529 @@
+"""Whatever a user's code raises is an error of its record, under its policy: it ends no worker.
+
+Each cell of the table is a worker of its own that meets one such record among others.
+"""
+
+import asyncio
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from structlog.testing import capture_logs
+
+from streamworker import App, Context, Records
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.errors import BackendUnavailable
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.runtime.run import committer
+from streamworker.runtime.run.invoke import describe_error, traceback_of
+from streamworker.testing import LocalWorker, local_worker
+from tests.helpers import wait_for_async
+from tests.raw import opened
+
+pytestmark = pytest.mark.anyio
+
+EVENTS, KEYS = StreamKeys("shop", "items").events(0), GroupKeys("shop", "items", "handle")
+COUNT, POISON = 9, 4
+"""Records, and which of them is the one."""
+
+
+# -- what is raised ------------------------------------------------------------------------------
+
+
+class Fatal(BaseException):
+    """No Exception, and of nobody's library."""
+
+
+class Mute(Exception):
+    """One that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+class MuteForGood(Exception):
+    """The same with what is no Exception."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+class Closed(Exception):
+    """One that has an answer to no question."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+class _Nameless(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__name__", "__qualname__"):
+            raise KeyError(name)
+        return type.__getattribute__(cls, name)
+
+
+class Nameless(Exception, metaclass=_Nameless):
+    """One whose class does not tell its name to whoever asks."""
+
+
+def _deep(frames: int) -> None:
+    if frames:
+        _deeper(frames - 1)
+    raise ValueError("deep")
+
+
+def _deeper(frames: int) -> None:
+    _deep(frames)  # By turns: Python shows a line once that is repeated.
+
+
+def _cancelled_within() -> None:
+    async def inner() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    runner = asyncio.new_event_loop()
+    before = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)  # For the modes in which this is on the worker's own loop.
+    try:
+        runner.run_until_complete(inner())
+    finally:
+        asyncio._set_running_loop(before)
+        runner.close()
+
+
+def _raising(error: Callable[[], BaseException]) -> Callable[[], None]:
+    def throw() -> None:
+        raise error()
+
+    return throw
+
+
+KINDS: dict[str, tuple[Callable[[], None], str]] = {
+    "CancelledError": (_raising(asyncio.CancelledError), "CancelledError"),
+    "a loop of its own was cancelled": (_cancelled_within, "CancelledError"),
+    "SystemExit": (lambda: sys.exit(3), "SystemExit: 3"),
+    "SystemExit, all well": (lambda: sys.exit(0), "SystemExit: 0"),
+    "KeyboardInterrupt": (_raising(KeyboardInterrupt), "KeyboardInterrupt"),
+    "GeneratorExit": (_raising(GeneratorExit), "GeneratorExit"),
+    "StopIteration": (_raising(StopIteration), "StopIteration"),
+    "StopAsyncIteration": (_raising(StopAsyncIteration), "StopAsyncIteration"),
+    "a BaseException": (_raising(lambda: Fatal("bad")), "Fatal: bad"),
+    "a group": (
+        _raising(lambda: BaseExceptionGroup("both", [SystemExit(0), asyncio.CancelledError()])),
+        "BaseExceptionGroup: both (2 sub-exceptions)",
+    ),
+    "str() raises": (_raising(Mute), "Mute"),
+    "str() raises SystemExit": (_raising(MuteForGood), "MuteForGood"),
+    "its attributes raise": (_raising(lambda: Closed("shut")), "shut"),
+    "its name raises": (_raising(lambda: Nameless("anon")), "anon"),
+    "two lines of name": (_raising(lambda: type("Two\nLines", (Exception,), {})("x")), "Two Lines: x"),
+    "hundreds of frames": (lambda: _deep(200), "deep"),
+}
+
+
+# -- where it is raised ----------------------------------------------------------------------------
+
+
+class Item(msgspec.Struct):
+    """What the stream carries."""
+
+    number: int
+    kind: str = ""
+
+
+class Fragile(Item):
+    """The same, with code of its own that runs when it is decoded."""
+
+    def __post_init__(self) -> None:
+        throw(self)
+
+
+@dataclass
+class Row:
+    """What is forwarded, with code of its own that runs when it becomes a row."""
+
+    number: int
+    kind: str = ""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "number":
+            throw(self)
+        return object.__getattribute__(self, name)
+
+
+def throw(item: Any) -> None:
+    """Raise what an item asks for."""
+    if item.kind:
+        KINDS[item.kind][0]()
+
+
+def throw_any(batch: pa.RecordBatch) -> None:
+    """Raise what a row asks for."""
+    for kind in batch.column("kind").to_pylist():
+        throw(Item(0, kind))
+
+
+def key_of(item: Item) -> int:
+    """Return the key, or raise what the item asks for."""
+    throw(item)
+    return item.number
+
+
+async def _each(item: Item) -> Item:
+    await asyncio.sleep(0)
+    throw(item)
+    return item
+
+
+def _each_in_thread(item: Item) -> Item:
+    throw(item)
+    return item
+
+
+async def _each_with_context(item: Item, ctx: Context) -> None:
+    ctx.forward(item)
+    throw(item)
+
+
+async def _batch(items: list[Item]) -> list[Item]:
+    for item in items:
+        throw(item)
+    return items
+
+
+def _batch_in_thread(items: list[Item]) -> list[Item]:
+    for item in items:
+        throw(item)
+    return items
+
+
+async def _records(items: Records[Item], ctx: Context) -> None:
+    async for item in items:
+        throw(item)
+        ctx.forward(item)
+
+
+async def _parts(items: Records[Item], ctx: Context) -> None:
+    async for part in items.take(5):
+        for item in part:
+            throw(item)
+            ctx.forward(item)
+
+
+async def _columns(items: pa.RecordBatch) -> pa.RecordBatch:
+    throw_any(items)
+    return items
+
+
+def _columns_in_thread(items: pa.RecordBatch) -> pa.RecordBatch:
+    throw_any(items)
+    return items
+
+
+async def _passed_on(item: Item) -> Item:
+    return item
+
+
+async def _decoded(item: Fragile) -> Item:
+    return Item(item.number)
+
+
+async def _decoded_batch(items: list[Fragile]) -> list[Item]:
+    return [Item(item.number) for item in items]
+
+
+async def _decoded_records(items: Records[Fragile], ctx: Context) -> None:
+    async for item in items:
+        ctx.forward(Item(item.number))
+
+
+async def _row(item: Item) -> Row:
+    return Row(item.number, item.kind)
+
+
+async def _rows(items: list[Item]) -> list[Row]:
+    return [Row(item.number, item.kind) for item in items]
+
+
+async def _row_of_records(items: Records[Item], ctx: Context) -> None:
+    async for item in items:
+        ctx.forward(Row(item.number, item.kind))
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way of having the function called."""
+
+    function: Callable[..., Any]
+    options: dict[str, Any]
+    stream: dict[str, Any]
+    record: type = Item
+
+
+def _mode(function: Callable[..., Any], record: type = Item, **options: Any) -> Mode:
+    stream: dict[str, Any] = {name: options.pop(name) for name in ("codec", "key") if name in options}
+    return Mode(function, options, stream, record)
+
+
+ITEMS: dict[str, Any] = {"output": Item, "forward": True}
+ROWS: dict[str, Any] = {"output": Row, "forward": True}
+MODES = {
+    "record": _mode(_each),
+    "record, def": _mode(_each_in_thread),
+    "record, context": _mode(_each_with_context, **ITEMS),
+    "record, timeout": _mode(_each, timeout=30),
+    "record, def, timeout": _mode(_each_in_thread, timeout=30),
+    "batch": _mode(_batch),
+    "batch, def": _mode(_batch_in_thread),
+    "batch, timeout": _mode(_batch, timeout=30),
+    "stream": _mode(_records, **ITEMS),
+    "stream, parts": _mode(_parts, **ITEMS),
+    "concurrent": _mode(_each, concurrency=3),
+    "concurrent, def": _mode(_each_in_thread, concurrency=3),
+    "columns": _mode(_columns),
+    "columns, def": _mode(_columns_in_thread),
+    "arrow, columns": _mode(_columns, codec="arrow"),
+    "arrow, record": _mode(_each, codec="arrow"),
+    "arrow, def": _mode(_each_in_thread, codec="arrow"),
+    "arrow, decoded": _mode(_decoded_batch, Fragile, codec="arrow"),
+    "key function": _mode(_passed_on, concurrency=3, key=key_of),
+    "decoded": _mode(_decoded, Fragile),
+    "decoded, batch": _mode(_decoded_batch, Fragile),
+    "decoded, stream": _mode(_decoded_records, Fragile, **ITEMS),
+    "decoded, concurrent": _mode(_decoded, Fragile, concurrency=3),
+    "decoded, columns": _mode(_columns, Fragile),
+    "rows": _mode(_row, **ROWS),
+    "rows, batch": _mode(_rows, **ROWS),
+    "rows, stream": _mode(_row_of_records, **ROWS),
+    "rows, concurrent": _mode(_row, concurrency=3, **ROWS),
+}
+
+
+@asynccontextmanager
+async def working(
+    url: str,
+    mode: Mode,
+    entries: Sequence[Item | bytes],
+    changed: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> AsyncIterator[tuple[LocalWorker, list[str]]]:
+    """Run a worker over entries that are there, with other settings; gives it and their ids."""
+    app = App("shop", redis_url=url)
+    app.settings = replace(app.settings, **(changed or {}))
+    stream = app.stream("items", mode.record, partitions=1, **mode.stream)
+    options = {"on_error": "dead_letter", "attempts": 1, **mode.options, **given}
+    app.processor(stream, name="handle", **options)(mode.function)
+    with opened(url) as raw:
+        async with app:
+            for entry in entries:
+                if mode.stream.get("codec") != "arrow" or isinstance(entry, bytes):
+                    raw.xadd(EVENTS, {"v": entry if isinstance(entry, bytes) else msgspec.json.encode(entry)})
+                else:
+                    await stream.send_table(pa.table({"number": [entry.number], "kind": [entry.kind]}))
+        ids = [entry_id.decode() for entry_id, _ in raw.xrange(EVENTS)]
+    async with local_worker(app, url=app.settings.redis_url) as worker:
+        yield worker, ids
+
+
+CELLS = [
+    pytest.param(mode, kind, id=f"{name}-{kind}")
+    for (name, mode), kind in itertools.product(MODES.items(), KINDS)
+]
+
+
+@pytest.mark.parametrize(("mode", "kind"), CELLS)
+async def test_whatever_the_code_of_a_record_raises_is_an_error_of_that_record(
+    mode: Mode, kind: str, redis_url: str
+) -> None:
+    """It becomes a dead letter that says what was raised; all others are handled, by the same worker."""
+    items = [Item(number, kind if number == POISON else "") for number in range(COUNT)]
+    async with working(redis_url, mode, items) as (worker, ids):
+        await worker.until_drained()
+        [letter] = await worker.dead_letters("handle")
+        assert str(letter.entry_id) == ids[POISON]
+        assert KINDS[kind][1] in letter.error and len(letter.error) < 1_500
+        handled = [found["number"] for found in await worker.rows("handle")]
+        assert handled == [number for number in range(COUNT) if number != POISON]
+        assert (await worker.snapshot()).processors["handle"].partitions[0].state == "running"
+
+
+async def _cancels_itself(item: Item) -> Item:
+    if item.kind:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+    return item
+
+
+@pytest.mark.parametrize("options", [{}, {"concurrency": 3}, {"timeout": 30}])
+async def test_a_function_that_cancels_its_own_task_fails_and_the_worker_still_leaves(
+    options: dict[str, Any], redis_url: str
+) -> None:
+    """The count of cancels that it leaves would have a cancel of ours end more than it should."""
+    items = [Item(number, "x" if number == POISON else "") for number in range(COUNT)]
+    async with working(redis_url, _mode(_cancels_itself, **options), items) as (worker, ids):
+        await worker.until_drained()
+        [letter] = await worker.dead_letters("handle")
+        assert str(letter.entry_id) == ids[POISON]
+        assert "the function raised CancelledError" in letter.error
+
+
+async def test_a_cancel_that_reaches_the_runner_halts_it_and_ends_nothing_else(redis_url: str) -> None:
+    """The function asks for it and returns, so it comes at a line of ours."""
+
+    async def leaves_it(item: Item) -> Item:
+        task = asyncio.current_task()
+        assert task is not None
+        if item.kind:
+            task.cancel()
+        return item
+
+    items = [Item(1, "x")]
+    async with working(redis_url, _mode(leaves_it), items) as (worker, _):
+        found = (
+            await worker.until(lambda now: now.processors["handle"].partitions[0].state == "halted")
+        ).processors["handle"]
+        assert (
+            "internal error: RuntimeError: the function raised CancelledError" in found.partitions[0].reason
+        )
+
+
+# -- entries that are none -------------------------------------------------------------------------
+
+
+BAD = b"{"
+WAYS = {
+    name: MODES[name]
+    for name in (
+        "record",
+        "record, def",
+        "batch",
+        "batch, def",
+        "stream",
+        "stream, parts",
+        "concurrent",
+        "columns",
+        "arrow, columns",
+        "arrow, record",
+        "arrow, def",
+    )
+}
+PLACES = {"first": [0], "in the middle": [3], "last": [6], "two": [0, 3], "alone": [0]}
+
+
+@pytest.mark.parametrize("on_error", ["halt", "dead_letter", "skip"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_entry_that_is_no_record_is_an_error_of_its_own_wherever_it_stands(
+    way: str, place: str, on_error: str, redis_url: str
+) -> None:
+    """What comes before it is done; status, log and lock name its id where it halts the partition."""
+    bad = PLACES[place]
+    count = 1 if place == "alone" else 7
+    entries: list[Item | bytes] = [BAD if number in bad else Item(number) for number in range(count)]
+    with capture_logs() as logs, opened(redis_url) as raw:
+        async with working(redis_url, WAYS[way], entries, on_error=on_error) as (worker, ids):
+            if on_error == "halt":
+                found = (
+                    await worker.until(lambda now: now.processors["handle"].partitions[0].state == "halted")
+                ).processors["handle"]
+                reason = found.partitions[0].reason
+                assert reason.startswith(f"entry {ids[bad[0]]} failed: DecodeError: ")
+                assert raw.hmget(KEYS.lock(0), "state", "reason") == [b"halted", reason.encode()]
+                [said] = [log for log in logs if log["event"] == "partition_halted"]
+                assert said["reason"] == reason
+                good = list(range(bad[0]))
+            else:
+                await worker.until_drained()
+                good = [number for number in range(count) if number not in bad]
+            dead = [str(letter.entry_id) for letter in await worker.dead_letters("handle")]
+            assert dead == ([ids[number] for number in bad] if on_error == "dead_letter" else [])
+            assert [found["number"] for found in await worker.rows("handle")] == good
+    assert not [log for log in logs if log["event"] in ("runner_failed", "commit_refused")]
+
+
+# -- what was deleted ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("undecodable", [False, True], ids=["fails", "no record"])
+@pytest.mark.parametrize("way", ["record", "batch", "stream", "concurrent", "arrow, columns"])
+async def test_a_halted_partition_goes_on_when_the_entry_that_it_halted_at_is_deleted(
+    way: str, undecodable: bool, redis_url: str
+) -> None:
+    """By the same worker, without a restart; as long as the entry is there it stays halted."""
+    if undecodable:
+        entries: list[Item | bytes] = [BAD if number == POISON else Item(number) for number in range(COUNT)]
+    else:
+        entries = [Item(number, "SystemExit" if number == POISON else "") for number in range(COUNT)]
+    changed = {"trim_interval_ms": 50}
+    with opened(redis_url) as raw, capture_logs() as logs:
+        async with working(redis_url, WAYS[way], entries, changed, on_error="halt") as (worker, ids):
+
+            def is_halted(group: GroupSnapshot) -> bool:
+                return group.partitions[0].state == "halted"
+
+            await worker.until(lambda now: is_halted(now.processors["handle"]))
+            epoch = raw.hget(KEYS.lock(0), "epoch")
+            await asyncio.sleep(0.3)
+            assert raw.hmget(KEYS.lock(0), "state", "epoch") == [b"halted", epoch], "it looked, and it stays"
+            assert raw.xdel(EVENTS, ids[POISON]) == 1
+            await worker.until(
+                lambda now: (
+                    (
+                        now.processors["handle"].partitions[0].checkpoint,
+                        now.processors["handle"].partitions[0].reason,
+                    )
+                    == (ids[-1], "")
+                )
+            )
+            handled = [found["number"] for found in await worker.rows("handle")]
+            assert handled == [number for number in range(COUNT) if number != POISON]
+    assert sum(log["event"] == "partition_halted" for log in logs) == 1
+
+
+async def test_a_halted_partition_stays_as_it_is_while_nobody_answers_for_its_entry(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer is no news, and an error of the look ends nothing."""
+    asked = 0
+
+    async def unanswered(*_: object) -> list[Any]:
+        nonlocal asked
+        asked += 1
+        raise BackendUnavailable("no answer")
+
+    monkeypatch.setattr(committer, "range_entries", unanswered)
+    entries = [Item(1, "SystemExit")]
+    async with working(redis_url, MODES["record"], entries, {"trim_interval_ms": 20}, on_error="halt") as (
+        worker,
+        _,
+    ):
+        await wait_for_async(lambda: asked >= 3, "it asked several times")
+        assert (await worker.snapshot()).processors["handle"].partitions[0].state == "halted"
+
+
+# -- what is said of an error ------------------------------------------------------------------------
+
+
+def test_what_is_logged_of_an_error_is_short_whatever_it_is() -> None:
+    """The innermost frames of a recursion, and the beginning of a text."""
+    with pytest.raises(ValueError, match="deep") as deep:
+        _deep(300)
+    assert 30 < traceback_of(deep.value).count("test_whatever_is_raised.py") <= 40
+    assert describe_error(deep.value).startswith("ValueError: deep (test_whatever_is_raised.py:")
+    assert len(describe_error(ValueError("x" * 1_000_000))) == 1_000
+    assert traceback_of(Nameless("anon")) == describe_error(Nameless("anon")) == "Nameless: anon"
+    assert describe_error(MuteForGood()) == "MuteForGood: str() of it raises an error, too"

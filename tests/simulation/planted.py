@@ -1,0 +1,374 @@
+"""Known mistakes, each put into the model or around the core on purpose.
+
+A checker that has never caught anything is not trusted. Each of these is a mistake that somebody
+made or could make: in the scripts, in the runtime, in the protocol. The tests switch each on and
+require that the simulator finds it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from streamworker.core import events as ev
+from streamworker.core.control import ControlMessage, GroupChanged
+from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
+from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership.document import Membership
+from streamworker.core.protocols.registry import Coordinator
+from streamworker.errors import ConfigurationError
+from streamworker.sim.server.model import RedisModel
+from streamworker.sim.server.stored import Code, Commit, Lock, Record
+from streamworker.sim.simulation import Plant
+
+PLANTS: dict[str, Plant] = {}
+"""All mistakes by name."""
+
+
+def _model(name: str, faults: str = "all") -> Callable[[type[RedisModel]], type[RedisModel]]:
+    def add(model: type[RedisModel]) -> type[RedisModel]:
+        PLANTS[name] = Plant(name, model=model, faults=faults)
+        return model
+
+    return add
+
+
+def _core(name: str, faults: str = "all") -> Callable[[type["_Around"]], type["_Around"]]:
+    def add(wrap: type[_Around]) -> type[_Around]:
+        PLANTS[name] = Plant(name, wrap=wrap, faults=faults)
+        return wrap
+
+    return add
+
+
+class _Around:
+    """Stands between the world and a core."""
+
+    def __init__(self, core: Coordinator) -> None:
+        self.core = core
+        self.membership: Membership | None = None
+
+    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
+        """Pass an event on, and the effects back."""
+        changed = self.before(event)
+        return [] if changed is None else self.after(self.core.handle(changed, now_ms))
+
+    def next_deadline_ms(self) -> int | None:
+        """Pass it on."""
+        return self.core.next_deadline_ms()
+
+    def before(self, event: ev.Event) -> ev.Event | None:
+        """Return what the core gets in place of an event."""
+        return event
+
+    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        """Return what is done in place of some effects."""
+        return effects
+
+
+# -- commits -----------------------------------------------------------------------------------
+
+
+@_model("no epoch check: anybody may commit")
+class _NoFence(RedisModel):
+    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
+        return False
+
+
+@_model("a commit is fenced by its owner only, not by the epoch", "lost,flap")
+class _OwnerOnly(RedisModel):
+    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
+        return owner != commit.owner
+
+
+@_model("a commit is fenced by the epoch only, which a failover gives twice", "failover,flap")
+class _EpochOnly(RedisModel):
+    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
+        return epoch != commit.epoch
+
+
+@_model("a retried commit is written again")
+class _RetryTwice(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> Code:
+        lock = self.locks[partition]
+        if (lock.owner, lock.epoch) == (commit.owner, commit.epoch) and lock.checkpoint == commit.new:
+            self.take(partition, commit)
+            return Code.OK
+        return super().commit(partition, commit)
+
+
+@_model("the checkpoint before is not compared")
+class _NoPrevious(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> Code:
+        lock = self.locks[partition]
+        if (lock.owner, lock.epoch) == (commit.owner, commit.epoch) and lock.checkpoint != commit.new:
+            self.take(partition, commit)
+            self.trim(partition, commit.new)
+            return Code.OK
+        return super().commit(partition, commit)
+
+
+@_model("entries are committed that the server has lost", "failover,lost")
+class _LostEntries(RedisModel):
+    def has(self, partition: int, entry: int) -> bool:
+        return True
+
+
+@_model("a commit creates a lock anew that was lost, as runnel's renewal does", "flush")
+class _CreatesLock(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> Code:
+        lock = self.locks[partition]
+        if not lock.owner and not lock.log:
+            lock.owner, lock.epoch, lock.checkpoint = commit.owner, commit.epoch, commit.previous
+        return super().commit(partition, commit)
+
+
+@_model("the checkpoint moves and the rows are not written", "kill")
+class _TornCommit(RedisModel):
+    def take(self, partition: int, commit: Commit) -> None:
+        if commit.new % 50 == 0:
+            self.locks[partition].checkpoint = commit.new
+        else:
+            super().take(partition, commit)
+
+
+@_model("the source is trimmed up to what was read, not what was committed", "kill,stop")
+class _TrimsTooMuch(RedisModel):
+    def trim(self, partition: int, up_to: int) -> None:
+        super().trim(partition, self.locks[partition].last_event)
+
+
+# -- ids and entries ---------------------------------------------------------------------------
+
+
+@_model("ids are compared as text", "none")
+class _TextIds(RedisModel):
+    def read_events(self, partition: int, after: int, count: int) -> list[Record]:
+        events = self.locks[partition].events
+        return [record for record in events if str(record.id) > str(after)][:count]
+
+
+@_model("a repeated send is appended again", "lost")
+class _SendsTwice(RedisModel):
+    def append(self, partition: int, number: int) -> None:
+        self.locks[partition].last_number = 0
+        super().append(partition, number)
+
+
+@_model("an acquired lock says a checkpoint one entry too far", "kill,stop")
+class _CheckpointTooFar(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        reply = super().acquire(partition, owner, generation, live)
+        events = self.locks[partition].events
+        if isinstance(reply, Acquired) and events:
+            self.locks[partition].checkpoint = events[0].id
+            return replace(reply, checkpoint=reply.checkpoint._replace(ms=events[0].id))
+        return reply
+
+
+# -- locks -------------------------------------------------------------------------------------
+
+
+@_model("a lock is released by somebody who does not own it")
+class _ReleasesOthers(RedisModel):
+    def release(self, partition: int, owner: str, epoch: int) -> bool:
+        lock = self.locks[partition]
+        before = (lock.owner, lock.epoch, lock.generation)
+        lock.owner, lock.wanted_since = "", None
+        self._changed(partition, "release", owner, before)
+        return True
+
+
+@_model("the epoch starts again when a lock is released", "churn")
+class _EpochReset(RedisModel):
+    def release(self, partition: int, owner: str, epoch: int) -> bool:
+        lock = self.locks[partition]
+        done = super().release(partition, owner, epoch)
+        if done:
+            lock.epoch = 0
+        return done
+
+
+@_model("an epoch is not raised when a lock is taken", "kill,stop")
+class _EpochStays(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        lock = self.locks[partition]
+        is_taken = lock.owner != owner
+        lock.epoch -= is_taken
+        reply = super().acquire(partition, owner, generation, live)
+        if is_taken and not isinstance(reply, Acquired):
+            lock.epoch += 1
+        return reply
+
+
+@_model("a stale view of the group displaces a newer owner", "churn,lost,silence,pause")
+class _NoStaleCheck(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        lock = self.locks[partition]
+        newest = lock.generation
+        lock.generation = min(newest, generation)
+        reply = super().acquire(partition, owner, generation, live)
+        if not isinstance(reply, Acquired):
+            lock.generation = newest
+        return reply
+
+
+@_model("the drain deadline is ignored: a stuck owner keeps its lock", "stuck,start,stop")
+class _NoDrainDeadline(RedisModel):
+    @staticmethod
+    def _wait(lock: Lock, now_ms: int, generation: int) -> int:
+        return 0
+
+
+@_model("members are removed and their locks are not free", "kill")
+class _LocksOfTheDead(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        holder = self.locks[partition].owner
+        if holder not in ("", owner, *live):
+            return Held(holder, 0)
+        return super().acquire(partition, owner, generation, live)
+
+
+@_model("a commit that was done is answered as one that was refused")
+class _FencesWhatIsDone(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> Code:
+        code = super().commit(partition, commit)
+        return Code.FENCED if code is Code.OK and commit.new % 10 == 0 else code
+
+
+# -- members -----------------------------------------------------------------------------------
+
+
+@_model("a heartbeat brings a removed member back")
+class _BeatReturns(RedisModel):
+    def heartbeat(self, member: str, *arguments: Any, **named: Any) -> membership_events.HeartbeatDone:
+        self.beats.setdefault(member, membership_events.Beat(0, 0, "", 0))
+        return super().heartbeat(member, *arguments, **named)
+
+
+@_model("generations go up by one, whatever was lost", "failover,start,stop,disconnect")
+class _SmallGenerations(RedisModel):
+    def change(self, effect: membership_events.ChangeDocument) -> ev.Event:
+        clock = self._clock
+        self._clock = clock if self.stored.document is None else lambda: 0
+        try:
+            return super().change(effect)
+        finally:
+            self._clock = clock
+
+
+@_model("the comparison of generations is left out", "herd,start,stop")
+class _NoCompare(RedisModel):
+    def change(self, effect: membership_events.ChangeDocument) -> ev.Event:
+        return super().change(replace(effect, expected=self._generation()))
+
+
+@_model("heartbeats of those whom a mended document does not know go on", "damage,herd,start")
+class _KeepsStrangersBeats(RedisModel):
+    def mend(self, effect: membership_events.MendDocument) -> ev.Event:
+        beats = dict(self.beats)
+        event = super().mend(effect)
+        self.stored.beats.update(beats)
+        return event
+
+
+@_model("heartbeats begin anew with one member alone", "damage,herd,start")
+class _ForgetsOthersBeats(RedisModel):
+    def heartbeat(self, member: str, *arguments: Any, **named: Any) -> membership_events.HeartbeatDone:
+        was_foreign = self.stored.no_beats
+        event = super().heartbeat(member, *arguments, **named)
+        if was_foreign and not self.stored.no_beats and member in self.beats:
+            self.stored.beats = {member: self.beats[member]}
+        return event
+
+
+@_model("heartbeats that were written over are left as they are", "damage,herd,kill")
+class _LeavesBeats(RedisModel):
+    def _has_beats(self) -> bool:
+        return not self.stored.no_beats
+
+
+class _NoReconcile(_Around):
+    """Heartbeats that do not say that the group has changed."""
+
+    def before(self, event: ev.Event) -> ev.Event | None:
+        if isinstance(event, membership_events.HeartbeatDone) and not event.lost:
+            known = getattr(self.core, "membership").generation  # noqa: B009
+            return replace(event, generation=known, fingerprint="")
+        return event
+
+
+@_core("a lost message is never made up for", "silence,start,stop,kill")
+class _LostMessage(_NoReconcile):
+    pass
+
+
+@_core("the notice of a death never arrives, as in runnel", "kill")
+class _NoDeathNotice(_NoReconcile):
+    def before(self, event: ev.Event) -> ev.Event | None:
+        if isinstance(event, ev.ControlReceived):
+            kept: tuple[ControlMessage, ...] = tuple(
+                message
+                for message in event.messages
+                if not (isinstance(message, GroupChanged) and message.cause == "death")
+            )
+            return ev.ControlReceived(kept)
+        return super().before(event)
+
+
+@_core("a document that went back behind a lock is left as it is", "failover,flap")
+class _LeavesRollback(_Around):
+    def before(self, event: ev.Event) -> ev.Event | None:
+        if isinstance(event, ev.LocksAnswered):
+            forgets = {p: Stale(0) if isinstance(r, Stale) else r for p, r in event.replies.items()}
+            return replace(event, replies=forgets)
+        return event
+
+
+@_core("a damaged document is left alone", "damage,start")
+class _LeavesDamage(_Around):
+    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        return [
+            membership_events.ReadDocument() if isinstance(effect, membership_events.MendDocument) else effect
+            for effect in effects
+        ]
+
+
+@_core("a leaver is removed before it has drained", "stop,start")
+class _LeavesAtOnce(_Around):
+    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        changed: list[ev.Effect] = []
+        for effect in effects:
+            if isinstance(effect, membership_events.ChangeDocument) and effect.message.cause == "leave":
+                leaving = [each.id for each in effect.membership.members if each.state == "leaving"]
+                after = effect.membership.without(leaving)
+                changed.append(replace(effect, membership=after, removed=tuple(leaving)))
+            else:
+                changed.append(effect)
+        return changed
+
+
+@_core("a revoked partition is released before its batch is done", "start,stop")
+class _ReleasesEarly(_Around):
+    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        drained = [effect for effect in effects if isinstance(effect, ev.DrainRunner)]
+        for effect in drained:
+            effects += self.core.handle(ev.RunnerStopped(effect.partition, effect.epoch), 0)
+        return effects
+
+
+@_core("a worker that is refused for its number of partitions goes on", "repartition")
+class _GoesOn(_Around):
+    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
+        try:
+            return super().handle(event, now_ms)
+        except ConfigurationError:
+            return []
+
+
+@_core("a dead peer is never removed", "kill")
+class _NobodyReaps(_Around):
+    def before(self, event: ev.Event) -> ev.Event | None:
+        return replace(event, connected=None) if isinstance(event, membership_events.PeersProbed) else event
+
+    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+        return [effect for effect in effects if not isinstance(effect, membership_events.ProbePeers)]

@@ -1,0 +1,238 @@
+"""The users' test kit does the same on the server in memory and on a real one."""
+
+import asyncio
+import threading
+from collections import defaultdict
+from typing import Any
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pytest
+
+from streamworker import App, Context
+from streamworker.errors import ConfigurationError
+from streamworker.redisio.data.dead import replay_dead
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.testing import Snapshot, local_worker
+from tests.helpers import wait_for_async
+
+pytestmark = pytest.mark.anyio
+
+QUICK: dict[str, Any] = {"heartbeat_interval_ms": 100, "dead_after_ms": 300}
+"""Settings with which a group misses a dead member soon."""
+
+
+class Order(msgspec.Struct):
+    """What is sent."""
+
+    customer: str
+    amount: int
+
+
+class Total(msgspec.Struct):
+    """What is forwarded."""
+
+    customer: str
+    total: int
+
+
+async def test_after_a_kill_the_next_worker_counts_each_record_once(url: str) -> None:
+    """Nothing is handed over: the batch in hand runs again, what was committed does not."""
+    app = App("shop", **QUICK)
+    orders = app.stream("orders", Order, key="customer", partitions=2)
+
+    @app.processor(orders, batch=10)
+    async def sum_up(batch: list[Order], ctx: Context) -> list[Total]:
+        for order in batch:
+            ctx.state[order.customer] = ctx.state.get(order.customer, 0) + order.amount
+        await anyio.sleep(0.01)
+        return [Total(order.customer, ctx.state[order.customer]) for order in batch]
+
+    async with local_worker(app, url=url, name="first") as first:
+        await orders.send_many(Order(f"c{n % 7}", 1) for n in range(400))
+        seen = await first.until(lambda now: now.processors["sum_up"].committed >= 40)
+        await first.kill()
+        assert seen.processors["sum_up"].lag > 0
+        async with local_worker(app, url=url, name="second") as second:
+            dead = await second.snapshot()
+            assert {view.owner for view in dead.processors["sum_up"].partitions} != {None}, "nobody released"
+            await second.until_drained()
+            rows = await second.rows(sum_up)
+    latest = {row["customer"]: row["total"] for row in rows}
+    assert sum(latest.values()) == 400
+    assert len(rows) == 400
+
+
+async def test_what_was_sent_is_shown_as_records_in_its_order(url: str) -> None:
+    """Over all partitions."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=4)
+
+    @app.processor(orders)
+    async def take(order: Order) -> None: ...
+
+    sent = [Order(f"c{n % 5}", n) for n in range(20)]
+    async with local_worker(app, url=url) as worker:
+        for order in sent:
+            await orders.send(order)
+            await anyio.sleep(0.002)  # Ids of two partitions differ by the clock of the server.
+        assert await worker.sent(orders) == sent
+
+
+async def test_columns_come_and_go_as_columns(url: str) -> None:
+    """Many rows in an entry; what was sent cannot be shown as records then."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=2, codec="arrow")
+
+    @app.processor(orders, output=Order)
+    async def large(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.filter(pa.compute.greater(rows["amount"], 97))
+
+    async with local_worker(app, url=url) as worker:
+        columns = {"customer": [f"c{n % 9}" for n in range(100)], "amount": list(range(100))}
+        assert await orders.send_table(pa.table(columns)) == 100
+        await worker.until_drained()
+        assert sorted(row["amount"] for row in await worker.rows(large)) == [98, 99]
+        with pytest.raises(ConfigurationError, match="are columns"):
+            await worker.sent(orders)
+
+
+async def test_calls_that_overlap_keep_the_order_of_each_key(url: str) -> None:
+    """And some do overlap."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    seen: dict[str, list[int]] = defaultdict(list)
+    under_way, most = 0, 0
+
+    @app.processor(orders, concurrency=8)
+    async def ask(order: Order) -> Order:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await anyio.sleep(0.001)
+        seen[order.customer].append(order.amount)
+        under_way -= 1
+        return order
+
+    async with local_worker(app, url=url) as worker:
+        await orders.send_many(Order(f"c{n % 10}", n) for n in range(100))
+        await worker.until_drained()
+        assert [row["amount"] for row in await worker.rows(ask)] == list(range(100))
+    assert most > 1
+    assert dict(seen) == {f"c{c}": list(range(c, 100, 10)) for c in range(10)}
+
+
+async def test_a_dead_letter_that_is_replayed_is_handled_and_was_not_sent_again(url: str) -> None:
+    """By the group that had given it up."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    mended = False
+
+    @app.processor(orders, on_error="dead_letter", attempts=1)
+    async def book(order: Order) -> Order:
+        if order.amount < 0 and not mended:
+            raise ValueError("a negative amount")
+        return order
+
+    async with local_worker(app, url=url) as worker:
+        await orders.send_many([Order("ann", 5), Order("ann", -1), Order("ann", 7)])
+        await worker.until_drained()
+        (letter,) = await worker.dead_letters(book)
+        assert letter.error.startswith("ValueError: a negative amount")
+        mended = True
+        async with Backend.open(app.settings.redis_url, name="operator") as backend:
+            await replay_dead(backend, GroupKeys("shop", "orders", "book"), 0, [letter.id])
+        await worker.until_drained()
+        assert [row["amount"] for row in await worker.rows(book)] == [5, 7, -1]
+        assert await worker.dead_letters(book) == []
+        assert [order.amount for order in await worker.sent(orders)] == [5, -1, 7]
+
+
+async def test_a_wait_in_vain_says_what_was_seen_last(url: str) -> None:
+    """How far each processor was, and which of its partitions halted."""
+    app = App("shop")
+    orders = app.stream("orders", Order, partitions=1)
+
+    @app.processor(orders, attempts=1)
+    async def book(order: Order) -> None:
+        if order.amount < 0:
+            raise ValueError("a negative amount")
+
+    @app.processor(orders)
+    async def audit(order: Order) -> None: ...
+
+    def all_done_and_halted(now: Snapshot) -> bool:
+        return now.processors["audit"].lag == 0 and now.processors["book"].partitions[0].state == "halted"
+
+    async with local_worker(app, url=url) as worker:
+        await orders.send_many([Order("ann", 1), Order("ann", -1)])
+        await worker.until(all_done_and_halted)
+        with pytest.raises(TimeoutError) as raised:
+            await worker.until(lambda now: False, timeout=0.5)
+        assert str(raised.value) == (
+            "Waited 0.5 s in vain. Last seen: 'book' had committed 1 of 2 entries, partition 0 halted; "
+            "'audit' had committed 2 of 2 entries."
+        )
+
+
+READ = ("XREAD", "COUNT", 10, "BLOCK", 60_000, "STREAMS", "entries", "0-0")
+
+
+async def test_a_read_that_waits_is_woken_by_an_entry_from_another_thread(url: str) -> None:
+    """As that of a worker, to which a thread with an event loop of its own sends."""
+
+    async def add() -> None:
+        async with Backend.open(url, name="writer") as writer:
+            await writer.execute("XADD", "entries", "1-0", "v", "x")
+
+    async with Backend.open(url, name="reader") as backend:
+        connection = backend.blocking()
+        async with anyio.create_task_group() as tasks:
+            read = Outcome(connection.execute(*READ, block_ms=60_000))
+            tasks.start_soon(read.run)
+            await wait_for_async(lambda: is_blocked(backend), "it waits")
+            thread = threading.Thread(target=asyncio.run, args=(add(),))
+            thread.start()
+        await asyncio.to_thread(thread.join)
+        assert read.value == [[b"entries", [[b"1-0", [b"v", b"x"]]]]]
+        await connection.aclose()
+
+
+async def test_a_read_that_waits_ends_with_its_time_by_a_word_and_by_a_cancel(url: str) -> None:
+    """And the connection can be used again after each."""
+    async with Backend.open(url, name="reader") as backend:
+        connection = backend.blocking()
+        brief = (*READ[:4], 10, *READ[5:])
+        assert await connection.execute(*brief, block_ms=10) is None
+        async with anyio.create_task_group() as tasks:
+            read = Outcome(connection.execute(*READ, block_ms=60_000))
+            tasks.start_soon(read.run)
+            await wait_for_async(lambda: is_blocked(backend), "it waits")
+            await connection.unblock()
+        assert read.value is None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Outcome(connection.execute(*READ, block_ms=60_000)).run)
+            await wait_for_async(lambda: is_blocked(backend), "it waits again")
+            tasks.cancel_scope.cancel()
+        await backend.execute("XADD", "entries", "1-0", "v", "x")
+        assert await connection.execute(*READ, block_ms=60_000) == [[b"entries", [[b"1-0", [b"v", b"x"]]]]]
+        await connection.aclose()
+
+
+class Outcome:
+    """What a call returned that a task has made."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.value: Any = "nothing"
+
+    async def run(self) -> None:
+        """Make the call."""
+        self.value = await self._call
+
+
+async def is_blocked(backend: Backend) -> bool:
+    """Whether a connection to the server reads and waits."""
+    return b"blocked_clients:1\r\n" in await backend.execute("INFO")

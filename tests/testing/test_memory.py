@@ -1,0 +1,120 @@
+"""The server in memory: how long it lives, who uses it, and what is said where it is not."""
+
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamworker import App, Stream
+from streamworker.errors import BackendUnavailable
+from streamworker.redisio.wire.client import Backend
+from streamworker.testing import MemoryServer, local_worker
+
+pytestmark = pytest.mark.anyio
+
+
+class Order(msgspec.Struct):
+    """What is sent."""
+
+    amount: int
+
+
+def shop(**settings: Any) -> tuple[App, Stream[Order]]:
+    """An app with a processor that forwards its records, on a server that is not there."""
+    app = App("shop", redis_url="redis://localhost:1", **settings)
+    orders = app.stream("orders", Order, partitions=2)
+
+    @app.processor(orders)
+    async def keep(order: Order) -> Order:
+        return order
+
+    return app, orders
+
+
+async def test_each_block_begins_with_an_empty_server_and_leaves_the_app_as_it_was() -> None:
+    """The app's own server is not asked for anything."""
+    app, orders = shop()
+    for _ in range(2):
+        async with local_worker(app) as worker:
+            await orders.send(Order(1))
+            await worker.until_drained()
+            assert await worker.rows("keep") == [{"amount": 1}]
+    assert app.settings.redis_url == "redis://localhost:1"
+
+
+async def test_a_block_within_a_block_of_the_app_has_the_same_server() -> None:
+    """Two workers share the partitions, and the inner one may end first."""
+    app, orders = shop()
+    async with local_worker(app, name="w1") as first:
+        async with local_worker(app, name="w2") as second:
+            await second.until(lambda now: len(now.processors["keep"].members) == 2)
+            await orders.send_many(Order(n) for n in range(10))
+        await first.until_drained()
+        assert sorted(row["amount"] for row in await first.rows("keep")) == list(range(10))
+
+
+async def test_two_apps_in_memory_do_not_meet_unless_they_share_a_server() -> None:
+    """Though they have one name."""
+    (one, orders), (other, _) = shop(), shop()
+    async with local_worker(one), local_worker(other) as apart:
+        await orders.send(Order(1))
+        assert (await apart.snapshot()).processors["keep"].committed == 0
+        assert await apart.sent(other.streams["orders"]) == []
+    with MemoryServer() as server:
+        async with local_worker(one, url=server.url):
+            await orders.send(Order(2))
+        async with local_worker(other, url=server.url) as worker:
+            await worker.until_drained()
+            assert await worker.rows("keep") == [{"amount": 2}]
+
+
+async def test_an_app_that_asks_for_a_disk_or_replicas_runs_in_memory() -> None:
+    """Nothing is lost there: there is nothing to wait for."""
+    app, orders = shop(durability="aof")
+    async with local_worker(app) as worker:
+        await orders.send(Order(1))
+        await worker.until_drained()
+    assert app.settings.durability == "aof"
+
+
+async def test_a_server_that_has_ended_is_away_and_says_so() -> None:
+    """For connections that are open, too."""
+    with MemoryServer() as server:
+        backend = Backend.open(server.url, name="late")
+        assert await backend.execute("PING") == b"PONG"
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match="the server in memory has ended"):
+            await backend.execute("PING", timeout_ms=200)
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("missing", ["fakeredis", "lupa"])
+def test_without_its_extra_the_kit_names_it_and_works_on_a_real_server(missing: str) -> None:
+    """Importing the kit needs neither."""
+    program = f"""
+import sys
+sys.modules[{missing!r}] = None
+import anyio
+from streamworker import App
+from streamworker.errors import ConfigurationError
+from streamworker.testing import EmbeddedServer, local_worker
+from tests.testing.test_memory import shop
+
+async def main(url):
+    async with local_worker(shop()[0], url=url) as worker:
+        print("ran" if worker.name else "")
+
+try:
+    anyio.run(main, None)
+except ConfigurationError as error:
+    print(error, error.remedy)
+with EmbeddedServer() as server:
+    anyio.run(main, server.url)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "needs fakeredis with Lua" in done.stdout
+    assert "pip install 'streamworker[testing]'" in done.stdout
+    assert "\nran\n" in done.stdout

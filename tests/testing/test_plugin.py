@@ -1,0 +1,104 @@
+"""pytest finds the fixtures of the kit by itself."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SHOP = """
+import msgspec
+from streamworker import App
+
+app = App("shop")
+
+class Order(msgspec.Struct):
+    amount: int
+
+orders = app.stream("orders", Order, partitions=2)
+
+@app.processor(orders)
+async def keep(order: Order) -> Order:
+    return order
+"""
+
+WITHOUT = """
+import sys
+
+def test_pytest_has_not_imported_streamworker():
+    assert "streamworker" not in sys.modules
+"""
+
+TESTS = {
+    "test_named.py": """
+import pytest
+from shop import Order, app, keep, orders
+
+pytestmark = pytest.mark.anyio
+
+@pytest.mark.parametrize("run", [1, 2])
+async def test_each_test_has_an_empty_server(worker, streamworker_app, run):
+    assert streamworker_app is app
+    await orders.send(Order(run))
+    await worker.until_drained()
+    assert await worker.rows(keep) == [{"amount": run}]
+""",
+    "test_overridden.py": """
+import pytest
+from streamworker import App
+from shop import Order
+
+pytestmark = pytest.mark.anyio
+
+@pytest.fixture
+def streamworker_app():
+    app = App("other")
+    stream = app.stream("orders", Order, partitions=1)
+
+    @app.processor(stream)
+    async def take(order: Order) -> None: ...
+
+    return app
+
+async def test_a_fixture_of_the_tests_comes_first(worker, streamworker_app):
+    await streamworker_app.streams["orders"].send(Order(1))
+    await worker.until_drained()
+    assert (await worker.snapshot()).processors["take"].committed == 1
+""",
+}
+
+CONFTEST = """
+import pytest
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+
+
+def run(folder: Path, app: str, files: dict[str, str]) -> str:
+    """Run some tests in a process of their own, as a user does, and return what pytest prints."""
+    for name, text in {"shop.py": SHOP, "conftest.py": CONFTEST, **files}.items():
+        (folder / name).write_text(text, "utf-8")
+    (folder / "pytest.ini").write_text(f"[pytest]\n{app}\n", "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *sorted(files)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_tests_get_a_worker_of_the_app_that_the_configuration_or_a_fixture_names(tmp_path: Path) -> None:
+    """Each test one of its own."""
+    printed = run(tmp_path, "streamworker_app = shop:app\npythonpath = .", TESTS)
+    assert re.search(r"^3 passed in", printed, re.MULTILINE), printed
+
+
+def test_tests_without_a_worker_do_not_pay_for_it(tmp_path: Path) -> None:
+    """Pytest loads the plugin for them, too."""
+    printed = run(tmp_path, "", {"test_without.py": WITHOUT})
+    assert re.search(r"^1 passed in", printed, re.MULTILINE), printed
+
+
+def test_who_asks_for_a_worker_and_names_no_app_is_told_how_to(tmp_path: Path) -> None:
+    """With both ways."""
+    printed = run(tmp_path, "pythonpath = .", {"test_named.py": TESTS["test_named.py"]})
+    assert "No app is named." in printed
+    assert 'streamworker_app = "shop:app"' in printed
