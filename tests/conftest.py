@@ -12,6 +12,7 @@ import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
+from tests.cluster import roles
 from tests.helpers import WorkerProcess
 from tests.raw import close_clusters, opened
 from tests.sentinel.trio import QUIET_MS, Trio
@@ -211,9 +212,16 @@ def redis7() -> Iterator[EmbeddedServer]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[EmbeddedCluster]:
     """Three primaries with a replica each, for the whole run."""
-    with EmbeddedCluster() as nodes:
+    with EmbeddedCluster(node_timeout_ms=roles.QUIET_MS) as nodes:
         yield nodes
         close_clusters()
+
+
+@pytest.fixture
+def nodes(cluster: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
+    """The Cluster of this run, empty, for a test that ends nodes or changes roles; all come back after it."""
+    with roles.may_change(cluster):
+        yield cluster
 
 
 @pytest.fixture(scope="session")

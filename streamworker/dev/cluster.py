@@ -37,7 +37,8 @@ class ClusterNode(EmbeddedServer):
     def __init__(self, password: str, binary: str | os.PathLike[str] | None, node_timeout_ms: int) -> None:
         super().__init__(binary=binary, port=0)
         self._password = password
-        self._node_timeout_ms = node_timeout_ms
+        self.node_timeout_ms = node_timeout_ms
+        """What the node starts with as its ``cluster-node-timeout``."""
         self._bus_port = 0
         self.id = ""
         """Its id in the Cluster; empty before the Cluster is formed."""
@@ -64,7 +65,7 @@ class ClusterNode(EmbeddedServer):
         lines = [
             "cluster-enabled yes",
             "cluster-config-file nodes.conf",
-            f"cluster-node-timeout {self._node_timeout_ms}",
+            f"cluster-node-timeout {self.node_timeout_ms}",
             f"cluster-port {self._bus_port}",
             "cluster-allow-replica-migration no",
             "cluster-replica-validity-factor 0",

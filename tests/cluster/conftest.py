@@ -6,21 +6,9 @@ from pathlib import Path
 import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
-from tests.cluster.support import ClusterScene, make_whole
+from tests.cluster.support import ClusterScene
 from tests.conftest import SpawnWorker
-from tests.raw import RawCluster, close_clusters, opened
-
-
-@pytest.fixture
-def nodes(cluster: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
-    """The Cluster of this run, empty and with all its nodes; what a test has killed comes back after it."""
-    make_whole(cluster)
-    close_clusters()  # What is known of the roles may be of before a test that changed them.
-    with opened(cluster.url) as client:
-        client.flushall()
-        client.script_flush()
-    yield cluster
-    make_whole(cluster)
+from tests.raw import RawCluster, opened
 
 
 @pytest.fixture

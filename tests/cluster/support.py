@@ -35,13 +35,6 @@ def client_of(node: ClusterNode) -> "redis.Redis":
     return redis.Redis(port=node.port, password=node.password, protocol=2)
 
 
-def make_whole(cluster: EmbeddedCluster) -> None:
-    """Bring killed nodes back, and wait until all slots are served."""
-    for node in cluster.nodes:
-        node.start()
-    cluster.wait_until_whole()
-
-
 def is_primary(node: ClusterNode) -> bool:
     """Whether a node is running, and a primary."""
     return node.running and node.facts("INFO", "replication")["role"] == "master"

@@ -12,13 +12,13 @@ from functools import partial
 import pytest
 
 from tests.chaos.figures import percentile, record
+from tests.cluster.roles import make_whole
 from tests.cluster.support import (
     KEYS,
     ClusterScene,
     cut_off,
     fail_over,
     is_primary,
-    make_whole,
     moves_on,
     primary_of,
     replica_of,

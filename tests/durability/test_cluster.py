@@ -12,9 +12,8 @@ from streamworker.errors import BackendUnavailable, ProducerError
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import check_durability
 from streamworker.settings import Settings
-from tests.cluster.support import is_primary, make_whole, primary_of, replica_of
+from tests.cluster.support import is_primary, primary_of, replica_of
 from tests.helpers import wait_for_async
-from tests.raw import close_clusters, opened
 from tests.runtime.bench import Order, Priced, bench
 
 pytestmark = pytest.mark.anyio
@@ -23,27 +22,21 @@ PARTITIONS = 12
 QUICK: dict[str, Any] = {"durability_timeout_ms": 100, "grace_period_ms": 1_000}
 
 
-async def test_a_replica_that_is_stopped_holds_up_what_its_primary_has(cluster: EmbeddedCluster) -> None:
+async def test_a_replica_that_is_stopped_holds_up_what_its_primary_has(nodes: EmbeddedCluster) -> None:
     """Sends and commits of other nodes go on; those of this one are confirmed when it goes on."""
-    make_whole(cluster)
-    close_clusters()
-    with opened(cluster.url) as client:
-        client.flushall()
     stream = {"partitions": PARTITIONS}
-    async with bench(
-        cluster.url, partitions=PARTITIONS, stream=stream, durability="replicas", **QUICK
-    ) as desk:
+    async with bench(nodes.url, partitions=PARTITIONS, stream=stream, durability="replicas", **QUICK) as desk:
         sent = [await desk.producer.send(Order(n, f"c{n}")) for n in range(40)]
         where = {at.partition: f"c{n}" for n, at in enumerate(sent)}
-        nodes = {p: primary_of(cluster, desk.stream_keys.events(p)).port for p in where}
-        stopped = primary_of(cluster, desk.stream_keys.events(0))
-        there = next(p for p, port in nodes.items() if port == stopped.port)
-        elsewhere = next(p for p, port in nodes.items() if port != stopped.port)
+        ports = {p: primary_of(nodes, desk.stream_keys.events(p)).port for p in where}
+        stopped = primary_of(nodes, desk.stream_keys.events(0))
+        there = next(p for p, port in ports.items() if port == stopped.port)
+        elsewhere = next(p for p, port in ports.items() if port != stopped.port)
 
         async def price(batch: list[Order]) -> list[Priced]:
             return [Priced(order.number, 1.0) for order in batch]
 
-        replica = replica_of(cluster, stopped)
+        replica = replica_of(nodes, stopped)
         os.kill(replica.pid, signal.SIGSTOP)
         try:
             with pytest.raises(ProducerError, match="0 of 1 replicas had it"):
@@ -62,15 +55,14 @@ async def test_a_replica_that_is_stopped_holds_up_what_its_primary_has(cluster: 
 
 
 async def test_who_begins_in_a_failover_is_not_told_that_its_durability_does_not_work(
-    cluster: EmbeddedCluster,
+    nodes: EmbeddedCluster,
 ) -> None:
     """The node that it knows of as a primary has become a replica: it asks again, and then its successor."""
-    make_whole(cluster)
-    settings = Settings(redis_url=cluster.url, durability="replicas")
-    async with Backend.open(cluster.url, name="t") as backend:
+    settings = Settings(redis_url=nodes.url, durability="replicas")
+    async with Backend.open(nodes.url, name="t") as backend:
         await check_durability(backend, settings)
-        old = primary_of(cluster, "a")
-        new = replica_of(cluster, old)
+        old = primary_of(nodes, "a")
+        new = replica_of(nodes, old)
         new.ask("CLUSTER", "FAILOVER")
         await wait_for_async(lambda: is_primary(new) and not is_primary(old), "they have changed places")
         with pytest.raises(BackendUnavailable, match="it is a replica by now"):
@@ -84,4 +76,3 @@ async def test_who_begins_in_a_failover_is_not_told_that_its_durability_does_not
             return True
 
         await wait_for_async(passes, "the successor is asked")
-    make_whole(cluster)

@@ -13,7 +13,7 @@ from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import SourceOptions
-from tests.cluster.support import client_of, fail_over, is_primary, make_whole, primary_of
+from tests.cluster.support import client_of, fail_over, is_primary, primary_of
 from tests.spark.acked import AckedLog
 
 PARTITIONS = 12
@@ -21,18 +21,13 @@ OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="
 
 
 @pytest.fixture
-def acked(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AckedLog]:
+def acked(nodes: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AckedLog]:
     """Acked logs in all parts of the Cluster."""
-    make_whole(cluster)
-    for node in filter(is_primary, cluster.nodes):
-        with client_of(node) as client:
-            client.flushall()
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", cluster.url)
-    with AckedLog(cluster.url, partitions=PARTITIONS) as log:
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", nodes.url)
+    with AckedLog(nodes.url, partitions=PARTITIONS) as log:
         yield log
     while connection._clients:
         connection._clients.popitem()[1].close()
-    make_whole(cluster)
 
 
 def read_all(logs: AckedLogs) -> list[int]:

@@ -7,7 +7,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from streamworker.dev.cluster import EmbeddedCluster
-from tests.cluster.support import make_whole
 from tests.sentinel.test_spark import everywhere, log_at
 from tests.sentinel.trio import Trio
 from tests.spark.acked import AckedLog
@@ -25,7 +24,6 @@ def trio(tmp_path: Path) -> Iterator[Trio]:
 
 def test_a_query_reads_a_cluster(spark: SparkSession, connect: Connect, cluster: EmbeddedCluster) -> None:
     """Planner and tasks look the connection up, and find each slot's primary."""
-    make_whole(cluster)
     connect("cluster", cluster.url)
     with AckedLog(cluster.url, partitions=PARTITIONS, app="spread") as log:
         for partition in range(PARTITIONS):

@@ -1,0 +1,42 @@
+"""The shared Cluster, for tests that end nodes or change their roles."""
+
+import contextlib
+from collections.abc import Iterator
+
+from streamworker.dev.cluster import NODE_TIMEOUT_MS, EmbeddedCluster
+from tests.raw import close_clusters, opened
+
+QUIET_MS = 30_000
+"""``cluster-node-timeout`` of the Cluster while no test ends nodes: a busy machine must not change roles."""
+
+
+def make_whole(cluster: EmbeddedCluster) -> None:
+    """Bring killed nodes back, and wait until all slots are served."""
+    for node in cluster.nodes:
+        node.start()
+    cluster.wait_until_whole()
+
+
+@contextlib.contextmanager
+def may_change(cluster: EmbeddedCluster) -> Iterator[None]:
+    """Empty the Cluster, and let it replace nodes that are silent for 1.5 s; all nodes are back afterwards.
+
+    The client that :func:`tests.raw.opened` keeps is closed on both sides, because it remembers the roles.
+    """
+    make_whole(cluster)
+    _change_roles_after(cluster, NODE_TIMEOUT_MS)
+    with opened(cluster.url) as client:
+        client.flushall()
+        client.script_flush()
+    try:
+        yield
+    finally:
+        make_whole(cluster)
+        _change_roles_after(cluster, QUIET_MS)
+
+
+def _change_roles_after(cluster: EmbeddedCluster, timeout_ms: int) -> None:
+    for node in cluster.nodes:
+        node.node_timeout_ms = timeout_ms  # For the next time that the node starts.
+        node.ask("CONFIG", "SET", "cluster-node-timeout", timeout_ms)
+    close_clusters()
