@@ -10,13 +10,13 @@ kinds. A reader ignores a kind that its release does not know, so that a newer r
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from streamworker.core.words import plain
+from streamworker.core.words import Worded, name_of, runs
 
 
-class ControlMessage(ABC):
+class ControlMessage(Worded, ABC):
     """A message on the control stream. Each kind is a frozen dataclass below, or in a protocol's folder."""
 
     __slots__ = ()
@@ -33,10 +33,6 @@ class ControlMessage(ABC):
     @abstractmethod
     def read(cls, fields: Mapping[str, str]) -> Self:
         """Return the message that has these fields; raise KeyError or ValueError if they are wrong."""
-
-    def in_words(self) -> str:
-        """Write the message for people."""
-        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +62,10 @@ class GroupChanged(ControlMessage):
         """Return the message that has these fields."""
         return cls(int(fields["generation"]), fields["cause"], fields["member"], _split(fields["moved"]))
 
+    def __str__(self) -> str:
+        change = f"{self.cause} of {self.member}, moved {runs(self.moved)}"
+        return f"changed, generation {self.generation}: {change}"
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionsMessage(ControlMessage):
@@ -85,6 +85,9 @@ class PartitionsMessage(ControlMessage):
         """Return the message that has these fields."""
         return cls(_split(fields["partitions"]), fields["owner"], int(fields["generation"]))
 
+    def __str__(self) -> str:
+        return f"{self.kind} {runs(self.partitions)} by {name_of(self.owner)}, generation {self.generation}"
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionsReleased(PartitionsMessage):
@@ -98,6 +101,20 @@ class PartitionsAcquired(PartitionsMessage):
     """A member acquired locks and works on their partitions."""
 
     kind: ClassVar[str] = "acquired"
+
+
+def together(messages: Iterable[ControlMessage]) -> list[ControlMessage]:
+    """Merge the messages of one kind, owner and generation, one for each partition, into one message."""
+    alike: dict[object, ControlMessage] = {}
+    for message in messages:
+        if not isinstance(message, PartitionsMessage):
+            alike[message] = message
+            continue
+        key = (type(message), message.owner, message.generation)
+        before = alike.get(key)
+        known = before.partitions if isinstance(before, PartitionsMessage) else ()
+        alike[key] = replace(message, partitions=(*known, *message.partitions))
+    return list(alike.values())
 
 
 def _join(partitions: Iterable[int]) -> str:

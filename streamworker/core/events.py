@@ -12,31 +12,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from streamworker.core.control import ControlMessage
+from streamworker.core.control import ControlMessage, together
 from streamworker.core.ownership.locks import Acquired, AcquireReply
-from streamworker.core.words import plain
+from streamworker.core.words import Worded, by_words, runs
 
 
-class Event:
+class Event(Worded):
     """Something that happened. Each kind is a frozen dataclass below, or in a protocol's module."""
 
     __slots__ = ()
     is_routine: ClassVar[bool] = False
     """Whether a transcript omits it if it has no effects."""
 
-    def in_words(self) -> str:
-        """Write the event for people; ``transcript`` has the words for those below."""
-        return plain(self)
 
-
-class Effect:
+class Effect(Worded):
     """Something to do. Each kind is a frozen dataclass below, or in a protocol's module."""
 
     __slots__ = ()
 
-    def in_words(self) -> str:
-        """Write the effect for people; ``transcript`` has the words for those below."""
-        return plain(self)
+    @property
+    def details(self) -> str:
+        """What a transcript writes behind the partition, if the effect is on one ``partition``."""
+        return ""
 
 
 # -- events: in ------------------------------------------------------------------------------
@@ -56,12 +53,18 @@ class StopRequested(Event):
 class DeadlinePassed(Event):
     """The time that ``next_deadline_ms`` named has come."""
 
+    is_routine: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, slots=True)
 class ControlReceived(Event):
     """Messages from the control stream, oldest first."""
 
+    is_routine: ClassVar[bool] = True
     messages: tuple[ControlMessage, ...]
+
+    def __str__(self) -> str:
+        return "ControlReceived: " + "; ".join(map(str, together(self.messages)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,9 @@ class LocksAnswered(Event):
     asked: tuple[int, ...]
     replies: Mapping[int, AcquireReply]
 
+    def __str__(self) -> str:
+        return "LocksAnswered: " + by_words({p: str(self.replies.get(p, "no answer")) for p in self.asked})
+
 
 @dataclass(frozen=True, slots=True)
 class LocksReleased(Event):
@@ -81,30 +87,38 @@ class LocksReleased(Event):
     asked: tuple[int, ...]
     released: frozenset[int]
 
+    def __str__(self) -> str:
+        said = {p: "" if p in self.released else "no answer" for p in self.asked}
+        return f"LocksReleased: {by_words(said)}"
+
 
 @dataclass(frozen=True, slots=True)
-class RunnerStopped(Event):
+class _OfRunner(Event):
+    partition: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}: {self.partition}, epoch {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStopped(_OfRunner):
     """A runner ended: it drained, or it was cancelled."""
 
-    partition: int
-    epoch: int
-
 
 @dataclass(frozen=True, slots=True)
-class RunnerFenced(Event):
+class RunnerFenced(_OfRunner):
     """A runner ended: Redis refused its commit, since this worker no longer holds the lock."""
 
-    partition: int
-    epoch: int
-
 
 @dataclass(frozen=True, slots=True)
-class RunnerHalted(Event):
+class RunnerHalted(_OfRunner):
     """A runner stopped handling records; it keeps its partition until it is drained."""
 
-    partition: int
-    epoch: int
     reason: str
+
+    def __str__(self) -> str:
+        return f"{_OfRunner.__str__(self)}: {self.reason}"
 
 
 # -- effects: out ----------------------------------------------------------------------------
@@ -120,6 +134,9 @@ class AcquireLocks(Effect):
     live: tuple[str, ...]
     """All members at that generation: a lock of any other owner counts as free."""
 
+    def __str__(self) -> str:
+        return f"AcquireLocks {runs(self.partitions)}, generation {self.generation}"
+
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLocks(Effect):
@@ -128,12 +145,18 @@ class ReleaseLocks(Effect):
     owner: str
     epochs: Mapping[int, int]
 
+    def __str__(self) -> str:
+        return f"ReleaseLocks {runs(self.epochs)}"
+
 
 @dataclass(frozen=True, slots=True)
 class PostControl(Effect):
     """Post a message to the control stream. No answer; a lost message only causes a delay."""
 
     message: ControlMessage
+
+    def __str__(self) -> str:
+        return f"PostControl: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,29 +167,36 @@ class StartRunner(Effect):
     owner: str
     lock: Acquired
 
+    @property
+    def details(self) -> str:
+        """The epoch, and where the runner begins."""
+        return f", epoch {self.lock.epoch}, after entry {self.lock.checkpoint}"
+
 
 @dataclass(frozen=True, slots=True)
-class DrainRunner(Effect):
+class _OnRunner(Effect):
+    partition: int
+    epoch: int
+
+    @property
+    def details(self) -> str:
+        """The epoch."""
+        return f", epoch {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRunner(_OnRunner):
     """Finish and commit the current batch, then stop. Event: ``RunnerStopped``."""
 
-    partition: int
-    epoch: int
-
 
 @dataclass(frozen=True, slots=True)
-class CancelRunner(Effect):
+class CancelRunner(_OnRunner):
     """Stop at once; uncommitted records stay uncommitted. Event: ``RunnerStopped``."""
 
-    partition: int
-    epoch: int
-
 
 @dataclass(frozen=True, slots=True)
-class DropRunner(Effect):
+class DropRunner(_OnRunner):
     """Stop at once, and send no event: the worker has lost the membership of this runner."""
-
-    partition: int
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +208,11 @@ class MarkLock(Effect):
     epoch: int
     state: str
     reason: str
+
+    @property
+    def details(self) -> str:
+        """The state, and its reason."""
+        return f": {self.state}{f' ({self.reason})' if self.reason else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Puts partitions, owners and values into words, for all that is written about a core's steps."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 
@@ -45,9 +45,10 @@ def by_owner(owners: Mapping[int, str]) -> str:
     return "; ".join(f"{owner}: {runs(which)}" for owner, which in shares.items())
 
 
-def plain(thing: object) -> str:
-    """Write an event, effect or message with its fields."""
-    if not is_dataclass(thing):
-        return type(thing).__name__
-    values = {field.name: getattr(thing, field.name) for field in fields(thing)}
-    return " ".join([type(thing).__name__, *(f"{name}={value}" for name, value in values.items())])
+@dataclass(frozen=True, slots=True)
+class Worded:
+    """What transcripts write with ``str``: an event, an effect or a message. By default it is its fields."""
+
+    def __str__(self) -> str:
+        values = (f"{each.name}={getattr(self, each.name)}" for each in fields(self))
+        return " ".join([type(self).__name__, *values])

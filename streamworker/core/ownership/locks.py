@@ -14,6 +14,7 @@ owners can then hold the same epoch, but never the same name.
 from dataclasses import dataclass
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.words import name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class Acquired:
     """Source entries that another program deleted before the group committed them, and that no worker has
     been told of before."""
 
+    def __str__(self) -> str:
+        return f"acquired, epoch {self.epoch}"
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -40,12 +44,18 @@ class Held:
     owner: str
     waited_ms: int
 
+    def __str__(self) -> str:
+        return f"held by {name_of(self.owner)}" + (f" for {self.waited_ms} ms" if self.waited_ms else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Stale:
     """Another worker acquired the lock at a later generation; this worker's view of the group is old."""
 
     generation: int
+
+    def __str__(self) -> str:
+        return f"stale, generation {self.generation}"
 
 
 AcquireReply = Acquired | Held | Stale

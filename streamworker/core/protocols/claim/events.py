@@ -51,8 +51,7 @@ class ClaimPartitions(Effect):
     etags: Mapping[int, int]
     """The ETag that each partition's entry must still have; ``NO_ENTRY`` if there is no entry."""
 
-    def in_words(self) -> str:
-        """Write the effect for people."""
+    def __str__(self) -> str:
         return f"ClaimPartitions {_conditions(self.etags)}"
 
 
@@ -63,8 +62,7 @@ class UpdateCheckpoints(Effect):
     owner: str
     etags: Mapping[int, int]
 
-    def in_words(self) -> str:
-        """Write the effect for people."""
+    def __str__(self) -> str:
         return f"UpdateCheckpoints {_conditions(self.etags)}"
 
 
@@ -75,8 +73,7 @@ class GiveUpPartitions(Effect):
     owner: str
     partitions: tuple[int, ...]
 
-    def in_words(self) -> str:
-        """Write the effect for people."""
+    def __str__(self) -> str:
         return f"GiveUpPartitions {runs(self.partitions)}"
 
 
@@ -92,8 +89,7 @@ class OwnershipListed(Event):
     entries: tuple[OwnershipEntry, ...]
     server_ms: int
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         owners = {entry.partition: name_of(entry.owner) for entry in self.entries}
         return f"OwnershipListed: of {self.partitions}, {by_owner(owners) or 'no entry'}"
 
@@ -107,8 +103,7 @@ class PartitionsClaimed(Event):
     refused: Mapping[int, OwnershipEntry | None]
     """The other partitions and their current entries; None if there is no entry."""
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         return f"PartitionsClaimed: {_entries(self.won, self.refused)}"
 
 
@@ -121,8 +116,7 @@ class CheckpointsUpdated(Event):
     refused: Mapping[int, OwnershipEntry | None]
     """The other partitions and their current entries; None if there is no entry."""
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         return f"CheckpointsUpdated: {_entries(self.updated, self.refused)}"
 
 
@@ -132,8 +126,7 @@ class PartitionsGivenUp(Event):
 
     partitions: tuple[int, ...]
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         return f"PartitionsGivenUp: {runs(self.partitions)}"
 
 

@@ -11,8 +11,7 @@ from streamworker.core.words import name_of, runs
 class LeaseMessage(PartitionsMessage):
     """A message of a node about leases; its generation is the server's time in ms."""
 
-    def in_words(self) -> str:
-        """Write the message for people."""
+    def __str__(self) -> str:
         return f"{self.kind} {runs(self.partitions)} by {name_of(self.owner)}"
 
 

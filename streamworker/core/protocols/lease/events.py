@@ -36,8 +36,7 @@ class ChallengeLeases(Effect):
     owner: str
     challenges: Mapping[int, Challenge]
 
-    def in_words(self) -> str:
-        """Write the effect for people."""
+    def __str__(self) -> str:
         return "ChallengeLeases " + by_words({p: how.value for p, how in self.challenges.items()})
 
 
@@ -61,8 +60,7 @@ class UpdateLeases(Effect):
     clear: Mapping[int, int]
     """Wins to remove from the grab hash, so that these partitions can be challenged again."""
 
-    def in_words(self) -> str:
-        """Write the effect for people."""
+    def __str__(self) -> str:
         parts = (("allocate", self.allocate), ("end", self.end), ("clear", self.clear))
         return "UpdateLeases: " + "; ".join(f"{what} {runs(which)}" for what, which in parts if which)
 
@@ -78,8 +76,7 @@ class LeasesChallenged(Event):
     signalled: frozenset[int] | None
     """The partitions that were signalled; None if there was no answer."""
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         return f"LeasesChallenged: {'no answer' if self.signalled is None else runs(self.signalled)}"
 
 
@@ -94,8 +91,7 @@ class LeaseRaced(Event):
     allocated: str = ""
     """The node that processes the partition; empty if none does."""
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         if self.winner is None:
             return f"LeaseRaced: {self.partition} no answer"
         by = f", processed by {name_of(self.allocated)}" if self.allocated else ""
@@ -110,6 +106,5 @@ class LeasesUpdated(Event):
     done: bool
     """False if there was no answer."""
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         return "LeasesUpdated" if self.done else "LeasesUpdated: no answer"

@@ -26,6 +26,5 @@ class JoinWanted(ControlMessage):
         """Return the message that has these fields."""
         return cls(fields["name"], fields["applicant"])
 
-    def in_words(self) -> str:
-        """Write the message for people."""
+    def __str__(self) -> str:
         return f"{self.name} wants to join"

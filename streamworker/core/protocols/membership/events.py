@@ -23,8 +23,7 @@ class DocumentRead(Event):
     foreign: str = ""
     """The Redis type of the key's value, if that type cannot hold a document."""
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         return f"DocumentRead: {_document(self.document, self.foreign)}"
 
 
@@ -34,8 +33,7 @@ class DocumentChanged(Event):
 
     generation: int
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         return f"DocumentChanged: generation {self.generation}"
 
 
@@ -48,8 +46,7 @@ class ChangeRefused(Event):
     foreign: str = ""
     """As in ``DocumentRead``."""
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         return f"ChangeRefused: {_document(self.document, self.foreign)}"
 
 
@@ -67,8 +64,7 @@ class CallFailed(Event):
 
     call: Call
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         return f"CallFailed: {self.call.value}"
 
 
@@ -102,8 +98,7 @@ class HeartbeatDone(Event):
     fingerprint: str = ""
     """The document's fingerprint, if this heartbeat read the whole document."""
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         return f"HeartbeatDone: {'lost, ' if self.lost else ''}generation {self.generation}"
 
 
@@ -114,8 +109,7 @@ class PeersProbed(Event):
     connected: frozenset[int] | None
     """The ids of the clients that are still connected; None if the server does not tell."""
 
-    def in_words(self) -> str:
-        """Write the event for people."""
+    def __str__(self) -> str:
         if self.connected is None:
             return "PeersProbed: the server does not tell"
         return f"PeersProbed: connected: {', '.join(map(str, sorted(self.connected))) or 'none'}"
@@ -155,8 +149,7 @@ class ChangeDocument(Effect):
     at_least: int = 0
     """A generation that a lock has: the new one must not be lower, even if the server's clock is."""
 
-    def in_words(self) -> str:
-        """Write the effect for people."""
+    def __str__(self) -> str:
         before = f"if the generation is {self.expected}" if self.expected else "if there is none"
         what = f"{self.message.cause} of {self.message.member}; {_owners(self.membership)}"
         return f"ChangeDocument {before}: {what}"
@@ -179,8 +172,7 @@ class MendDocument(Effect):
     at_least: int
     """As in ``ChangeDocument``."""
 
-    def in_words(self) -> str:
-        """Write the effect for people."""
+    def __str__(self) -> str:
         what = _owners(self.membership) if self.membership.generation else "there is none"
         return f"MendDocument if it is still the same: by {self.message.member}; {what}"
 
@@ -191,8 +183,7 @@ class StartHeartbeat(Effect):
 
     member: str
 
-    def in_words(self) -> str:
-        """Write the effect for people."""
+    def __str__(self) -> str:
         return f"StartHeartbeat {self.member}"
 
 
@@ -225,8 +216,7 @@ class ProbePeers(Effect):
 
     connections: tuple[int, ...]
 
-    def in_words(self) -> str:
-        """Write the effect for people."""
+    def __str__(self) -> str:
         return f"ProbePeers: connections {', '.join(map(str, sorted(self.connections)))}"
 
 
