@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from streamworker.core.pauses import Pauses
-from streamworker.core.protocols.membership.balance import BalanceRules
-from streamworker.core.protocols.membership.settings import Identity, Timing
-from streamworker.core.protocols.registry import Coordinator, Setup, make_coordinator
+from streamworker.core.protocols.membership.settings import BalanceRules
+from streamworker.core.protocols.registry import Coordinator, make_coordinator
+from streamworker.core.protocols.setup import Identity, Setup, Timing
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec

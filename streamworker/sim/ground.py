@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from streamworker.core.protocols.membership.settings import Timing
+from streamworker.core.protocols.setup import Timing
 from streamworker.sim.checkers import Checker
 from streamworker.sim.clock import Dice, VirtualClock
 from streamworker.sim.faults import Conditions

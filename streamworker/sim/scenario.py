@@ -32,8 +32,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamworker.core.events import Effect, Event
-from streamworker.core.protocols.membership.settings import Timing
-from streamworker.core.protocols.registry import PROTOCOLS, Setup
+from streamworker.core.protocols.registry import PROTOCOLS
+from streamworker.core.protocols.setup import Setup, Timing
 from streamworker.core.words import name_of, runs
 from streamworker.errors import ConfigurationError
 from streamworker.sim.checkers import Violation

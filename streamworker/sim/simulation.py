@@ -12,8 +12,8 @@ from itertools import takewhile
 from random import Random
 
 from streamworker.core.protocols.membership.assignment import STRATEGIES
-from streamworker.core.protocols.membership.settings import Timing
 from streamworker.core.protocols.registry import Coordinator
+from streamworker.core.protocols.setup import Timing
 from streamworker.sim.checkers import Violation
 from streamworker.sim.faults import QUIET, Fault, Kind, draw, kinds_of, smaller
 from streamworker.sim.process import CALL_TIMEOUT_MS, LATEST_MS

@@ -7,10 +7,10 @@ see.
 from collections.abc import Callable
 from random import Random
 
-from streamworker.core.protocols.membership.balance import BalanceRules
-from streamworker.core.protocols.membership.settings import Identity, Timing
-from streamworker.core.protocols.registry import PROTOCOLS, Coordinator, Setup, make_coordinator
+from streamworker.core.protocols.membership.settings import BalanceRules
+from streamworker.core.protocols.registry import PROTOCOLS, Coordinator, make_coordinator
 from streamworker.core.protocols.settings import Coordination
+from streamworker.core.protocols.setup import Identity, Setup, Timing
 from streamworker.errors import ConfigurationError
 from streamworker.sim.checkers import Checker, worker_of
 from streamworker.sim.clock import Dice, VirtualClock

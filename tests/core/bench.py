@@ -11,14 +11,29 @@ from streamworker.core.ownership.locks import Acquired
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.assignment import STRATEGIES
 from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.membership.settings import Identity, Timing
+from streamworker.core.protocols.membership.settings import ByDocument
 from streamworker.core.protocols.membership.worker import WorkerCore
+from streamworker.core.protocols.settings import Coordination
+from streamworker.core.protocols.setup import Identity, Setup, Timing
 
 E = TypeVar("E")
 
 TIMING = Timing(founding_pause_ms=0)
 ME = "w1.1"
 """The core's first member id: its name, and the first of its nonces."""
+
+
+def setup_of(coordination: Coordination, partitions: int, nonce: str = "a") -> Setup:
+    """Return what a core of the worker w1 is made of, without jitter."""
+    return Setup(
+        coordination=coordination,
+        identity=Identity("w1", "host", 1),
+        partitions=partitions,
+        assignment="range",
+        timing=Timing(),
+        nonce=lambda: nonce,
+        jitter=lambda _: 0,
+    )
 
 
 def group(*ids: str, partitions: int = 8, generation: int = 10, leaving: Iterable[str] = ()) -> Membership:
@@ -66,14 +81,16 @@ class Bench:
         self.now_ms = 0
         self.jitter = 0
         self.jitter_asked: list[int] = []
-        self.core = WorkerCore(
-            Identity("w1", "host", 1),
+        self.setup = Setup(
+            coordination=ByDocument(),
+            identity=Identity("w1", "host", 1),
             partitions=partitions,
-            strategy=strategy,
+            assignment=strategy,
             timing=TIMING,
             nonce=lambda: str(next(nonces)),
             jitter=self._jitter,
         )
+        self.core = WorkerCore(self.setup)
 
     def _jitter(self, most: int) -> int:
         self.jitter_asked.append(most)

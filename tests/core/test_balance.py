@@ -12,9 +12,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from streamworker.core.protocols.membership.balance import Balancer, BalanceRules, plan
+from streamworker.core.protocols.membership.balance import Balancer, plan
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.events import LoadsRead, ReadLoads
+from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.membership.weights import Scales, Weights
 
 RULES = BalanceRules()

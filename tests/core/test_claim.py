@@ -23,10 +23,10 @@ from streamworker.core.protocols.claim.events import (
 )
 from streamworker.core.protocols.claim.protocol import ClaimCore
 from streamworker.core.protocols.claim.settings import Claim
-from streamworker.core.protocols.membership.settings import Identity, Timing
-from streamworker.core.protocols.registry import Setup, make_coordinator
+from streamworker.core.protocols.registry import make_coordinator
 from streamworker.errors import ConfigurationError
 from streamworker.settings import Settings
+from tests.core.bench import setup_of
 
 ME, OTHER, THIRD = "w1.a", "w2.b", "w3.c"
 CYCLE, EXPIRY, RETRY = 1_000, 10_000, 200
@@ -37,15 +37,7 @@ class Node:
     """One core and its clock; random choices are always the first."""
 
     def __init__(self, partitions: int = 4) -> None:
-        self.core = ClaimCore(
-            ME,
-            name="w1",
-            partitions=partitions,
-            timing=Claim(cycle_ms=CYCLE, expiry_ms=EXPIRY),
-            grace_period_ms=8_000,
-            retry_ms=RETRY,
-            jitter=lambda _: 0,
-        )
+        self.core = ClaimCore(setup_of(Claim(cycle_ms=CYCLE, expiry_ms=EXPIRY), partitions))
         self.partitions = partitions
         self.now_ms = 1_000_000
 
@@ -385,16 +377,7 @@ def test_a_call_that_fails_leaves_time_for_two_more_before_the_expiry() -> None:
 
 def test_it_is_made_by_its_name() -> None:
     """With an owner's name that is new at each start."""
-    setup = Setup(
-        coordination=Claim(),
-        identity=Identity("w1", "host", 1),
-        partitions=1,
-        assignment="range",
-        timing=Timing(),
-        nonce=lambda: "xyz",
-        jitter=lambda _: 0,
-    )
-    core = make_coordinator(setup)
+    core = make_coordinator(setup_of(Claim(), 1, nonce="xyz"))
     assert isinstance(core, ClaimCore)
     assert core.owner == "w1.xyz"
     assert core.handle(ev.Started(), 0) == [ListOwnership()]

@@ -27,6 +27,7 @@ from streamworker.core.protocols.lease.state import Outbox
 from streamworker.core.protocols.lease.timing import UNIT, race_delay_ms
 from streamworker.errors import ConfigurationError, InternalError
 from streamworker.settings import Settings
+from tests.core.bench import setup_of
 
 ME, OTHER = "w1.a", "w2.b"
 NORMAL, MOST, SHUTDOWN, GRAB, DELAY = 5_000, 20_000, 10_000, 4_000, 100
@@ -44,9 +45,7 @@ class Node:
             min_grab_ms=GRAB,
             held_delay_ms=DELAY,
         )
-        self.core = LeaseCore(
-            ME, partitions=partitions, timing=timing, grace_period_ms=8_000, retry_ms=200, jitter=lambda _: 0
-        )
+        self.core = LeaseCore(setup_of(timing, partitions))
         self.now_ms = 1_000_000
         self.effects: list[ev.Effect] = []
 
@@ -462,7 +461,7 @@ def test_a_winner_waits_at_least_as_long_as_a_healthy_owner_may_drain() -> None:
 
 def test_an_outbox_that_has_nothing_more_to_tell_waits_for_nothing() -> None:
     """What was to be told again may be withdrawn meanwhile; its deadline must not stay in the past."""
-    outbox = Outbox("w1", retry_ms=200, jitter=lambda _: 0)
+    outbox = Outbox("w1", lambda: 200)
     outbox.allocate[3] = 7
     assert outbox.advance(0)
     outbox.answered(50, done=False)

@@ -50,17 +50,7 @@ class Race(World):
 
     def make_core(self, worker: SimWorker) -> Coordinator:
         """Make a core with this world's measure of load."""
-        setup = self.setup(worker)
-        assert isinstance(setup.coordination, Lease)
-        return LeaseCore(
-            f"{worker.name}.{setup.nonce()}",
-            partitions=setup.partitions,
-            timing=setup.coordination,
-            grace_period_ms=setup.timing.grace_period_ms,
-            retry_ms=setup.timing.acquire_retry_ms,
-            jitter=setup.jitter,
-            load=self.load,
-        )
+        return LeaseCore(self.setup(worker), self.load)
 
     @property
     def leases(self) -> ModelLeases:

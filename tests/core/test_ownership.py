@@ -25,9 +25,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.now_ms = 0
-        self.ownership = Ownership(
-            OWNER, grace_period_ms=GRACE_MS, retry_ms=RETRY_MS, jitter=lambda most: most
-        )
+        self.ownership = Ownership(OWNER, GRACE_MS, lambda: RETRY_MS + RETRY_MS // 4)
 
     def assign(self, *partitions: int, generation: int = 5) -> list[ev.Effect]:
         """Assign exactly these."""

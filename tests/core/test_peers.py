@@ -20,12 +20,7 @@ class Watch:
         self.server_ms = 0
         self.beats: dict[str, Beat] = {}
         self.were_silent: tuple[str, ...] = ()
-        self.peers = PeerWatch(
-            interval_ms=INTERVAL_MS,
-            dead_after_ms=LATE_MS,
-            session_timeout_ms=TIMING.session_timeout_ms,
-            slow_after_ms=TIMING.slow_after_ms,
-        )
+        self.peers = PeerWatch(TIMING)
 
     def observe(
         self, *silent: str, gap_ms: int = INTERVAL_MS, run_id: str = "run", **ages_ms: int

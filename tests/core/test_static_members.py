@@ -9,8 +9,8 @@ from msgspec import structs
 from streamworker.core import events as ev
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.membership.settings import Identity
 from streamworker.core.protocols.membership.worker import Phase, WorkerCore
+from streamworker.core.protocols.setup import Identity
 from streamworker.errors import ConfigurationError
 from tests.core.bench import ME, TIMING, Bench, beat, names, of_type, stored
 
@@ -21,14 +21,8 @@ READ_MS = 5_000
 def static_bench(static_id: str = "one") -> Bench:
     """Return a bench whose worker has a static id."""
     bench, nonces = Bench(), count(1)
-    bench.core = WorkerCore(
-        Identity("w1", "host", 1, static_id),
-        partitions=8,
-        strategy="range",
-        timing=TIMING,
-        nonce=lambda: str(next(nonces)),
-        jitter=lambda _: 0,
-    )
+    identity = Identity("w1", "host", 1, static_id)
+    bench.core = WorkerCore(replace(bench.setup, identity=identity, nonce=lambda: str(next(nonces))))
     return bench
 
 

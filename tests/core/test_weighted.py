@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from streamworker.core import events as ev
 from streamworker.core.protocols.membership import events as membership_events
-from streamworker.core.protocols.membership.balance import BalanceRules
 from streamworker.core.protocols.membership.document import Membership
+from streamworker.core.protocols.membership.settings import BalanceRules
 from tests.core.bench import ME, TIMING, Bench, beat, group, of_type
 
 RULES = BalanceRules()

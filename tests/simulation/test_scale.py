@@ -19,7 +19,7 @@ from streamworker.core.control import ControlMessage
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.assignment import STRATEGIES, moves
 from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.registry import Setup
+from streamworker.core.protocols.setup import Setup
 from streamworker.sim.server.model import RedisModel
 from streamworker.sim.worker import SimWorker
 from streamworker.sim.world import START_MS, World

@@ -58,21 +58,16 @@ class Ownership:
     grace_period_ms
         How long a revoked partition may drain before its runner is cancelled.
     retry_ms
-        Pause before the member asks for a lock again.
-    jitter
-        Returns a number from 0 up to its argument.
+        Returns the pause before the member asks for a lock again.
     """
 
-    def __init__(
-        self, owner: str, *, grace_period_ms: int, retry_ms: int, jitter: Callable[[int], int]
-    ) -> None:
+    def __init__(self, owner: str, grace_period_ms: int, retry_ms: Callable[[], int]) -> None:
         self.owner = owner
         self._is_view_stale = False
         self.newest = 0
         """The latest generation that a lock reported when it refused this member's older one."""
         self._grace_period_ms = grace_period_ms
         self._retry_ms = retry_ms
-        self._jitter = jitter
         self._partitions: dict[int, _Partition] = {}
         self._desired: frozenset[int] = frozenset()
         self._generation = 0
@@ -309,7 +304,7 @@ class Ownership:
         return self._next_ms
 
     def _retry_later(self, entry: _Partition, now_ms: int) -> None:
-        entry.retry_at_ms = now_ms + self._retry_ms + self._jitter(self._retry_ms // 4)
+        entry.retry_at_ms = now_ms + self._retry_ms()
 
     def _settle(self, partition: int, now_ms: int) -> None:
         """Forget a partition that became idle, unless it is assigned to this member again."""

@@ -12,7 +12,7 @@ which worker handles which partition; it never decides whether a commit is valid
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, PartitionsReleased
@@ -23,11 +23,11 @@ from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnde
 from streamworker.core.protocols.lease.history import races
 from streamworker.core.protocols.lease.protocol import LeaseCore
 from streamworker.core.protocols.lease.settings import Lease
-from streamworker.core.protocols.membership.balance import BalanceRules
 from streamworker.core.protocols.membership.control import JoinWanted
-from streamworker.core.protocols.membership.settings import ByDocument, Identity, Timing
+from streamworker.core.protocols.membership.settings import ByDocument
 from streamworker.core.protocols.membership.worker import WorkerCore
 from streamworker.core.protocols.settings import Coordination
+from streamworker.core.protocols.setup import Setup
 from streamworker.core.snapshot import Rebalance
 from streamworker.errors import ConfigurationError
 
@@ -40,65 +40,6 @@ class Coordinator(Protocol):
 
     def next_deadline_ms(self) -> int | None:
         """Return when to deliver ``DeadlinePassed`` if no other event comes before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """The inputs from which every protocol is made."""
-
-    coordination: Coordination
-    """The protocol, with its own settings."""
-    identity: Identity
-    partitions: int
-    assignment: str
-    """Name of the assignment, if the protocol has one."""
-    timing: Timing
-    nonce: Callable[[], str]
-    """Returns a new text on each call, which becomes part of the owner's name."""
-    jitter: Callable[[int], int]
-    """Returns a number from 0 up to its argument; random choices use it too."""
-    balance: BalanceRules = field(default_factory=BalanceRules)
-    """The rules for moving partitions by load, under the assignment ``weighted``."""
-
-
-def by_document(setup: Setup) -> Coordinator:
-    """Make the default protocol: a membership document, an assignment and locks."""
-    return WorkerCore(
-        setup.identity,
-        partitions=setup.partitions,
-        strategy=setup.assignment,
-        timing=setup.timing,
-        nonce=setup.nonce,
-        jitter=setup.jitter,
-        balance=setup.balance,
-    )
-
-
-def by_claims(setup: Setup) -> Coordinator:
-    """Make the Event Processor's protocol: a store of ownership entries, and one new claim per cycle."""
-    assert isinstance(setup.coordination, Claim)
-    return ClaimCore(
-        f"{setup.identity.name}.{setup.nonce()}",
-        name=setup.identity.name,
-        partitions=setup.partitions,
-        timing=setup.coordination,
-        grace_period_ms=setup.timing.grace_period_ms,
-        retry_ms=setup.timing.acquire_retry_ms,
-        jitter=setup.jitter,
-    )
-
-
-def by_races(setup: Setup) -> Coordinator:
-    """Make the lease-grab race: the node with less to do takes a challenged partition first."""
-    assert isinstance(setup.coordination, Lease)
-    return LeaseCore(
-        f"{setup.identity.name}.{setup.nonce()}",
-        partitions=setup.partitions,
-        timing=setup.coordination,
-        grace_period_ms=setup.timing.grace_period_ms,
-        retry_ms=setup.timing.acquire_retry_ms,
-        jitter=setup.jitter,
-    )
 
 
 Messages = Sequence[tuple[int, ControlMessage]]
@@ -126,9 +67,9 @@ DEFAULT = ByDocument()
 PROTOCOLS: Mapping[str, Entry] = {
     entry.settings.name: entry
     for entry in (
-        Entry(settings=ByDocument, make=by_document, messages=(JoinWanted,), has_document=True),
-        Entry(settings=Claim, make=by_claims, can_grow=True),
-        Entry(settings=Lease, make=by_races, messages=(LeaseChallenged, LeaseEnded), history=races),
+        Entry(settings=ByDocument, make=WorkerCore, messages=(JoinWanted,), has_document=True),
+        Entry(settings=Claim, make=ClaimCore, can_grow=True),
+        Entry(settings=Lease, make=LeaseCore, messages=(LeaseChallenged, LeaseEnded), history=races),
     )
 }
 

@@ -25,7 +25,7 @@ All times that are compared come from the server, which dates the entries and se
 So the clock skew that a section of the document discusses does not arise.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -60,6 +60,7 @@ from streamworker.core.protocols.claim.events import (
     UpdateCheckpoints,
 )
 from streamworker.core.protocols.claim.settings import Claim
+from streamworker.core.protocols.setup import Setup
 
 SPREAD = 10
 """Cycles are longer by up to a tenth, so that workers that started together drift apart."""
@@ -91,43 +92,15 @@ class _Wanted:
 
 
 class ClaimCore:
-    """The claim protocol for one worker in one group.
+    """The claim protocol for one worker in one group."""
 
-    Parameters
-    ----------
-    owner
-        The worker's name in entries and locks, with a new nonce for each start.
-    name
-        The worker's name for people.
-    partitions
-        The initial number of partitions of the stream; each list brings the current one.
-    timing
-        The cycle and the expiry.
-    grace_period_ms, retry_ms
-        How long a lost partition may drain; pause before a call is repeated.
-    jitter
-        Returns a number from 0 up to its argument; random choices use it too.
-    """
-
-    def __init__(
-        self,
-        owner: str,
-        *,
-        name: str,
-        partitions: int,
-        timing: Claim,
-        grace_period_ms: int,
-        retry_ms: int,
-        jitter: Callable[[int], int],
-    ) -> None:
-        self.owner = owner
-        self._name = name
-        self._partitions = partitions
-        self._timing = timing
-        self._retry_ms = retry_ms
-        self._jitter = jitter
-        self._ownership = Ownership(owner, grace_period_ms=grace_period_ms, retry_ms=retry_ms, jitter=jitter)
-        self._pulse = Pulse(owner, timing.pause_after_ms)
+    def __init__(self, setup: Setup) -> None:
+        assert isinstance(setup.coordination, Claim)
+        self._setup, self._timing = setup, setup.coordination
+        self.owner = setup.new_owner()
+        self._partitions = setup.partitions
+        self._ownership = Ownership(self.owner, setup.timing.grace_period_ms, setup.retry_ms)
+        self._pulse = Pulse(self.owner, self._timing.pause_after_ms)
         self._phase = _Phase.NEW
         self._claims: dict[int, int] = {}
         """The partitions that this worker owns in the store, and the ETag of each entry."""
@@ -197,7 +170,7 @@ class ClaimCore:
                 self._calling = False
                 self._rest(now_ms)
                 self._due_ms = now_ms
-                self._pause_until_ms = now_ms + self._retry_ms + self._jitter(self._retry_ms // 4)
+                self._pause_until_ms = now_ms + self._setup.retry_ms()
             case ControlReceived(messages):
                 for message in messages:
                     if isinstance(message, PartitionsReleased):
@@ -246,7 +219,7 @@ class ClaimCore:
         """End the cycle."""
         self._step, self._renew, self._wanted = _Step.RENEW, {}, {}
         cycle_ms = self._timing.cycle_ms
-        self._due_ms = max(now_ms, self._cycle_ms + cycle_ms + self._jitter(cycle_ms // SPREAD))
+        self._due_ms = max(now_ms, self._cycle_ms + cycle_ms + self._setup.jitter(cycle_ms // SPREAD))
 
     def _updated(self, event: CheckpointsUpdated, now_ms: int) -> list[Effect]:
         """Take the new ETags; repeat the call with the current ETags if an earlier answer was lost."""
@@ -294,7 +267,7 @@ class ClaimCore:
             self._restrained_until_ms = now_ms + 2 * self._timing.cycle_ms
         owners = {p: entry.owner for p, entry in entries.items() if entry.modified_ms >= oldest_ms}
         owners |= dict.fromkeys(self._claims, self.owner)
-        choice = choose(self._partitions, owners, self.owner, self._jitter)
+        choice = choose(self._partitions, owners, self.owner, self._setup.jitter)
         if choice is not None and now_ms >= self._restrained_until_ms:
             known = entries.get(choice.partition)
             etag = NO_ENTRY if known is None else known.etag
@@ -311,7 +284,7 @@ class ClaimCore:
         effects: list[Effect] = []
         for partition, etag in event.won.items():
             cause = "steal" if wanted[partition].old_owner else "claim"
-            effects.append(PostControl(GroupChanged(etag, cause, self._name, (partition,))))
+            effects.append(PostControl(GroupChanged(etag, cause, self._setup.identity.name, (partition,))))
             self._claims.pop(partition, None)
             self._take(partition, etag)
         for partition, entry in event.refused.items():

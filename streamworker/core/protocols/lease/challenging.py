@@ -1,44 +1,23 @@
 """Step 1 of the lease-grab race: when this node challenges which partition, and under which condition."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from streamworker.core.events import Effect
 from streamworker.core.protocols.lease.events import Challenge, ChallengeLeases, LeasesChallenged
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.protocols.lease.state import LeaseState
+from streamworker.core.protocols.setup import Setup
 
 
 class Challenger:
-    """The challenges of one node: each partition is checked once per normal lease.
+    """The challenges of one node: each partition is checked once per normal lease."""
 
-    Parameters
-    ----------
-    owner
-        The node's name.
-    leases
-        What the node knows about each partition.
-    timing
-        The five time spans.
-    retry_ms
-        Pause before a call is repeated.
-    jitter
-        Returns a number from 0 up to its argument.
-    """
-
-    def __init__(
-        self,
-        owner: str,
-        leases: Mapping[int, LeaseState],
-        *,
-        timing: Lease,
-        retry_ms: int,
-        jitter: Callable[[int], int],
-    ) -> None:
+    def __init__(self, owner: str, leases: Mapping[int, LeaseState], setup: Setup, timing: Lease) -> None:
         self._owner = owner
         self._leases = leases
         self._timing = timing
-        self._retry_ms = retry_ms
-        self._jitter = jitter
+        self._retry_ms = setup.timing.acquire_retry_ms
+        self._jitter = setup.jitter
         self.is_calling = False
         """Whether a challenge is under way."""
         self._check_ms: int | None = None

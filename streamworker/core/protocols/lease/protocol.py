@@ -19,7 +19,6 @@ implementation a node starts a partition by acquiring its lock, and the lock's e
 owner still commits. So a race may go wrong in any way, and the only cost is that a partition moves.
 """
 
-from collections.abc import Callable
 from enum import Enum
 
 from streamworker.core.control import ControlMessage, PartitionsAcquired, PartitionsReleased
@@ -49,6 +48,7 @@ from streamworker.core.protocols.lease.events import (
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.protocols.lease.state import LeaseState, Outbox
 from streamworker.core.protocols.lease.timing import LoadMeasure, count_of_partitions, race_delay_ms
+from streamworker.core.protocols.setup import Setup
 
 
 class _Phase(Enum):
@@ -64,48 +64,24 @@ class _Phase(Enum):
 class LeaseCore:
     """The lease protocol for one worker in one group.
 
-    Parameters
-    ----------
-    owner
-        The node's name in hashes and locks, with a new nonce for each start.
-    partitions
-        Number of partitions of the stream.
-    timing
-        The five time spans.
-    grace_period_ms, retry_ms
-        How long a lost partition may drain; pause before a call is repeated.
-    jitter
-        Returns a number from 0 up to its argument.
-    load
-        The load measure that replaces the number of active partitions.
+    ``load`` is the load measure that replaces the number of active partitions.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        *,
-        partitions: int,
-        timing: Lease,
-        grace_period_ms: int,
-        retry_ms: int,
-        jitter: Callable[[int], int],
-        load: LoadMeasure = count_of_partitions,
-    ) -> None:
-        self.owner = owner
-        self._timing = timing
-        self._step_ms = timing.delay_step_ms(partitions)
-        self._retry_ms = retry_ms
-        self._jitter = jitter
+    def __init__(self, setup: Setup, load: LoadMeasure = count_of_partitions) -> None:
+        assert isinstance(setup.coordination, Lease)
+        self._setup, self._timing = setup, setup.coordination
+        self.owner = setup.new_owner()
+        self._step_ms = self._timing.delay_step_ms(setup.partitions)
         self._load = load
-        self._ownership = Ownership(owner, grace_period_ms=grace_period_ms, retry_ms=retry_ms, jitter=jitter)
-        self._leases = {partition: LeaseState(0, None) for partition in range(partitions)}
+        self._ownership = Ownership(self.owner, setup.timing.grace_period_ms, setup.retry_ms)
+        self._leases = {partition: LeaseState(0, None) for partition in range(setup.partitions)}
         self._mine: frozenset[int] = frozenset()
         self._phase = _Phase.NEW
-        self._challenger = Challenger(owner, self._leases, timing=timing, retry_ms=retry_ms, jitter=jitter)
+        self._challenger = Challenger(self.owner, self._leases, setup, self._timing)
         self._busy: set[int] = set()
         """The partitions that are raced for, waited for or won: the others are checked only once per
         lease."""
-        self._outbox = Outbox(owner, retry_ms=retry_ms, jitter=jitter)
+        self._outbox = Outbox(self.owner, setup.retry_ms)
         self._left: frozenset[int] = frozenset()
 
     @property
@@ -219,7 +195,7 @@ class LeaseCore:
         partition, lease = event.partition, self._leases[event.partition]
         lease.racing = False
         if event.winner is None:
-            lease.retry_ms = now_ms + self._retry_ms + self._jitter(self._retry_ms // 4)
+            lease.retry_ms = now_ms + self._setup.retry_ms()
             return []
         lease.raced_from_ms = None
         if event.winner != self.owner:

@@ -39,17 +39,10 @@ class LeaseState:
 class Outbox:
     """A node's pending updates of the hashes: collected, sent in one call, sent again if unanswered.
 
-    Parameters
-    ----------
-    owner
-        The node's name.
-    retry_ms
-        Pause before a call is repeated.
-    jitter
-        Returns a number from 0 up to its argument.
+    ``retry_ms`` returns the pause before a call is repeated.
     """
 
-    def __init__(self, owner: str, *, retry_ms: int, jitter: Callable[[int], int]) -> None:
+    def __init__(self, owner: str, retry_ms: Callable[[], int]) -> None:
         self.allocate: dict[int, int] = {}
         """The partitions that the node processes now, and the generations at which it won them."""
         self.end: set[int] = set()
@@ -58,7 +51,6 @@ class Outbox:
         """Wins that may be challenged."""
         self._owner = owner
         self._retry_ms = retry_ms
-        self._jitter = jitter
         self._update: UpdateLeases | None = None
         self._from_ms: int | None = None
 
@@ -84,7 +76,7 @@ class Outbox:
         update, self._update = self._update, None
         if done:
             return
-        self._from_ms = now_ms + self._retry_ms + self._jitter(self._retry_ms // 4)
+        self._from_ms = now_ms + self._retry_ms()
         self.allocate = {p: g for p, g in update.allocate.items() if p not in self.end} | self.allocate
         self.end = self.end.union(p for p in update.end if p not in self.allocate)
         self.clear = dict(update.clear) | self.clear

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from streamworker.core.events import Effect
 from streamworker.core.protocols.membership.document import MINUTE_MS, Membership
 from streamworker.core.protocols.membership.events import LoadsRead, ReadLoads
+from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.membership.weights import LEVEL, Scales
 
 IDLE = 50
@@ -42,17 +43,6 @@ SETTLED_PART = 4
 DRIFT_PERCENT = 50
 """From this drift on, the balancer renews the document's weights, so that the next join or death uses true
 ones."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BalanceRules:
-    """The rules of ``weighted``; ``Settings`` gives the reasons for the values."""
-
-    interval_ms: int = 5_000
-    threshold_percent: int = 20
-    looks: int = 3
-    damping_percent: int = 50
-    moves_per_minute: int = 10
 
 
 @dataclass(frozen=True, slots=True)

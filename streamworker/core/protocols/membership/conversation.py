@@ -5,7 +5,6 @@ change it wants. So a conflict needs no special case: the refusal brings the cur
 needs none either: nobody knows whether the change was made, and reading the document tells.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from streamworker.core.control import GroupChanged
@@ -21,6 +20,7 @@ from streamworker.core.protocols.membership.events import (
     ReadDocument,
 )
 from streamworker.core.protocols.membership.mending import Damage, fingerprint, is_of_later_release
+from streamworker.core.protocols.setup import Setup
 from streamworker.errors import ConfigurationError, CoordinationError, InternalError
 
 CONFLICT_PAUSE_MS = 20
@@ -31,35 +31,21 @@ CONFLICT_PAUSE_MAX_MS = 1_000
 
 
 class Conversation:
-    """The calls about one group's document.
+    """The calls about one group's document."""
 
-    Parameters
-    ----------
-    membership
-        The version of the group that the worker starts with.
-    retry_ms
-        Pause after a call without an answer.
-    interval_ms
-        Interval of the heartbeats, and of reading a document of a later release again.
-    jitter
-        Returns a number from 0 up to its argument.
-    """
-
-    def __init__(
-        self, membership: Membership, *, retry_ms: int, interval_ms: int, jitter: Callable[[int], int]
-    ) -> None:
-        self.membership = membership
+    def __init__(self, setup: Setup) -> None:
+        self.membership = Membership.empty(setup.partitions, setup.assignment)
         """The newest version that this worker knows."""
         self.server_ms = 0
         """The server's clock in its last answer."""
         self.must_read = False
         """Whether the worker should read the document."""
-        self._retry_ms = retry_ms
-        self._interval_ms = interval_ms
-        self._damage = Damage(interval_ms, jitter)
+        self._retry_ms = setup.timing.acquire_retry_ms
+        self._interval_ms = setup.timing.heartbeat_interval_ms
+        self._jitter = setup.jitter
+        self._damage = Damage(self._interval_ms, setup.jitter)
         self._stored: bytes | None = None
         """The bytes of the newest version; None if this worker wrote it, and can build the bytes again."""
-        self._jitter = jitter
         self._is_calling = False
         self._proposed: Membership | None = None
         self._pause_until_ms: int | None = None

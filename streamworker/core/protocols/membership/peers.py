@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 from streamworker.core.events import Effect
 from streamworker.core.protocols.membership.events import Beat, SendHeartbeat
+from streamworker.core.protocols.setup import Timing
 
 AHEAD_MAX = 8
 """Peers with this many or more members before them all wait equally long, and send no heartbeat early.
@@ -51,23 +52,13 @@ class _Silence:
 
 
 class PeerWatch:
-    """Counts the silence of each peer, and says which peers to probe and which to remove.
+    """Counts the silence of each peer, and says which peers to probe and which to remove."""
 
-    Parameters
-    ----------
-    interval_ms
-        Interval of the heartbeats.
-    dead_after_ms, session_timeout_ms, slow_after_ms
-        The limits in the module's table, in ascending order.
-    """
-
-    def __init__(
-        self, *, interval_ms: int, dead_after_ms: int, session_timeout_ms: int, slow_after_ms: int
-    ) -> None:
-        self._interval_ms = interval_ms
-        self._dead_after_ms = dead_after_ms
-        self._session_timeout_ms = session_timeout_ms
-        self._slow_after_ms = slow_after_ms
+    def __init__(self, timing: Timing) -> None:
+        self._interval_ms = timing.heartbeat_interval_ms
+        self._dead_after_ms = timing.dead_after_ms
+        self._session_timeout_ms = timing.session_timeout_ms
+        self._slow_after_ms = timing.slow_after_ms
         self._peers: dict[str, _Silence] = {}
         self._run_id = ""
         self._rank = 0

@@ -3,9 +3,10 @@
 from collections.abc import Collection
 
 from streamworker.core.events import Effect
-from streamworker.core.protocols.membership.balance import Balancer, BalanceRules, Verdict
+from streamworker.core.protocols.membership.balance import Balancer, Verdict
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.events import LoadsRead, ReportLoad
+from streamworker.core.protocols.membership.settings import BalanceRules
 
 
 class Sharing:

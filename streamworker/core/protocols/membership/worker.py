@@ -10,7 +10,6 @@ that they match what the document assigns. This module decides which changes of 
 wants, and what follows from each version of it.
 """
 
-from collections.abc import Callable
 from enum import Enum
 
 from streamworker.core.control import GroupChanged, PartitionsReleased
@@ -26,7 +25,6 @@ from streamworker.core.events import (
 )
 from streamworker.core.ownership.partitions import Ownership
 from streamworker.core.ownership.pulse import Pulse
-from streamworker.core.protocols.membership.balance import BalanceRules
 from streamworker.core.protocols.membership.control import JoinWanted
 from streamworker.core.protocols.membership.conversation import Conversation
 from streamworker.core.protocols.membership.document import Member, Membership
@@ -46,8 +44,8 @@ from streamworker.core.protocols.membership.events import (
 from streamworker.core.protocols.membership.founding import Founding
 from streamworker.core.protocols.membership.joining import Applicant, Door
 from streamworker.core.protocols.membership.peers import PeerWatch
-from streamworker.core.protocols.membership.settings import Identity, Timing
 from streamworker.core.protocols.membership.sharing import Sharing
+from streamworker.core.protocols.setup import Setup
 
 
 class Phase(Enum):
@@ -61,55 +59,19 @@ class Phase(Enum):
 
 
 class WorkerCore:
-    """The membership protocol for one worker in one group.
+    """The membership protocol for one worker in one group."""
 
-    Parameters
-    ----------
-    identity
-        The worker's name, host and process id.
-    partitions
-        Number of partitions of the stream.
-    strategy
-        Name of the assignment.
-    timing
-        Time spans.
-    nonce
-        Returns a new text on each call, which becomes part of the member's id.
-    jitter
-        Returns a number from 0 up to its argument.
-    balance
-        The rules for moving partitions by load, under the assignment ``weighted``.
-    """
-
-    def __init__(
-        self,
-        identity: Identity,
-        *,
-        partitions: int,
-        strategy: str,
-        timing: Timing,
-        nonce: Callable[[], str],
-        jitter: Callable[[int], int],
-        balance: BalanceRules | None = None,
-    ) -> None:
-        self._identity = identity
-        self._timing = timing
-        self._strategy = strategy
-        self._nonce = nonce
-        self._jitter = jitter
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._identity, self._timing, self._strategy = setup.identity, setup.timing, setup.assignment
         self._phase = Phase.NEW
         self._former: tuple[str, ...] = ()
-        self._talk = Conversation(
-            Membership.empty(partitions, strategy),
-            retry_ms=timing.acquire_retry_ms,
-            interval_ms=timing.heartbeat_interval_ms,
-            jitter=jitter,
-        )
-        self._door = Door(timing.heartbeat_interval_ms // 2, jitter)
-        self._founding = Founding(timing.founding_pause_ms)
+        self._talk = Conversation(setup)
+        self._door = Door(setup.timing.heartbeat_interval_ms // 2, setup.jitter)
+        self._founding = Founding(setup.timing.founding_pause_ms)
         self._asked: tuple[int, ...] | None = None
         self._dead: frozenset[str] = frozenset()
-        self._sharing = Sharing(balance or BalanceRules())
+        self._sharing = Sharing(setup.balance)
         self._renew_identity()
 
     @property
@@ -303,19 +265,9 @@ class WorkerCore:
         return [*effects, StopHeartbeat(), Note("membership_lost", {"member": lost})]
 
     def _renew_identity(self) -> None:
-        timing = self._timing
-        self._ownership = Ownership(
-            f"{self._identity.name}.{self._nonce()}",
-            grace_period_ms=timing.grace_period_ms,
-            retry_ms=timing.acquire_retry_ms,
-            jitter=self._jitter,
-        )
-        self._peers = PeerWatch(
-            interval_ms=timing.heartbeat_interval_ms,
-            dead_after_ms=timing.dead_after_ms,
-            session_timeout_ms=timing.session_timeout_ms,
-            slow_after_ms=timing.slow_after_ms,
-        )
+        setup, timing = self._setup, self._timing
+        self._ownership = Ownership(setup.new_owner(), timing.grace_period_ms, setup.retry_ms)
+        self._peers = PeerWatch(timing)
         self._pulse = Pulse(self.member, timing.dead_after_ms)
         self._dead = frozenset()
 
