@@ -307,9 +307,9 @@ def are_apart(one: ast.pattern, other: ast.pattern, names: dict[str, Any]) -> bo
     match one, other:
         case (ast.MatchOr(patterns), single) | (single, ast.MatchOr(patterns)):
             return all(are_apart(each, single, names) for each in patterns)
-        case ast.MatchClass(cls=ast.Name(first)), ast.MatchClass(cls=ast.Name(second)):
-            if first != second:
-                kinds = names[first], names[second]
+        case ast.MatchClass(cls=first), ast.MatchClass(cls=second):
+            kinds = [eval(ast.unparse(each), names) for each in (first, second)]
+            if kinds[0] is not kinds[1]:
                 return not any(issubclass(*each) for each in (kinds, kinds[::-1]))
             return any(are_apart(*both, names) for both in zip(one.patterns, other.patterns, strict=True))
         case ast.MatchValue(first), ast.MatchValue(second):

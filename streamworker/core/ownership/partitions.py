@@ -9,25 +9,8 @@ instance.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from streamworker.core import events as ev
 from streamworker.core.control import PartitionsAcquired, PartitionsReleased
-from streamworker.core.events import (
-    AcquireLocks,
-    CancelRunner,
-    DrainRunner,
-    DropRunner,
-    Effect,
-    Event,
-    LocksAnswered,
-    LocksReleased,
-    MarkLock,
-    Note,
-    PostControl,
-    ReleaseLocks,
-    RunnerFenced,
-    RunnerHalted,
-    RunnerStopped,
-    StartRunner,
-)
 from streamworker.core.ownership.lifecycle import HANDLING, State, Trigger, step
 from streamworker.core.ownership.locks import Acquired, Held, Stale
 
@@ -95,11 +78,11 @@ class Ownership:
 
     def assign(
         self, desired: frozenset[int], generation: int, live: tuple[str, ...], now_ms: int
-    ) -> list[Effect]:
+    ) -> list[ev.Effect]:
         """Take a new assignment; partitions that stay assigned are not touched."""
         self._desired, self._generation, self._live = desired, generation, live
         self._is_touched = True
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         for partition in sorted(set(self._partitions) - desired):
             effects += self._revoke(partition, now_ms)
         for partition in sorted(desired):
@@ -113,7 +96,7 @@ class Ownership:
             if not entry.calling:
                 entry.retry_at_ms = now_ms
 
-    def _revoke(self, partition: int, now_ms: int) -> list[Effect]:
+    def _revoke(self, partition: int, now_ms: int) -> list[ev.Effect]:
         entry = self._partitions[partition]
         if entry.state in (State.WITHDRAWING, State.DRAINING, State.RELEASING):
             return []
@@ -121,8 +104,8 @@ class Ownership:
         if entry.state is State.DRAINING:
             entry.cancel_at_ms = now_ms + self._grace_period_ms
             return [
-                DrainRunner(partition, entry.epoch),
-                MarkLock(partition, self.owner, entry.epoch, "draining", ""),
+                ev.DrainRunner(partition, entry.epoch),
+                ev.MarkLock(partition, self.owner, entry.epoch, "draining", ""),
             ]
         if entry.state is State.IDLE:
             del self._partitions[partition]
@@ -130,27 +113,27 @@ class Ownership:
 
     # -- locks and runners ---------------------------------------------------------------------
 
-    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle an event about locks or runners; ignore other events."""
         match event:
-            case LocksAnswered():
+            case ev.LocksAnswered():
                 return self._answered(event, now_ms)
-            case LocksReleased():
+            case ev.LocksReleased():
                 return self._released(event, now_ms)
-            case RunnerStopped(partition, epoch):
+            case ev.RunnerStopped(partition, epoch):
                 self._stopped(partition, epoch, now_ms)
-            case RunnerFenced(partition, epoch):
+            case ev.RunnerFenced(partition, epoch):
                 return self._fenced(partition, epoch, now_ms)
-            case RunnerHalted(partition, epoch, reason):
+            case ev.RunnerHalted(partition, epoch, reason):
                 return self._halted(partition, epoch, reason)
         return []
 
-    def _answered(self, event: LocksAnswered, now_ms: int) -> list[Effect]:
+    def _answered(self, event: ev.LocksAnswered, now_ms: int) -> list[ev.Effect]:
         """Handle the answers to ``AcquireLocks``.
 
         An answer to a former membership is ignored: its locks are free, since it is no longer a member.
         """
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         granted: list[int] = []
         if event.owner != self.owner:
             return []
@@ -165,7 +148,7 @@ class Ownership:
                     entry.epoch = reply.epoch
                     if entry.state is State.RUNNING:
                         granted.append(partition)
-                        effects.append(StartRunner(partition, self.owner, reply))
+                        effects.append(ev.StartRunner(partition, self.owner, reply))
                     else:
                         entry.retry_at_ms = now_ms
                 case Held() | Stale():
@@ -182,10 +165,10 @@ class Ownership:
             entry.told = False
             self._settle(partition, now_ms)
         if granted:
-            effects.append(PostControl(PartitionsAcquired(tuple(granted), self.owner, self._generation)))
+            effects.append(ev.PostControl(PartitionsAcquired(tuple(granted), self.owner, self._generation)))
         return effects
 
-    def _released(self, event: LocksReleased, now_ms: int) -> list[Effect]:
+    def _released(self, event: ev.LocksReleased, now_ms: int) -> list[ev.Effect]:
         """Handle the answers to ``ReleaseLocks``, and tell the members that may wait for the locks."""
         done: list[int] = []
         if event.owner != self.owner:
@@ -203,7 +186,7 @@ class Ownership:
             self._settle(partition, now_ms)
         if not done:
             return []
-        return [PostControl(PartitionsReleased(tuple(done), self.owner, self._generation))]
+        return [ev.PostControl(PartitionsReleased(tuple(done), self.owner, self._generation))]
 
     def told(self, partitions: Iterable[int], now_ms: int) -> None:
         """Ask at once for locks that another member just released."""
@@ -224,7 +207,7 @@ class Ownership:
             entry.cancel_at_ms = None
             entry.retry_at_ms = now_ms
 
-    def _fenced(self, partition: int, epoch: int, now_ms: int) -> list[Effect]:
+    def _fenced(self, partition: int, epoch: int, now_ms: int) -> list[ev.Effect]:
         """Handle a runner whose commit was refused: another worker holds the lock."""
         entry = self._current(partition, epoch)
         if entry is None:
@@ -234,20 +217,20 @@ class Ownership:
         self._is_view_stale = True
         self._retry_later(entry, now_ms)
         self._settle(partition, now_ms)
-        return [Note("partition_fenced", {"partition": partition, "epoch": epoch})]
+        return [ev.Note("partition_fenced", {"partition": partition, "epoch": epoch})]
 
-    def _halted(self, partition: int, epoch: int, reason: str) -> list[Effect]:
+    def _halted(self, partition: int, epoch: int, reason: str) -> list[ev.Effect]:
         """Handle a runner that stopped at a record; this member keeps the partition."""
         entry = self._current(partition, epoch)
         if entry is None:
             return []
         entry.state = step(entry.state, Trigger.HALTED)
-        return [MarkLock(partition, self.owner, epoch, "halted", reason)]
+        return [ev.MarkLock(partition, self.owner, epoch, "halted", reason)]
 
-    def drop(self) -> list[Effect]:
+    def drop(self) -> list[ev.Effect]:
         """Drop all runners without releasing any lock: this membership is lost."""
-        effects: list[Effect] = [
-            DropRunner(partition, entry.epoch)
+        effects: list[ev.Effect] = [
+            ev.DropRunner(partition, entry.epoch)
             for partition, entry in sorted(self._partitions.items())
             if entry.state in HANDLING
         ]
@@ -257,19 +240,19 @@ class Ownership:
 
     # -- time ----------------------------------------------------------------------------------
 
-    def advance(self, now_ms: int) -> list[Effect]:
+    def advance(self, now_ms: int) -> list[ev.Effect]:
         """Return the calls and cancellations that are due."""
         due_ms = self.next_deadline_ms()
         if due_ms is None or due_ms > now_ms:
             return []
         self._is_touched = True
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         ask: dict[int, list[int]] = {}
         give_back: dict[int, int] = {}
         for partition, entry in sorted(self._partitions.items()):
             if entry.cancel_at_ms is not None and entry.cancel_at_ms <= now_ms:
                 entry.cancel_at_ms = None
-                effects.append(CancelRunner(partition, entry.epoch))
+                effects.append(ev.CancelRunner(partition, entry.epoch))
             if entry.calling or entry.retry_at_ms is None or entry.retry_at_ms > now_ms:
                 continue
             entry.calling, entry.retry_at_ms = True, None
@@ -285,9 +268,9 @@ class Ownership:
                     entry.asked_in = self._generation
                 ask.setdefault(entry.asked_in, []).append(partition)
         if give_back:
-            effects.append(ReleaseLocks(self.owner, give_back))
+            effects.append(ev.ReleaseLocks(self.owner, give_back))
         for generation, partitions in sorted(ask.items()):
-            effects.append(AcquireLocks(tuple(partitions), self.owner, generation, self._live))
+            effects.append(ev.AcquireLocks(tuple(partitions), self.owner, generation, self._live))
         return effects
 
     def next_deadline_ms(self) -> int | None:

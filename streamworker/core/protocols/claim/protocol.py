@@ -29,19 +29,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged, PartitionsReleased
-from streamworker.core.events import (
-    AcquireLocks,
-    ControlReceived,
-    Effect,
-    Event,
-    Finished,
-    LocksAnswered,
-    Note,
-    PostControl,
-    Started,
-    StopRequested,
-)
 from streamworker.core.ownership.lifecycle import State
 from streamworker.core.ownership.locks import Stale
 from streamworker.core.ownership.partitions import Ownership
@@ -127,7 +116,7 @@ class ClaimCore:
         """Return the partitions whose entries belong to this worker."""
         return frozenset(self._claims)
 
-    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order."""
         if self._phase is _Phase.GONE:
             return []
@@ -147,13 +136,13 @@ class ClaimCore:
             times.append(max(self._due_ms, self._pause_until_ms))
         return min((at for at in times if at is not None), default=None)
 
-    def _dispatch(self, event: Event, now_ms: int) -> list[Effect]:
+    def _dispatch(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         match event:
-            case Started() if self._phase is _Phase.NEW:
+            case ev.Started() if self._phase is _Phase.NEW:
                 self._phase = _Phase.ACTIVE
                 self._due_ms = now_ms
                 self._pulse.start(now_ms)
-            case StopRequested():
+            case ev.StopRequested():
                 self._phase = _Phase.LEAVING
                 return self._assign(now_ms)
             case CheckpointsUpdated():
@@ -171,19 +160,19 @@ class ClaimCore:
                 self._rest(now_ms)
                 self._due_ms = now_ms
                 self._pause_until_ms = now_ms + self._setup.retry_ms()
-            case ControlReceived(messages):
+            case ev.ControlReceived(messages):
                 for message in messages:
                     if isinstance(message, PartitionsReleased):
                         self._ownership.told(message.partitions, now_ms)
             case _:
-                if isinstance(event, LocksAnswered):
+                if isinstance(event, ev.LocksAnswered):
                     self._stale.update(p for p, reply in event.replies.items() if isinstance(reply, Stale))
                 return self._ownership.handle(event, now_ms)
         return []
 
     # -- the cycle -----------------------------------------------------------------------------
 
-    def _converse(self, now_ms: int) -> list[Effect]:
+    def _converse(self, now_ms: int) -> list[ev.Effect]:
         """Start the next call to the store, if one is due and none is under way."""
         if self._calling or self._phase is _Phase.NEW or now_ms < self._pause_until_ms:
             return []
@@ -194,7 +183,7 @@ class ClaimCore:
                 return [GiveUpPartitions(self.owner, done)]
             if self._ownership.is_idle:
                 self._phase = _Phase.GONE
-                return [Finished()]
+                return [ev.Finished()]
             if self._step is not _Step.RENEW:
                 self._rest(now_ms)
         if self._step is _Step.RENEW and self._hurry:
@@ -205,7 +194,7 @@ class ClaimCore:
         self._calling = True
         return [effect]
 
-    def _next_call(self, now_ms: int) -> Effect:
+    def _next_call(self, now_ms: int) -> ev.Effect:
         if self._step is _Step.RENEW:
             if not self._renew:
                 self._cycle_ms, self._renew = now_ms, dict(self._claims)
@@ -221,7 +210,7 @@ class ClaimCore:
         cycle_ms = self._timing.cycle_ms
         self._due_ms = max(now_ms, self._cycle_ms + cycle_ms + self._setup.jitter(cycle_ms // SPREAD))
 
-    def _updated(self, event: CheckpointsUpdated, now_ms: int) -> list[Effect]:
+    def _updated(self, event: CheckpointsUpdated, now_ms: int) -> list[ev.Effect]:
         """Take the new ETags; repeat the call with the current ETags if an earlier answer was lost."""
         self._calling = False
         for partition, etag in event.updated.items():
@@ -231,7 +220,7 @@ class ClaimCore:
                 self._stale.discard(partition)
                 self._generations[partition] = etag
         self._renew = {}
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         for partition, entry in event.refused.items():
             if entry is None:
                 continue  # the store lost it; the list will show that, and this worker claims it again
@@ -244,7 +233,7 @@ class ClaimCore:
             self._step = _Step.LIST
         return effects + self._assign(now_ms)
 
-    def _listed(self, event: OwnershipListed, now_ms: int) -> list[Effect]:
+    def _listed(self, event: OwnershipListed, now_ms: int) -> list[ev.Effect]:
         """Read who owns what, and choose what to claim."""
         self._calling = False
         self._partitions = max(self._partitions, event.partitions)
@@ -277,14 +266,14 @@ class ClaimCore:
             self._rest(now_ms)
         return effects + self._assign(now_ms)
 
-    def _claimed(self, event: PartitionsClaimed, now_ms: int) -> list[Effect]:
+    def _claimed(self, event: PartitionsClaimed, now_ms: int) -> list[ev.Effect]:
         """Take the partitions that were won; repeat claims that failed only because the old owner renewed."""
         self._calling = False
         wanted, self._wanted = self._wanted, {}
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         for partition, etag in event.won.items():
             cause = "steal" if wanted[partition].old_owner else "claim"
-            effects.append(PostControl(GroupChanged(etag, cause, self._setup.identity.name, (partition,))))
+            effects.append(ev.PostControl(GroupChanged(etag, cause, self._setup.identity.name, (partition,))))
             self._claims.pop(partition, None)
             self._take(partition, etag)
         for partition, entry in event.refused.items():
@@ -307,19 +296,19 @@ class ClaimCore:
             self._generations[partition] = etag
         self._claims[partition] = etag
 
-    def _lose(self, partition: int, winner: str) -> list[Effect]:
+    def _lose(self, partition: int, winner: str) -> list[ev.Effect]:
         del self._claims[partition]
-        return [Note("claim_lost", {"partition": partition, "to": winner})]
+        return [ev.Note("claim_lost", {"partition": partition, "to": winner})]
 
-    def _assign(self, now_ms: int) -> list[Effect]:
+    def _assign(self, now_ms: int) -> list[ev.Effect]:
         desired = frozenset(self._claims) if self._phase is _Phase.ACTIVE else frozenset[int]()
         return self._ownership.assign(desired, max(self._claims.values(), default=0), (), now_ms)
 
-    def _with_generations(self, effects: Iterable[Effect], now_ms: int) -> list[Effect]:
+    def _with_generations(self, effects: Iterable[ev.Effect], now_ms: int) -> list[ev.Effect]:
         """Ask for each lock with the ETag of its claim, and name all live owners to wait for."""
-        said: list[Effect] = []
+        said: list[ev.Effect] = []
         for effect in effects:
-            if not isinstance(effect, AcquireLocks):
+            if not isinstance(effect, ev.AcquireLocks):
                 said.append(effect)
                 continue
             live = self._live(now_ms)
@@ -327,7 +316,7 @@ class ClaimCore:
             for partition in effect.partitions:
                 by_generation.setdefault(self._generations[partition], []).append(partition)
             for generation, partitions in by_generation.items():
-                said.append(AcquireLocks(tuple(partitions), self.owner, generation, live))
+                said.append(ev.AcquireLocks(tuple(partitions), self.owner, generation, live))
         return said
 
     def _live(self, now_ms: int) -> tuple[str, ...]:

@@ -21,20 +21,8 @@ owner still commits. So a race may go wrong in any way, and the only cost is tha
 
 from enum import Enum
 
+from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, PartitionsAcquired, PartitionsReleased
-from streamworker.core.events import (
-    AcquireLocks,
-    ControlReceived,
-    Effect,
-    Event,
-    Finished,
-    LocksAnswered,
-    Note,
-    PostControl,
-    RunnerFenced,
-    Started,
-    StopRequested,
-)
 from streamworker.core.ownership.locks import Stale
 from streamworker.core.ownership.partitions import Ownership
 from streamworker.core.protocols.lease.challenging import Challenger
@@ -94,7 +82,7 @@ class LeaseCore:
         """Return what counts for the wait: the partitions that are owned, won, or being grabbed."""
         return self._mine.union(p for p in self._busy if self._leases[p].wait_for or self._leases[p].racing)
 
-    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order."""
         if self._phase is _Phase.GONE:
             return []
@@ -118,14 +106,14 @@ class LeaseCore:
             times.append(self._challenger.next_deadline_ms())
         return min((at for at in times if at is not None), default=None)
 
-    def _dispatch(self, event: Event, now_ms: int) -> list[Effect]:
+    def _dispatch(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         match event:
-            case Started() if self._phase is _Phase.NEW:
+            case ev.Started() if self._phase is _Phase.NEW:
                 self._phase = _Phase.ACTIVE
                 self._challenger.start(now_ms)
-            case StopRequested():
+            case ev.StopRequested():
                 return self._stop(now_ms)
-            case ControlReceived(messages):
+            case ev.ControlReceived(messages):
                 return self._heard(messages, now_ms)
             case LeasesChallenged():
                 if self._phase is _Phase.SIGNALLING:
@@ -136,9 +124,9 @@ class LeaseCore:
                 return self._raced(event, now_ms)
             case LeasesUpdated(done):
                 self._outbox.answered(now_ms, done=done)
-            case LocksAnswered():
+            case ev.LocksAnswered():
                 return self._locks_answered(event, now_ms)
-            case RunnerFenced(partition):
+            case ev.RunnerFenced(partition):
                 return self._ownership.handle(event, now_ms) + self._give_up(partition, now_ms)
             case _:
                 return self._ownership.handle(event, now_ms)
@@ -146,7 +134,7 @@ class LeaseCore:
 
     # -- 2 and 3: wait, then race --------------------------------------------------------------
 
-    def _heard(self, messages: tuple[ControlMessage, ...], now_ms: int) -> list[Effect]:
+    def _heard(self, messages: tuple[ControlMessage, ...], now_ms: int) -> list[ev.Effect]:
         for message in messages:
             if isinstance(message, LeaseChallenged):
                 for partition in message.partitions:
@@ -172,9 +160,9 @@ class LeaseCore:
         wait_ms = race_delay_ms(load, self._step_ms, is_processing=partition in self._mine)
         return max(lease.raced_from_ms + wait_ms, lease.retry_ms)
 
-    def _due(self, now_ms: int) -> list[Effect]:
+    def _due(self, now_ms: int) -> list[ev.Effect]:
         """Do what is due for each busy partition."""
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         load = self._load(self.active)
         for partition in sorted(self._busy):
             lease = self._leases[partition]
@@ -191,7 +179,7 @@ class LeaseCore:
                 self._busy.discard(partition)
         return effects
 
-    def _raced(self, event: LeaseRaced, now_ms: int) -> list[Effect]:
+    def _raced(self, event: LeaseRaced, now_ms: int) -> list[ev.Effect]:
         partition, lease = event.partition, self._leases[event.partition]
         lease.racing = False
         if event.winner is None:
@@ -215,7 +203,7 @@ class LeaseCore:
         lease.wait_until_ms = now_ms + self._timing.max_shutdown_ms
         return []
 
-    def _give_up(self, partition: int, now_ms: int) -> list[Effect]:
+    def _give_up(self, partition: int, now_ms: int) -> list[ev.Effect]:
         """Shut a partition down if this node processes it, because another node has it (3a)."""
         lease = self._leases[partition]
         lease.wait_for, lease.wait_until_ms = "", None
@@ -223,20 +211,20 @@ class LeaseCore:
         if partition not in self._mine:
             return []
         self._outbox.allocate.pop(partition, None)
-        note = Note("lease_lost", {"partition": partition})
+        note = ev.Note("lease_lost", {"partition": partition})
         return [note, *self._assign(self._mine - {partition}, now_ms)]
 
     # -- 4, 5 and 6: start, and open it to challenges again --------------------------------------
 
-    def _start(self, partition: int, lease: LeaseState, now_ms: int) -> list[Effect]:
-        effects: list[Effect] = []
+    def _start(self, partition: int, lease: LeaseState, now_ms: int) -> list[ev.Effect]:
+        effects: list[ev.Effect] = []
         if lease.wait_for not in ("", lease.ended_by):
-            effects.append(Note("lease_overtaken", {"partition": partition, "owner": lease.wait_for}))
+            effects.append(ev.Note("lease_overtaken", {"partition": partition, "owner": lease.wait_for}))
         lease.wait_for, lease.wait_until_ms = "", None
         lease.generation = lease.won
         return effects + self._assign(self._mine | {partition}, now_ms)
 
-    def _locks_answered(self, event: LocksAnswered, now_ms: int) -> list[Effect]:
+    def _locks_answered(self, event: ev.LocksAnswered, now_ms: int) -> list[ev.Effect]:
         effects = self._ownership.handle(event, now_ms)
         for partition, reply in event.replies.items():
             if isinstance(reply, Stale) and partition in self._mine:
@@ -257,27 +245,27 @@ class LeaseCore:
             self._outbox.clear[partition] = lease.won
         lease.won, lease.clear_ms = 0, None
 
-    def _assign(self, mine: frozenset[int], now_ms: int) -> list[Effect]:
+    def _assign(self, mine: frozenset[int], now_ms: int) -> list[ev.Effect]:
         self._mine = mine
         newest = max((self._leases[p].generation for p in mine), default=0)
         return self._ownership.assign(mine, newest, (), now_ms)
 
-    def _translated(self, effects: list[Effect], now_ms: int) -> list[Effect]:
+    def _translated(self, effects: list[ev.Effect], now_ms: int) -> list[ev.Effect]:
         """Translate the effects of ``Ownership``, which speak of a membership, into those of leases."""
-        said: list[Effect] = []
+        said: list[ev.Effect] = []
         for effect in effects:
             match effect:
-                case AcquireLocks(partitions):
+                case ev.AcquireLocks(partitions):
                     # Ask for each lock at the generation of its own win, and name no live owner: the
                     # former one has ended, or its time is over.
                     said += [
-                        AcquireLocks((p,), self.owner, self._leases[p].generation, ()) for p in partitions
+                        ev.AcquireLocks((p,), self.owner, self._leases[p].generation, ()) for p in partitions
                     ]
-                case PostControl(PartitionsReleased(partitions)):
+                case ev.PostControl(PartitionsReleased(partitions)):
                     self._outbox.end.update(partitions)
                     for partition in partitions:
                         self._outbox.allocate.pop(partition, None)
-                case PostControl(PartitionsAcquired(partitions)):
+                case ev.PostControl(PartitionsAcquired(partitions)):
                     for partition in partitions:
                         self._started(partition, self._leases[partition], now_ms)
                     said.append(effect)
@@ -287,7 +275,7 @@ class LeaseCore:
 
     # -- leaving ----------------------------------------------------------------------------
 
-    def _stop(self, now_ms: int) -> list[Effect]:
+    def _stop(self, now_ms: int) -> list[ev.Effect]:
         if self._phase is not _Phase.ACTIVE:
             self._phase = _Phase.GONE if self._phase is _Phase.NEW else self._phase
             return []
@@ -298,16 +286,16 @@ class LeaseCore:
             self._take_out(partition, lease)
         return self._assign(frozenset(), now_ms)
 
-    def _leave(self) -> list[Effect]:
+    def _leave(self) -> list[ev.Effect]:
         """Continue leaving, once no call is under way."""
         if self._phase is _Phase.GONE:
-            return [Finished()]
+            return [ev.Finished()]
         if self._phase is not _Phase.LEAVING or not self._ownership.is_idle or self._challenger.is_calling:
             return []
         if not self._outbox.is_empty or any(lease.racing for lease in self._leases.values()):
             return []
         if not self._left:
             self._phase = _Phase.GONE
-            return [Finished()]
+            return [ev.Finished()]
         self._phase = _Phase.SIGNALLING
         return [self._challenger.challenge(self._left)]

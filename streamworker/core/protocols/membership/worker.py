@@ -12,17 +12,8 @@ wants, and what follows from each version of it.
 
 from enum import Enum
 
+from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged, PartitionsReleased
-from streamworker.core.events import (
-    ControlReceived,
-    Effect,
-    Event,
-    Finished,
-    Note,
-    PostControl,
-    Started,
-    StopRequested,
-)
 from streamworker.core.ownership.partitions import Ownership
 from streamworker.core.ownership.pulse import Pulse
 from streamworker.core.protocols.membership.control import JoinWanted
@@ -89,7 +80,7 @@ class WorkerCore:
         """Return the state of this worker's membership."""
         return self._phase
 
-    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order.
 
         Parameters
@@ -130,16 +121,16 @@ class WorkerCore:
         )
         return min((at for at in times if at is not None), default=None)
 
-    def _dispatch(self, event: Event, now_ms: int) -> list[Effect]:
+    def _dispatch(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         match event:
-            case Started():
+            case ev.Started():
                 self._phase = Phase.JOINING
                 self._talk.must_read = True
-            case StopRequested():
+            case ev.StopRequested():
                 return self._stop(now_ms)
             case DocumentRead() | ChangeRefused():
                 read = self._talk.answered(event, self.member, now_ms)
-                if isinstance(read, Note):
+                if isinstance(read, ev.Note):
                     return [read]
                 knock = self._knock(now_ms) if isinstance(event, ChangeRefused) else []
                 return knock + self._adopt(read, now_ms)
@@ -153,7 +144,7 @@ class WorkerCore:
                 self._sharing.failed()
             case LoadsRead():
                 self._sharing.seen(event, self.membership)
-            case ControlReceived():
+            case ev.ControlReceived():
                 self._control(event, now_ms)
             case HeartbeatDone():
                 return self._heartbeat(event, now_ms)
@@ -166,7 +157,7 @@ class WorkerCore:
 
     # -- the document --------------------------------------------------------------------------
 
-    def _converse(self, now_ms: int) -> list[Effect]:
+    def _converse(self, now_ms: int) -> list[ev.Effect]:
         """Start the next call about the document, if one is needed and none is under way."""
         if not self._talk.may_call(now_ms):
             return []
@@ -176,7 +167,7 @@ class WorkerCore:
             if self._door.is_patient(now_ms):
                 return self._talk.rest()  # a member may still let this worker in, and then it must leave
             self._phase = Phase.GONE
-            return [StopHeartbeat(), Finished()]
+            return [StopHeartbeat(), ev.Finished()]
         wanted = self._wanted(now_ms)
         return self._talk.rest() if wanted is None else self._talk.propose(*wanted, self._ownership.newest)
 
@@ -215,7 +206,7 @@ class WorkerCore:
         at_ms, static_id, capacity = self._talk.server_ms, who.static_id, who.capacity
         return Member(self.member, who.name, who.host, who.pid, at_ms, static_id=static_id, capacity=capacity)
 
-    def _knock(self, now_ms: int) -> list[Effect]:
+    def _knock(self, now_ms: int) -> list[ev.Effect]:
         """Ask the members to let this worker in, after another worker's change was first."""
         now = self.membership
         if self._phase is not Phase.JOINING or self._identity.static_id or not now.active_ids:
@@ -223,14 +214,14 @@ class WorkerCore:
         if now.present(self.member) is not None:
             return []
         applicant = Applicant(self._joining(), self._strategy, self._former)
-        return [PostControl(self._door.knock(applicant, now_ms))]
+        return [ev.PostControl(self._door.knock(applicant, now_ms))]
 
     def _door_ms(self) -> int | None:
         if self._phase is not Phase.MEMBER and self.membership.present(self.member) is not None:
             return None
         return self._door.next_deadline_ms(is_in=self._phase is Phase.MEMBER)
 
-    def _adopt(self, membership: Membership, now_ms: int) -> list[Effect]:
+    def _adopt(self, membership: Membership, now_ms: int) -> list[ev.Effect]:
         """Act on the newest version, regardless of the versions since the last one that this worker knew."""
         self._sharing.take_turn(self.membership, self.member, self._peers.suspects)
         self._door.look(membership, self.member)
@@ -238,20 +229,20 @@ class WorkerCore:
         self._peers.keep(membership.present_ids)
         if membership.present(self.member) is None:
             return self._removed()
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         if self._phase is Phase.JOINING:
             self._phase = Phase.MEMBER
         if not self._pulse.is_started:
             self._pulse.start(now_ms)
             effects += [
                 StartHeartbeat(self.member),
-                Note("joined", {"member": self.member, "generation": membership.generation}),
+                ev.Note("joined", {"member": self.member, "generation": membership.generation}),
             ]
         effects += self._sharing.measure(membership)
         desired = frozenset[int]() if self._phase is Phase.LEAVING else membership.owned_by(self.member)
         return effects + self._ownership.assign(desired, membership.generation, membership.ids, now_ms)
 
-    def _removed(self) -> list[Effect]:
+    def _removed(self) -> list[ev.Effect]:
         """Give up everything and join again under a new name: the group removed this worker."""
         if self._phase is not Phase.MEMBER and self._ownership.is_idle:
             return []  # this worker has not joined yet, or has left
@@ -262,7 +253,7 @@ class WorkerCore:
         if self._phase is Phase.MEMBER:
             self._phase = Phase.JOINING
         self._talk.must_read = True
-        return [*effects, StopHeartbeat(), Note("membership_lost", {"member": lost})]
+        return [*effects, StopHeartbeat(), ev.Note("membership_lost", {"member": lost})]
 
     def _renew_identity(self) -> None:
         setup, timing = self._setup, self._timing
@@ -271,7 +262,7 @@ class WorkerCore:
         self._pulse = Pulse(self.member, timing.dead_after_ms)
         self._dead = frozenset()
 
-    def _stop(self, now_ms: int) -> list[Effect]:
+    def _stop(self, now_ms: int) -> list[ev.Effect]:
         if self._phase in (Phase.NEW, Phase.LEAVING):
             self._phase = Phase.LEAVING
             return []
@@ -282,7 +273,7 @@ class WorkerCore:
 
     # -- hints and heartbeats ------------------------------------------------------------------
 
-    def _control(self, event: ControlReceived, now_ms: int) -> None:
+    def _control(self, event: ev.ControlReceived, now_ms: int) -> None:
         for message in event.messages:
             if isinstance(message, GroupChanged):
                 self._talk.heard(message.generation)
@@ -291,7 +282,7 @@ class WorkerCore:
             elif isinstance(message, PartitionsReleased):
                 self._ownership.told(message.partitions, now_ms)
 
-    def _heartbeat(self, event: HeartbeatDone, now_ms: int) -> list[Effect]:
+    def _heartbeat(self, event: HeartbeatDone, now_ms: int) -> list[ev.Effect]:
         if event.member != self.member or not self._pulse.is_started:
             return []
         if event.lost:
