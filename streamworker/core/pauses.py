@@ -4,17 +4,11 @@ from collections.abc import Callable
 
 
 def pause_ms(failures: int, random: Callable[[], float], *, first_ms: int, max_ms: int) -> int:
-    """Return the pause after so many failures, in ms: it doubles with each and is drawn from its upper half.
+    """Return the pause in ms after so many failures: it doubles with each, and is drawn from its upper half.
 
     This is equal jitter. A pause is never less than half its maximum, so that retries do not overload a
     server that is down; and pauses are spread, so that a hundred workers do not retry at the same time.
-
-    Parameters
-    ----------
-    failures
-        The number of failures in a row; 0 counts as 1.
-    random
-        Returns a number from 0 up to 1.
+    ``random`` returns a number from 0 up to 1.
     """
     whole = min(max_ms, first_ms * 2 ** min(max(failures - 1, 0), 32))
     return int(whole * (0.5 + random() / 2))

@@ -46,10 +46,7 @@ def check_numbers(
 ) -> None:
     """Check that each whole number is greater than 0, or 0 where it may be, and not too large.
 
-    Raises
-    ------
-    ConfigurationError
-        If one is not; the error names the setting.
+    Raise ConfigurationError with the setting's name if one is not.
     """
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool):
@@ -63,12 +60,6 @@ def check_numbers(
 
 
 def check_rules(values: Mapping[str, Any], rules: Iterable[Rule]) -> None:
-    """Check all rules.
-
-    Raises
-    ------
-    ConfigurationError
-        If one does not hold; the error names both settings.
-    """
+    """Check all rules; raise ConfigurationError with the names of both settings if one does not hold."""
     for rule in rules:
         rule.check(values)

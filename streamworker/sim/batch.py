@@ -36,17 +36,7 @@ class Summary:
 
 
 def run_many(schedule: Schedule, seeds: Sequence[int], *, processes: int | None = None) -> Iterator[Outcome]:
-    """Run a schedule with many seeds; the outcomes have the order of the seeds.
-
-    Parameters
-    ----------
-    schedule
-        The schedule; each run replaces its seed.
-    seeds
-        One seed for each run.
-    processes
-        Number of processes; one for each CPU core if None.
-    """
+    """Run a schedule with many seeds, on all CPU cores by default; outcomes have the order of seeds."""
     schedules = [replace(schedule, seed=seed) for seed in seeds]
     count = processes or os.cpu_count() or 1
     if count == 1 or len(schedules) <= ALONE_MAX:

@@ -37,15 +37,7 @@ def worker_of(owner: str) -> str:
 
 
 class Checker:
-    """The observer of one group.
-
-    Parameters
-    ----------
-    partitions
-        Number of partitions.
-    clock
-        Returns the time of the simulation.
-    """
+    """The observer of one group."""
 
     def __init__(self, partitions: int, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -224,13 +216,7 @@ class Checker:
 
 
 class Figures:
-    """Measures the cost of rebalances: moves, and times without an owner.
-
-    Parameters
-    ----------
-    clock
-        Returns the time of the simulation.
-    """
+    """Measures the cost of rebalances: moves, and times without an owner."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock

@@ -19,10 +19,7 @@ class Dice(Random):
 class Lane:
     """The actions of one executor, such as an event loop, which may be unable to run them now.
 
-    Parameters
-    ----------
-    hold
-        Gets the actions that are due while the lane is closed.
+    ``hold`` gets the actions that are due while the lane is closed.
     """
 
     __slots__ = ("hold", "is_open")
@@ -34,11 +31,6 @@ class Lane:
 
 class VirtualClock:
     """A clock that moves only in ``run_for`` and ``run_until``.
-
-    Parameters
-    ----------
-    start_ms
-        Its first time.
 
     Examples
     --------

@@ -122,10 +122,7 @@ class Fault:
 def kinds_of(text: str) -> tuple[Kind, ...]:
     """Parse the value of ``--faults``: names of groups and of kinds, separated by commas.
 
-    Raises
-    ------
-    ConfigurationError
-        If a name is neither a group nor a kind.
+    Raise ConfigurationError if a name is neither.
 
     Examples
     --------

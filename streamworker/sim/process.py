@@ -21,13 +21,7 @@ BUSY_MAX_MS = 5_000
 
 
 class Process:
-    """One process.
-
-    Parameters
-    ----------
-    world
-        The simulation.
-    """
+    """One process."""
 
     def __init__(self, world: Ground) -> None:
         self.world = world

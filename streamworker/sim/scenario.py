@@ -87,13 +87,7 @@ class Scenario:
 
 
 def read(text: str) -> Scenario:
-    """Parse a scenario; the transcript and the result may be missing.
-
-    Raises
-    ------
-    ConfigurationError
-        If a line cannot be parsed, or the steps are not in order.
-    """
+    """Parse a scenario, or raise ConfigurationError; the transcript and the result may be missing."""
     head = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     found = next((at for at, line in enumerate(lines) if line.startswith("given: ")), None)
@@ -185,15 +179,7 @@ class _Selected(Transcript):
 
 
 class ScriptedWorld(World):
-    """A world that follows a scenario.
-
-    Parameters
-    ----------
-    given
-        The protocol, the sizes, and other settings that differ from the defaults.
-    plant
-        A mistake that is made on purpose, see tests/simulation/planted.py.
-    """
+    """A world that follows a scenario, as it is ``given``: the protocol, the sizes and other settings."""
 
     def __init__(self, given: Sequence[str], plant: Plant = SOUND) -> None:
         self._given = list(given)
@@ -286,13 +272,7 @@ class ScriptedWorld(World):
     # -- what happens --------------------------------------------------------------------------
 
     def let(self, what: str) -> None:
-        """Perform a step of a scenario.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no such step.
-        """
+        """Perform a step of a scenario; raise ConfigurationError if there is no such step."""
         for form, do in HAPPENINGS.items():
             match = re.fullmatch(form, what)
             if match is not None:
@@ -301,26 +281,14 @@ class ScriptedWorld(World):
         raise _unclear(repr(what), "See the scenarios in tests/protocol for what may happen.")
 
     def worker(self, name: str) -> SimWorker:
-        """Return the newest worker of a name.
-
-        Raises
-        ------
-        ConfigurationError
-            If no live worker has that name.
-        """
+        """Return the newest live worker of a name; raise ConfigurationError if there is none."""
         there = [each for each in self.workers if each.alive and not each.finished and each.name == name]
         if not there:
             raise _impossible(f"{name} is not there at {self.clock.now_ms} ms", "Start it before.")
         return there[-1]
 
     def partition(self, text: str) -> int:
-        """Return a partition's number.
-
-        Raises
-        ------
-        ConfigurationError
-            If the stream does not have that partition.
-        """
+        """Return a partition's number; raise ConfigurationError if the stream does not have it."""
         if int(text) >= len(self.model.locks):
             raise _impossible(f"There is no partition {text}", "They are numbered from 0.")
         return int(text)

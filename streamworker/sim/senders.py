@@ -7,18 +7,9 @@ from streamworker.sim.process import CALL_TIMEOUT_MS, LATEST_MS
 
 
 class Senders:
-    """Sends entries to random partitions.
+    """Sends an entry to a random partition every ``every_ms``, on average; with None only what it is told to.
 
-    Parameters
-    ----------
-    ground
-        The simulation.
-    partitions
-        Number of partitions.
-    every_ms
-        Average interval at which an entry is sent; None to send only with :meth:`send`.
-    sent
-        Called with the partition of each entry that reached the server.
+    It calls ``sent`` with the partition of each entry that reached the server.
     """
 
     def __init__(

@@ -264,17 +264,7 @@ def _leave(world: World, *, must_settle: bool) -> None:
 
 
 def shrink(outcome: Outcome, plant: Plant = SOUND, most: int = SHRINK_RUNS) -> Outcome:
-    """Leave out faults while the schedule still fails; return the failure with the fewest faults.
-
-    Parameters
-    ----------
-    outcome
-        An outcome with violations.
-    plant
-        The planted mistake of its run.
-    most
-        Maximum number of runs.
-    """
+    """Leave out faults while the schedule still fails; return the failure with the fewest faults."""
     promises = {violation.promise for violation in outcome.violations}
     runs, best, improved = 0, outcome, True
     while improved and runs < most:

@@ -14,13 +14,7 @@ WIDTH = 120
 
 
 class Transcript:
-    """The lines of a transcript.
-
-    Parameters
-    ----------
-    quiet
-        Leave out events without consequences.
-    """
+    """The lines of a transcript; a quiet one leaves out events without consequences."""
 
     def __init__(self, *, quiet: bool = True) -> None:
         self.lines: list[str] = []

@@ -82,13 +82,7 @@ class Place(Ground):
 
 
 class Trouble:
-    """Applies the faults of one world.
-
-    Parameters
-    ----------
-    world
-        The simulation.
-    """
+    """Applies the faults of one world."""
 
     def __init__(self, world: "Place") -> None:
         self._world = world

@@ -21,20 +21,8 @@ from streamworker.sim.runner import SimRunner
 class SimWorker(Process):
     """One process: a core, its connection, its clock and its runners.
 
-    Parameters
-    ----------
-    world
-        The simulation.
-    name
-        Its name, the part of a lock's owner before the last dot.
-    make
-        Creates its core.
-    refused
-        Called if its core raises an error about its configuration.
-    static_id
-        Its static id, if it has one.
-    partitions
-        A wrong number of partitions in its configuration; 0 for the right one.
+    It calls ``refused`` if its core raises an error about its configuration. ``partitions`` is a wrong number
+    in its configuration, or 0 for the right one.
     """
 
     def __init__(

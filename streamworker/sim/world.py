@@ -36,30 +36,9 @@ START_MS = 1_000_000
 class World(Place):
     """The clock, the random generator, the server, the senders and the workers.
 
-    Parameters
-    ----------
-    seed
-        Seed of the random generator.
-    partitions
-        Number of partitions.
-    protocol, assignment
-        Protocol and assignment of the workers' cores.
-    timing
-        Time spans of all protocols.
-    coordination
-        The protocol's own settings; the defaults if None.
-    drain_deadline_ms
-        How long a contender waits for a live owner.
-    static
-        Probability that a worker has a static id.
-    entry_every_ms
-        Average interval at which an entry is sent; None to send only with ``send``.
-    start_ms
-        First time of the server's clock.
-    model, wrap
-        Replacement for the model, and a wrapper around each core; tests plant mistakes with them.
-    trace
-        Records the events and effects of the cores.
+    A contender waits ``drain_deadline_ms`` for a live owner. A worker has a static id with the probability
+    ``static``. An entry is sent every ``entry_every_ms`` on average; with None only with ``send``. Tests
+    plant mistakes with ``model`` and ``wrap``.
     """
 
     def __init__(

@@ -25,16 +25,9 @@ class BatchLimits:
     """How long a batch waits for more records after its first one."""
 
     def is_ready(self, waiting: int, waiting_bytes: int, age_ms: int, *, no_more: bool = False) -> bool:
-        """Tell whether the waiting entries should be handled now.
+        """Tell whether the waiting entries, of which the first has waited ``age_ms``, should be handled now.
 
-        Parameters
-        ----------
-        waiting, waiting_bytes
-            The number of waiting entries, and their bytes.
-        age_ms
-            How long the first entry has been waiting.
-        no_more
-            Whether no entry can be added because the buffer is full: then waiting gains nothing.
+        With ``no_more`` no entry can be added because the buffer is full: then waiting gains nothing.
         """
         if waiting == 0:
             return False
@@ -146,18 +139,13 @@ per entry (measured), so this limits the pause of one read to some 10 ms."""
 def plan_read(
     candidates: Sequence[Candidate], *, free_bytes: int, count_max: int, turn: int
 ) -> ReadPlan | None:
-    """Choose which partitions the next read asks, and for how many entries.
+    """Choose which partitions the next read asks, and for how many entries; None if nothing can be read now.
 
     All streams of one XREAD share one COUNT, so the plan first looks for a count that fits all candidates. If
     the free bytes do not hold one entry of each candidate, the read asks as many as fit, beginning with a
     different one each ``turn``. Every other turn, the read asks one of the partitions that hold nothing and
     do not fit, for one entry. Otherwise partitions that cannot proceed (because their acked log is full, say)
     could keep the budget from those that can, forever.
-
-    Returns
-    -------
-    ReadPlan or None
-        None if nothing can be read until a partition frees bytes.
     """
     if not candidates:
         return None

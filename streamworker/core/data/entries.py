@@ -33,13 +33,7 @@ class EntryId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """Read an id as Redis prints it; ``"5"`` means ``"5-0"``.
-
-        Raises
-        ------
-        ConfigurationError
-            If the text is no entry id.
-        """
+        """Read an id as Redis prints it, or raise ConfigurationError; ``"5"`` means ``"5-0"``."""
         if isinstance(text, bytes):
             text = text.decode("ascii", "replace")
         found = _ID.fullmatch(text)

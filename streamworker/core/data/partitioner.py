@@ -81,10 +81,7 @@ _KEY_DIGITS_MAX = 1000
 def canonical_key(value: object) -> bytes | None:
     """Return a key as the bytes that decide its partition, or None for no key.
 
-    Raises
-    ------
-    RecordError
-        For a value that has no agreed form as bytes, such as a float.
+    Raise RecordError for a value that has no agreed form as bytes, such as a float.
 
     Examples
     --------
@@ -137,10 +134,7 @@ def partition_for(key: bytes, partitions: int) -> int:
 class RoundRobin:
     """Assigns records without a key to the partitions in turn.
 
-    Parameters
-    ----------
-    start
-        The first partition. Give each sender a different one; otherwise all begin with the same.
+    Give each sender another ``start``; otherwise all begin with the same partition.
     """
 
     def __init__(self, start: int = 0) -> None:

@@ -33,12 +33,7 @@ from streamworker.errors import InternalError
 class Window:
     """The records of one partition that are being handled.
 
-    Parameters
-    ----------
-    concurrency
-        The most records that may run at the same time.
-    size
-        The most records that may be in the window: those that were added and not taken.
+    At most ``concurrency`` of them run at the same time, and at most ``size`` were added and not taken.
 
     Examples
     --------

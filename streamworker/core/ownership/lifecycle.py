@@ -121,13 +121,7 @@ HANDLING = frozenset({State.RUNNING, State.HALTED, State.DRAINING})
 
 
 def step(state: State, trigger: Trigger) -> State:
-    """Return the next state.
-
-    Raises
-    ------
-    InternalError
-        If the table has no such transition. The caller's state is unchanged.
-    """
+    """Return the next state; raise InternalError if the table has no such transition."""
     after = TRANSITIONS[state].get(trigger)
     if after is None:
         raise InternalError(f"A partition that is {state.value} cannot be {trigger.value}.")

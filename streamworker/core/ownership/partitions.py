@@ -32,16 +32,10 @@ class _Partition:
 
 
 class Ownership:
-    """The partitions of one member.
+    """The partitions of one member, under the name ``owner`` that is written into the locks.
 
-    Parameters
-    ----------
-    owner
-        The member's id, which is written into the locks.
-    grace_period_ms
-        How long a revoked partition may drain before its runner is cancelled.
-    retry_ms
-        Returns the pause before the member asks for a lock again.
+    A revoked partition may drain for ``grace_period_ms`` before its runner is cancelled. ``retry_ms`` returns
+    the pause before the member asks for a lock again.
     """
 
     def __init__(self, owner: str, grace_period_ms: int, retry_ms: Callable[[], int]) -> None:

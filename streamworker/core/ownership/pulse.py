@@ -20,12 +20,7 @@ just before a heartbeat would leave no margin."""
 class Pulse:
     """The heartbeats of one membership.
 
-    Parameters
-    ----------
-    member
-        The member that sends them.
-    limit_ms
-        How old the last successful one may be: the shortest time after which peers remove a member.
+    The last successful one may be ``limit_ms`` old: the shortest time after which peers remove a member.
     """
 
     def __init__(self, member: str, limit_ms: int) -> None:

@@ -83,13 +83,7 @@ MESSAGES: dict[str, type[ControlMessage]] = {
 
 
 def entry_of(name: str) -> Entry:
-    """Return a protocol by its name.
-
-    Raises
-    ------
-    ConfigurationError
-        For a name that is not in the table.
-    """
+    """Return a protocol by its name; raise ConfigurationError if there is none."""
     if name not in PROTOCOLS:
         raise ConfigurationError(
             f"There is no coordination {name!r}.", remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}."

@@ -21,15 +21,7 @@ from streamworker.core.protocols.claim.events import (
 
 
 class ModelClaims:
-    """The ownership entries of one group.
-
-    Parameters
-    ----------
-    partitions
-        Returns the stream's current number of partitions.
-    checkpoint
-        Returns a partition's checkpoint, as text.
-    """
+    """The ownership entries of one group; the functions return what the streams have."""
 
     def __init__(
         self, partitions: Callable[[], int], checkpoint: Callable[[int], str] = lambda _: "0-0"

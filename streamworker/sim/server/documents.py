@@ -24,17 +24,7 @@ _GENERATION = re.compile(rb'\{"generation":(\d+)')
 
 
 class Documents:
-    """The part of the model that is about members.
-
-    Parameters
-    ----------
-    partitions
-        Number of partitions.
-    clock
-        The server's clock.
-    on_post
-        Called after a new message on the control stream.
-    """
+    """The part of the model that is about members; it calls ``on_post`` after each control message."""
 
     def __init__(self, partitions: int, *, clock: Callable[[], int], on_post: Callable[[], None]) -> None:
         self._clock = clock

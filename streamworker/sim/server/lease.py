@@ -23,13 +23,7 @@ Win = tuple[int, str]
 
 
 class ModelLeases:
-    """The two hashes of one group.
-
-    Parameters
-    ----------
-    post
-        Puts a message on the control stream.
-    """
+    """The two hashes of one group; ``post`` puts a message on the control stream."""
 
     def __init__(self, post: Callable[[ControlMessage], None]) -> None:
         self._post = post

@@ -39,21 +39,7 @@ class Extension(Protocol):
 
 
 class RedisModel(Documents):
-    """The scripts of redisio, on plain values.
-
-    Parameters
-    ----------
-    partitions
-        Number of partitions.
-    drain_deadline_ms
-        How long a contender waits for a live owner.
-    clock
-        The server's clock.
-    on_post
-        Called after a new message on the control stream.
-    extend
-        Creates the protocol's own operations.
-    """
+    """The scripts of redisio, on plain values; ``extend`` creates the protocol's own operations."""
 
     def __init__(
         self,
@@ -221,14 +207,9 @@ class RedisModel(Documents):
     # -- effects -------------------------------------------------------------------------------
 
     def perform(self, effect: ev.Effect, lost: Callable[[], bool] = lambda: False) -> ev.Event:
-        """Perform an effect of a core.
+        """Perform an effect of a core and return the answer.
 
-        Parameters
-        ----------
-        effect
-            An effect that has an answer.
-        lost
-            Returns whether the next command of a pipeline, or its reply, is lost.
+        ``lost`` returns whether the next command of a pipeline, or its reply, is lost.
         """
         self.commands += 1
         operation = OPERATIONS.get(type(effect))

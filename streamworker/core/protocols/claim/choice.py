@@ -28,18 +28,9 @@ class Choice:
 def choose(
     partitions: int, owners: Mapping[int, str], me: str, jitter: Callable[[int], int]
 ) -> Choice | None:
-    """Return what to claim next; None if the worker has its share, or no partition can be claimed.
+    """Return what ``me`` claims next; None if it has its share, or no partition can be claimed.
 
-    Parameters
-    ----------
-    partitions
-        The current number of partitions.
-    owners
-        The owner by partition, without expired entries.
-    me
-        This worker's name.
-    jitter
-        Returns a number from 0 up to its argument.
+    ``owners`` has the owner by partition, without expired entries.
 
     Examples
     --------

@@ -14,13 +14,8 @@ TOGETHER_MS = 1_000
 def races(messages: Sequence[tuple[int, ControlMessage]]) -> list[Rebalance]:
     """Return the races that a challenger won as rebalances: from the challenge to the acquisition.
 
-    No message announces them: a challenge does not say who will win, and in most races the owner keeps
-    the partition and nothing moves.
-
-    Parameters
-    ----------
-    messages
-        Server time in ms of each message, and the message; oldest first.
+    No message announces them: a challenge does not say who will win, and in most races the owner keeps the
+    partition and nothing moves.
     """
     found: list[Rebalance] = []
     challenged_ms: dict[int, int] = {}

@@ -33,17 +33,10 @@ def count_of_partitions(partitions: frozenset[int]) -> int:
 
 
 def race_delay_ms(load: int, delay_ms: int, *, is_processing: bool) -> int:
-    """Return how long a node waits before it tries to take a challenged partition.
+    """Return how long a node with this load waits before it tries to take a challenged partition.
 
-    Parameters
-    ----------
-    load
-        The node's load, in thousandths of a partition: its active partitions, or another
-        measure in their place.
-    delay_ms
-        The current leases held delay.
-    is_processing
-        Whether the node itself processes the challenged partition.
+    The load is in thousandths of a partition, and ``is_processing`` says whether the node has the challenged
+    one.
 
     Examples
     --------

@@ -124,13 +124,7 @@ def _give(
 
 
 class Balancer:
-    """Looks at the loads when this worker is the balancer, and says what should change.
-
-    Parameters
-    ----------
-    rules
-        The rules for moving partitions.
-    """
+    """Looks at the loads when this worker is the balancer, and says what should change."""
 
     def __init__(self, rules: BalanceRules) -> None:
         self._rules = rules

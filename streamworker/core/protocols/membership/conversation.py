@@ -77,16 +77,9 @@ class Conversation:
         return [MendDocument(seen, known, message, max(at_least, known.generation + 1))]
 
     def propose(self, cause: str, member: str, after: Membership, at_least: int = 0) -> list[Effect]:
-        """Propose a change of the newest version that this worker knows.
+        """Propose what the document should say after the newest version that this worker knows.
 
-        Parameters
-        ----------
-        cause, member
-            Why the change is made, and which members it concerns, for people.
-        after
-            What the document should say.
-        at_least
-            The lowest generation that the new version may get.
+        Cause and member say for people why, and whom it concerns. The new generation is ``at_least`` this.
         """
         now = self.membership
         self._pause_until_ms, self._proposed, self._is_calling = None, after, True
@@ -105,19 +98,8 @@ class Conversation:
     def answered(self, event: DocumentRead | ChangeRefused, me: str, now_ms: int) -> Membership | Note:
         """Handle a document; return the version to act on, or a note about what is wrong with it.
 
-        Parameters
-        ----------
-        event
-            The answer that carries the document.
-        me
-            This worker's id: members repair a damaged document before other workers do.
-        now_ms
-            This worker's clock.
-
-        Raises
-        ------
-        ConfigurationError
-            If the group has another number of partitions.
+        Members repair a damaged document before other workers do, so it matters who ``me`` is. Raise
+        ConfigurationError if the group has another number of partitions.
         """
         self._is_calling, self.server_ms = False, event.server_ms
         if isinstance(event, ChangeRefused):

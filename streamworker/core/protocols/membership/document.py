@@ -141,12 +141,7 @@ class Membership:
 
         If two workers use one static id, the later one gets the membership: it may be the earlier one after a
         crash that no member has noticed yet. A worker that lost its membership this way does not take it
-        back.
-
-        Raises
-        ------
-        ConfigurationError
-            If another worker has taken it.
+        back: for it this raises ConfigurationError.
         """
         place, ours = self.place_of(static_id), tuple(former)
         if place and place.state == "active" and ours and place.id not in ours:
@@ -281,11 +276,8 @@ class Membership:
     def parse(cls, document: bytes) -> Self:
         """Read a document; the documents that were read last are cached.
 
-        Raises
-        ------
-        CoordinationError
-            If the bytes are no membership document, or one of a version that this release does not
-            know. Reading a document changes nothing.
+        Raise CoordinationError if the bytes are no membership document, or one of a version that this release
+        does not know. Reading a document changes nothing.
         """
         try:
             head = Head.of(document)
@@ -338,15 +330,7 @@ class Head(msgspec.Struct):
 
     @classmethod
     def of(cls, document: bytes) -> Self:
-        """Read these two.
-
-        Raises
-        ------
-        ValueError
-            If the bytes are no JSON object, or one of the two is missing or no whole number.
-        RecursionError
-            If it is nested too deep.
-        """
+        """Read these two; raise ValueError or, if it is nested too deep, RecursionError."""
         return msgspec.json.decode(document, type=cls)
 
     def begins(self, document: bytes) -> bool:

@@ -17,10 +17,7 @@ worker that joins an hour later."""
 class Founding:
     """One worker's wait in a young group.
 
-    Parameters
-    ----------
-    pause_ms
-        How long a member takes no partition after a change of the document; 0 disables the wait.
+    A member takes no partition for ``pause_ms`` after a change of the document; 0 disables the wait.
     """
 
     def __init__(self, pause_ms: int) -> None:
@@ -41,13 +38,7 @@ class Founding:
             self._young_until_ms = now_ms + YOUNG_PAUSES * self._pause_ms - age_ms
 
     def is_resting(self, now_ms: int, *, others_wait: bool) -> bool:
-        """Whether this worker still waits before it takes partitions.
-
-        Parameters
-        ----------
-        others_wait
-            Whether other workers are about to be added: then it waits as long as the group is young.
-        """
+        """Whether this worker still waits: as long as the group is young, if others are about to be added."""
         until_ms = max(self._rest_until_ms, self._young_until_ms if others_wait else 0)
         self._look_again_ms = until_ms if now_ms < until_ms else None
         return self._look_again_ms is not None

@@ -70,12 +70,7 @@ class _Sent(Member, frozen=True, omit_defaults=True, kw_only=True):
 class Door:
     """One worker's part in adding others to the group, and in being added.
 
-    Parameters
-    ----------
-    pace_ms
-        How much longer each member waits than the one before it in join order.
-    jitter
-        Returns a number from 0 up to its argument.
+    Each member waits ``pace_ms`` longer than the one before it in join order.
     """
 
     def __init__(self, pace_ms: int, jitter: Callable[[int], int]) -> None:

@@ -70,15 +70,7 @@ def is_of_later_release(document: bytes) -> bool:
 
 
 class Damage:
-    """The unreadable value that one worker saw, and when that worker may repair it.
-
-    Parameters
-    ----------
-    interval_ms
-        Interval of the heartbeats.
-    jitter
-        Returns a number from 0 up to its argument.
-    """
+    """The unreadable value that one worker saw, and when that worker may repair it."""
 
     def __init__(self, interval_ms: int, jitter: Callable[[int], int]) -> None:
         self._interval_ms = interval_ms
@@ -91,19 +83,7 @@ class Damage:
         self._due_ms = 0
 
     def look(self, seen: str, now: Membership, me: str, now_ms: int) -> int:
-        """Note the damaged value; return when this worker may repair it.
-
-        Parameters
-        ----------
-        seen
-            The value's fingerprint.
-        now
-            The newest version of the group that this worker knows.
-        me
-            This worker's id.
-        now_ms
-            This worker's clock.
-        """
+        """Note the damaged value by its fingerprint; return when this worker may repair it."""
         if seen != self.seen:
             self.seen, self._due_ms = seen, now_ms + self._pause_ms(now, me)
             if seen == self._in_vain:

@@ -10,13 +10,7 @@ from streamworker.core.protocols.membership.settings import BalanceRules
 
 
 class Sharing:
-    """What a worker does under the assignment ``weighted``; under the others it does nothing.
-
-    Parameters
-    ----------
-    rules
-        The rules for moving partitions by load.
-    """
+    """What a worker does under the assignment ``weighted``; under the others it does nothing."""
 
     def __init__(self, rules: BalanceRules) -> None:
         self._rules = rules

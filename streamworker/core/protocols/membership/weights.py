@@ -46,14 +46,8 @@ class Weights:
 class Scales:
     """Members with their partitions, and their levels, which change as partitions move.
 
-    Parameters
-    ----------
-    members
-        In join order: among equal members, the methods choose the earlier one.
-    owners
-        The member by partition; a partition of any other owner is free.
-    weights
-        As many as there are owners, or none.
+    Among equal members, the methods choose the earlier one. A partition of an owner that is no member is
+    free.
     """
 
     def __init__(self, members: Sequence[str], owners: Sequence[str | None], weights: Weights) -> None:

@@ -83,17 +83,7 @@ class WorkerCore:
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order.
 
-        Parameters
-        ----------
-        event
-            The event.
-        now_ms
-            This worker's monotonic clock, which never goes back.
-
-        Raises
-        ------
-        ConfigurationError
-            If the group has another number of partitions.
+        Raise ConfigurationError if the group has another number of partitions.
         """
         if self._phase is Phase.GONE:
             return []
