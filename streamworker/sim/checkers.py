@@ -80,9 +80,8 @@ class Checker:
         """A send was confirmed."""
         self.sent[partition].add(number)
 
-    def executed(self, worker: str, partition: int, records: Sequence[Record]) -> None:
+    def executed(self, partition: int, records: Sequence[Record]) -> None:
         """A handler was called."""
-        del worker
         self.executions.update((partition, record.number) for record in records)
 
     def locked(self, change: LockChange) -> None:

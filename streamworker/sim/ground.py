@@ -23,8 +23,6 @@ class Ground(ABC):
     usual: Conditions
     trace: Transcript | None
     """Records the events and effects of the cores."""
-    hold_ms: int
-    """How long the place of a static member is held."""
     connections = 0
 
     @abstractmethod

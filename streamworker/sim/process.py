@@ -3,9 +3,11 @@
 A network that may lose requests and answers leads to the server.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
+from streamworker.core.events import Event
 from streamworker.sim.clock import Lane
 from streamworker.sim.ground import Ground
 
@@ -20,12 +22,12 @@ BUSY_MAX_MS = 5_000
 """Longest delay of a busy loop."""
 
 
-class Process:
+class Process(ABC):
     """One process."""
 
     def __init__(self, world: Ground) -> None:
         self.world = world
-        self.alive, self.paused = True, False
+        self.alive, self.paused, self.batches_paused = True, False, False
         self.cut = self.deaf = False
         """Whether its requests are lost on their way there, or the answers on their way back."""
         self.slow_ms = 0
@@ -37,6 +39,10 @@ class Process:
         """The client id of its connection; None without a connection."""
         self._backlog: list[Callable[[], object]] = []
         self._busy_until_ms = 0
+
+    @abstractmethod
+    def handle(self, event: Event) -> None:
+        """Pass an event to the core, and start its effects."""
 
     # -- time ----------------------------------------------------------------------------------
 

@@ -1,14 +1,9 @@
 """A runner of the simulator, which handles and commits the entries of one partition."""
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
-
 from streamworker.core import events as ev
 from streamworker.core.ownership.locks import Acquired
-from streamworker.sim.ground import Ground
+from streamworker.sim.process import Process
 from streamworker.sim.server.stored import Code, Commit
-
-T = TypeVar("T")
 
 STUCK_MS = 20_000
 """Duration of a stuck batch: longer than the grace period and the drain deadline."""
@@ -17,33 +12,10 @@ BATCHES = (1, 2, 3, 5, 100)
 """Maximum sizes of batches; the last one is for a partition with a backlog."""
 
 
-class Host(Protocol):
-    """What a runner needs of its worker."""
-
-    world: Ground
-    name: str
-    link: int | None
-    cut: bool
-    deaf: bool
-    batches_paused: bool
-
-    def handle(self, event: ev.Event) -> None:
-        """Pass an event to the core."""
-
-    def later(self, delay_ms: int, action: Callable[[], object]) -> None:
-        """Schedule an action of the worker's loop."""
-
-    def soon(self, action: Callable[[], object]) -> None:
-        """Run an action now, or later if the worker is paused or busy."""
-
-    def request(self, do: Callable[[], T], heard: Callable[[T], None], failed: Callable[[], None]) -> None:
-        """Make one round trip."""
-
-
 class SimRunner:
     """Handles the entries of one partition, in batches of random size and duration."""
 
-    def __init__(self, worker: "Host", partition: int, owner: str, lock: Acquired) -> None:
+    def __init__(self, worker: Process, partition: int, owner: str, lock: Acquired) -> None:
         self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
         self.checkpoint = lock.checkpoint.ms
         self.ended = self.draining = self.busy = self.stubborn = self.halted = self.waiting = False
@@ -72,7 +44,7 @@ class SimRunner:
         batch_ms = 1 + int(draw() * conditions.batch_ms)
         if conditions.stuck and draw() < conditions.stuck:
             batch_ms, self.stubborn = STUCK_MS, draw() < 0.5
-        world.checker.executed(worker.name, self.partition, records)
+        world.checker.executed(self.partition, records)
         commit = Commit(self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records))
         worker.later(batch_ms, lambda: self._handled(commit))
 

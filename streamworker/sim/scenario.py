@@ -44,9 +44,8 @@ from streamworker.sim.server.model import RedisModel
 from streamworker.sim.server.stored import Code, Commit
 from streamworker.sim.simulation import SOUND, Plant
 from streamworker.sim.transcript import Transcript
-from streamworker.sim.trouble import LAG_MS
 from streamworker.sim.worker import SimWorker
-from streamworker.sim.world import World
+from streamworker.sim.world import LAG_MS, World
 
 CALL_MS = 1
 """Time of one way between a worker and the server."""

@@ -16,10 +16,11 @@ from streamworker.core.protocols.registry import Coordinator
 from streamworker.core.protocols.setup import Timing
 from streamworker.sim.checkers import Violation
 from streamworker.sim.faults import QUIET, Fault, Kind, draw, kinds_of, smaller
+from streamworker.sim.group import START_MS
 from streamworker.sim.process import CALL_TIMEOUT_MS, LATEST_MS
 from streamworker.sim.server.model import RedisModel
 from streamworker.sim.transcript import Transcript
-from streamworker.sim.world import START_MS, World
+from streamworker.sim.world import World
 
 LATE_MS = CALL_TIMEOUT_MS + LATEST_MS + 500
 """After this time each request that its sender gave up has arrived at the server."""
@@ -217,7 +218,7 @@ def _settle(world: World, *, must_settle: bool) -> int | None:
     """Wait until the group has settled (I7, I10); return how long it took, or None."""
     start_ms = world.clock.now_ms
     world.clock.run_for(LATE_MS)
-    world.stop_sending()
+    world.senders.stop()
     checker, model = world.checker, world.model
 
     def at_rest() -> bool:

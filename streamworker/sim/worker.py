@@ -4,8 +4,7 @@
 model's table says what an effect does at Redis.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
 
 from streamworker.core import events as ev
 from streamworker.core.ownership.pulse import BEAT_RETRIES
@@ -42,7 +41,6 @@ class SimWorker(Process):
         self.owner = ""
         """Its latest owner id in the locks."""
         self.runners: dict[int, SimRunner] = {}
-        self.batches_paused = False
         self._calls: set[object] = set()
         self._beats_for: str | None = None
         self._rounds = 0
@@ -96,7 +94,7 @@ class SimWorker(Process):
         if self.world.trace is not None:
             self.world.trace.took(self.world.clock.now_ms, self.name, event, effects)
         for effect in effects:
-            self._DO.get(type(effect), SimWorker._operate)(self, effect)
+            self._perform(effect)
         self._watch_deadline()
 
     def _watch_deadline(self) -> None:
@@ -141,6 +139,40 @@ class SimWorker(Process):
 
     # -- effects -------------------------------------------------------------------------------
 
+    def _perform(self, effect: ev.Effect) -> None:
+        """Perform an effect; those that a worker does not perform itself are calls to the model."""
+        match effect:
+            case ev.StartRunner():
+                self._start_runner(effect)
+            case ev.DrainRunner(partition, epoch):
+                self._runner(partition, epoch).drain()
+            case ev.CancelRunner(partition, epoch):
+                self._runner(partition, epoch).cancel()
+            case ev.DropRunner(partition, epoch):
+                self._runner(partition, epoch).ended = True
+            case ev.PauseBatches():
+                self.batches_paused = True
+            case ev.ResumeBatches():
+                self.batches_paused = False
+                for runner in list(self.runners.values()):
+                    self.later(0, runner.begin)
+            case ev.PostControl():
+                self._post(effect)
+            case ev.Finished():
+                self._finish()
+            case membership_events.StartHeartbeat(member):
+                self._beats_for = self.owner = member
+            case membership_events.SendHeartbeat():
+                self._send_heartbeat()
+            case membership_events.StopHeartbeat():
+                self._beats_for = None
+            case membership_events.ReportLoad(every_ms):
+                self._reports_load = every_ms > 0
+            case ev.Note() | ev.MarkLock():
+                pass  # They only serve observers.
+            case _:
+                self._operate(effect)
+
     def _post(self, effect: ev.PostControl) -> None:
         """Send a message to the control stream, without waiting for an answer."""
         world, model, link, run = self.world, self.world.model, self.link, self.world.model.run
@@ -153,36 +185,19 @@ class SimWorker(Process):
 
         world.clock.after(world.latency_ms(), arrive)
 
-    def _start_heartbeat(self, effect: membership_events.StartHeartbeat) -> None:
-        self._beats_for = self.owner = effect.member
-
-    def _send_heartbeat(self, _: membership_events.SendHeartbeat) -> None:
+    def _send_heartbeat(self) -> None:
         if self._is_beating:
             self._is_hurried = True
             return
         self._rounds += 1
         self.world.clock.after(0, self._beat_in(self._rounds), self._thread)
 
-    def _stop_heartbeat(self, _: membership_events.StopHeartbeat) -> None:
-        self._beats_for = None
-
-    def _pause_batches(self, _: ev.PauseBatches) -> None:
-        self.batches_paused = True
-
-    def _resume_batches(self, _: ev.ResumeBatches) -> None:
-        self.batches_paused = False
-        for runner in list(self.runners.values()):
-            self.later(0, runner.begin)
-
-    def _finish(self, _: ev.Finished) -> None:
+    def _finish(self) -> None:
         if any(not runner.ended for runner in self.runners.values()):
             self.world.checker.found("crash", f"{self.name} finished with work in hand")
         self.finished = True
         # The group may hold its place for a time, and reassigns its partitions only after that.
-        self.world.checker.figures.happened(self.world.hold_ms if self.static_id else 0)
-
-    def _pass_over(self, _: ev.Effect) -> None:
-        """Ignore an effect that only serves observers."""
+        self.world.checker.figures.happened(self.world.timing.hold_ms if self.static_id else 0)
 
     def _start_runner(self, effect: ev.StartRunner) -> None:
         partition, old = effect.partition, self.runners.get(effect.partition)
@@ -190,15 +205,6 @@ class SimWorker(Process):
             self.world.checker.found("crash", f"{self.name} runs partition {partition} twice")
         self.owner = effect.owner
         self.runners[partition] = SimRunner(self, partition, effect.owner, effect.lock)
-
-    def _drain_runner(self, effect: ev.DrainRunner) -> None:
-        self._runner(effect.partition, effect.epoch).drain()
-
-    def _cancel_runner(self, effect: ev.CancelRunner) -> None:
-        self._runner(effect.partition, effect.epoch).cancel()
-
-    def _drop_runner(self, effect: ev.DropRunner) -> None:
-        self._runner(effect.partition, effect.epoch).ended = True
 
     def _runner(self, partition: int, epoch: int) -> SimRunner:
         runner = self.runners[partition]
@@ -266,33 +272,7 @@ class SimWorker(Process):
             world.checker.beaten(done, world.model)
             return done
 
-        self.request(
-            ask,
-            heard,
-            lambda: again(retry_ms),
-            lane=self._thread,
-        )
-
-    def _report_load(self, effect: membership_events.ReportLoad) -> None:
-        self._reports_load = effect.every_ms > 0
-
-    _DO: ClassVar[Mapping[type[ev.Effect], Callable[["SimWorker", Any], None]]] = {
-        ev.PostControl: _post,
-        membership_events.StartHeartbeat: _start_heartbeat,
-        membership_events.SendHeartbeat: _send_heartbeat,
-        membership_events.StopHeartbeat: _stop_heartbeat,
-        membership_events.ReportLoad: _report_load,
-        ev.PauseBatches: _pause_batches,
-        ev.ResumeBatches: _resume_batches,
-        ev.Finished: _finish,
-        ev.Note: _pass_over,
-        ev.MarkLock: _pass_over,
-        ev.StartRunner: _start_runner,
-        ev.DrainRunner: _drain_runner,
-        ev.CancelRunner: _cancel_runner,
-        ev.DropRunner: _drop_runner,
-    }
-    """The effects that a worker performs itself; all others are calls to the model."""
+        self.request(ask, heard, lambda: again(retry_ms), lane=self._thread)
 
 
 def _subjects(effect: ev.Effect) -> frozenset[object]:

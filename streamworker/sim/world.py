@@ -1,260 +1,69 @@
-"""A deterministic simulation of cores: workers, a network, senders, and a server on plain values.
+"""The simulator's world: a group, and the faults that are applied to its workers, network and server."""
 
-The same seed gives the same run, event for event. A ``Checker`` gets everything that an observer could
-see.
-"""
+from collections.abc import Sequence
+from dataclasses import replace
 
-from collections.abc import Callable
-from random import Random
-
-from streamworker.core.protocols.membership.settings import BalanceRules
-from streamworker.core.protocols.registry import PROTOCOLS, Coordinator, make_coordinator
-from streamworker.core.protocols.settings import Coordination
-from streamworker.core.protocols.setup import Identity, Setup, Timing
-from streamworker.errors import ConfigurationError
-from streamworker.sim.checkers import Checker, worker_of
-from streamworker.sim.clock import Dice, VirtualClock
-from streamworker.sim.faults import QUIET, Fault
-from streamworker.sim.senders import Senders
-from streamworker.sim.server.extensions import EXTENSIONS
-from streamworker.sim.server.model import RedisModel
-from streamworker.sim.server.stored import Lock, LockChange
-from streamworker.sim.transcript import Transcript
-from streamworker.sim.trouble import Place, Trouble
+from streamworker.core.protocols.membership.mending import is_of_later_release
+from streamworker.sim.faults import QUIET, Fault, Kind
+from streamworker.sim.group import Group
+from streamworker.sim.server.damage import LATER, damaged, places
+from streamworker.sim.server.stored import Lock
 from streamworker.sim.worker import SimWorker
 
-BALANCE = BalanceRules(interval_ms=1_000, looks=2, moves_per_minute=1_000)
-"""Fast enough that the balancer moves partitions during the faults, and settles after them."""
-LOAD_IS_A_REASON_MS = 10**9
-"""Under ``weighted`` load is a reason for every move, for as long as a simulation may last."""
-LOAD_SPELL_MS = 4_000
-"""Interval at which loads change during the faults."""
-START_MS = 1_000_000
-"""First time of the server's clock; generations and epochs begin there."""
+WORKERS_MOST = 10
+FLAPS = 3
+FLAP_EVERY_MS = 1_400
+FLAP_STAYS_MS = 700
+SLOW_MS = (20, 100, 300)
+LAG_MS = (50, 500, 2_000)
+"""How far a replica may lag behind."""
+LOADS_AWAY_MS = 20_000
+"""Time until damaged loads are repaired by hand: workers do not repair them."""
+LATER_AWAY_MS = 6_000
+"""Time until a document of a later release is replaced by hand: workers do not touch it."""
+LATER_LOOKS = 3
+"""How often the document of a later release is looked for, since a failover may restore it."""
+WORSE: dict[Kind, dict[str, float]] = {
+    Kind.LOST: {"lost": 0.15, "repeated": 0.1, "latency_ms": 400},
+    Kind.SILENCE: {"control_lost": 1.0},
+    Kind.STUCK: {"stuck": 0.1},
+}
+"""The conditions that a fault worsens for a time."""
 
 
-class World(Place):
-    """The clock, the random generator, the server, the senders and the workers.
+class World(Group):
+    """A group, and the faults that happen to it, to the network and to the server."""
 
-    A contender waits ``drain_deadline_ms`` for a live owner. A worker has a static id with the probability
-    ``static``. An entry is sent every ``entry_every_ms`` on average; with None only with ``send``. Tests
-    plant mistakes with ``model`` and ``wrap``.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        *,
-        partitions: int = 8,
-        protocol: str = "membership",
-        assignment: str = "range",
-        timing: Timing | None = None,
-        coordination: Coordination | None = None,
-        drain_deadline_ms: int = 12_000,
-        static: float = 0.0,
-        entry_every_ms: int | None = 60,
-        start_ms: int = START_MS,
-        model: type[RedisModel] = RedisModel,
-        wrap: Callable[[Coordinator], Coordinator] = lambda core: core,
-        trace: Transcript | None = None,
-    ) -> None:
-        self.random = Dice(seed)
-        self.timing = timing or Timing()
-        self.usual = self.conditions = QUIET
-        self.clock = VirtualClock(start_ms)
-        self.trace = trace
-        if trace is not None:
-            trace.start_ms = start_ms
-        self.model = model(
-            partitions,
-            drain_deadline_ms=drain_deadline_ms,
-            clock=lambda: self.clock.now_ms,
-            on_post=self._spread_the_word,
-            extend=EXTENSIONS.get(protocol),
-        )
-        self.checker = Checker(partitions, lambda: self.clock.now_ms - start_ms)
-        if assignment == "weighted":
-            self.checker.figures.happened(LOAD_IS_A_REASON_MS)
-        self._locked_ms = start_ms
-        """When a lock last changed."""
-        self._measurable_ms = start_ms
-        self.model.on_lock = self._lock_changed
-        self.model.on_held = lambda partition: self.checker.held(partition, drain_deadline_ms)
-        self.model.on_commit = self.checker.committed
-        self.workers: list[SimWorker] = []
-        self.trouble = Trouble(self)
-        self._is_healed = False
-        self._protocol, self._assignment, self._wrap = PROTOCOLS[protocol], assignment, wrap
-        self._coordination = coordination or self._protocol.settings()
-        self._static = static
-        self.hold_ms = self.timing.hold_ms
-        self._load_seed = seed
-        self._senders = Senders(self, partitions, entry_every_ms, self._told)
-
-    # -- workers -------------------------------------------------------------------------------
-
-    def start(self, name: str = "", static_id: str = "") -> SimWorker:
-        """Start a worker; with the name of an earlier worker, it is that worker's restart."""
-        name = name or f"w{len(self.workers) + 1}"
-        if not static_id and self.random.random() < self._static:
-            static_id = f"s-{name}"
-        self.note(f"{name} starts{f' as {static_id}' if static_id else ''}")
-        worker = SimWorker(self, name, self.make_core, self.refused, static_id=static_id)
-        self.workers.append(worker)
-        self.checker.figures.came(name)
-        return worker
-
-    def start_wrong(self, partitions: int) -> None:
-        """Start a worker of another release of the app that has another number of partitions."""
-        name = f"w{len(self.workers) + 1}"
-        self.note(f"{name} starts, with {partitions} partitions")
-        self.workers.append(SimWorker(self, name, self.make_core, self.refused, partitions=partitions))
-
-    def stop(self, worker: SimWorker, *, comes_back: bool = False) -> None:
-        """Ask a worker to leave."""
-        self.note(f"{worker.name} is asked to leave")
-        if not worker.is_wrong:
-            self.checker.figures.went(worker.name, at_once=False, comes_back=comes_back)
-        worker.stop()
-
-    def kill(self, worker: SimWorker, *, comes_back: bool = False) -> None:
-        """Kill a worker."""
-        self.note(f"{worker.name} is killed; its connection closes")
-        worker.kill()
-        if not worker.is_wrong:
-            self.checker.figures.went(worker.name, at_once=True, comes_back=comes_back)
-
-    def refused(self, worker: SimWorker, error: ConfigurationError) -> None:
-        """End a worker whose core raised an error about its configuration."""
-        if not worker.is_wrong and not worker.static_id:
-            self.checker.found("crash", f"{worker.name}: {error}")
-        if worker.is_wrong and any(worker_of(lock.owner) == worker.name for lock in self.model.locks):
-            self.checker.found("I4", f"{worker.name} has a lock, and another number of partitions")
-        self.note(f"{worker.name} ends: {error}")
-        worker.kill()
-        others = any(each.name == worker.name for each in self.staying)
-        if not others and not worker.is_wrong:
-            self.checker.figures.went(worker.name, at_once=True)
-        if self._is_healed and not self.staying:
-            self.start()  # An operator notices that no worker runs.
-
-    def declare(self) -> None:
-        """Declare the number of partitions, as each worker does when it reconnects to the server."""
-        if self.model.extension is not None:
-            self.model.extension.declare()
-
-    @property
-    def reads_partitions(self) -> bool:
-        """Whether the protocol reads the number of partitions repeatedly."""
-        return self._protocol.can_grow
-
-    @property
-    def has_document(self) -> bool:
-        """Whether the protocol has a membership document."""
-        return self._protocol.has_document
-
-    def setup(self, worker: SimWorker) -> Setup:
-        """Return the setup of a worker's core."""
-        return Setup(
-            coordination=self._coordination,
-            identity=Identity(worker.name, "host", 1, worker.static_id, capacity=self._capacity_of(worker)),
-            partitions=worker.partitions or len(self.model.locks),
-            assignment=self._assignment,
-            timing=self.timing,
-            nonce=lambda: f"{self.random.getrandbits(40):010x}",
-            jitter=lambda most: self.random.randint(0, most),
-            balance=BALANCE,
-        )
-
-    # -- load ----------------------------------------------------------------------------------
-
-    def load_of(self, partition: int) -> int:
-        """Return a partition's load; it changes every few seconds until the faults end."""
-        spell = 0 if self._is_healed else self.clock.now_ms // LOAD_SPELL_MS
-        dice = Random(f"{self._load_seed} {partition} {spell}")
-        return dice.choice((1, 20, dice.randint(10, 100), dice.randint(100, 1_000)))
-
-    def _capacity_of(self, worker: SimWorker) -> int:
-        if self._assignment != "weighted":
-            return 1
-        return Random(f"{self._load_seed} {worker.name}").choice((1, 1, 1, 2, 4))
-
-    @property
-    def is_weighted(self) -> bool:
-        """Whether the assignment shares partitions by load, not by number."""
-        return self._assignment == "weighted"
-
-    def _lock_changed(self, change: LockChange) -> None:
-        self._locked_ms = self.clock.now_ms
-        self.checker.locked(change)
-
-    def damage_loads(self, away_ms: int) -> None:
-        """Replace the loads by a list for a time; workers do not repair that key."""
-        self._measurable_ms = max(self._measurable_ms, self.clock.now_ms + away_ms)
-        self.model.damage_loads()
-        self.clock.after(away_ms, lambda: self.model.damage_loads(is_right=True))
-
-    @property
-    def has_come_to_rest(self) -> bool:
-        """Whether the balancer has had time to see the loads, and has moved no partition since."""
-        document = self.model.membership
-        if not self.is_weighted or document is None:
-            return True
-        # A partition without an owner has no load: its load shows after its lock was acquired.
-        quiet_ms = self.clock.now_ms - max(document.generation, self._locked_ms, self._measurable_ms)
-        return quiet_ms >= (BALANCE.looks + 2) * BALANCE.interval_ms
-
-    def make_core(self, worker: SimWorker) -> Coordinator:
-        """Create a worker's core."""
-        return self._wrap(make_coordinator(self.setup(worker)))
-
-    @property
-    def staying(self) -> list[SimWorker]:
-        """The live workers with a right configuration that were not asked to leave."""
-        return [w for w in self.workers if w.alive and not w.stopping and not w.is_wrong]
-
-    # -- the network ---------------------------------------------------------------------------
-
-    def _spread_the_word(self) -> None:
-        for worker in self.workers:
-            if worker.alive and not worker.finished:
-                worker.poll_soon()
-
-    # -- senders -------------------------------------------------------------------------------
-
-    def stop_sending(self) -> None:
-        """Send a last entry to each partition, and no more."""
-        self._senders.stop()
-
-    def send(self, partition: int) -> None:
-        """Send the partition's next entry, unless the last one is not confirmed yet."""
-        self._senders.send(partition)
-
-    def _told(self, partition: int) -> None:
-        for worker in self.workers:
-            if (runner := worker.runners.get(partition)) is not None:
-                runner.told()
-
-    def grow(self, partitions: int) -> None:
-        """Add partitions to the stream, for the protocols that read their number."""
-        more = partitions - self._senders.partitions
-        self.note(f"the stream has {partitions} partitions now")
-        self._senders.grow(more)
-        self.model.locks.extend(Lock() for _ in range(more))
-        self.checker.grow(more)
-
-    # -- faults --------------------------------------------------------------------------------
+    _flapping: Sequence[SimWorker] = ()
+    """Workers that were started to stop soon."""
+    _before_later = b""
+    """The document before the one of a later release."""
 
     def happen(self, fault: Fault) -> None:
         """Apply a fault."""
-        self.trouble.happen(fault)
+        match fault.kind:
+            case Kind.START | Kind.HERD | Kind.FLAP:
+                self._come(fault)
+            case Kind.LOST | Kind.SILENCE | Kind.STUCK:
+                self._weather(fault)
+            case Kind.RESTART | Kind.FLUSH | Kind.FAILOVER:
+                self._redis(fault)
+            case Kind.DAMAGE:
+                self._damage(fault)
+            case Kind.REPARTITION:
+                self._repartition(1 + fault.pick % 4)
+            case _:
+                there = [w for w in self.workers if w.alive and not w.finished]
+                if there:
+                    self._happen_to(there[fault.pick % len(there)], fault)
 
     def heal(self) -> None:
         """End all faults; handlers finish the batches that they have begun."""
         self.note("all faults end")
         self.conditions = self.usual = QUIET
-        self._is_healed = True
-        self.trouble.end()
+        self.is_healed = True
+        for worker in self._flapping:
+            self._end_flap(worker)
         for worker in self.workers:
             worker.cut = worker.deaf = False
             worker.slow(0)
@@ -263,49 +72,180 @@ class World(Place):
             if worker.paused:
                 worker.wake()
 
-    # -- what an observer sees -----------------------------------------------------------------
+    # -- workers that come ---------------------------------------------------------------------
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the owner of each lock handles its partition, and the shares differ by at most one."""
-        if any(w.alive and not w.finished for w in self.workers if w.stopping):
-            return False
-        handled = {
-            (runner.partition, runner.owner, runner.epoch)
-            for worker in self.staying
-            for runner in worker.runners.values()
-            if not runner.ended and not runner.draining
-        }
-        locks = self.model.locks
-        if handled != {(p, lock.owner, lock.epoch) for p, lock in enumerate(locks)}:
-            return False
-        if any(r.draining and not r.ended for w in self.staying for r in w.runners.values()):
-            return False
-        if self.is_weighted:
-            return True
-        counts = dict.fromkeys((worker.name for worker in self.staying), 0)
-        for lock in locks:
-            counts[worker_of(lock.owner)] += 1
-        return max(counts.values()) - min(counts.values()) <= 1
+    def _come(self, fault: Fault) -> None:
+        room = WORKERS_MOST - len(self.staying)
+        if fault.kind is Kind.FLAP and room > 0:
+            for turn in range(FLAPS):
+                self.clock.after(turn * FLAP_EVERY_MS, self._flap)
+            return
+        for _ in range(min(room, 1 if fault.kind is Kind.START else 2 + fault.pick % 6)):
+            self.start()
 
-    @property
-    def is_agreed(self) -> bool:
-        """Whether the document names exactly the current members, and the owners of all locks.
+    def _flap(self) -> None:
+        if not self.is_healed:
+            worker = self.start()
+            self._flapping = (*self._flapping, worker)
+            self.clock.after(FLAP_STAYS_MS, lambda: self._end_flap(worker))
 
-        Ids are compared: an id that a worker had before it lost its membership counts as a dead member.
+    def _end_flap(self, worker: SimWorker) -> None:
+        if worker.alive and not worker.stopping:
+            self.stop(worker)
+
+    def _repartition(self, more: int) -> None:
+        """Add partitions if the protocol supports it; otherwise start a worker with a wrong number.
+
+        Without a membership document no worker is started: then the declaration of the stream would
+        refuse that worker before it takes part.
         """
-        document = self.model.membership
-        if document is None:
-            return not self.staying
-        return {member.id for member in document.members} == {worker.owner for worker in self.staying} and (
-            document.owners == tuple(lock.owner or None for lock in self.model.locks)
-        )
+        partitions = len(self.model.locks) + more
+        if self.protocol.can_grow:
+            self.grow(partitions)
+        elif self.model.membership is not None:
+            name = f"w{len(self.workers) + 1}"
+            self.note(f"{name} starts, with {partitions} partitions")
+            self.workers.append(SimWorker(self, name, self.make_core, self.refused, partitions=partitions))
 
-    @property
-    def is_caught_up(self) -> bool:
-        """Whether every entry is committed, except in halted partitions."""
-        halted = {p for w in self.staying for p, r in w.runners.items() if r.halted and not r.ended}
-        return self._senders.is_sent and all(
-            not lock.events or lock.events[-1].id <= lock.checkpoint or p in halted
-            for p, lock in enumerate(self.model.locks)
-        )
+    # -- the network and the server ------------------------------------------------------------
+
+    def _weather(self, fault: Fault) -> None:
+        worse = WORSE[fault.kind]
+        self.note(f"for {fault.span_ms} ms: {', '.join(f'{name} {value}' for name, value in worse.items())}")
+        self.conditions = replace(self.conditions, **worse)  # type: ignore[arg-type]
+        usual = {name: getattr(self.usual, name) for name in worse}
+
+        def better() -> None:
+            self.conditions = replace(self.conditions, **usual)
+
+        self.clock.after(fault.span_ms, better)
+
+    def _redis(self, fault: Fault) -> None:
+        model = self.model
+        if fault.kind is Kind.FAILOVER:
+            snapshot, lag_ms = model.snapshot(), LAG_MS[fault.pick % len(LAG_MS)]
+            self.clock.after(lag_ms, lambda: self._fail_over(snapshot, lag_ms, fault.span_ms))
+            return
+        self.note(f"Redis restarts {'without' if fault.kind is Kind.FLUSH else 'with'} its data")
+        if fault.kind is Kind.FLUSH:
+            model.flush()
+        else:
+            model.restart()
+        self._reconnect(fault.span_ms)
+
+    def _fail_over(self, snapshot: object, lag_ms: int, away_ms: int) -> None:
+        model, partitions = self.model, len(self.model.locks)
+        self.note(f"Redis fails over to a replica that lacks the last {lag_ms} ms")
+        model.lose_suffix(snapshot)
+        # The operator who added partitions notices that they are missing, and adds them again.
+        model.locks.extend(Lock() for _ in range(partitions - len(model.locks)))
+        self._reconnect(away_ms)
+
+    def _damage(self, fault: Fault) -> None:
+        stored = self.model.stored
+        if not self.protocol.has_document:
+            return
+        damage = places(fault.pick)
+        self.checker.figures.happened()
+        if "heartbeats" in damage:
+            self.note("a list stands in place of the heartbeats")
+            self.model.damage_beats()
+        if "loads" in damage:
+            self.note("a list stands in place of the loads")
+            self.measurable_ms = max(self.measurable_ms, self.clock.now_ms + LOADS_AWAY_MS)
+            self.model.damage_loads()
+            self.clock.after(LOADS_AWAY_MS, lambda: self.model.damage_loads(is_right=True))
+        if "document" not in damage:
+            return
+        before = stored.document or b""  # There may be no document yet, or a list in its place.
+        what, after = damaged(before, fault.pick)
+        self.note(f"the membership document {what}")
+        self.model.damage(after)
+        if what == LATER:
+            # If the previous document is also one of a later release, keep the one before it.
+            self._before_later = self._before_later if is_of_later_release(before) else before
+            for turn in range(1, LATER_LOOKS + 1):
+                self.clock.after(turn * LATER_AWAY_MS, self._put_back)
+        for worker in self.workers:
+            if worker.is_wrong:
+                worker.kill()  # Without a document, the declaration of its stream refuses it.
+
+    def _put_back(self) -> None:
+        """Replace a document of a later release by the previous one."""
+        if is_of_later_release(self.model.stored.document or b""):
+            self.note("the document of a later release is taken away again")
+            self.checker.figures.happened()
+            self.model.damage(self._before_later)
+
+    def _reconnect(self, away_ms: int) -> None:
+        self.checker.restarted(self.model)
+        self.checker.figures.happened(away_ms)
+        self.clock.after(away_ms + self.random.randint(0, 1_000), self._declare)
+        for worker in self.workers:
+            worker.disconnect()
+            if worker.is_wrong:
+                worker.kill()  # It declares its stream again, and is refused.
+            elif worker.alive:
+                worker.later(away_ms + self.random.randint(0, 1_000), worker.connect)
+
+    def _declare(self) -> None:
+        """Declare the number of partitions, as each worker does when it reconnects to the server."""
+        if self.model.extension is not None:
+            self.model.extension.declare()
+
+    # -- one worker ----------------------------------------------------------------------------
+
+    def _happen_to(self, worker: SimWorker, fault: Fault) -> None:
+        span_ms = fault.span_ms
+        match fault.kind:
+            case Kind.STOP:
+                self.stop(worker)
+                return
+            case Kind.KILL:
+                self.kill(worker)
+                return
+            case Kind.ROLL:
+                self._roll(worker, fault)
+                return
+            case Kind.SLOW:
+                worker.slow(SLOW_MS[fault.pick % len(SLOW_MS)])
+                self.clock.after(span_ms, lambda: worker.slow(0))
+                self.note(f"{worker.name} is slow for {span_ms} ms: up to {worker.slow_ms} ms for each thing")
+                return
+            case Kind.DRIFT:
+                pace = 950 + fault.pick % 101
+                worker.drift(pace)
+                self.note(f"the clock of {worker.name} goes at {pace} thousandths")
+                return
+            case Kind.PAUSE:
+                worker.pause()
+                self.clock.after(span_ms, worker.wake)
+            case Kind.DISCONNECT:
+                worker.disconnect()
+                worker.later(span_ms, worker.connect)
+            case Kind.CUT | Kind.DEAF:
+                setattr(worker, fault.kind.value, True)
+                self.clock.after(span_ms, lambda: setattr(worker, fault.kind.value, False))
+        self.note(f"{worker.name}: {fault.kind.value} for {span_ms} ms")
+        self.checker.figures.happened(span_ms)
+
+    def _roll(self, worker: SimWorker, fault: Fault) -> None:
+        """Restart a worker: after a time, or at once while the old process is only paused."""
+        how = fault.pick % 3
+        if worker.stopping or worker.is_wrong:
+            return
+        if how == 0 and worker.static_id:
+            worker.pause()
+            self.clock.after(fault.span_ms, worker.wake)
+            self.note(f"{worker.name}: paused for {fault.span_ms} ms, and taken for dead")
+            self._return(worker)
+            return
+        if how == 1:
+            self.kill(worker, comes_back=bool(worker.static_id))
+        else:
+            self.stop(worker, comes_back=bool(worker.static_id))
+        self.clock.after(fault.span_ms, lambda: self._return(worker))
+
+    def _return(self, worker: SimWorker) -> None:
+        if not self.is_healed:
+            self.start(worker.name if worker.static_id else "", worker.static_id)

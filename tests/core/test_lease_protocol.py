@@ -13,10 +13,11 @@ from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.protocols.lease.timing import UNIT, LoadMeasure, count_of_partitions
 from streamworker.core.protocols.registry import Coordinator
 from streamworker.sim.faults import Fault, Kind, draw, kinds_of
+from streamworker.sim.group import START_MS
 from streamworker.sim.server.lease import ModelLeases
 from streamworker.sim.server.stored import LockChange
 from streamworker.sim.worker import SimWorker
-from streamworker.sim.world import START_MS, World
+from streamworker.sim.world import World
 from tests.core.groups import check, pause, settled, until
 
 TIMING = Lease()
