@@ -24,7 +24,6 @@ from docs.reference import render as render_cli
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.workers.metrics import METRICS
 from streamworker.core import events
-from streamworker.core.data.partitioner import VECTORS
 from streamworker.core.ownership.lifecycle import diagram
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS
@@ -34,6 +33,7 @@ from streamworker.redisio.admin.rights import ROLES, acl_rules
 from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.settings import AT_MOST, RULES, Settings
 from streamworker.sim.scenario import HAPPENINGS, play, read
+from tests.core.vectors import VECTORS
 from streamworker.spark.source.options import NAMES as SPARK_OPTIONS
 from streamworker.variables import ENV_PREFIX, OTHER_VARIABLES
 

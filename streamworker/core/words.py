@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def runs(numbers: Iterable[int]) -> str:
@@ -29,20 +32,22 @@ def name_of(owner: str) -> str:
     return owner.rpartition(".")[0] or owner
 
 
+def alike(said: Mapping[int, T]) -> dict[T, list[int]]:
+    """Return the partitions of which the same is said together, in ascending order."""
+    together: dict[T, list[int]] = {}
+    for partition in sorted(said):
+        together.setdefault(said[partition], []).append(partition)
+    return together
+
+
 def by_words(words: Mapping[int, str]) -> str:
     """Write partitions with words about each; partitions with the same words are written together."""
-    alike: dict[str, list[int]] = {}
-    for partition in sorted(words):
-        alike.setdefault(words[partition], []).append(partition)
-    return "; ".join(f"{runs(which)} {text}".rstrip() for text, which in alike.items()) or "nothing"
+    return "; ".join(f"{runs(which)} {text}".rstrip() for text, which in alike(words).items()) or "nothing"
 
 
 def by_owner(owners: Mapping[int, str]) -> str:
     """Write which owner has which partitions; empty if there is none."""
-    shares: dict[str, list[int]] = {}
-    for partition in sorted(owners):
-        shares.setdefault(owners[partition], []).append(partition)
-    return "; ".join(f"{owner}: {runs(which)}" for owner, which in shares.items())
+    return "; ".join(f"{owner}: {runs(which)}" for owner, which in alike(owners).items())
 
 
 @dataclass(frozen=True, slots=True)

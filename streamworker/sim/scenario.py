@@ -34,7 +34,7 @@ from typing import Any
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.setup import Setup, Timing
-from streamworker.core.words import name_of, runs
+from streamworker.core.words import alike, name_of, runs
 from streamworker.errors import ConfigurationError
 from streamworker.sim.checkers import Violation
 from streamworker.sim.clock import Dice
@@ -69,12 +69,6 @@ class Scenario:
     steps: tuple[tuple[int, str], ...]
     transcript: list[str] = field(default_factory=list)
     result: str = ""
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """The steps of other documents that the scenario covers."""
-        lines = (line.removeprefix("covers:") for line in self.about if line.startswith("covers:"))
-        return tuple(word for line in lines for word in line.split())
 
     def __str__(self) -> str:
         width = max(len(str(at_ms)) for at_ms, _ in self.steps)
@@ -116,10 +110,8 @@ def play(scenario: Scenario, plant: Plant = SOUND) -> tuple[Scenario, tuple[Viol
     ``plant`` is a mistake that is made on purpose.
     """
     world = ScriptedWorld(scenario.given, plant)
-    if (
-        next((what for _, what in scenario.steps if what == "hide" or what.startswith("show")), "hide")
-        != "hide"
-    ):
+    first = next((what for _, what in scenario.steps if what == "hide" or what.startswith("show")), "hide")
+    if first != "hide":
         world.hide()
     for at_ms, what in scenario.steps:
         world.clock.run_for(at_ms - world.clock.now_ms)
@@ -322,40 +314,6 @@ class ScriptedWorld(World):
         self.start(name)
         self._static_id = ""
 
-    def hang(self, worker: SimWorker, partition: int, *, for_good: bool) -> None:
-        """Send an entry that the worker handles for 20 s."""
-        runner = worker.runners.get(partition)
-        if runner is None or runner.ended or runner.busy:
-            raise _impossible(
-                f"{worker.name} cannot begin to handle an entry of partition {partition} at "
-                f"{self.clock.now_ms} ms",
-                "Choose a time at which it owns the partition and does nothing.",
-            )
-        self.conditions = replace(self.conditions, stuck=1.0)
-        self.send(partition)
-
-        def is_hanging() -> None:
-            self.conditions = self.usual
-            runner.stubborn = for_good
-
-        self.clock.after(HANG_MS, is_hanging)
-
-    def empty_store(self, what: str) -> None:
-        """Delete the data that a protocol keeps besides documents and locks."""
-        self.say(what)
-        if self.model.extension is not None:
-            self.model.extension.flush()
-
-    def let_drift(self, worker: SimWorker, pace: int, what: str) -> None:
-        """Let a worker's clock run at another rate."""
-        self.say(what)
-        worker.drift(pace)
-
-    def try_to_release(self, worker: SimWorker, partition: int, epoch: int) -> None:
-        """Ask the server to release a lock as no core would."""
-        done = self.model.release(partition, worker.owner, epoch)
-        self.say(f"{worker.owner} asks to release {partition} with epoch {epoch}: {'done' if done else 'no'}")
-
     # -- results -------------------------------------------------------------------------------
 
     @property
@@ -368,9 +326,9 @@ class ScriptedWorld(World):
         """The owners of the locks, with their epochs."""
         membership = self.model.membership
         parts = [] if membership is None else [f"generation {membership.generation}"]
-        shares: dict[tuple[str, int], list[int]] = {}
-        for partition, lock in enumerate(self.model.locks):
-            shares.setdefault((name_of(lock.owner) or "nobody", lock.epoch), []).append(partition)
+        shares = alike(
+            {p: (name_of(each.owner) or "nobody", each.epoch) for p, each in enumerate(self.model.locks)}
+        )
         parts += [f"{owner}: {runs(which)}, epoch {epoch}" for (owner, epoch), which in shares.items()]
         return "; ".join(parts)
 
@@ -414,8 +372,41 @@ def _entry(world: ScriptedWorld, _: str, partition: str | None) -> None:
 
 
 def _hangs(world: ScriptedWorld, what: str, name: str, partition: str, how: str | None) -> None:
+    """Send an entry that the worker handles for 20 s."""
     world.say(what)
-    world.hang(world.worker(name), world.partition(partition), for_good=how is not None)
+    runner = world.worker(name).runners.get(world.partition(partition))
+    if runner is None or runner.ended or runner.busy:
+        raise _impossible(
+            f"{name} cannot begin to handle an entry of partition {partition} at {world.clock.now_ms} ms",
+            "Choose a time at which it owns the partition and does nothing.",
+        )
+    world.conditions = replace(world.conditions, stuck=1.0)
+    world.send(int(partition))
+
+    def is_hanging() -> None:
+        world.conditions = world.usual
+        runner.stubborn = how is not None
+
+    world.clock.after(HANG_MS, is_hanging)
+
+
+def _empties_the_store(world: ScriptedWorld, what: str, _: str) -> None:
+    """Delete the data that a protocol keeps besides documents and locks."""
+    world.say(what)
+    if world.model.extension is not None:
+        world.model.extension.flush()
+
+
+def _drifts(world: ScriptedWorld, what: str, name: str, pace: str) -> None:
+    world.say(what)
+    world.worker(name).drift(int(pace))
+
+
+def _tries_to_release(world: ScriptedWorld, _: str, name: str, partition: str, epoch: str) -> None:
+    """Ask the server to release a lock as no core would."""
+    owner = world.worker(name).owner
+    done = world.model.release(world.partition(partition), owner, int(epoch))
+    world.say(f"{owner} asks to release {partition} with epoch {epoch}: {'done' if done else 'no'}")
 
 
 HAPPENINGS: dict[str, Happening] = {
@@ -438,13 +429,9 @@ HAPPENINGS: dict[str, Happening] = {
     r"the membership document ((?:is|has|gives) .+)": _damages,
     r"an entry comes to (?:each partition|partition (\d+))": _entry,
     r"(w\w+) hangs in partition (\d+)( and cannot be stopped)?": _hangs,
-    r"the store of (\w+) is emptied": lambda world, what, _: world.empty_store(what),
+    r"the store of (\w+) is emptied": _empties_the_store,
     r"the stream grows to (\d+) partitions": lambda world, _, count: world.grow(int(count)),
-    r"the clock of (w\w+) goes at (\d+) thousandths": lambda world, what, name, pace: world.let_drift(
-        world.worker(name), int(pace), what
-    ),
-    r"(w\w+) tries to release (\d+) with epoch (\d+)": lambda world, _, name, partition, epoch: (
-        world.try_to_release(world.worker(name), world.partition(partition), int(epoch))
-    ),
+    r"the clock of (w\w+) goes at (\d+) thousandths": _drifts,
+    r"(w\w+) tries to release (\d+) with epoch (\d+)": _tries_to_release,
 }
 """From the form of a step to the function that performs it."""

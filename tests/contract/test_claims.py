@@ -75,47 +75,47 @@ async def test_an_empty_store_lists_nothing_but_the_partitions_of_the_stream(gro
 async def test_claims_go_in_as_a_list_with_etags_and_the_winners_come_out(group: Group) -> None:
     """With what stands there instead for each of the others."""
     first = await claim(group, "a.1", {0: NO_ENTRY, 1: NO_ENTRY})
-    assert set(first.won) == {0, 1}
+    assert set(first.done) == {0, 1}
     assert first.refused == {}
-    second = await claim(group, "b.2", {0: first.won[0], 1: NO_ENTRY, 2: NO_ENTRY, 3: 12345})
-    assert set(second.won) == {0, 2}
+    second = await claim(group, "b.2", {0: first.done[0], 1: NO_ENTRY, 2: NO_ENTRY, 3: 12345})
+    assert set(second.done) == {0, 2}
     assert second.refused[3] is None, "an ETag for an entry that is not there"
     stands = second.refused[1]
     assert stands is not None
-    assert (stands.owner, stands.etag, stands.level) == ("a.1", first.won[1], 0)
+    assert (stands.owner, stands.etag, stands.level) == ("a.1", first.done[1], 0)
     assert {p: entry.owner for p, entry in (await entries(group)).items()} == {0: "b.2", 1: "a.1", 2: "b.2"}
 
 
 async def test_of_two_claims_in_the_same_instant_one_wins(group: Group) -> None:
     """Both send the ETag that they read, and the store compares and sets in one step."""
     answers = await asyncio.gather(*(claim(group, f"w.{n}", {0: NO_ENTRY}) for n in range(8)))
-    winners = [n for n, answer in enumerate(answers) if 0 in answer.won]
+    winners = [n for n, answer in enumerate(answers) if 0 in answer.done]
     assert len(winners) == 1
     assert (await entries(group))[0].owner == f"w.{winners[0]}"
 
 
 async def test_an_etag_grows_with_each_change(group: Group, raw: "redis.Redis") -> None:
     """It starts from the server's time, so that it does so too after the store was lost."""
-    etag = (await claim(group, "a.1", {0: NO_ENTRY})).won[0]
+    etag = (await claim(group, "a.1", {0: NO_ENTRY})).done[0]
     for _ in range(3):
-        renewed = (await update(group, "a.1", {0: etag})).updated[0]
+        renewed = (await update(group, "a.1", {0: etag})).done[0]
         assert renewed > etag
         etag = renewed
     raw.delete(GROUP.of_group("claims"))
     now_ms = await group.backend.time_ms()
-    assert (await claim(group, "b.1", {0: NO_ENTRY})).won[0] >= now_ms
+    assert (await claim(group, "b.1", {0: NO_ENTRY})).done[0] >= now_ms
     raw.hset(GROUP.of_group("claims"), "last", "99999999999999")
-    assert (await claim(group, "b.1", {1: NO_ENTRY})).won[1] == 100000000000000
+    assert (await claim(group, "b.1", {1: NO_ENTRY})).done[1] == 100000000000000
 
 
 async def test_only_the_owner_updates_a_checkpoint(group: Group) -> None:
     """Who lost its ownership is told who has it now, and changes nothing."""
-    etag = (await claim(group, "a.1", {0: NO_ENTRY})).won[0]
-    stolen = (await claim(group, "b.2", {0: etag})).won[0]
+    etag = (await claim(group, "a.1", {0: NO_ENTRY})).done[0]
+    stolen = (await claim(group, "b.2", {0: etag})).done[0]
     before = await entries(group)
     for who, with_etag in (("a.1", etag), ("a.1", stolen), ("b.2", etag)):
         answer = await update(group, who, {0: with_etag})
-        assert answer.updated == {}
+        assert answer.done == {}
         assert answer.refused == {0: before[0]}
     assert await entries(group) == before
     assert (await update(group, "a.1", {7: 1})).refused == {7: None}
@@ -125,7 +125,7 @@ async def test_an_update_writes_the_checkpoint_and_renews_the_entry(group: Group
     """The entry shows the checkpoint of the last commit; its time is the server's."""
     await group.register()
     sent = await group.send(3)
-    etag = (await claim(group, "a.1", {0: NO_ENTRY})).won[0]
+    etag = (await claim(group, "a.1", {0: NO_ENTRY})).done[0]
     first = (await entries(group))[0]
     assert first.sequence == "0-0", "the initial position: the earliest entry"
     lock = await group.own("a.1")
@@ -149,11 +149,11 @@ async def test_a_thief_takes_the_checkpoint_over(group: Group) -> None:
     """It is picked from the previous owner's last update, and so is where the lock lets it start."""
     await group.register()
     sent = await group.send(4)
-    etag = (await claim(group, "a.1", {0: NO_ENTRY})).won[0]
+    etag = (await claim(group, "a.1", {0: NO_ENTRY})).done[0]
     lock = await group.own("a.1")
     await group.commit(request(lock, sent[:2], owner="a.1"))
-    etag = (await update(group, "a.1", {0: etag})).updated[0]
-    stolen = (await claim(group, "b.2", {0: etag})).won[0]
+    etag = (await update(group, "a.1", {0: etag})).done[0]
+    stolen = (await claim(group, "b.2", {0: etag})).done[0]
     assert (await entries(group))[0].sequence == str(sent[1].id)
     assert await group.release("a.1", lock.epoch)
     taken = await group.own("b.2", generation=stolen)
@@ -167,15 +167,15 @@ async def test_only_own_entries_are_given_up_and_that_may_be_repeated(group: Gro
     for _ in range(2):
         assert await do(group, GiveUpPartitions("a.1", (0, 2))) == PartitionsGivenUp((0, 2))
         assert set(await entries(group)) == {1, 2}
-    assert 0 in (await claim(group, "b.2", {0: NO_ENTRY})).won
+    assert 0 in (await claim(group, "b.2", {0: NO_ENTRY})).done
 
 
 async def test_ownership_moves_when_memory_is_full(group: Group, full_memory: "redis.Redis") -> None:
     """Else nothing would be handled any more, and so nothing trimmed."""
-    etag = (await claim(group, "a.1", {0: NO_ENTRY})).won[0]
+    etag = (await claim(group, "a.1", {0: NO_ENTRY})).done[0]
     full_memory.config_set("maxmemory", 1)
-    etag = (await update(group, "a.1", {0: etag})).updated[0]
-    assert (await claim(group, "b.2", {0: etag})).won
+    etag = (await update(group, "a.1", {0: etag})).done[0]
+    assert (await claim(group, "b.2", {0: etag})).done
     await do(group, GiveUpPartitions("b.2", (0,)))
     full_memory.config_set("maxmemory", 0)
     assert await entries(group) == {}
@@ -185,7 +185,7 @@ async def test_what_another_program_wrote_is_no_entry(group: Group, raw: "redis.
     """A field that cannot be read is passed over, and a key of another type is named and kept."""
     raw.hset(GROUP.of_group("claims"), mapping={"0": "nonsense", "x": "1|2|0|0-0|w"})
     assert await entries(group) == {}
-    assert 0 in (await claim(group, "a.1", {0: NO_ENTRY})).won
+    assert 0 in (await claim(group, "a.1", {0: NO_ENTRY})).done
     raw.delete(GROUP.of_group("claims"))
     raw.set(GROUP.of_group("claims"), "text")
     before = everything(raw)

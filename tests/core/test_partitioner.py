@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamworker.core.data.partitioner import VECTORS, RoundRobin, canonical_key, partition_for
+from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
 from streamworker.errors import RecordError
+from tests.core.vectors import VECTORS
 
 
 class Colour(enum.StrEnum):

@@ -180,9 +180,7 @@ class Window:
 
     def take(self, limit: int) -> int:
         """Return how many records may be committed now, at most ``limit``; they leave the window."""
-        count = min(limit, self._head - self._taken)
-        if count <= 0:
-            return 0
+        count = max(0, min(limit, self._head - self._taken))
         self._taken += count
         return count
 

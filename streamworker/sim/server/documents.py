@@ -168,22 +168,19 @@ class Documents:
     ) -> membership_events.HeartbeatDone:
         """``heartbeat.lua``."""
         self.commands += 1
+        generation, run_id = self._generation(), self.run_id
         if not self._has_beats():
             seen = self._fingerprint()
-            return membership_events.HeartbeatDone(
-                member, False, self._generation(), sent_ms, self.run_id, {}, seen
-            )
+            return membership_events.HeartbeatDone(member, False, generation, sent_ms, run_id, {}, seen)
         lost = member not in self.beats
         if not lost:
-            self.beats[member] = membership_events.Beat(self._clock(), connection, self.run_id, load)
+            self.beats[member] = membership_events.Beat(self._clock(), connection, run_id, load)
             if loads is not None and not self.stored.no_loads:
                 self.stored.loads[member] = dict(loads)
         beats = {} if lost else dict(self.beats)
         drawn = not lost and _drawn(f"{member}{self._clock()}") % len(beats) < LOOKS
         seen = self._fingerprint() if drawn else ""
-        return membership_events.HeartbeatDone(
-            member, lost, self._generation(), sent_ms, self.run_id, beats, seen
-        )
+        return membership_events.HeartbeatDone(member, lost, generation, sent_ms, run_id, beats, seen)
 
     @property
     def run_id(self) -> str:

@@ -44,26 +44,27 @@ class ListOwnership(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimPartitions(Effect):
-    """Claim some partitions. Answer: ``PartitionsClaimed`` or ``StoreFailed``."""
-
+class _WriteEntries(Effect):
     owner: str
     etags: Mapping[int, int]
     """The ETag that each partition's entry must still have; ``NO_ENTRY`` if there is no entry."""
 
     def __str__(self) -> str:
-        return f"ClaimPartitions {_conditions(self.etags)}"
+        words = {
+            p: "if there is no entry" if etag == NO_ENTRY else f"if the ETag is {etag}"
+            for p, etag in self.etags.items()
+        }
+        return f"{type(self).__name__} {by_words(words)}"
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateCheckpoints(Effect):
+class ClaimPartitions(_WriteEntries):
+    """Claim some partitions. Answer: ``PartitionsClaimed`` or ``StoreFailed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCheckpoints(_WriteEntries):
     """Write the checkpoints of the worker's partitions, which renews their entries."""
-
-    owner: str
-    etags: Mapping[int, int]
-
-    def __str__(self) -> str:
-        return f"UpdateCheckpoints {_conditions(self.etags)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,29 +96,28 @@ class OwnershipListed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionsClaimed(Event):
-    """Answer to ``ClaimPartitions``."""
-
-    won: Mapping[int, int]
-    """The partitions that were claimed, and their new ETags."""
+class _EntriesWritten(Event):
+    done: Mapping[int, int]
+    """The partitions that were claimed or renewed, and their new ETags."""
     refused: Mapping[int, OwnershipEntry | None]
     """The other partitions and their current entries; None if there is no entry."""
 
     def __str__(self) -> str:
-        return f"PartitionsClaimed: {_entries(self.won, self.refused)}"
+        words = {p: f"with ETag {etag}" for p, etag in self.done.items()}
+        for partition, entry in self.refused.items():
+            has_it = f"{name_of(entry.owner)} has it with ETag {entry.etag}" if entry else "no entry"
+            words[partition] = f"refused, {has_it}"
+        return f"{type(self).__name__}: {by_words(words)}"
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointsUpdated(Event):
+class PartitionsClaimed(_EntriesWritten):
+    """Answer to ``ClaimPartitions``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsUpdated(_EntriesWritten):
     """Answer to ``UpdateCheckpoints``."""
-
-    updated: Mapping[int, int]
-    """The partitions that were renewed, and their new ETags."""
-    refused: Mapping[int, OwnershipEntry | None]
-    """The other partitions and their current entries; None if there is no entry."""
-
-    def __str__(self) -> str:
-        return f"CheckpointsUpdated: {_entries(self.updated, self.refused)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +133,3 @@ class PartitionsGivenUp(Event):
 @dataclass(frozen=True, slots=True)
 class StoreFailed(Event):
     """No answer from the store: it may or may not have executed the call."""
-
-
-def _conditions(etags: Mapping[int, int]) -> str:
-    return by_words({p: _condition(etag) for p, etag in etags.items()})
-
-
-def _condition(etag: int) -> str:
-    return "if there is no entry" if etag == NO_ENTRY else f"if the ETag is {etag}"
-
-
-def _entries(done: Mapping[int, int], refused: Mapping[int, OwnershipEntry | None]) -> str:
-    words = {p: f"with ETag {etag}" for p, etag in done.items()}
-    for partition, entry in refused.items():
-        words[partition] = (
-            f"refused, {name_of(entry.owner)} has it with ETag {entry.etag}" if entry else "refused, no entry"
-        )
-    return by_words(words)

@@ -213,7 +213,7 @@ class ClaimCore:
     def _updated(self, event: CheckpointsUpdated, now_ms: int) -> list[ev.Effect]:
         """Take the new ETags; repeat the call with the current ETags if an earlier answer was lost."""
         self._calling = False
-        for partition, etag in event.updated.items():
+        for partition, etag in event.done.items():
             self._claims[partition] = etag
             if partition in self._stale:
                 # Some lock is ahead of the store, which went back in time; this worker still owns the entry.
@@ -271,7 +271,7 @@ class ClaimCore:
         self._calling = False
         wanted, self._wanted = self._wanted, {}
         effects: list[ev.Effect] = []
-        for partition, etag in event.won.items():
+        for partition, etag in event.done.items():
             cause = "steal" if wanted[partition].old_owner else "claim"
             effects.append(ev.PostControl(GroupChanged(etag, cause, self._setup.identity.name, (partition,))))
             self._claims.pop(partition, None)

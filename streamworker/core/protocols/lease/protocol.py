@@ -63,7 +63,8 @@ class LeaseCore:
         self._load = load
         self._ownership = Ownership(self.owner, setup.timing.grace_period_ms, setup.retry_ms)
         self._leases = {partition: LeaseState(0, None) for partition in range(setup.partitions)}
-        self._mine: frozenset[int] = frozenset()
+        self.owned: frozenset[int] = frozenset()
+        """The partitions that this node won in a race, and whose locks it holds or is acquiring."""
         self._phase = _Phase.NEW
         self._challenger = Challenger(self.owner, self._leases, setup, self._timing)
         self._busy: set[int] = set()
@@ -73,14 +74,9 @@ class LeaseCore:
         self._left: frozenset[int] = frozenset()
 
     @property
-    def owned(self) -> frozenset[int]:
-        """Return the partitions that this node won in a race, and whose locks it holds or is acquiring."""
-        return self._mine
-
-    @property
     def active(self) -> frozenset[int]:
         """Return what counts for the wait: the partitions that are owned, won, or being grabbed."""
-        return self._mine.union(p for p in self._busy if self._leases[p].wait_for or self._leases[p].racing)
+        return self.owned.union(p for p in self._busy if self._leases[p].wait_for or self._leases[p].racing)
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order."""
@@ -88,7 +84,7 @@ class LeaseCore:
             return []
         effects = self._dispatch(event, now_ms)
         if self._phase is _Phase.ACTIVE:
-            effects += self._due(now_ms) + self._challenger.advance(self._mine, now_ms)
+            effects += self._due(now_ms) + self._challenger.advance(self.owned, now_ms)
         effects = self._translated(effects + self._ownership.advance(now_ms), now_ms)
         effects += self._outbox.advance(now_ms)
         return effects + self._leave()
@@ -157,7 +153,7 @@ class LeaseCore:
         """Return when this node's wait ends, by the load that it has then and not when the wait began."""
         if lease.raced_from_ms is None or lease.racing:
             return None
-        wait_ms = race_delay_ms(load, self._step_ms, is_processing=partition in self._mine)
+        wait_ms = race_delay_ms(load, self._step_ms, is_processing=partition in self.owned)
         return max(lease.raced_from_ms + wait_ms, lease.retry_ms)
 
     def _due(self, now_ms: int) -> list[ev.Effect]:
@@ -193,10 +189,10 @@ class LeaseCore:
         if self._phase is not _Phase.ACTIVE:
             self._take_out(partition, lease)
             return []
-        if partition in self._mine:
+        if partition in self.owned:
             lease.generation = event.generation
             self._started(partition, lease, now_ms)
-            return self._assign(self._mine, now_ms)
+            return self._assign(self.owned, now_ms)
         if event.allocated in ("", self.owner, lease.ended_by):
             return self._start(partition, lease, now_ms)
         lease.wait_for = event.allocated
@@ -208,11 +204,11 @@ class LeaseCore:
         lease = self._leases[partition]
         lease.wait_for, lease.wait_until_ms = "", None
         lease.heard_ms = now_ms
-        if partition not in self._mine:
+        if partition not in self.owned:
             return []
         self._outbox.allocate.pop(partition, None)
         note = ev.Note("lease_lost", {"partition": partition})
-        return [note, *self._assign(self._mine - {partition}, now_ms)]
+        return [note, *self._assign(self.owned - {partition}, now_ms)]
 
     # -- 4, 5 and 6: start, and open it to challenges again --------------------------------------
 
@@ -222,12 +218,12 @@ class LeaseCore:
             effects.append(ev.Note("lease_overtaken", {"partition": partition, "owner": lease.wait_for}))
         lease.wait_for, lease.wait_until_ms = "", None
         lease.generation = lease.won
-        return effects + self._assign(self._mine | {partition}, now_ms)
+        return effects + self._assign(self.owned | {partition}, now_ms)
 
     def _locks_answered(self, event: ev.LocksAnswered, now_ms: int) -> list[ev.Effect]:
         effects = self._ownership.handle(event, now_ms)
         for partition, reply in event.replies.items():
-            if isinstance(reply, Stale) and partition in self._mine:
+            if isinstance(reply, Stale) and partition in self.owned:
                 # A later winner was faster. If this node's win is still in the hash, it must not block
                 # others.
                 self._take_out(partition, self._leases[partition])
@@ -246,7 +242,7 @@ class LeaseCore:
         lease.won, lease.clear_ms = 0, None
 
     def _assign(self, mine: frozenset[int], now_ms: int) -> list[ev.Effect]:
-        self._mine = mine
+        self.owned = mine
         newest = max((self._leases[p].generation for p in mine), default=0)
         return self._ownership.assign(mine, newest, (), now_ms)
 
@@ -279,7 +275,7 @@ class LeaseCore:
         if self._phase is not _Phase.ACTIVE:
             self._phase = _Phase.GONE if self._phase is _Phase.NEW else self._phase
             return []
-        self._phase, self._left = _Phase.LEAVING, self._mine
+        self._phase, self._left = _Phase.LEAVING, self.owned
         for partition, lease in self._leases.items():
             lease.raced_from_ms = lease.wait_until_ms = None
             lease.wait_for = ""

@@ -23,12 +23,12 @@ threshold) * (1 + e) / (1 - e) < 1: then each move that looks like a relief is o
 this holds up to e = 11 %.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from streamworker.core.events import Effect
 from streamworker.core.protocols.membership.document import MINUTE_MS, Membership
-from streamworker.core.protocols.membership.events import LoadsRead, ReadLoads
+from streamworker.core.protocols.membership.events import LoadsRead, ReadLoads, ReportLoad
 from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.membership.weights import LEVEL, Scales
 
@@ -124,10 +124,17 @@ def _give(
 
 
 class Balancer:
-    """Looks at the loads when this worker is the balancer, and says what should change."""
+    """One worker's part in sharing by load, which there is only under the assignment ``weighted``.
+
+    It measures its load, looks at all loads while it is the balancer, and says what should change.
+    """
 
     def __init__(self, rules: BalanceRules) -> None:
         self._rules = rules
+        self._verdict: Verdict | None = None
+        self._is_measuring = False
+        self.is_our_turn = False
+        """Whether this worker is the balancer."""
         self._look_ms: int | None = None
         """When to look next; None while this worker is not the balancer."""
         self._is_asking = False
@@ -141,6 +148,18 @@ class Balancer:
         """Whether the balancer has begun to move partitions and is not finished."""
         self._renewed_ms: int | None = None
         """When this worker last renewed the weights alone, by the server's clock: at most once per minute."""
+
+    def measure(self, now: Membership) -> list[Effect]:
+        """Begin to measure the load of this worker's partitions, or stop, if the assignment has changed."""
+        if self._is_measuring == (now.strategy == "weighted"):
+            return []
+        self._is_measuring = not self._is_measuring
+        return [ReportLoad(self._rules.interval_ms if self._is_measuring else 0)]
+
+    def take_turn(self, now: Membership, me: str, silent: Collection[str]) -> None:
+        """Determine whether this worker is the balancer: the first active member that is not silent."""
+        first = next((each for each in now.active_ids if each not in silent), "")
+        self.is_our_turn = now.strategy == "weighted" and first == me
 
     def advance(self, now_ms: int, *, is_our_turn: bool) -> list[Effect]:
         """Read the loads when a look is due."""
@@ -162,8 +181,20 @@ class Balancer:
         """Note that the loads could not be read: this look does not count."""
         self._is_asking = False
 
+    def change(self, now: Membership, me: str) -> tuple[str, str, Membership] | None:
+        """Return the change that the last look asks for, once: its cause, its members, the next version."""
+        verdict, self._verdict = self._verdict, None
+        if verdict is None or verdict.before != now.generation:
+            return None
+        givers = {owner for p in now.moved(verdict.after) if (owner := now.owners[p])}
+        return verdict.cause, now.names(givers or {me}), verdict.after
+
     def seen(self, event: LoadsRead, membership: Membership) -> Verdict | None:
         """Handle the measured loads; return a change once enough looks in a row have wanted it."""
+        self._verdict = self._judge(event, membership)
+        return self._verdict
+
+    def _judge(self, event: LoadsRead, membership: Membership) -> Verdict | None:
         self._is_asking = False
         if self._look_ms is None or membership.strategy != "weighted":
             return None

@@ -15,16 +15,19 @@ from streamworker.errors import CoordinationError
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentRead(Event):
-    """Answer to ``ReadDocument``, and to ``MendDocument`` if it wrote no document."""
-
+class _WithDocument(Event):
     document: bytes | None
     server_ms: int
     foreign: str = ""
     """The Redis type of the key's value, if that type cannot hold a document."""
 
     def __str__(self) -> str:
-        return f"DocumentRead: {_document(self.document, self.foreign)}"
+        return f"{type(self).__name__}: {_document(self.document, self.foreign)}"
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRead(_WithDocument):
+    """Answer to ``ReadDocument``, and to ``MendDocument`` if it wrote no document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,8 @@ class DocumentChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeRefused(Event):
+class ChangeRefused(_WithDocument):
     """Answer to ``ChangeDocument`` and ``MendDocument``: another worker wrote this document first."""
-
-    document: bytes | None
-    server_ms: int
-    foreign: str = ""
-    """As in ``DocumentRead``."""
-
-    def __str__(self) -> str:
-        return f"ChangeRefused: {_document(self.document, self.foreign)}"
 
 
 class Call(Enum):

@@ -16,6 +16,7 @@ from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged, PartitionsReleased
 from streamworker.core.ownership.partitions import Ownership
 from streamworker.core.ownership.pulse import Pulse
+from streamworker.core.protocols.membership.balance import Balancer
 from streamworker.core.protocols.membership.control import JoinWanted
 from streamworker.core.protocols.membership.conversation import Conversation
 from streamworker.core.protocols.membership.document import Member, Membership
@@ -35,7 +36,6 @@ from streamworker.core.protocols.membership.events import (
 from streamworker.core.protocols.membership.founding import Founding
 from streamworker.core.protocols.membership.joining import Applicant, Door
 from streamworker.core.protocols.membership.peers import PeerWatch
-from streamworker.core.protocols.membership.sharing import Sharing
 from streamworker.core.protocols.setup import Setup
 
 
@@ -55,14 +55,14 @@ class WorkerCore:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._identity, self._timing, self._strategy = setup.identity, setup.timing, setup.assignment
-        self._phase = Phase.NEW
+        self.phase = Phase.NEW
         self._former: tuple[str, ...] = ()
         self._talk = Conversation(setup)
         self._door = Door(setup.timing.heartbeat_interval_ms // 2, setup.jitter)
         self._founding = Founding(setup.timing.founding_pause_ms)
         self._asked: tuple[int, ...] | None = None
         self._dead: frozenset[str] = frozenset()
-        self._sharing = Sharing(setup.balance)
+        self._balancer = Balancer(setup.balance)
         self._renew_identity()
 
     @property
@@ -75,21 +75,17 @@ class WorkerCore:
         """Return the newest version of the group that this worker knows."""
         return self._talk.membership
 
-    @property
-    def phase(self) -> Phase:
-        """Return the state of this worker's membership."""
-        return self._phase
-
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order.
 
         Raise ConfigurationError if the group has another number of partitions.
         """
-        if self._phase is Phase.GONE:
+        if self.phase is Phase.GONE:
             return []
         effects = self._dispatch(event, now_ms)
         effects += self._pulse.check(now_ms) + self._peers.check(now_ms)
-        effects += self._sharing.advance(now_ms, is_member=self._phase is Phase.MEMBER)
+        is_our_turn = self._balancer.is_our_turn and self.phase is Phase.MEMBER
+        effects += self._balancer.advance(now_ms, is_our_turn=is_our_turn)
         is_changing = self._door.others_wait or not self._talk.may_call(now_ms)
         if not self._founding.is_resting(now_ms, others_wait=is_changing):
             effects += self._ownership.advance(now_ms)
@@ -99,13 +95,13 @@ class WorkerCore:
 
     def next_deadline_ms(self) -> int | None:
         """Return when to deliver ``DeadlinePassed`` if no other event comes before."""
-        if self._phase is Phase.GONE:
+        if self.phase is Phase.GONE:
             return None
         times = (
             self._founding.not_before_ms(self._ownership.next_deadline_ms()),
             self._pulse.next_deadline_ms(),
             self._peers.next_deadline_ms(),
-            self._sharing.next_deadline_ms(),
+            self._balancer.next_deadline_ms(),
             self._talk.next_deadline_ms(),
             self._talk.earliest_ms(self._door_ms()),
         )
@@ -114,7 +110,7 @@ class WorkerCore:
     def _dispatch(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         match event:
             case ev.Started():
-                self._phase = Phase.JOINING
+                self.phase = Phase.JOINING
                 self._talk.must_read = True
             case ev.StopRequested():
                 return self._stop(now_ms)
@@ -131,9 +127,9 @@ class WorkerCore:
             case CallFailed(Call.PROBE):
                 self._asked = None
             case CallFailed(Call.LOADS):
-                self._sharing.failed()
+                self._balancer.failed()
             case LoadsRead():
-                self._sharing.seen(event, self.membership)
+                self._balancer.seen(event, self.membership)
             case ev.ControlReceived():
                 self._control(event, now_ms)
             case HeartbeatDone():
@@ -153,10 +149,10 @@ class WorkerCore:
             return []
         if self._talk.must_read:
             return self._talk.read(self.member, now_ms, self._ownership.newest)
-        if self._phase is Phase.LEAVING and self.membership.present(self.member) is None:
+        if self.phase is Phase.LEAVING and self.membership.present(self.member) is None:
             if self._door.is_patient(now_ms):
                 return self._talk.rest()  # a member may still let this worker in, and then it must leave
-            self._phase = Phase.GONE
+            self.phase = Phase.GONE
             return [StopHeartbeat(), ev.Finished()]
         wanted = self._wanted(now_ms)
         return self._talk.rest() if wanted is None else self._talk.propose(*wanted, self._ownership.newest)
@@ -165,7 +161,7 @@ class WorkerCore:
         """Return the change that this worker wants, if any: its cause, its members, the next version."""
         now, who, server_ms = self.membership, self._identity, self._talk.server_ms
         me, hold_until_ms = now.present(self.member), server_ms + self._timing.hold_ms
-        if self._phase is Phase.JOINING and me is None:
+        if self.phase is Phase.JOINING and me is None:
             if self._door.is_patient(now_ms):
                 return None
             cause = "return" if now.place_for(who.static_id, self._former) else "join"
@@ -173,11 +169,11 @@ class WorkerCore:
             return cause, who.name, kept.with_member(self._joining(), self._strategy)
         if me is None:
             return None
-        if self._phase is Phase.LEAVING and me.state == "active":
+        if self.phase is Phase.LEAVING and me.state == "active":
             return "leave", me.name, now.with_leaving(self.member)
-        if self._phase is Phase.LEAVING and self._ownership.is_idle:
+        if self.phase is Phase.LEAVING and self._ownership.is_idle:
             return "left", me.name, now.with_gone([self.member], hold_until_ms)
-        if self._phase is not Phase.MEMBER:
+        if self.phase is not Phase.MEMBER:
             return None
         if dead := self._dead & set(now.present_ids):
             return "death", now.names(dead), now.with_gone(dead, hold_until_ms)
@@ -188,7 +184,7 @@ class WorkerCore:
             return "rollback", me.name, now
         if change := self._door.let_in(now, now_ms, server_ms):
             return change
-        return self._sharing.change(now, self.member)
+        return self._balancer.change(now, self.member)
 
     def _joining(self) -> Member:
         """Return this worker as a member that joins now."""
@@ -199,7 +195,7 @@ class WorkerCore:
     def _knock(self, now_ms: int) -> list[ev.Effect]:
         """Ask the members to let this worker in, after another worker's change was first."""
         now = self.membership
-        if self._phase is not Phase.JOINING or self._identity.static_id or not now.active_ids:
+        if self.phase is not Phase.JOINING or self._identity.static_id or not now.active_ids:
             return []
         if now.present(self.member) is not None:
             return []
@@ -207,41 +203,41 @@ class WorkerCore:
         return [ev.PostControl(self._door.knock(applicant, now_ms))]
 
     def _door_ms(self) -> int | None:
-        if self._phase is not Phase.MEMBER and self.membership.present(self.member) is not None:
+        if self.phase is not Phase.MEMBER and self.membership.present(self.member) is not None:
             return None
-        return self._door.next_deadline_ms(is_in=self._phase is Phase.MEMBER)
+        return self._door.next_deadline_ms(is_in=self.phase is Phase.MEMBER)
 
     def _adopt(self, membership: Membership, now_ms: int) -> list[ev.Effect]:
         """Act on the newest version, regardless of the versions since the last one that this worker knew."""
-        self._sharing.take_turn(self.membership, self.member, self._peers.suspects)
+        self._balancer.take_turn(self.membership, self.member, self._peers.suspects)
         self._door.look(membership, self.member)
         self._founding.look(membership, now_ms)
         self._peers.keep(membership.present_ids)
         if membership.present(self.member) is None:
             return self._removed()
         effects: list[ev.Effect] = []
-        if self._phase is Phase.JOINING:
-            self._phase = Phase.MEMBER
+        if self.phase is Phase.JOINING:
+            self.phase = Phase.MEMBER
         if not self._pulse.is_started:
             self._pulse.start(now_ms)
             effects += [
                 StartHeartbeat(self.member),
                 ev.Note("joined", {"member": self.member, "generation": membership.generation}),
             ]
-        effects += self._sharing.measure(membership)
-        desired = frozenset[int]() if self._phase is Phase.LEAVING else membership.owned_by(self.member)
+        effects += self._balancer.measure(membership)
+        desired = frozenset[int]() if self.phase is Phase.LEAVING else membership.owned_by(self.member)
         return effects + self._ownership.assign(desired, membership.generation, membership.ids, now_ms)
 
     def _removed(self) -> list[ev.Effect]:
         """Give up everything and join again under a new name: the group removed this worker."""
-        if self._phase is not Phase.MEMBER and self._ownership.is_idle:
+        if self.phase is not Phase.MEMBER and self._ownership.is_idle:
             return []  # this worker has not joined yet, or has left
         lost = self.member
         effects = self._ownership.drop() + self._pulse.end()
         self._former = (*self._former[-3:], lost)
         self._renew_identity()
-        if self._phase is Phase.MEMBER:
-            self._phase = Phase.JOINING
+        if self.phase is Phase.MEMBER:
+            self.phase = Phase.JOINING
         self._talk.must_read = True
         return [*effects, StopHeartbeat(), ev.Note("membership_lost", {"member": lost})]
 
@@ -253,10 +249,10 @@ class WorkerCore:
         self._dead = frozenset()
 
     def _stop(self, now_ms: int) -> list[ev.Effect]:
-        if self._phase in (Phase.NEW, Phase.LEAVING):
-            self._phase = Phase.LEAVING
+        if self.phase in (Phase.NEW, Phase.LEAVING):
+            self.phase = Phase.LEAVING
             return []
-        self._phase = Phase.LEAVING
+        self.phase = Phase.LEAVING
         # Draining starts before the document says so; the other order would only take longer.
         known = self.membership
         return self._ownership.assign(frozenset(), known.generation, known.ids, now_ms)
@@ -284,7 +280,7 @@ class WorkerCore:
         present = self.membership.present_ids
         ask = self._peers.observe(self.member, present, event.beats, event.run_id, now_ms)
         self._dead = frozenset(self._dead & set(self._peers.suspects))
-        self._sharing.take_turn(self.membership, self.member, self._peers.suspects)
+        self._balancer.take_turn(self.membership, self.member, self._peers.suspects)
         if self._peers.suspects and self._asked is None:
             self._asked = ask
             effects.append(ProbePeers(ask))
