@@ -27,25 +27,18 @@ class ClockedBackend(Backend):
     _clocked: dict[str, Script] = {}  # noqa: RUF012 - one for all, as the scripts are
 
     async def run_many(
-        self,
-        script: Script,
-        calls: Sequence[ScriptCall],
-        timeout_ms: float | None = None,
-        *,
-        durability: Durability = MEMORY,
+        self, script: Script, calls: Sequence[ScriptCall], *, durability: Durability = MEMORY
     ) -> list[Any]:
         """Run a script with our clock before its eyes."""
         if script.name not in self._clocked:
             text = CLOCKED + script.text
             sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
             self._clocked[script.name] = Script(script.name, text, sha)
-        return await super().run_many(self._clocked[script.name], calls, timeout_ms, durability=durability)
+        return await super().run_many(self._clocked[script.name], calls, durability=durability)
 
-    async def pipeline(
-        self, commands: Sequence[Sequence[Argument]], *, timeout_ms: float | None = None
-    ) -> list[Any]:
+    async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Run commands, but for TIME."""
-        replies = await super().pipeline(commands, timeout_ms=timeout_ms)
+        replies = await super().pipeline(commands)
         now = [self.now_ms // 1000, self.now_ms % 1000 * 1000]
         return [
             now if command[0] == "TIME" else reply for command, reply in zip(commands, replies, strict=True)

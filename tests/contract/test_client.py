@@ -127,7 +127,7 @@ async def test_a_connection_that_dies_under_a_call_leaves_the_next_one_unharmed(
     backend: Backend, raw: "redis.Redis"
 ) -> None:
     """The call has no answer; the next one gets its own."""
-    task = asyncio.create_task(backend.execute("BLPOP", "nothing", 0, timeout_ms=10_000))
+    task = asyncio.create_task(backend.execute("BLPOP", "nothing", 0))
     await wait_for_async(lambda: raw.info("clients")["blocked_clients"] == 1, "the call is under way")
     raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     with pytest.raises(BackendUnavailable):
@@ -141,9 +141,9 @@ async def test_no_reply_is_ever_taken_for_another_calls(backend: Backend) -> Non
     wrong = []
 
     async def call(n: int) -> None:
-        timeout_ms = rng.choice([0.05, 0.2, 1, 1_000])
+        backend._server.call_timeout_ms = rng.choice([0.05, 0.2, 1, 1_000])  # of the next call
         try:
-            answer = await backend.execute("ECHO", b"%d" % n, timeout_ms=timeout_ms)
+            answer = await backend.execute("ECHO", b"%d" % n)
         except BackendUnavailable:
             return
         if answer != b"%d" % n:
@@ -329,9 +329,12 @@ async def test_a_server_at_its_limit_of_connections_is_unavailable(
 async def test_a_server_busy_with_a_script_is_unavailable(redis_url: str, raw: "redis.Redis") -> None:
     """BUSY passes by itself; what was asked was not done."""
     raw.config_set("busy-reply-threshold", 20)
-    async with Backend.open(redis_url, name="t", call_timeout_ms=2_000) as backend:
+    async with (
+        Backend.open(redis_url, name="t", call_timeout_ms=2_000) as backend,
+        Backend.open(redis_url, name="spins", call_timeout_ms=20_000) as other,
+    ):
         await backend.execute("PING")
-        spin = asyncio.create_task(backend.execute("EVAL", "while true do end", 0, timeout_ms=20_000))
+        spin = asyncio.create_task(other.execute("EVAL", "while true do end", 0))
 
         async def busy() -> bool:
             try:

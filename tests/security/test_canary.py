@@ -173,7 +173,7 @@ def test_nothing_that_a_program_may_print_holds_the_password() -> None:
     app = App("shop", redis_url=url)
     target = Target(url, "t")
     backend = Backend.open(url, name="t", call_timeout_ms=500)
-    things = (app, app.settings, target, backend, Node(target, 1), Link(target), target.socket())
+    things = (app, app.settings, target, backend, Node(target, 1, 500), Link(target), target.socket())
     shown = [f"{thing!r}{thing!s}" for thing in things] + [repr(vars(app))]
 
     async def call() -> None:

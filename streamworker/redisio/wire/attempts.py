@@ -71,10 +71,7 @@ class _Turn:
 class Gate:
     """The attempts of this process to connect to one address.
 
-    Parameters
-    ----------
-    rng
-        Source of the jitter, so that many workers do not reconnect at the same time.
+    Jitter from ``rng`` keeps many workers from reconnecting at the same time.
 
     Examples
     --------
@@ -245,6 +242,11 @@ class _Gates:
         self._by_way: weakref.WeakValueDictionary[Hashable, Gate] = weakref.WeakValueDictionary()
 
     def of(self, way: Hashable) -> Gate:
+        """Return the gate of this process for an address and a login.
+
+        Each login has its own gate, since the failure of one user or certificate authority says nothing
+        about another.
+        """
         with self._lock:
             gate = self._by_way.get(way)
             if gate is None:
@@ -259,14 +261,6 @@ class _Gates:
 
 
 _gates = _Gates()
+gate_of = _gates.of
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_gates.forked)
-
-
-def gate_of(way: Hashable) -> Gate:
-    """Return the gate of this process for an address and a login.
-
-    Each login has its own gate, since the failure of one user or certificate authority says nothing about
-    another.
-    """
-    return _gates.of(way)

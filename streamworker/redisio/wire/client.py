@@ -3,9 +3,8 @@
 This module retries nothing: a call without an answer raises :class:`BackendUnavailable`. A caller that
 knows that the call is safe to repeat retries it, for instance with :func:`retrying`.
 
-A backend has the same calls for one server and for the nodes of a Cluster; it uses either through the
-protocol :class:`Server`. Code outside of this package never asks which one it uses: where the two differ,
-the protocol has a method, and each answers it in its way.
+A backend has the same calls for one server and for the nodes of a Cluster. Code outside of this package
+never asks which one it uses: where the two differ, both have a method, and each answers it in its way.
 """
 
 import asyncio
@@ -22,13 +21,17 @@ from streamworker.redisio.wire.durability import MEMORY, Durability
 from streamworker.redisio.wire.failures import is_wrong_type, no_answer
 from streamworker.redisio.wire.info import ServerInfo, read_info
 from streamworker.redisio.wire.link import Argument, Link, answer_of, pack
-from streamworker.redisio.wire.node import Node, ScriptCall, Server
+from streamworker.redisio.wire.node import Node, ScriptCall
 from streamworker.redisio.wire.sentinel import target_for
 from streamworker.urls import CLUSTER, kind_of, refuse_plaintext
 
 __all__ = ["Backend", "BlockingConnection", "ScriptCall", "retrying"]
 
 T = TypeVar("T")
+
+Server = Node | Cluster
+"""Errors among the replies of both are :class:`BackendError`. One server raises if any answer is missing. A
+Cluster returns :class:`BackendUnavailable` for each missing answer, and raises if all are missing."""
 
 CONNECTIONS = 8
 """Maximum connections of one backend. Calls are short, so a few connections serve a whole worker."""
@@ -49,9 +52,8 @@ class Backend:
     ...         return await backend.execute("PING")
     """
 
-    def __init__(self, server: Server, call_timeout_ms: float) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._call_timeout_ms = call_timeout_ms
 
     @classmethod
     def open(
@@ -80,18 +82,13 @@ class Backend:
             Maximum concurrent connections to each node, without those of :meth:`blocking`.
         allow_plaintext
             Whether ``redis://`` may connect to another machine.
-
-        Raises
-        ------
-        ConfigurationError
-            If the URL is invalid, or would send plain text to another machine.
         """
         if not allow_plaintext:
             refuse_plaintext(url, "The URL of Redis")
         if kind_of(url) == CLUSTER:
-            return cls(Cluster.open(url, name, connections), call_timeout_ms)
+            return cls(Cluster.open(url, name, connections, call_timeout_ms))
         target = target_for(url, name, allow_plaintext=allow_plaintext)
-        return cls(Node(target, connections), call_timeout_ms)
+        return cls(Node(target, connections, call_timeout_ms))
 
     @property
     def address(self) -> str:
@@ -103,36 +100,23 @@ class Backend:
         return self._server.by_slot(keys)
 
     async def primaries(self) -> "list[Backend]":
-        """Return a backend for each server that holds keys; closing this backend closes them.
-
-        Raises
-        ------
-        BackendUnavailable
-            If no node of a Cluster returns the list of nodes.
-        """
-        nodes = await self._server.primaries(self._call_timeout_ms)
-        return [Backend(node, self._call_timeout_ms) for node in nodes]
+        """Return a backend for each server that holds keys; closing this backend closes them."""
+        return [Backend(node) for node in await self._server.primaries()]
 
     def look_again(self) -> None:
         """Refresh the slot map in the background, after a supposed primary turned out to be none."""
         self._server.look_again()
 
     async def uncovered(self) -> int | None:
-        """Return how many slots of a Cluster no node serves; None for one server, which has no slots.
-
-        Raises
-        ------
-        BackendUnavailable
-            If no node of the Cluster returns its slots.
-        """
-        return await self._server.uncovered(self._call_timeout_ms)
+        """Return how many slots of a Cluster no node serves; None for one server, which has no slots."""
+        return await self._server.uncovered()
 
     def apart(self, connections: int) -> "Backend":
         """Return a backend for the same server or Cluster with its own connections; close it first.
 
         Both share the Cluster's slot map. Use it for long reads, so that other calls do not wait for them.
         """
-        return Backend(self._server.apart(connections), self._call_timeout_ms)
+        return Backend(self._server.apart(connections))
 
     @property
     def map_version(self) -> int:
@@ -156,37 +140,20 @@ class Backend:
         return self._server.known_place_of(key)
 
     async def place_of(self, key: str) -> str:
-        """Return the address of a key's node by the slot map; empty if no node has the key.
+        """Return the address of a key's node by the slot map; empty if no node has the key."""
+        return await self._server.place_of(key)
 
-        Raises
-        ------
-        BackendError
-            If no node of a Cluster returns its slots.
+    async def execute(self, *args: Argument, near: str = "") -> Any:
+        """Run one command; ``BackendUnavailable`` means that it may or may not have been executed.
+
+        On a Cluster a command without a key runs on the node that has the key ``near``.
         """
-        return await self._server.place_of(key, self._call_timeout_ms)
-
-    async def execute(self, *args: Argument, timeout_ms: float | None = None, near: str = "") -> Any:
-        """Run one command.
-
-        Parameters
-        ----------
-        near
-            For a command without a key on a Cluster: a key whose node runs the command.
-
-        Raises
-        ------
-        BackendError
-            ``BackendUnavailable`` without an answer: the command may or may not have been executed.
-        """
-        answers = await self._server.commands([args], timeout_ms or self._call_timeout_ms, near)
-        (answer,) = _named([args], answers)
+        (answer,) = _named([args], await self._server.commands([args], near))
         if isinstance(answer, BackendError):
             raise answer
         return answer
 
-    async def pipeline(
-        self, commands: Sequence[Sequence[Argument]], *, timeout_ms: float | None = None
-    ) -> list[Any]:
+    async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Run independent commands in one round trip; on a Cluster in one round trip to each node.
 
         On a Cluster a command without a key goes to the node of the command before it. Commands without
@@ -196,43 +163,22 @@ class Backend:
         -------
         list
             A reply for each command, or the error if Redis refused it; on a Cluster
-            :class:`BackendUnavailable` for each command whose node did not answer.
-
-        Raises
-        ------
-        BackendUnavailable
-            If an answer is missing; on a Cluster only if all answers are missing.
+            :class:`BackendUnavailable` for each command whose node did not answer. If no node answered,
+            this raises.
         """
         if not commands:
             return []
-        return _named(commands, await self._server.commands(commands, timeout_ms or self._call_timeout_ms))
+        return _named(commands, await self._server.commands(commands))
 
-    async def run(
-        self,
-        script: Script,
-        keys: Sequence[str],
-        args: Sequence[Argument],
-        timeout_ms: float | None = None,
-    ) -> Any:
-        """Run a script.
-
-        Raises
-        ------
-        BackendError
-            As :meth:`execute` raises.
-        """
-        (reply,) = await self.run_many(script, [(keys, args)], timeout_ms)
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """Run a script; see :meth:`execute`."""
+        (reply,) = await self.run_many(script, [(keys, args)])
         if isinstance(reply, BackendError):
             raise reply
         return reply
 
     async def run_many(
-        self,
-        script: Script,
-        calls: Sequence[ScriptCall],
-        timeout_ms: float | None = None,
-        *,
-        durability: Durability = MEMORY,
+        self, script: Script, calls: Sequence[ScriptCall], *, durability: Durability = MEMORY
     ) -> list[Any]:
         """Run independent calls of a script in one round trip, in this order.
 
@@ -241,22 +187,16 @@ class Backend:
         Returns
         -------
         list
-            A reply for each call, or the error if Redis refused it. A call that is less durable than
-            ``durability`` requires has its reply in an ``Undurable``. On a Cluster a call whose node did
-            not answer has :class:`BackendUnavailable`.
-
-        Raises
-        ------
-        BackendUnavailable
-            If an answer is missing; on a Cluster only if all answers are missing.
+            A reply or an error for each call, as :meth:`pipeline` returns them. A call that is less durable
+            than ``durability`` requires has its reply in an ``Undurable``.
         """
         if not calls:
             return []
-        return await self._server.scripts(script, calls, timeout_ms or self._call_timeout_ms, durability)
+        return await self._server.scripts(script, calls, durability)
 
     def blocking(self, key: str = "") -> "BlockingConnection":
         """Return a dedicated connection for blocking reads at the server that has a key."""
-        return BlockingConnection(self._server, key, self._call_timeout_ms)
+        return BlockingConnection(self._server, key)
 
     def blocking_for_all(self) -> "BlockingConnection | None":
         """Return a dedicated connection for blocking reads of any keys; None if no server has all keys."""
@@ -269,16 +209,10 @@ class Backend:
         server once; the values are ``0`` and ``""`` if this user may not ask. On a Cluster they are about
         the connection to the node that has the key ``near``.
         """
-        return await self._server.identity(near, self._call_timeout_ms)
+        return await self._server.identity(near)
 
     async def info(self, near: str = "") -> ServerInfo:
-        """Return the server's reply to ``INFO``.
-
-        Raises
-        ------
-        BackendRefused
-            If this user may not ask.
-        """
+        """Return the server's reply to ``INFO``; ``BackendRefused`` if this user may not ask."""
         return read_info(await self.execute("INFO", near=near), has_all_keys=self._server.has_all_keys)
 
     async def time_ms(self, near: str = "") -> int:
@@ -308,10 +242,9 @@ class BlockingConnection:
     After an error the next call reconnects.
     """
 
-    def __init__(self, server: Server, key: str, call_timeout_ms: float) -> None:
+    def __init__(self, server: Server, key: str) -> None:
         self._server = server
         self._key = key
-        self._call_timeout_ms = call_timeout_ms
         self._roundtrip_ms = 0.0
         """Duration of a round trip at connect time; it extends the deadline of reads on a slow network."""
         self._node: Node | None = None
@@ -336,9 +269,9 @@ class BlockingConnection:
             Without an answer within ``block_ms``, a second and the duration of a round trip; or if the
             keys have moved to another node, which the next call finds. Connecting has its own timeout.
         """
-        node, link = await self._find(self._call_timeout_ms)  # The key may have moved since the last call.
+        node, link = await self._find()  # The key may have moved since the last call.
         self._calls += 1
-        deadline_ms = self._call_timeout_ms
+        deadline_ms = self._server.call_timeout_ms
         try:
             await link.ready(waits=node.waits)
             if link.client_id is None:
@@ -369,23 +302,18 @@ class BlockingConnection:
             await link.close()
             raise
 
-    async def _find(self, timeout_ms: float) -> tuple[Node, Link]:
+    async def _find(self) -> tuple[Node, Link]:
         """Return the node that has the key, and this object's connection to it."""
-        node = await self._server.node_of(self._key, timeout_ms)
+        node = await self._server.node_of(self._key)
         if self._link is None or node is not self._node:
             await self.aclose()
             self._node, self._link = node, Link(node.target)
         return node, self._link
 
     async def unblock(self) -> None:
-        """Wake the call in progress, if there is one: it returns None at once.
+        """Wake the call in progress, if there is one: it returns None at once. Later calls are not affected.
 
-        Does nothing if no call blocks; later calls are not affected.
-
-        Raises
-        ------
-        BackendError
-            Without an answer. The call in progress detects the failure itself.
+        If this raises because there is no answer, the call in progress detects the failure itself.
         """
         woken = self._under_way
         while woken and self._under_way == woken:
@@ -407,7 +335,7 @@ class BlockingConnection:
         if not self._link.client_id:
             raise BackendRefused("This user may not ask for CLIENT ID.")
         words = ("CLIENT", "UNBLOCK", self._link.client_id)
-        (reply,) = await self._node.commands([words], self._call_timeout_ms)
+        (reply,) = await self._node.commands([words])
         if isinstance(reply, BackendError):
             raise reply
         return bool(reply)
@@ -426,17 +354,10 @@ async def retrying(
     pause_ms: int = 50,
     pause_max_ms: int = 1_000,
 ) -> T:
-    """Repeat a call while it gets no answer; only for calls that are safe to repeat.
+    """Repeat a call while it gets no answer; raise the last error, or a refusal at once.
 
-    These are reads, register, acquire, release, mark, commit, trim, and an append with its number.
-    ``core.pauses`` defines the backoff.
-
-    Raises
-    ------
-    BackendUnavailable
-        The last error, if no try got an answer.
-    BackendRefused
-        At once, if Redis refuses the call.
+    This is only for calls that are safe to repeat: reads, register, acquire, release, mark, commit, trim,
+    and an append with its number. ``core.pauses`` defines the backoff.
     """
     pauses = Pauses(rng.random, first_ms=pause_ms, max_ms=pause_max_ms)
     for left in reversed(range(tries)):

@@ -15,18 +15,17 @@ on one node, and gets ``TRYAGAIN`` meanwhile: that counts as no answer, and the 
 """
 
 import asyncio
-import random
 from collections.abc import Coroutine, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, TryAgainError
+from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.durability import MEMORY, Durability
 from streamworker.redisio.wire.failures import translate
 from streamworker.redisio.wire.link import Argument, pack
-from streamworker.redisio.wire.node import ASKING, Node, PackedScript, ScriptCall, packed_calls, was_closed
+from streamworker.redisio.wire.node import Node, ScriptCall, packed_calls, was_closed
 from streamworker.redisio.wire.redispy import Reply
 from streamworker.redisio.wire.topology import SLOTS, Topology, seeds_of, slot_of
 
@@ -61,29 +60,21 @@ def key_of(args: Sequence[Argument]) -> str:
     return str(args[2] if name in _SECOND else args[1])
 
 
-class _Call(NamedTuple):
-    """One packed call, ready to be sent to the node that has its slot."""
-
-    slot: int | None
-    """None for a call that any node can answer."""
-    packed: bytes
-    script: PackedScript | None = None
-
-
 class Cluster:
     """The nodes of a Cluster; it has the calls of :class:`~streamworker.redisio.wire.node.Node`.
 
-    Parameters
-    ----------
-    topology
-        The slot map.
-    connections
-        Maximum connections to each node.
+    Each node has up to ``connections`` connections.
     """
 
-    def __init__(self, topology: Topology, connections: int) -> None:
+    has_all_keys = False
+    """Each node has the keys of its slots."""
+    pause_max_ms = 500
+    """Maximum backoff before a call is repeated; short, since a replica may soon take over."""
+
+    def __init__(self, topology: Topology, connections: int, call_timeout_ms: float) -> None:
         self._topology = topology
         self._connections = connections
+        self.call_timeout_ms = call_timeout_ms
         self._nodes: dict[str, Node] = {}
         self._version = 0
         self._is_owner = True
@@ -92,19 +83,13 @@ class Cluster:
         """Tasks that close connections to nodes that are gone."""
 
     @classmethod
-    def open(cls, url: str, name: str, connections: int, rng: random.Random | None = None) -> Self:
-        """Make a Cluster from a URL without connecting.
-
-        Raises
-        ------
-        ConfigurationError
-            If the URL is invalid.
-        """
-        return cls(Topology(seeds_of(url, name), rng), connections)
+    def open(cls, url: str, name: str, connections: int, call_timeout_ms: float) -> Self:
+        """Make a Cluster from a URL without connecting."""
+        return cls(Topology(seeds_of(url, name)), connections, call_timeout_ms)
 
     def apart(self, connections: int) -> "Cluster":
         """Return the same Cluster with its own connections."""
-        other = Cluster(self._topology, connections)
+        other = Cluster(self._topology, connections, self.call_timeout_ms)
         other._is_owner = False
         return other
 
@@ -118,16 +103,6 @@ class Cluster:
         """The version of the slot map; it changes when slots have moved."""
         return self._topology.version
 
-    @property
-    def has_all_keys(self) -> bool:
-        """Always False: each node has the keys of its slots."""
-        return False
-
-    @property
-    def pause_max_ms(self) -> int:
-        """Maximum backoff before a call is repeated; short, since a replica may soon take over."""
-        return 500
-
     def by_slot(self, keys: Sequence[str]) -> list[list[str]]:
         """Split keys by slot."""
         parts: dict[int, list[str]] = {}
@@ -139,80 +114,47 @@ class Cluster:
         """Return the address of a key's node by the current slot map; empty if not known."""
         return self._topology.address_of(slot_of(key)) or ""
 
-    async def place_of(self, key: str, timeout_ms: float) -> str:
+    async def place_of(self, key: str) -> str:
         """Return the address of a key's node by the slot map; empty if no node has the key."""
-        await self._topology.loaded(timeout_ms)
+        await self._topology.loaded(self.call_timeout_ms)
         return self.known_place_of(key)
 
-    async def primaries(self, timeout_ms: float) -> list[Node]:
-        """Return all nodes that have slots.
-
-        Raises
-        ------
-        BackendError
-            If no node returns the slots.
-        """
-        await self._topology.loaded(timeout_ms)
+    async def primaries(self) -> list[Node]:
+        """Return all nodes that have slots."""
+        await self._topology.loaded(self.call_timeout_ms)
         return [self._node(address) for address in self._topology.primaries]
 
-    async def uncovered(self, timeout_ms: float) -> int:
+    async def uncovered(self) -> int:
         """Return how many slots no node serves."""
-        await self._topology.loaded(timeout_ms)
+        await self._topology.loaded(self.call_timeout_ms)
         return sum(self._topology.address_of(slot) is None for slot in range(SLOTS))
 
-    async def node_of(self, key: str, timeout_ms: float) -> Node:
-        """Return a key's node by the slot map; any node if the key is empty.
+    async def node_of(self, key: str) -> Node:
+        """Return a key's node by the slot map, any node if the key is empty; raise if no node has it."""
+        await self._topology.loaded(self.call_timeout_ms)
+        address = self._place(slot_of(key) if key else None)
+        if not address:
+            raise _uncovered(self.address)
+        return self._node(address)
 
-        Raises
-        ------
-        BackendError
-            If the slot map cannot be loaded, or no node has the key.
-        """
-        await self._topology.loaded(timeout_ms)
-        return self._node(self._address(slot_of(key) if key else None))
-
-    async def identity(self, key: str, timeout_ms: float) -> tuple[int, str]:
+    async def identity(self, key: str) -> tuple[int, str]:
         """Return the client id and run id of the connection that the next call for a key will use."""
-        node = await self.node_of(key, timeout_ms)
+        node = await self.node_of(key)
         try:
-            return await node.identity(key, timeout_ms)
+            return await node.identity(key)
         except BackendUnavailable:
             self.failed(node)
             raise
 
-    async def commands(
-        self, commands: Sequence[Sequence[Argument]], timeout_ms: float, near: str = ""
-    ) -> list[Any]:
-        """Run some commands, in one round trip to each node; error replies are :class:`BackendError`.
-
-        Raises
-        ------
-        BackendError
-            If all answers are missing.
-        """
+    async def commands(self, commands: Sequence[Sequence[Argument]], near: str = "") -> list[Any]:
+        """Run some commands, in one round trip to each node; raise if all answers are missing."""
         slots = _slots([key_of(command) for command in commands], near)
-        calls = [_Call(slot, pack(command)) for slot, command in zip(slots, commands, strict=True)]
-        return await self._exchange(calls, timeout_ms, MEMORY)
+        return await self._exchange(slots, [pack(command) for command in commands])
 
-    async def scripts(
-        self,
-        script: Script,
-        calls: Sequence[ScriptCall],
-        timeout_ms: float,
-        durability: Durability = MEMORY,
-    ) -> list[Any]:
-        """Run a script several times, one round trip to each node; error replies are :class:`BackendError`.
-
-        Raises
-        ------
-        BackendError
-            If all answers are missing.
-        """
-        ready = [
-            _Call(slot_of(keys[0]), packed[2], packed)
-            for (keys, _), packed in zip(calls, packed_calls(script, calls), strict=True)
-        ]
-        return await self._exchange(ready, timeout_ms, durability)
+    async def scripts(self, script: Script, calls: Sequence[ScriptCall], durability: Durability) -> list[Any]:
+        """Run a script several times, in one round trip to each node; raise if all answers are missing."""
+        slots = [slot_of(keys[0]) for keys, _ in calls]
+        return await self._exchange(slots, packed_calls(script, calls), script, durability)
 
     def failed(self, node: Node) -> None:
         """Note that a node did not answer."""
@@ -224,15 +166,11 @@ class Cluster:
 
     def noted(self, reply: Reply, node: Node) -> Reply:
         """Return a reply; if it came from the wrong node, return the error for the caller instead."""
-        if isinstance(reply, MovedError):
-            found = self._sent_on(reply, node.address)
-            if isinstance(found, BackendError):
-                return found
-        elif isinstance(reply, ClusterDownError | ReadOnlyError | AskError | TryAgainError):
-            self._topology.look_soon()
-        else:
-            return reply
-        return translate(reply, node.address) if isinstance(reply, ClusterDownError) else _elsewhere(node)
+        sent_on = self._sent_on(reply, node.address)
+        if sent_on is None:
+            return self._answer(reply, node.address)
+        self._topology.look_soon()
+        return sent_on if isinstance(sent_on, BackendError) else _elsewhere(node.address)
 
     async def aclose(self) -> None:
         """Close all connections, those in use after their calls end; later calls raise."""
@@ -245,27 +183,38 @@ class Cluster:
 
     # -- how ---------------------------------------------------------------------------------
 
-    async def _exchange(self, calls: Sequence[_Call], timeout_ms: float, durability: Durability) -> list[Any]:
-        """Send calls to their nodes and follow redirections, until each call has an answer."""
+    async def _exchange(
+        self,
+        slots: Sequence[int | None],
+        calls: Sequence[bytes],
+        script: Script | None = None,
+        durability: Durability = MEMORY,
+    ) -> list[Any]:
+        """Send packed calls to the nodes of their slots and follow redirections until each has an answer.
+
+        A call whose slot is None goes to any node.
+        """
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + (timeout_ms + durability.longest_ms) / 1000
+        end_s = loop.time() + self.call_timeout_ms / 1000
         answers: list[Any] = [None] * len(calls)
         unanswered: list[BackendError] = []
         left: list[int] = list(range(len(calls)))
         asking: dict[int, str] = {}
         for _ in range(REDIRECTIONS_MAX):
-            left_ms = 1000 * (end_s - loop.time()) - durability.longest_ms  # Each call adds it again.
+            left_ms = 1000 * (end_s - loop.time())
             if left_ms <= 0:
                 break
             await self._topology.loaded(left_ms)
             parts: dict[tuple[str, bool], list[int]] = {}
             for place in left:
                 asked = asking.get(place)
-                where = (asked, True) if asked else (self._place(calls[place].slot), False)
+                where = (asked, True) if asked else (self._place(slots[place]), False)
                 parts.setdefault(where, []).append(place)
             left, asking = [], {}
             sent = [
-                self._send(address, [calls[place] for place in places], left_ms, durability, asking=is_asking)
+                self._send(
+                    address, [calls[place] for place in places], left_ms, script, durability, asking=is_asking
+                )
                 for (address, is_asking), places in parts.items()
             ]
             for ((address, _), places), replies in zip(parts.items(), await _together(sent), strict=True):
@@ -292,20 +241,20 @@ class Cluster:
         return answers
 
     async def _send(
-        self, address: str, calls: Sequence[_Call], timeout_ms: float, durability: Durability, *, asking: bool
+        self,
+        address: str,
+        calls: Sequence[bytes],
+        timeout_ms: float,
+        script: Script | None,
+        durability: Durability,
+        *,
+        asking: bool,
     ) -> list[Reply] | BackendError:
         """Send calls to one node; return its replies, or the error if it did not answer."""
         try:
             if not address:
                 return _uncovered(self.address)
-            node = self._node(address)
-            scripts = [call.script for call in calls if call.script is not None]
-            if scripts:
-                return await node.call_scripts(scripts, timeout_ms, durability, asking=asking)
-            if not asking:
-                return await node.call(b"".join([call.packed for call in calls]), len(calls), timeout_ms)
-            packed = b"".join([part for call in calls for part in (ASKING, call.packed)])
-            return (await node.call(packed, 2 * len(calls), timeout_ms))[1::2]
+            return await self._node(address).call(calls, timeout_ms, script, durability, asking=asking)
         except BackendError as error:
             self._topology.failed(address)
             return error
@@ -328,9 +277,7 @@ class Cluster:
             return reply
         if isinstance(reply, ClusterDownError | ReadOnlyError):
             self._topology.look_soon()
-        if isinstance(reply, ReadOnlyError):
-            return _elsewhere(self._node(address))
-        return translate(reply, address)
+        return _elsewhere(address) if isinstance(reply, ReadOnlyError) else translate(reply, address)
 
     def _place(self, slot: int | None) -> str:
         """Return the address of the node that has a slot; empty if no node has it."""
@@ -340,12 +287,6 @@ class Cluster:
         if found is None:
             self._topology.look_soon()
         return found or ""
-
-    def _address(self, slot: int | None) -> str:
-        address = self._place(slot)
-        if not address:
-            raise _uncovered(self.address)
-        return address
 
     def _node(self, address: str) -> Node:
         """Return the connections to a node; drop those to nodes that have left the Cluster."""
@@ -357,7 +298,8 @@ class Cluster:
         node = self._nodes.get(address)
         if node is None:
             target = self._topology.target(address)
-            node = self._nodes[address] = Node(target, self._connections, is_one_of_many=True)
+            node = Node(target, self._connections, self.call_timeout_ms, is_one_of_many=True)
+            self._nodes[address] = node
         return node
 
     def _drop_gone(self) -> None:
@@ -400,9 +342,9 @@ async def _together(
     return found  # type: ignore[return-value]
 
 
-def _elsewhere(node: Node) -> BackendUnavailable:
+def _elsewhere(address: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f"Redis at {node.address} does not have this part of the Cluster any more, or not yet.",
+        f"Redis at {address} does not have this part of the Cluster any more, or not yet.",
         remedy="It was not done. The next try goes to the node that has it.",
     )
 

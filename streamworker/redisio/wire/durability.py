@@ -121,12 +121,7 @@ def confirms_too_early(info: ServerInfo) -> bool:
 def refusal_of_policy(policy: str | None, info: ServerInfo | None) -> ConfigurationError | None:
     """Return why a server cannot provide ``durability="aof"``, from its configuration.
 
-    Parameters
-    ----------
-    policy
-        The server's ``appendfsync``; None if this user may not read it.
-    info
-        The server's ``INFO``; None if this user may not read it.
+    ``policy`` is its ``appendfsync``. Both arguments are None if this user may not read them.
 
     Examples
     --------
@@ -158,12 +153,8 @@ def refusal_of_policy(policy: str | None, info: ServerInfo | None) -> Configurat
 def refusal(durability: Durability, answer: Any) -> ConfigurationError | None:
     """Return why a server cannot confirm writes, from its answer to a first wait.
 
-    Too few replicas are not a reason: they may come back, and until then no write is confirmed.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if the server is no longer a primary: a failover is not a reason either.
+    Too few replicas are not a reason: they may come back, and until then no write is confirmed. A missing
+    answer and a failover are not reasons either, and are raised.
     """
     if not isinstance(answer, BackendRefused):
         if isinstance(answer, BackendError):

@@ -105,14 +105,7 @@ def all_answered(replies: Sequence[Any]) -> Sequence[Any]:
 def tls_remedy(said: str, *, tls: bool, certified: bool) -> str:
     """Return the remedy for a failed attempt to connect, if TLS may be the reason.
 
-    Parameters
-    ----------
-    said
-        The message of the operating system or OpenSSL.
-    tls
-        Whether the URL uses TLS.
-    certified
-        Whether the URL names a client certificate.
+    ``certified`` tells whether the URL names a client certificate.
 
     Examples
     --------

@@ -66,15 +66,7 @@ def read_info(text: bytes, *, has_all_keys: bool = True) -> ServerInfo:
 
 
 def check_server(info: ServerInfo) -> None:
-    """Refuse a server that would lose data or is too old.
-
-    Raises
-    ------
-    ConfigurationError
-        For a version below 7.0. For a policy that evicts keys: the server would drop streams, locks and
-        checkpoints when memory is full. For a node of a Cluster with the URL of one server: that node
-        has only some of the keys.
-    """
+    """Refuse a server that is too old or evicts keys, and a node of a Cluster with the URL of one server."""
     numbers = re.match(r"(\d+)\.(\d+)", info.version)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < VERSION_MIN:
         raise ConfigurationError(

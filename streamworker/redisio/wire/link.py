@@ -1,7 +1,7 @@
 """One connection to Redis: its target, its login, and one round trip.
 
-A round trip that does not complete closes
-its connection, so that a late reply is never taken for the reply to another command.
+A round trip that does not complete closes its connection, so that a late reply is never taken for the reply
+to another command.
 """
 
 import asyncio
@@ -37,19 +37,12 @@ Argument = str | bytes | int
 class Target:
     """The address and login of Redis: a URL, parsed and checked without connecting.
 
-    Parameters
-    ----------
-    url
-        ``redis://``, ``rediss://`` or ``unix://``. Options for TLS begin with ``ssl_``.
-    name
-        The name in ``CLIENT LIST``.
-
-    Raises
-    ------
-    ConfigurationError
-        If the URL is invalid or has an unsupported option. The message contains no part of the URL
-        except the option's name.
+    It raises ``ConfigurationError`` for an invalid URL; the message contains no part of the URL except the
+    name of an unsupported option.
     """
+
+    moves = False
+    """Whether a new connection may lead to another server than the last one did."""
 
     def __init__(self, url: str, name: str) -> None:
         try:
@@ -113,18 +106,7 @@ class Target:
         return Socket(self._options)
 
     async def connect(self, socket: Socket, *, waits: bool = True) -> None:
-        """Connect a socket of this target and log in, when the gate allows an attempt.
-
-        Parameters
-        ----------
-        waits
-            As for :meth:`Gate.through`.
-
-        Raises
-        ------
-        BackendError
-            If it could not connect or log in.
-        """
+        """Connect a socket of this target and log in, when the gate allows an attempt; see ``attempts``."""
         await self._through(self._gate, socket, waits=waits)
 
     async def _through(self, gate: Gate, socket: Socket, *, waits: bool) -> None:
@@ -141,13 +123,7 @@ class Target:
         await gate.through(attempt, waits=waits)
 
     async def _greet(self, socket: Socket) -> None:
-        """Log in and set the client's name in one round trip; redis-py takes one for each of three steps.
-
-        Raises
-        ------
-        RedisError
-            If the server refuses the login, or does not answer in time.
-        """
+        """Log in and set the client's name in one round trip; redis-py takes one for each of three steps."""
         needed: list[Sequence[Argument]] = [("AUTH", *self.login)] if self.login else []
         needed.append(("CLIENT", "SETNAME", self._name))
         if self.database:
@@ -179,18 +155,12 @@ class Target:
     def _gate_at(self, address: str) -> Gate:
         # The options are hashed, so that the gate keeps no password.
         tls = sorted((name, value) for name, value in self._options.items() if name.startswith("ssl_"))
-        way = hash(repr((self.login, tls)))
-        return gate_of((address, self.is_encrypted, way))
+        return gate_of((address, self.is_encrypted, hash(repr((self.login, tls)))))
 
     def leads_here(self, socket: Socket) -> bool:
         """Whether a socket leads to the same server as a new one would."""
         del socket
         return True
-
-    @property
-    def moves(self) -> bool:
-        """Whether a new connection may lead to another server than the last one did."""
-        return False
 
     async def aclose(self) -> None:
         """Stop the target's background work, if it has any."""
@@ -200,8 +170,8 @@ class Target:
         ours = translate(error, self.address)
         if isinstance(ours, BackendUnavailable):
             certified = "ssl_certfile" in self._options
-            tls = self.is_encrypted
-            ours.remedy = tls_remedy(ours.message, tls=tls, certified=certified) or ours.remedy
+            remedy = tls_remedy(ours.message, tls=self.is_encrypted, certified=certified)
+            ours.remedy = remedy or ours.remedy
         return ours
 
 
@@ -231,18 +201,7 @@ class Link:
         return self._socket.is_open
 
     async def ready(self, *, waits: bool = True) -> None:
-        """Connect, unless the link has a working connection.
-
-        Parameters
-        ----------
-        waits
-            As for :meth:`Gate.through`.
-
-        Raises
-        ------
-        BackendError
-            If it cannot connect or log in.
-        """
+        """Connect, unless the link has a working connection."""
         try:
             if self.connected:
                 if asyncio.get_running_loop().time() - self.used_s > IDLE_S:

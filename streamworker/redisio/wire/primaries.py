@@ -48,12 +48,7 @@ def questions(service: str) -> list[tuple[str, ...]]:
 
 
 def read_answer(replies: Sequence[Any], address: str) -> Answer | BackendError | None:
-    """Parse a sentinel's replies to :func:`questions`.
-
-    Returns
-    -------
-    Answer, BackendError or None
-        None if the sentinel does not know the primary; the error if it refused the login.
+    """Parse a sentinel's replies to :func:`questions`; None if it does not know the primary.
 
     Examples
     --------
@@ -141,12 +136,7 @@ def of_sentinel(error: BackendError, address: str) -> BackendError:
 
 
 def newest(found: Iterable[Answer | BackendError | None], sentinels: Sentinels) -> Answer:
-    """Return the newest of the sentinels' answers.
-
-    Raises
-    ------
-    BackendError
-        ``BackendUnavailable`` if no sentinel answered; a refusal if all that answered refused.
+    """Return the newest of the sentinels' answers; raise a refusal if all that answered refused.
 
     Examples
     --------

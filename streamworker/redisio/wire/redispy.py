@@ -29,15 +29,8 @@ Reply = Any
 class Socket:
     """One connection, which its owner opens, logs in and closes; errors are redis-py's, or ``OSError``.
 
-    Parameters
-    ----------
-    options
-        What :func:`parse_url` has found, without what the login needs.
-
-    Raises
-    ------
-    TypeError, ValueError, RedisError
-        If an option is unknown or has a wrong value.
+    Its options are what :func:`parse_url` has found, without what the login needs. An unknown or wrong one
+    raises ``TypeError``, ``ValueError`` or ``RedisError``.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -79,12 +72,9 @@ class Socket:
     async def write(self, packed: bytes) -> None:
         """Send packed commands.
 
-        Raises
-        ------
-        RedisError, OSError
-            If the connection was lost. This is checked first: once the event loop has noticed the loss, a
-            write raises other errors, which are ``RuntimeError`` in uvloop, and ``AttributeError`` or
-            ``TypeError`` in asyncio from Python 3.12 on.
+        Whether the connection was lost is checked first: once the event loop has noticed the loss, a write
+        raises other errors, which are ``RuntimeError`` in uvloop, and ``AttributeError`` or ``TypeError`` in
+        asyncio from Python 3.12 on.
         """
         # redis-py's own way connects again, without a login; and if it is cancelled, it closes in good order.
         writer = self._connection._writer  # noqa: SLF001
@@ -94,13 +84,7 @@ class Socket:
         await writer.drain()
 
     async def reply(self) -> Reply:
-        """Return the next reply.
-
-        Raises
-        ------
-        RedisError
-            If it is an error reply, or if the connection was lost.
-        """
+        """Return the next reply; raise it if it is an error reply."""
         return await self._connection.read_response(disconnect_on_error=False)
 
     async def replies(self, count: int) -> list[Reply]:

@@ -56,33 +56,17 @@ LISTEN_WITHIN_S = 1.0
 """Maximum random delay from the first connection until a target listens. So the targets do not all connect
 to the sentinels at once after a failover, and a short command does not listen at all."""
 
-Judge = Callable[[str], None]
-"""Raises for the URL of a server to which the target may not connect."""
-
 
 class SentinelTarget(Target):
     """The primary that sentinels know by a service name.
 
-    Parameters
-    ----------
-    url
-        ``redis+sentinel://`` or ``rediss+sentinel://``.
-    name
-        The name in ``CLIENT LIST``.
-    judge
-        Called with the URL of each server that the sentinels name, before the target connects to it.
-    rng
-        Chooses the sentinel to listen to, and the delay.
-
-    Raises
-    ------
-    ConfigurationError
-        As :class:`Target` raises.
+    The sentinels may be on this machine and name a server on another one, so :meth:`connect` checks
+    ``allow_plaintext``.
     """
 
-    def __init__(
-        self, url: str, name: str, *, judge: Judge = lambda _: None, rng: random.Random | None = None
-    ) -> None:
+    moves = True
+
+    def __init__(self, url: str, name: str, *, allow_plaintext: bool = True) -> None:
         self._sentinels = read_sentinels(url)
         self._made: weakref.WeakSet[Socket] = weakref.WeakSet()
         self._let_in: weakref.WeakSet[Socket] = weakref.WeakSet()
@@ -90,8 +74,8 @@ class SentinelTarget(Target):
         super().__init__(self._sentinels.server_url(*self._sentinels.hosts[0]), name)
         self._service = self._sentinels.service
         self._asked = [Target(one, f"{name}:sentinel") for one in self._sentinels.urls]
-        self._judge = judge
-        self._rng = rng or random.Random()
+        self._allow_plaintext = allow_plaintext
+        self._rng = random.Random()
         self._place: Place | None = None
         self._epoch = 0
         """Epoch of the answer that named the primary. An older answer comes from a sentinel that is late. It
@@ -112,21 +96,12 @@ class SentinelTarget(Target):
         return made
 
     async def connect(self, socket: Socket, *, waits: bool = True) -> None:
-        """Connect to the primary.
-
-        Parameters
-        ----------
-        waits
-            As for :meth:`Gate.through`.
-
-        Raises
-        ------
-        BackendError
-            If no sentinel answers or knows the service, or if the server that they name is not a primary.
-        """
+        """Connect to the primary that the sentinels name; raise if it is none."""
         place = await self._primary()
         try:
-            self._judge(self._sentinels.server_url(*place))
+            if not self._allow_plaintext:
+                url = self._sentinels.server_url(*place)
+                refuse_plaintext(url, f"What the sentinels name as {self._service!r}")
         except ConfigurationError as error:
             # No setting has changed: the sentinels now name a server that is not allowed.
             raise BackendRefused(error.message, remedy=error.remedy) from None
@@ -168,11 +143,6 @@ class SentinelTarget(Target):
     def leads_here(self, socket: Socket) -> bool:
         """Whether a socket leads to the known primary."""
         return socket.place == self._place
-
-    @property
-    def moves(self) -> bool:
-        """Always True: a new connection may lead to another server."""
-        return True
 
     async def aclose(self) -> None:
         """Stop listening to and asking the sentinels."""
@@ -345,19 +315,7 @@ OTHER_TARGETS: dict[str, Callable[[str, str], Target]] = {}
 
 
 def target_for(url: str, name: str, *, allow_plaintext: bool) -> Target:
-    """Return the target of a URL that names one server, or the sentinels of one.
-
-    Raises
-    ------
-    ConfigurationError
-        If the URL is invalid.
-    """
+    """Return the target of a URL that names one server, or the sentinels of one."""
     if kind_of(url) != SENTINEL:
         return OTHER_TARGETS.get(url.partition("://")[0], Target)(url, name)
-    service = read_sentinels(url).service
-
-    def judge(server_url: str) -> None:
-        # Sentinels on this machine may name a server on another machine.
-        refuse_plaintext(server_url, f"What the sentinels name as {service!r}")
-
-    return SentinelTarget(url, name, judge=(lambda _: None) if allow_plaintext else judge)
+    return SentinelTarget(url, name, allow_plaintext=allow_plaintext)

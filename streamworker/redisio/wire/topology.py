@@ -46,13 +46,7 @@ def slot_of(key: str) -> int:
 
 
 def seeds_of(url: str, name: str) -> list[Target]:
-    """Return the nodes that a URL of a Cluster names.
-
-    Raises
-    ------
-    ConfigurationError
-        If the URL is invalid, or names a database other than 0, which a Cluster does not have.
-    """
+    """Return the nodes that a URL of a Cluster names."""
     scheme = kind_of(url) and url.partition("+")[0].lower()
     if scheme not in ("redis", "rediss"):
         raise ConfigurationError("The URL of Redis cannot be read.", remedy=_URL_REMEDY)
@@ -65,11 +59,11 @@ def seeds_of(url: str, name: str) -> list[Target]:
     return seeds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Map:
-    """The reply of one node: the primary of each slot, and all nodes."""
+    """The primary of each slot, and all nodes, as one node tells them."""
 
-    slots: Sequence[str | None]
+    slots: list[str | None]
     """Address of each slot's primary; None for a slot without a primary."""
     nodes: frozenset[str]
     """Addresses of all nodes that have slots, and of their replicas."""
@@ -81,13 +75,9 @@ class Map:
 
 
 def read_map(reply: Any, asked: Target) -> Map:
-    """Parse the reply to ``CLUSTER SLOTS``.
+    """Parse the reply to ``CLUSTER SLOTS`` of the node that was asked.
 
-    Parameters
-    ----------
-    asked
-        The node that replied. A node that does not know its own host leaves it empty, which then means
-        this node.
+    A node that does not know its own host leaves it empty, which then means this node.
 
     Examples
     --------
@@ -111,21 +101,12 @@ def read_map(reply: Any, asked: Target) -> Map:
 
 
 class Topology:
-    """The known slot map of a Cluster, for one event loop.
-
-    Parameters
-    ----------
-    seeds
-        Some nodes of the Cluster.
-    rng
-        Source of the jitter, and of the order in which nodes are asked.
-    """
+    """The known slot map of a Cluster, for one event loop; ``seeds`` are some of its nodes."""
 
     def __init__(self, seeds: Sequence[Target], rng: random.Random | None = None) -> None:
         self.seeds = seeds
         self._rng = rng or random.Random()
-        self._slots: list[str | None] = []
-        self._nodes: frozenset[str] = frozenset()
+        self._map = Map([], frozenset())
         self._suspects: set[str] = set()
         """Nodes that did not answer since the last refresh; they are asked last."""
         self._looking: asyncio.Task[None] | None = None
@@ -135,8 +116,6 @@ class Topology:
         self._closed = False
         self.version = 0
         """Version of the map, which grows with each change."""
-        self._primaries: tuple[int, list[str]] = (-1, [])
-        """The primaries at a version of the map."""
 
     @property
     def address(self) -> str:
@@ -146,14 +125,11 @@ class Topology:
     @property
     def primaries(self) -> list[str]:
         """Addresses of all nodes that have slots."""
-        if self._primaries[0] != self.version:
-            found = sorted({address for address in self._slots if address is not None})
-            self._primaries = (self.version, found)
-        return self._primaries[1]
+        return self._map.primaries
 
     def address_of(self, slot: int) -> str | None:
         """Return the address of a slot's node; None if it is not known, or no node has the slot."""
-        return self._slots[slot] if self._slots else None
+        return self._map.slots[slot] if self._map.slots else None
 
     def target(self, address: str) -> Target:
         """Return the target of a node, with the login of the URL."""
@@ -161,14 +137,8 @@ class Topology:
         return self.seeds[0].at(host, int(port))
 
     async def loaded(self, timeout_ms: float) -> None:
-        """Wait until the slots are known.
-
-        Raises
-        ------
-        BackendError
-            If no node returns the slots; the error says why.
-        """
-        if self._slots:
+        """Wait until the slots are known; raise the reason if no node returns them."""
+        if self._map.slots:
             return
         looking = self._looking
         if looking is None or looking.done():
@@ -187,8 +157,9 @@ class Topology:
     def moved(self, slot: int, host: str, port: int, by: Target) -> None:
         """Note the new node of a slot, and refresh the map: other slots may have moved, too."""
         address = self.named(host, port, by)
-        if self._slots and self._slots[slot] != address:
-            self._slots[slot] = address
+        slots = self._map.slots
+        if slots and slots[slot] != address:
+            slots[slot] = address
             self.version += 1
             self._in_vain = 0
         self.look_soon()
@@ -250,7 +221,7 @@ class Topology:
     def _whom_to_ask(self, suspects: set[str]) -> list[Target]:
         """Return the nodes in the order in which to ask them, suspected nodes last."""
         known = {seed.address: seed for seed in self.seeds}
-        known |= {address: self.target(address) for address in sorted(self._nodes)}
+        known |= {address: self.target(address) for address in sorted(self._map.nodes)}
         order = self._rng.sample(list(known.values()), len(known))
         return sorted(order, key=lambda target: target.address in suspects)
 
@@ -287,8 +258,8 @@ class Topology:
 
     def _take(self, found: Map) -> None:
         self._in_vain += 1
-        if list(found.slots) != self._slots or found.nodes != self._nodes:
-            self._slots, self._nodes = list(found.slots), found.nodes
+        if found != self._map:
+            self._map = found
             self.version += 1
             self._in_vain = 0
 
