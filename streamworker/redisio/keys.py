@@ -26,17 +26,8 @@ _LATER = re.compile(r"[A-Za-z0-9_.-]")
 def check_name(kind: str, name: str) -> str:
     """Return a name if it may become part of a key.
 
-    Parameters
-    ----------
-    kind
-        What has the name, for the message: ``"app"``, ``"stream"``, ``"processor"``.
-    name
-        1 to 64 ASCII letters, digits, ``_``, ``.`` and ``-``, the first a letter or digit.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name is invalid; the error names the first wrong character.
+    ``kind`` says in the message what has the name, such as ``"app"``. A name has 1 to 64 ASCII letters,
+    digits, ``_``, ``.`` and ``-``, the first a letter or digit.
 
     Examples
     --------
@@ -74,10 +65,7 @@ def whole(value: bytes | str) -> int | None:
 def partitions_in(value: bytes | None) -> int:
     """Return the number of partitions that a stream's key stores; 0 if there is no key.
 
-    Raises
-    ------
-    ConfigurationError
-        If no stream can be declared with that number: callers send commands for each partition.
+    It refuses a number with which no stream can be declared: callers send commands for each partition.
 
     Examples
     --------

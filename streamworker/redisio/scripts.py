@@ -91,13 +91,7 @@ def log_ahead(key: str, last: str, rows: str) -> BackendRefused:
 
 
 def checked(reply: Any) -> Any:
-    """Return a script's reply unless it is BADTYPE.
-
-    Raises
-    ------
-    BackendRefused
-        If the reply is BADTYPE; the error names the key.
-    """
+    """Return a script's reply; raise an error that names the key if it is BADTYPE."""
     if reply[0] == b"BADTYPE":
         raise wrong_type(reply[1])
     return reply

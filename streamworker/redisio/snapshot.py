@@ -54,13 +54,6 @@ async def take_snapshot(
     If another program wrote to a key of a partition, the partition is shown as halted, with the reason.
     If another program wrote to a key of the group, ``problems`` names the key, and its content is
     missing.
-
-    Raises
-    ------
-    BackendError
-        Without an answer.
-    CoordinationError
-        If the membership document cannot be read.
     """
     keys = GroupKeys(app, stream, group)
     asked: dict[str, Sequence[Argument]] = {
@@ -302,13 +295,9 @@ def _reader_views(
 def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebalance, ...]:
     """Compute the rebalances from control messages, oldest first.
 
-    A rebalance ends when each partition that it moved was acquired at its generation or a later one:
-    then the partition runs again, under this owner or a later one.
-
-    Parameters
-    ----------
-    messages
-        Server time in ms and fields of each message.
+    A rebalance ends when each partition that it moved was acquired at its generation or a later one: then the
+    partition runs again, under this owner or a later one. Each message has its server time in ms and its
+    fields.
 
     Examples
     --------

@@ -11,14 +11,8 @@ from streamworker.redisio.wire.client import Backend
 async def declare(backend: Backend, spec: ProcessorSpec) -> None:
     """Declare a processor's stream, its group in each partition, and the schema of its rows.
 
-    It may be called again: it compares what exists with what is declared.
-
-    Raises
-    ------
-    ConfigurationError
-        If what exists was declared differently.
-    BackendError
-        If Redis does not answer.
+    It may be called again: it compares what exists with what is declared. Other declarations than those of
+    the app are refused.
     """
     stream = spec.stream
     keys = GroupKeys(stream.app, stream.name, spec.name)

@@ -36,12 +36,8 @@ def pipelines_of(settings: Settings) -> int:
 async def check_durability(backend: Backend, settings: Settings) -> None:
     """Check that the server, or each primary of a Cluster, supports the durability of the settings.
 
-    Raises
-    ------
-    ConfigurationError
-        If it is too old, writes no append-only file, would confirm too early, or does not permit this user.
-    BackendError
-        If it does not answer.
+    It refuses one that is too old, writes no append-only file, would confirm too early, or does not permit
+    this user.
     """
     wanted = durability_of(settings)
     probe = Durability(wanted.mode, wanted.replicas, 1)

@@ -66,20 +66,7 @@ from streamworker.settings import Settings
 class Group:
     """One processor's group as seen by one worker.
 
-    Parameters
-    ----------
-    spec
-        The processor.
-    core
-        The protocol core, which decides.
-    backend
-        Connections for short calls.
-    keeper
-        Sends the heartbeats.
-    settings, rng
-        The settings, and the source of jitter.
-    name
-        The worker's name.
+    ``core`` decides, ``keeper`` sends the heartbeats, and ``backend`` makes the short calls.
     """
 
     def __init__(
@@ -159,10 +146,7 @@ class Group:
     async def run(self) -> None:
         """Take part in the group until stopped.
 
-        Raises
-        ------
-        ConfigurationError
-            If the group already runs with another number of partitions.
+        It raises if the group already runs with another number of partitions.
         """
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks

@@ -35,18 +35,7 @@ async def measure(
 
     It adds no cost to the handling of a record.
 
-    Parameters
-    ----------
-    backend, keys
-        The connections and the group, whose lag is read.
-    runners
-        Returns the runners by partition.
-    report
-        Called with the loads by partition, and with none at the end.
-    every_ms
-        Pause between two measurements.
-    log
-        The logger for a measurement that failed.
+    ``report`` takes the loads by partition, and none at the end.
     """
     meter = LoadMeter()
     try:

@@ -56,21 +56,8 @@ several times what a Cluster needs to replace a dead primary."""
 class Worker:
     """All groups of one process.
 
-    Parameters
-    ----------
-    app
-        The application.
-    processors
-        Names of the processors to run; all of them if None.
-    name
-        The worker's name; generated if None.
-    static_id
-        The id that the worker keeps over restarts; the one in the settings if None.
-
-    Raises
-    ------
-    ConfigurationError
-        If the app does not have one of the processors, or has no processors.
+    All processors run if ``processors`` is None. ``static_id`` is kept over restarts, and overrides the one
+    in the settings.
     """
 
     def __init__(
@@ -95,13 +82,8 @@ class Worker:
 
         ``on_ready`` is called after the server has passed its checks, when the groups begin to join.
 
-        Raises
-        ------
-        ConfigurationError
-            If the server, the streams or the schemas are not what the app needs.
-        BackendError
-            If Redis cannot be reached at the start, or cannot do a call for longer than a failover takes.
-            The worker waits out later outages.
+        At the start this raises if the server, the streams or the schemas are not what the app needs, or if
+        Redis cannot do a call for longer than a failover takes. The worker waits out later outages.
         """
         settings = self._settings
         rng = random.Random()

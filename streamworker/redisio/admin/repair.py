@@ -74,15 +74,7 @@ class Facts:
 
 
 async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
-    """Read the data of a group, in a few round trips.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if a key of the group holds another type.
-    CoordinationError
-        If the membership document cannot be read.
-    """
+    """Read the data of a group, in a few round trips."""
     asked = [("TIME",), ("GET", keys.members), ("HGETALL", keys.beats), ("HGETALL", keys.readers)]
     time, document, flat_beats, flat_readers = all_answered(await backend.pipeline(asked))
     commands = [

@@ -146,19 +146,8 @@ connection."""
 def acl_rules(app: str, role: str, durability: str = "memory") -> list[str]:
     """Return the rules for a user with a role in an app, without name and password.
 
-    The rules remove all earlier rights of the user, but not its passwords.
-
-    Parameters
-    ----------
-    app, role
-        The app's name, and the user's role in it.
-    durability
-        The app's durability; with ``aof`` or ``replicas`` a user needs the command that waits.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name is not a valid app name, or the role does not exist.
+    The rules remove all earlier rights of the user, but not its passwords. With ``durability`` "aof" or
+    "replicas" the user may use the command that waits.
 
     Examples
     --------

@@ -129,10 +129,7 @@ class Link(NamedTuple):
 def serialize_schema(schema: pa.Schema) -> bytes:
     """Return a schema as bytes, without its metadata; Redis stores each schema once.
 
-    Raises
-    ------
-    RecordError
-        For extension and dictionary types, which a reader cannot decode from the schema alone.
+    It refuses extension and dictionary types, which a reader cannot decode from the schema alone.
     """
     _refuse_foreign_types(schema, RecordError)
     plain = pa.schema([field.remove_metadata() for field in schema])
@@ -142,17 +139,7 @@ def serialize_schema(schema: pa.Schema) -> bytes:
 def deserialize_schema(data: bytes, fingerprint: str | None = None) -> pa.Schema:
     """Read a schema that :func:`serialize_schema` wrote.
 
-    Parameters
-    ----------
-    data
-        The stored bytes.
-    fingerprint
-        The name under which it was stored; the bytes must match it.
-
-    Raises
-    ------
-    DataLoss
-        If the bytes are not a schema, or not the schema of that name.
+    It raises ``DataLoss`` for other bytes, and for another schema than that of the fingerprint.
     """
     if fingerprint is not None and _fingerprint(data) != fingerprint:
         raise DataLoss(
@@ -219,25 +206,9 @@ def encode_batch(
 ) -> tuple[str, AckedBatch]:
     """Encode a record batch for a commit.
 
-    Parameters
-    ----------
-    batch
-        A batch of at least one row. The metadata of its schema is dropped.
-    codec
-        ``auto`` compresses with zstd above 4 KB if that saves bytes, and otherwise not at all.
-    first
-        Id of the first source entry of the rows.
-
-    Returns
-    -------
-    tuple[str, AckedBatch]
-        The schema's fingerprint, under which the schema must be stored before the commit; and the
-        batch.
-
-    Raises
-    ------
-    RecordError
-        For a batch without rows, or with extension or dictionary types.
+    It returns the schema's fingerprint, too, under which the schema must be stored before the commit.
+    ``first`` is the first source entry of the rows. ``auto`` compresses with zstd above 4 KB if that saves
+    bytes.
 
     Examples
     --------
@@ -261,16 +232,8 @@ def encode_batch(
 def pack(batch: pa.RecordBatch, codec: Codec, *, above_bytes: int = 0, if_smaller: bool = False) -> Packed:
     """Serialise a record batch, and compress it.
 
-    Parameters
-    ----------
-    batch
-        The rows. The metadata of the schema is dropped.
-    codec
-        The compression.
-    above_bytes
-        A batch of at most this size is not compressed.
-    if_smaller
-        Whether to leave a batch uncompressed if compression does not make it smaller.
+    A batch of at most ``above_bytes`` stays uncompressed; with ``if_smaller`` also one that would not get
+    smaller. The metadata of the schema is dropped.
     """
     raw = batch.serialize()
     if raw.size <= above_bytes:
@@ -297,22 +260,8 @@ def decode_entry(
 ) -> pa.RecordBatch:
     """Validate an entry, and return its record batch.
 
-    Parameters
-    ----------
-    id
-        The entry's id, for messages.
-    fields
-        The entry's fields.
-    schemas
-        The known schemas by fingerprint; call :func:`schema_of` first to find out whether one must be
-        fetched.
-    max_raw_bytes
-        An entry that declares more bytes is refused before it is decompressed.
-
-    Raises
-    ------
-    DataLoss
-        If the entry is damaged; the error names the entry and what is wrong with it.
+    It raises ``DataLoss`` if the entry is damaged, also for more bytes than ``max_raw_bytes``, which it does
+    not decompress. The caller calls :func:`schema_of` first, and fetches a missing schema.
     """
     rows = _number(id, fields, b"rows")
     size = _number(id, fields, b"size")
@@ -330,13 +279,7 @@ def decode_entry(
 
 
 def unpack(packed: Packed, schema: pa.Schema, max_raw_bytes: int = RAW_BYTES_MAX) -> pa.RecordBatch:
-    """Validate packed bytes, and return their record batch.
-
-    Raises
-    ------
-    Damaged
-        If a check fails; the text says what is wrong.
-    """
+    """Validate packed bytes, and return their record batch; ``Damaged`` says what is wrong."""
     if zlib.crc32(packed.data) != packed.crc:
         raise Damaged("its batch does not match its CRC")
     if packed.size > max_raw_bytes:
@@ -355,23 +298,14 @@ def unpack(packed: Packed, schema: pa.Schema, max_raw_bytes: int = RAW_BYTES_MAX
 
 
 def schema_of(id: EntryId, fields: Mapping[bytes, bytes]) -> str:
-    """Return the fingerprint of an entry's schema.
-
-    Raises
-    ------
-    DataLoss
-        If the entry has none.
-    """
+    """Return the fingerprint of an entry's schema."""
     return _field(id, fields, b"schema").decode("ascii", "replace")
 
 
 def link_of(id: EntryId, fields: Mapping[bytes, bytes]) -> Link:
     """Return an entry's position in its log, without reading its batch.
 
-    Raises
-    ------
-    DataLoss
-        If the fields of the position are missing, or contradict each other or the id.
+    It raises ``DataLoss`` if fields are missing, or contradict each other or the id.
     """
     try:
         prev, first, last = (EntryId.parse(_field(id, fields, name)) for name in (b"prev", b"first", b"last"))
@@ -383,13 +317,7 @@ def link_of(id: EntryId, fields: Mapping[bytes, bytes]) -> Link:
 
 
 def entry_rows(id: EntryId, fields: Mapping[bytes, bytes]) -> int:
-    """Return how many rows an entry declares, without reading its batch.
-
-    Raises
-    ------
-    DataLoss
-        If the number is missing, or greater than the rows of the log up to this entry.
-    """
+    """Return how many rows an entry declares, without reading its batch."""
     rows = _number(id, fields, b"rows")
     if not 0 < rows <= id.ms:
         raise _damaged(id, f"it declares {rows} rows, and the log holds {id.ms} up to it")

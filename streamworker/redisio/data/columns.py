@@ -89,11 +89,6 @@ def unpacked(fields: Fields, max_raw_bytes: int = RAW_BYTES_MAX) -> pa.RecordBat
     """Validate an entry, and return its rows.
 
     Uncompressed rows are not copied.
-
-    Raises
-    ------
-    DecodeError
-        If the entry is invalid; the error says what is wrong.
     """
     packed = _packed(fields)
     try:

@@ -100,25 +100,9 @@ async def commit_many(
 ) -> list[CommitReply]:
     """Commit batches of several partitions, in one round trip. The call may be repeated.
 
-    Parameters
-    ----------
-    requests
-        The commits.
-    durability
-        How durable a commit must be before its reply is ``OK`` or ``DUP``.
-
-    Returns
-    -------
-    list[CommitReply]
-        The replies in the order of the requests. Without an answer from Redis each is ``UNKNOWN``:
-        the whole batch is committed or nothing is. A temporary refusal such as out of memory is
-        ``UNKNOWN`` with nothing written. A commit that is less durable than requested is also
-        ``UNKNOWN``.
-
-    Raises
-    ------
-    RecordError
-        If a dead letter has more fields than a script can handle; nothing was sent.
+    Without an answer each reply is ``UNKNOWN``: the whole batch is committed or nothing is. A temporary
+    refusal such as out of memory is ``UNKNOWN`` with nothing written, and so is a commit that is less durable
+    than requested. A dead letter with too many fields raises ``RecordError`` before anything is sent.
     """
     try:
         calls = [commit_call(keys, request) for request in requests]

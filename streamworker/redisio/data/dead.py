@@ -35,20 +35,7 @@ class StoredLetter:
 async def list_dead(
     backend: Backend, keys: GroupKeys, partitions: Sequence[int], *, after: EntryId = ZERO, count: int = 100
 ) -> list[StoredLetter]:
-    """Return dead letters of some partitions, oldest first, in one round trip.
-
-    Parameters
-    ----------
-    after
-        Id of a letter after which to list.
-    count
-        Maximum letters of each partition.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if a key is not a stream.
-    """
+    """Return dead letters of some partitions, oldest first, in one round trip."""
     commands: list[Sequence[Argument]] = [
         ("XRANGE", keys.dead(p), f"({after}", "+", "COUNT", count) for p in partitions
     ]
@@ -60,13 +47,7 @@ async def list_dead(
 
 
 async def show_dead(backend: Backend, keys: GroupKeys, partition: int, id: EntryId) -> StoredLetter | None:
-    """Return one dead letter; None if there is none with that id.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if the key is not a stream.
-    """
+    """Return one dead letter; None if there is none with that id."""
     found = Entries.of(await backend.execute("XRANGE", keys.dead(partition), str(id), str(id)))
     return _letter(partition, found[0]) if found else None
 
@@ -81,15 +62,8 @@ async def replay_dead(
     The script appends the entry and deletes the letter atomically, so a repeated call replays no letter
     twice.
 
-    Returns
-    -------
-    dict
-        Letter to the id of its new entry; None for a letter that did not exist.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if Redis refused a letter; others may have been replayed.
+    It returns the id of each new entry, None for a letter that did not exist. If Redis refuses a letter,
+    others may have been replayed.
     """
     calls: list[ScriptCall] = [
         ((keys.dead(partition), keys.events(partition)), (str(letter), REPLAYED_FOR, keys.group))
@@ -104,13 +78,7 @@ async def replay_dead(
 
 
 async def drop_dead(backend: Backend, keys: GroupKeys, partition: int, ids: Sequence[EntryId]) -> int:
-    """Delete dead letters permanently; return how many existed. The call may be repeated.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if the key is not a stream.
-    """
+    """Delete dead letters permanently; return how many existed. The call may be repeated."""
     return int(await backend.execute("XDEL", keys.dead(partition), *map(str, ids))) if ids else 0
 
 

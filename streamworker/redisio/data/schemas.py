@@ -22,11 +22,6 @@ async def declare_schema(
 
     With ``again`` the log already holds rows of the schema, so a missing schema is stored even if the
     current one is newer.
-
-    Raises
-    ------
-    ConfigurationError
-        If the log holds rows of another schema that this one does not extend.
     """
     fingerprint = schema_fingerprint(schema)
     current, known = await backend.execute("HMGET", keys.schemas, CURRENT, fingerprint)

@@ -88,13 +88,7 @@ class AppendReply:
 async def declare(backend: Backend, keys: StreamKeys, partitions: int, codec: str) -> None:
     """Store how a stream is declared, or compare the declaration with the stored one.
 
-    Raises
-    ------
-    ConfigurationError
-        If Redis stores another number of partitions or another codec for the stream: records
-        would be routed or decoded wrongly.
-    BackendError
-        Without an answer. The call may be repeated.
+    Other partitions or another codec would route or decode records wrongly. The call may be repeated.
     """
     names = ("app", "stream", "partitions", "codec")
     mine = (keys.app, keys.stream, str(partitions), codec)
@@ -134,25 +128,8 @@ async def register(backend: Backend, keys: GroupKeys, partitions: int, start: st
 
     After that, trimming keeps the entries that the group has not committed. The call may be repeated.
 
-    Parameters
-    ----------
-    partitions
-        Number of partitions.
-    start
-        Where a new group begins: ``earliest``, ``latest`` (after the last entry), or the entry id
-        after which it begins.
-
-    Returns
-    -------
-    dict
-        The checkpoint of each partition.
-
-    Raises
-    ------
-    ConfigurationError
-        If ``start`` is invalid.
-    BackendError
-        Without an answer, or if a key holds another type.
+    A new group begins at ``start``: ``earliest``, ``latest`` (after the last entry), or the entry id after
+    which it begins. The result is the checkpoint of each partition.
     """
     after = _STARTS.get(start) or str(EntryId.parse(start))
     calls: list[ScriptCall] = [
@@ -178,19 +155,8 @@ async def append_many(
 
     Redis runs the appends of one producer to one partition in the given order.
 
-    Parameters
-    ----------
-    appends
-        The appends.
-    durability
-        How durable an append must be before its reply is ``OK`` or ``DUP``.
-
-    Raises
-    ------
-    BackendUnavailable
-        Without an answer: each append may or may not have been written. Send all again.
-    RecordError
-        If an entry has more fields than a script can handle; nothing was sent.
+    Without an answer each append may or may not have been written: send all again. An entry with too many
+    fields raises ``RecordError`` before anything is sent.
     """
     rounds: list[list[tuple[int, ScriptCall]]] = [[]]
     seen: set[tuple[int, str]] = set()
@@ -290,13 +256,7 @@ def _unproven(reply: AppendReply) -> AppendReply:
 async def last_numbers(
     backend: Backend, keys: StreamKeys, producer: str, partitions: Sequence[int]
 ) -> dict[int, int | None]:
-    """Return a producer's last number that Redis remembers in each partition, or None.
-
-    Raises
-    ------
-    BackendError
-        Without an answer.
-    """
+    """Return a producer's last number that Redis remembers in each partition, or None."""
     asked = [("GET", keys.producer(p, producer)) for p in partitions]
     replies = zip(partitions, all_answered(await backend.pipeline(asked)), strict=True)
     return {p: None if reply is None else whole(reply.partition(b":")[0]) for p, reply in replies}
@@ -317,25 +277,8 @@ async def read(
     For one server only: on a Cluster one command cannot read several partitions; see
     :func:`read_each`.
 
-    Parameters
-    ----------
-    positions
-        Partition to the id after which to read.
-    count
-        Maximum entries of each partition.
-    block_ms
-        Maximum time to wait; 0 does not wait.
-
-    Returns
-    -------
-    dict
-        The partitions that have entries, with their entries; empty after the timeout, or if the
-        read was woken.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if a key is not a stream. Nothing was changed.
+    ``positions`` maps each partition to the id after which to read; ``block_ms`` of 0 does not wait. The
+    result holds the partitions that have entries; it is empty after the timeout, or if the read was woken.
     """
     known = _names(keys)
     names = [known[partition] for partition in positions]
@@ -356,15 +299,8 @@ async def read_each(
 
     A Cluster refuses one command for several partitions: they are in different slots.
 
-    Returns
-    -------
-    dict
-        Partition to its entries, which may be none, or to the error if it could not be read.
-
-    Raises
-    ------
-    BackendUnavailable
-        If no partition was answered.
+    The result has the entries of each partition, which may be none, or its error. If no partition was
+    answered, this raises.
     """
     known = _names(keys)
     replies = await backend.pipeline(
@@ -404,11 +340,6 @@ async def range_entries(
     """Return at most ``count`` entries of a Redis stream from ``start`` to ``end``, both included.
 
     ``end=None`` reads up to the last entry.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if the key is not a stream.
     """
     last = "+" if end is None else str(end)
     return list(Entries.of(await backend.execute("XRANGE", key, str(start), last, "COUNT", count)))
@@ -419,11 +350,6 @@ async def entries_up_to(backend: Backend, key: str, position: EntryId) -> int:
 
     The function counts the entries after the position, in slices, so that it never blocks the server
     for long.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if the key is not a stream.
     """
     after, last = 0, str(position)
     while True:

@@ -32,22 +32,8 @@ async def trim_many(
     The script drops source entries that every group of the stream has committed, by the checkpoints in
     their locks, and acked entries that every reader has read.
 
-    Parameters
-    ----------
-    acked_rows
-        Partition to the rows of its acked log that all readers have read; 0 keeps the whole log.
-    limit
-        Maximum entries to drop from each stream.
-
-    Returns
-    -------
-    dict
-        Partition to the number of dropped entries; partitions that Redis refused are missing.
-
-    Raises
-    ------
-    BackendError
-        Without an answer; the first refusal, if Redis refused all partitions.
+    ``acked_rows`` maps each partition to the rows of its acked log that all readers have read; 0 keeps the
+    whole log. Partitions that Redis refused are missing in the result; if it refused all, this raises.
     """
     calls: list[ScriptCall] = [
         ((keys.events(p), keys.acked(p), keys.lock(p), keys.groups(p)), (rows, limit, keys.group))

@@ -19,13 +19,7 @@ ControlEntry = tuple[str, EntryId, dict[str, str]]
 async def read_control(
     connection: BlockingConnection, positions: Mapping[GroupKeys, EntryId], block_ms: int
 ) -> list[ControlEntry]:
-    """Wait for messages of some groups after the given ids; empty if none arrived in time.
-
-    Raises
-    ------
-    BackendError
-        Without an answer.
-    """
+    """Wait for messages of some groups after the given ids; empty if none arrived in time."""
     keys = [group.control for group in positions]
     ids = [str(position) for position in positions.values()]
     reply = await connection.execute("XREAD", "BLOCK", block_ms, "STREAMS", *keys, *ids, block_ms=block_ms)
@@ -39,10 +33,7 @@ async def read_control(
 async def post(backend: Backend, keys: GroupKeys, messages: Sequence[Mapping[str, str]]) -> None:
     """Post messages, in one round trip.
 
-    Raises
-    ------
-    BackendError
-        Some messages may have been posted. A message is a hint, so a lost or repeated one does no harm.
+    Without an answer some may have been posted. A message is a hint, so a lost or repeated one does no harm.
     """
     commands: list[Sequence[Argument]] = []
     for message in messages:
@@ -52,13 +43,7 @@ async def post(backend: Backend, keys: GroupKeys, messages: Sequence[Mapping[str
 
 
 async def foreign_types(backend: Backend, groups: Sequence[GroupKeys]) -> dict[GroupKeys, str]:
-    """Return the types of those groups' control stream keys that are not streams.
-
-    Raises
-    ------
-    BackendUnavailable
-        Without an answer.
-    """
+    """Return the types of those groups' control stream keys that are not streams."""
     kinds = await backend.pipeline([("TYPE", keys.control) for keys in groups])
     return {
         keys: kind.decode()
@@ -68,13 +53,7 @@ async def foreign_types(backend: Backend, groups: Sequence[GroupKeys]) -> dict[G
 
 
 async def last_control_id(backend: Backend, keys: GroupKeys) -> EntryId:
-    """Return the id of the newest message, from which to listen; zero if there is none.
-
-    Raises
-    ------
-    BackendError
-        Without an answer.
-    """
+    """Return the id of the newest message, from which to listen; zero if there is none."""
     newest: Any = await backend.execute("XREVRANGE", keys.control, "+", "-", "COUNT", 1)
     return EntryId.parse(newest[0][0]) if newest else ZERO
 

@@ -30,11 +30,6 @@ async def read_loads(backend: Backend, keys: GroupKeys) -> tuple[dict[str, dict[
 
     A value that cannot be parsed counts as not measured. If the key is not a hash, no load counts as
     measured; heartbeats report that key.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or without the right to read the key.
     """
     flat: Sequence[bytes] = ()
     try:
@@ -54,11 +49,6 @@ async def read_lags(backend: Backend, keys: GroupKeys, partitions: Sequence[int]
     """Return the lags of some partitions in entries, in one round trip.
 
     A partition is missing if the server does not know its lag, which happens after an XDEL.
-
-    Raises
-    ------
-    BackendUnavailable
-        Without an answer.
     """
     if not partitions:
         return {}

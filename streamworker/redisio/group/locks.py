@@ -50,26 +50,9 @@ async def acquire_many(
 ) -> dict[int, AcquireReply]:
     """Try to acquire the locks of some partitions, in one round trip. The call may be repeated.
 
-    Parameters
-    ----------
-    owner
-        The member's id, which contains a new nonce for each join.
-    generation
-        Generation of the membership that assigns the partitions to the member.
-    live
-        Ids of all members of that generation; a lock whose owner is not among them is free.
-    drain_deadline_ms
-        How long to wait for a live owner that does not release its lock.
-
-    Returns
-    -------
-    dict
-        An answer for each partition; partitions that Redis refused are missing.
-
-    Raises
-    ------
-    BackendError
-        Without an answer; the first refusal, if Redis refused all partitions.
+    A lock is free if its owner is not among ``live``, the members of that generation, or has not released it
+    for ``drain_deadline_ms``. Partitions that Redis refused are missing in the result; if it refused all,
+    this raises the first refusal.
     """
     calls: list[ScriptCall] = [
         (
@@ -99,21 +82,8 @@ async def release_many(
 ) -> dict[int, bool]:
     """Release locks, in one round trip. The call may be repeated.
 
-    Parameters
-    ----------
-    epochs
-        Partition to the epoch at which it was acquired.
-
-    Returns
-    -------
-    dict
-        Whether each partition is released; False if another member holds the lock now. Partitions
-        that Redis refused are missing.
-
-    Raises
-    ------
-    BackendError
-        As :func:`acquire_many`.
+    ``epochs`` maps each partition to the epoch at which it was acquired. The result tells whether each is
+    released: False if another member holds the lock now. Refusals count as in :func:`acquire_many`.
     """
     partitions = list(epochs)
     replies = await backend.run_many(RELEASE, [((keys.lock(p),), (owner, epochs[p])) for p in partitions])
@@ -141,13 +111,7 @@ async def mark_many(
 
 
 async def read_lock(backend: Backend, keys: GroupKeys, partition: int) -> LockView | None:
-    """Read a lock; None if the group was never registered in the partition.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if the key is not a hash.
-    """
+    """Read a lock; None if the group was never registered in the partition."""
     return lock_view(await backend.execute("HGETALL", keys.lock(partition)), partition)
 
 
@@ -156,16 +120,7 @@ async def read_locks(
 ) -> dict[int, LockView | BackendError | None]:
     """Read some locks in one round trip; damaged locks are missing.
 
-    Returns
-    -------
-    dict
-        Partition to its lock, or to the error if Redis refused the read, or on a Cluster if the node
-        did not answer.
-
-    Raises
-    ------
-    BackendError
-        Without an answer.
+    A partition maps to the error if Redis refused the read, or on a Cluster if the node did not answer.
     """
     found: dict[int, LockView | BackendError | None] = {}
     replies = await backend.pipeline([("HGETALL", keys.lock(p)) for p in partitions])
@@ -181,10 +136,7 @@ async def read_locks(
 def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
     """Parse the reply to ``HGETALL`` of a partition's lock.
 
-    Raises
-    ------
-    BackendRefused
-        If its checkpoint is not an entry id: another program wrote to the lock.
+    It refuses a checkpoint that is no entry id: another program wrote to the lock.
     """
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     if b"checkpoint" not in fields:
@@ -222,23 +174,10 @@ async def move_checkpoint(
 
     The script raises the epoch, so that an owner that was taken for dead can no longer commit.
 
-    Parameters
-    ----------
-    entries
-        Number of source entries up to ``to``; :func:`streams.entries_up_to` counts them.
-    owner
-        A dead owner whose id may still be in the lock.
-
-    Returns
-    -------
-    EntryId | Held | None
-        The previous checkpoint; ``Held`` if a member holds the lock, and nothing was moved; None if
-        the group was never registered in the partition.
-
-    Raises
-    ------
-    BackendError
-        Without an answer: the checkpoint may have been moved. The call may be repeated.
+    ``entries`` is the number of source entries up to ``to``, which :func:`streams.entries_up_to` counts;
+    ``owner`` a dead owner that may still be in the lock. The result is the previous checkpoint; ``Held`` if a
+    member holds the lock, and nothing was moved; None if the group was never registered in the partition. The
+    call may be repeated.
     """
     reply = checked(
         await backend.run(

@@ -59,11 +59,6 @@ async def look_at_members(backend: Backend, keys: GroupKeys) -> tuple[bytes | No
     """Return the membership document, the server's clock in ms, and the type of a wrong value at its key.
 
     This takes one round trip. The type is empty if the key holds a string or does not exist.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if this user may not read the key.
     """
     document, time = await backend.pipeline([("GET", keys.members), ("TIME",)])
     if isinstance(time, BackendError):
@@ -80,13 +75,7 @@ async def look_at_members(backend: Backend, keys: GroupKeys) -> tuple[bytes | No
 
 
 async def put_aside(backend: Backend, keys: GroupKeys) -> str:
-    """Return the fingerprint of the stored damaged document or heartbeats; empty if there is none.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or without the right to read it.
-    """
+    """Return the fingerprint of the stored damaged document or heartbeats; empty if there is none."""
     kind = (await backend.execute("TYPE", keys.damaged)).decode()
     if kind != "string":
         return "" if kind == "none" else kind
@@ -109,23 +98,9 @@ async def change_members(
     Do not repeat the call blindly: after a lost answer, read the document and check whether it
     contains the change.
 
-    Parameters
-    ----------
-    expected
-        The generation that was read; 0 if there was no document.
-    body
-        The new document without its generation.
-    message
-        The message for the control stream; the script sets its ``generation``.
-    added, removed
-        Member ids whose heartbeats begin or end with this change.
-    at_least
-        The minimum of the new generation.
-
-    Raises
-    ------
-    BackendError
-        ``BackendUnavailable``: the document may or may not have been written.
+    ``expected`` is the generation that was read, 0 without a document; ``at_least`` the minimum of the new
+    generation, which the script sets in ``body`` and ``message``. The heartbeats of the members ``added`` and
+    ``removed`` begin and end with this change.
     """
     flat = fields_of(message)
     args: list[Argument] = [expected or "", body, len(flat), *flat, len(removed), *removed, len(added)]
@@ -153,24 +128,9 @@ async def mend_members(
 
     The call may be repeated: a repeat no longer finds the damaged value.
 
-    Parameters
-    ----------
-    seen
-        Fingerprint of the damaged value; see ``core.mending``.
-    body
-        The new document without its generation. If empty, no document is written and the generation
-        is 0.
-    message
-        The message for the control stream; the script sets its ``generation``.
-    present
-        Ids of the members that send heartbeats; the heartbeats of others are removed.
-    at_least
-        The minimum of the new generation.
-
-    Raises
-    ------
-    BackendError
-        ``BackendUnavailable``: the document may or may not have been mended.
+    ``seen`` is the fingerprint of the damaged value, see ``core.mending``. With an empty ``body`` no document
+    is written. ``message`` and ``at_least`` are as for :func:`change_members`; heartbeats of members that are
+    not ``present`` are removed.
     """
     flat = fields_of(message)
     args: list[Argument] = [seen, body, at_least, len(flat), *flat, *present]
@@ -204,21 +164,8 @@ class Renewal(NamedTuple):
 async def heartbeat(backend: Backend, renewals: Sequence[Renewal]) -> list[HeartbeatReply | BackendError]:
     """Renew memberships in several groups, in one round trip. The call may be repeated.
 
-    Parameters
-    ----------
-    renewals
-        One renewal for each group.
-
-    Returns
-    -------
-    list
-        A reply for each group, or the error if Redis refused it, for instance because a key of the
-        group holds another type. A refusal does not affect the other groups.
-
-    Raises
-    ------
-    BackendUnavailable
-        Without an answer.
+    If Redis refuses the heartbeat of one group, for instance because a key of the group holds another type,
+    its reply is the error, and the other groups are renewed.
     """
     calls = [
         (
@@ -269,11 +216,6 @@ async def connected(backend: Backend, client_ids: Sequence[int], near: str = "")
     """Return which of some connections the server still has; None if this user may not ask.
 
     Client ids are valid at one server: on a Cluster at the node that has the key ``near``.
-
-    Raises
-    ------
-    BackendUnavailable
-        Without an answer.
     """
     if not client_ids:
         return set()

@@ -14,13 +14,7 @@ from streamworker.redisio.wire.link import Argument
 
 
 async def positions(backend: Backend, keys: GroupKeys) -> dict[str, ReaderPosition]:
-    """Return all readers with their positions.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if the key is not a hash.
-    """
+    """Return all readers with their positions."""
     return read_readers(await backend.execute("HGETALL", keys.readers))
 
 
@@ -29,11 +23,6 @@ async def slowest_rows(backend: Backend, keys: GroupKeys) -> dict[int, int]:
 
     A position in a log that was replaced since says nothing about the new log, and counts as no
     position. Without readers the result is empty: no reader has said which rows may be dropped.
-
-    Raises
-    ------
-    BackendError
-        Without an answer, or if the key is not a hash.
     """
     readers = (await positions(backend, keys)).values()
     if not readers:
@@ -51,13 +40,7 @@ async def slowest_rows(backend: Backend, keys: GroupKeys) -> dict[int, int]:
 
 
 async def forget(backend: Backend, keys: GroupKeys, name: str) -> bool:
-    """Remove a reader that will not come back; return whether it existed. The call may be repeated.
-
-    Raises
-    ------
-    BackendError
-        Without an answer.
-    """
+    """Remove a reader that will not come back; return whether it existed. The call may be repeated."""
     return bool(await backend.execute("HDEL", keys.readers, name))
 
 

@@ -81,20 +81,7 @@ class _Pace:
 class Polling:
     """The rounds of one fetcher.
 
-    Parameters
-    ----------
-    backend
-        The Cluster.
-    keys
-        The keys of the stream.
-    reads
-        The fetcher, which plans reads and takes their entries.
-    pauses
-        Makes the backoff for rounds without an answer.
-    pause_max_s
-        The longest pause between rounds without entries.
-    on_back
-        Called when partitions are read again after a read of them had no answer.
+    ``on_back`` is called when partitions are read again after a read of them had no answer.
     """
 
     def __init__(
@@ -232,10 +219,7 @@ class Polling:
     async def _ask(self, backend: Backend, plan: ReadPlan) -> int:
         """Make one round; return how many entries it brought.
 
-        Raises
-        ------
-        BackendError
-            The first error of partitions that could not be read; all others were read.
+        It raises the first error of partitions that could not be read, after all others were read.
         """
         asked = self._reads.asked(plan)
         positions = {partition: buffer.position for partition, buffer in asked.items()}

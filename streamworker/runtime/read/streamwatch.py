@@ -41,18 +41,8 @@ _log = get_logger("streamworker.fetcher")
 class StreamWatch:
     """Which partitions of a fetcher cannot be read, and why.
 
-    Parameters
-    ----------
-    backend
-        Connections to the streams.
-    keys
-        The keys of the streams.
-    buffers
-        The fetcher's current buffers by partition.
-    on_change
-        Called with the buffer of a partition when reads of it must stop, or may start again.
-    on_regressed, on_unreadable
-        The fetcher's callbacks.
+    ``on_change`` is called with the buffer of a partition when reads of it must stop, or may start again; the
+    other callbacks are the fetcher's.
     """
 
     def __init__(
@@ -200,12 +190,7 @@ class StreamWatch:
 def regression(position: EntryId, answer: object) -> str:
     """Return what is wrong with a stream that was read up to ``position``, or an empty text.
 
-    Parameters
-    ----------
-    position
-        Id of the last entry that was read.
-    answer
-        The answer to ``XINFO STREAM``, or the error.
+    ``answer`` is the answer to ``XINFO STREAM``, or the error.
     """
     if isinstance(answer, Exception):
         is_deleted = _is_missing(answer) and position > ZERO

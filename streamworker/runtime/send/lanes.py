@@ -51,19 +51,7 @@ _log = get_logger("streamworker.producer")
 
 
 class Lanes:
-    """All lanes of one producer.
-
-    Parameters
-    ----------
-    backend
-        Connections to Redis; they stay open.
-    spec
-        The stream.
-    settings
-        How durable an append must be.
-    rng
-        The source of jitter.
-    """
+    """All lanes of one producer."""
 
     def __init__(self, backend: Backend, spec: StreamSpec, settings: Settings, rng: random.Random) -> None:
         self._backend = backend

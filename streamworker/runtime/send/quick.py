@@ -18,17 +18,7 @@ Routed = Mapping[int, Sequence[bytes]]
 
 
 class QuickWay:
-    """Encodes and routes lists of one stream's records.
-
-    Parameters
-    ----------
-    spec
-        The stream.
-    deal
-        Assigns records without a key to partitions.
-    payload_bytes_max, list_bytes_max
-        If one payload, or all together, are larger, the ordinary path is used.
-    """
+    """Encodes and routes lists of one stream's records; payloads over the limits take the ordinary path."""
 
     def __init__(
         self, spec: StreamSpec, deal: RoundRobin, *, payload_bytes_max: int, list_bytes_max: int

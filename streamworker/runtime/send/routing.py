@@ -16,15 +16,7 @@ from streamworker.processors import StreamSpec
 
 
 class Router:
-    """Routes the rows of a stream.
-
-    Parameters
-    ----------
-    spec
-        The stream.
-    deal
-        Assigns rows without a key to partitions.
-    """
+    """Routes the rows of a stream; ``deal`` assigns rows without a key."""
 
     def __init__(self, spec: StreamSpec, deal: RoundRobin) -> None:
         self._record = spec.record
@@ -37,11 +29,6 @@ class Router:
         """Return the partition of each row.
 
         Rows without a key go to the partitions in turn, ``chunk`` rows at a time.
-
-        Raises
-        ------
-        RecordError
-            If a value cannot be a key.
         """
         keyed = self._keyed(batch)
         if not keyed.null_count:

@@ -40,14 +40,7 @@ class Packet(NamedTuple):
 class TablePacker:
     """Packs rows of one stream into entries.
 
-    Parameters
-    ----------
-    spec
-        The stream.
-    deal
-        Assigns rows without a key to partitions.
-    entry_bytes_max
-        Maximum bytes of an entry's rows before compression.
+    ``entry_bytes_max`` limits the rows of an entry before compression.
     """
 
     def __init__(self, spec: StreamSpec, deal: RoundRobin, entry_bytes_max: int) -> None:
@@ -71,19 +64,7 @@ class TablePacker:
     ) -> list[Packet]:
         """Make the entries of a window, in the order of its rows within each partition.
 
-        Parameters
-        ----------
-        window
-            The rows of the window.
-        rows_per_entry, compression
-            As for ``send_table``.
-        before
-            Number of rows in the table before this window, for messages.
-
-        Raises
-        ------
-        RecordError
-            If a row does not fit the record type, or is too large.
+        ``before`` is the number of rows in the table before this window, for messages.
         """
         try:
             batch = self._record.fit_arrow(window)
@@ -134,23 +115,11 @@ class TablePacker:
     # -- records -----------------------------------------------------------------------------
 
     def fields(self, records: Sequence[Any]) -> dict[bytes, bytes]:
-        """Return the fields of one entry with these records.
-
-        Raises
-        ------
-        RecordError
-            If one is not of the stream's type.
-        """
+        """Return the fields of one entry with these records."""
         return self._packer.fields(self._record.to_arrow(records), "lz4")
 
     def of_records(self, routed: Sequence[tuple[int, Any]]) -> list[Packet]:
-        """Pack routed records into entries, in the order of the records within each partition.
-
-        Raises
-        ------
-        RecordError
-            If one is not of the stream's type, or is too large.
-        """
+        """Pack routed records into entries, in the order of the records within each partition."""
         by_partition: dict[int, list[Any]] = {}
         for partition, record in routed:
             by_partition.setdefault(partition, []).append(record)
@@ -161,13 +130,7 @@ class TablePacker:
 
 
 def as_table(table: object) -> pa.Table:
-    """Convert a table of any library to a pyarrow table.
-
-    Raises
-    ------
-    RecordError
-        If it is no table.
-    """
+    """Convert a table of any library to a pyarrow table."""
     if isinstance(table, pa.Table):
         return table
     if isinstance(table, pa.RecordBatch):

@@ -34,15 +34,7 @@ JOIN_TIMEOUT_S = 5.0
 
 
 class Keeper:
-    """Renews the memberships of one worker process.
-
-    Parameters
-    ----------
-    settings
-        The connection and the heartbeat interval.
-    name
-        The worker's name, shown in ``CLIENT LIST``.
-    """
+    """Renews the memberships of one worker process."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings

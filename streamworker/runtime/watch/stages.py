@@ -38,14 +38,8 @@ class TwoStages:
 
     Enter it in the main thread, in the worker's event loop.
 
-    Parameters
-    ----------
-    stop
-        Starts the graceful end; called in the event loop.
-    name
-        The worker's name, for the log.
-    timeout_ms
-        Time from the first signal to the forced end.
+    ``stop`` starts the graceful end, in the event loop; the forced end comes ``timeout_ms`` after the first
+    signal.
     """
 
     def __init__(self, stop: Callable[[], None], *, name: str, timeout_ms: int) -> None:

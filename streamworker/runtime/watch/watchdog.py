@@ -109,13 +109,6 @@ class Watchdog:
     """Watches the groups of one worker process.
 
     Create it in the worker's event loop.
-
-    Parameters
-    ----------
-    settings
-        ``max_processing_time_ms``, and the connection.
-    name
-        The worker's name, shown in ``CLIENT LIST``.
     """
 
     def __init__(self, settings: Settings, name: str) -> None:
