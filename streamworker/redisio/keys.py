@@ -107,23 +107,23 @@ class StreamKeys:
 
     def events(self, partition: int) -> str:
         """Entries of one partition."""
-        return f"{self._tag(partition)}:events"
+        return f"{self._partition_tag(partition)}:events"
 
     def groups(self, partition: int) -> str:
         """The groups that read one partition."""
-        return f"{self._tag(partition)}:groups"
+        return f"{self._partition_tag(partition)}:groups"
 
     def producer(self, partition: int, producer: str) -> str:
         """Last send of one producer to one partition."""
-        return f"{self._tag(partition)}:producer:{producer}"
+        return f"{self._partition_tag(partition)}:producer:{producer}"
 
-    def _tag(self, partition: int) -> str:
+    def _partition_tag(self, partition: int) -> str:
         return f"sw:{{{self.app}.{self.stream}.{partition}}}"
 
 
 @dataclass(frozen=True, slots=True)
-class GroupKeys:
-    """Keys of one group: of a processor on a stream.
+class GroupKeys(StreamKeys):
+    """Keys of one group, which is a processor on a stream, and of that stream.
 
     Examples
     --------
@@ -132,22 +132,11 @@ class GroupKeys:
     ('sw:{shop.orders.3}:lock:price', 'sw:{shop.orders:price}:members')
     """
 
-    app: str
-    stream: str
     group: str
 
     def __post_init__(self) -> None:
-        check_name("app", self.app)
-        check_name("stream", self.stream)
+        StreamKeys.__post_init__(self)
         check_name("processor", self.group)
-
-    def events(self, partition: int) -> str:
-        """Entries of one partition; shared with all groups of the stream."""
-        return f"{self._partition_tag(partition)}:events"
-
-    def groups(self, partition: int) -> str:
-        """The groups that read one partition; shared with all of them."""
-        return f"{self._partition_tag(partition)}:groups"
 
     def lock(self, partition: int) -> str:
         """Owner, epoch and checkpoint of one partition."""
@@ -208,9 +197,6 @@ class GroupKeys:
         """Return a key of the group that only one protocol has."""
         return f"{self._group_tag}:{name}"
 
-    def _partition_tag(self, partition: int) -> str:
-        return f"sw:{{{self.app}.{self.stream}.{partition}}}"
-
     @property
     def _group_tag(self) -> str:
         return f"sw:{{{self.app}.{self.stream}:{self.group}}}"
@@ -228,6 +214,11 @@ class KeyRow(NamedTuple):
     type: str
     holds: str
     example: str
+
+    @property
+    def kind(self) -> str:
+        """The text after the braces, without the name of a group or a producer."""
+        return self.key.partition("}:")[2].partition(":")[0]
 
 
 SHARED: tuple[KeyRow, ...] = (

@@ -28,11 +28,11 @@ from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.group.locks import LockView, lock_view
 from streamworker.redisio.group.membership import read_beats
 from streamworker.redisio.group.readers import read_readers
-from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, partitions_in, whole
+from streamworker.redisio.keys import TRIMMED, GroupKeys, partitions_in, whole
 from streamworker.redisio.scripts import COUNT
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
-from streamworker.redisio.wire.info import groups_by_name, pairs_of
+from streamworker.redisio.wire.info import groups_by_name, ms_of, pairs_of
 from streamworker.redisio.wire.link import Argument
 
 SILENT_AFTER_MS = 3_000
@@ -60,7 +60,7 @@ async def take_snapshot(
         keys.beats: ("HGETALL", keys.beats),
         keys.readers: ("HGETALL", keys.readers),
         keys.control: ("XREVRANGE", keys.control, "+", "-", "COUNT", CONTROL_MESSAGES),
-        StreamKeys(app, stream).meta: ("HGET", StreamKeys(app, stream).meta, "partitions"),
+        keys.meta: ("HGET", keys.meta, "partitions"),
     }
     replies = await backend.pipeline([("TIME",), ("GET", keys.members), *asked.values()])
     problems: list[str] = []
@@ -69,7 +69,7 @@ async def take_snapshot(
             problems.append(f"{key} cannot be read: {refusal.remedy}")
             replies[at] = None
     time, document, beats, readers, control, declared = all_answered(replies)
-    now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
+    now_ms = ms_of(time)
     count = partitions_in(declared)
     membership = Membership.parse(document) if document else Membership.empty(count, "range")
     looks = await _look_at_partitions(backend, keys, membership.partitions or count)

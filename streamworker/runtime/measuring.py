@@ -1,7 +1,6 @@
 """Measures the load of each partition of one group in this worker, and reports it to the keeper."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import anyio
 from structlog.stdlib import BoundLogger
@@ -12,21 +11,13 @@ from streamworker.redisio.group.loads import read_lags
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.run.activity import Activity
-from streamworker.runtime.run.commits import Commits
-
-
-class Measured(Protocol):
-    """A running partition, as it is measured."""
-
-    activity: Activity
-    commits: Commits
+from streamworker.runtime.run.runner import PartitionRunner
 
 
 async def measure(
     backend: Backend,
     keys: GroupKeys,
-    runners: Callable[[], Mapping[int, Measured]],
+    runners: Callable[[], Mapping[int, PartitionRunner]],
     report: Callable[[Mapping[int, int]], None],
     every_ms: int,
     log: BoundLogger,

@@ -23,7 +23,7 @@ from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError, StreamworkerError
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data import schemas, state
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import Fetcher
@@ -102,7 +102,7 @@ class Partitions:
         self.witness = Witness(backend, keys, self.runners, rng, log)
         self.fetcher = Fetcher(
             backend,
-            StreamKeys(spec.stream.app, spec.stream.name),
+            keys,
             settings,
             ByteBudget(settings.prefetch_bytes),
             rng=rng,

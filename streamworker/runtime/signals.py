@@ -52,27 +52,22 @@ class Gate:
     so the commit of a batch that it starts would probably be refused.
     """
 
-    __slots__ = ("_changed", "_open")
+    __slots__ = ("_changed", "is_open")
 
-    def __init__(self, *, is_open: bool = True) -> None:
-        self._open = is_open
+    def __init__(self) -> None:
+        self.is_open = True
         self._changed = Signal()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether batches may start."""
-        return self._open
 
     def open(self) -> None:
         """Let batches start."""
-        self._open = True
+        self.is_open = True
         self._changed.fire()
 
     def close(self) -> None:
         """Let no batch start; running batches continue."""
-        self._open = False
+        self.is_open = False
 
     async def wait(self) -> None:
         """Return when the gate is open."""
-        while not self._open:
+        while not self.is_open:
             await self._changed.wait()

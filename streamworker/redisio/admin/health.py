@@ -15,7 +15,7 @@ from streamworker.redisio.admin.rights import ROLES, Grant, Role
 from streamworker.redisio.group.protocols import KEY_TABLE, SCRIPTS
 from streamworker.redisio.keys import TRIMMED, StreamKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.info import groups_by_name
+from streamworker.redisio.wire.info import groups_by_name, pairs_of
 from streamworker.redisio.wire.link import Argument
 
 PIECE = 1_000
@@ -126,7 +126,7 @@ async def configuration(backend: Backend) -> dict[str, str] | None:
         flat: Sequence[bytes] = await backend.execute("CONFIG", "GET", *CONFIG_NAMES)
     except BackendError:
         return None
-    return {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    return {name.decode(): value.decode() for name, value in pairs_of(flat).items()}
 
 
 async def connection_names(backend: Backend) -> frozenset[str] | None:
@@ -244,7 +244,6 @@ def _questions(role: Role, app: str) -> Iterable[tuple[tuple[str, ...], str]]:
 
 def _keys_of(grant: Grant, app: str) -> list[str]:
     """Return one key of each kind in a grant; one key if the grant covers all kinds."""
-    rows = [row.key.replace("GROUP", "g").replace("ID", "id") for row in KEY_TABLE]
-    kinds = grant.keys or ("lock",)
-    wanted = [key for key in rows if key.partition("}:")[2].partition(":")[0] in kinds]
-    return [re.sub(r"\{[^}]*\}", f"{{{app}.doctor}}", key) for key in wanted]
+    wanted = [row.key for row in KEY_TABLE if row.kind in (grant.keys or ("lock",))]
+    named = [key.replace("GROUP", "g").replace("ID", "id") for key in wanted]
+    return [re.sub(r"\{[^}]*\}", f"{{{app}.doctor}}", key) for key in named]

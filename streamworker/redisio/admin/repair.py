@@ -32,6 +32,7 @@ from streamworker.redisio.scripts import (
 )
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
+from streamworker.redisio.wire.info import ms_of, pairs_of
 
 TRIM_ENTRIES = 1_000
 """Maximum entries of an acked log that one call drops."""
@@ -88,7 +89,7 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
     there = await connected(backend, sorted(client_ids - {0}), keys.members)
     return Facts(
         keys=keys,
-        now_ms=int(time[0]) * 1000 + int(time[1]) // 1000,
+        now_ms=ms_of(time),
         run_id=run_id,
         membership=Membership.parse(document) if document else None,
         beats=beats,
@@ -105,7 +106,7 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
 def _texts(flat: Sequence[bytes]) -> dict[str, str]:
     return {
         name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
-        for name, value in zip(flat[::2], flat[1::2], strict=True)
+        for name, value in pairs_of(flat).items()
     }
 
 

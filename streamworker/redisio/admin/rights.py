@@ -21,10 +21,7 @@ from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.redisio.keys import check_name
 from streamworker.redisio.wire.durability import Durability, Mode
 
-KINDS = tuple(row.key.partition("}:")[2].partition(":")[0] for row in KEY_TABLE)
-"""Kinds of keys: the text after the braces."""
-
-_NAMED = frozenset(row.key.partition("}:")[2].partition(":")[0] for row in KEY_TABLE if row.key[-1].isupper())
+_NAMED = frozenset(row.kind for row in KEY_TABLE if row.key[-1].isupper())
 """Kinds whose keys end with the name of a group or a producer."""
 
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from streamworker.core.data.entries import EntryId
@@ -115,7 +115,6 @@ async def commit_many(
 
 def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
     """Return keys and arguments of ``commit.lua`` for a request."""
-    p = request.partition
     previous, new = str(request.previous), str(request.new)
     texts = {request.previous: previous, request.new: new}  # Most commits name no other entries.
     sets: list[Argument] = []
@@ -159,25 +158,13 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
             batch.size,
             batch.data,
         )
-    return _names(keys)[p], args
+    return _names(keys, request.partition), args
 
 
-class _Names(dict[int, tuple[str, ...]]):
-    """Cached keys of a group's partitions for the script: there are thousands of commits a second."""
-
-    def __init__(self, keys: GroupKeys) -> None:
-        super().__init__()
-        self._keys = keys
-
-    def __missing__(self, p: int) -> tuple[str, ...]:
-        keys = self._keys
-        names = self[p] = (keys.lock(p), keys.acked(p), keys.events(p), keys.state(p), keys.dead(p))
-        return names
-
-
-@lru_cache(maxsize=64)
-def _names(keys: GroupKeys) -> _Names:
-    return _Names(keys)
+@cache
+def _names(keys: GroupKeys, p: int) -> tuple[str, ...]:
+    """Return the keys of a partition for the script; there are thousands of commits a second."""
+    return keys.lock(p), keys.acked(p), keys.events(p), keys.state(p), keys.dead(p)
 
 
 def _letter_fields(letter: DeadLetter) -> list[Argument]:

@@ -2,6 +2,7 @@
 
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import pairs_of
 
 SCAN_COUNT = 1_000
 
@@ -12,7 +13,6 @@ async def read_state(backend: Backend, keys: GroupKeys, partition: int) -> dict[
     cursor = b"0"
     while True:
         cursor, flat = await backend.execute("HSCAN", keys.state(partition), cursor, "COUNT", SCAN_COUNT)
-        items = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
-        found.update((bytes(key).decode("utf-8", "replace"), value) for key, value in items)
+        found.update((key.decode("utf-8", "replace"), value) for key, value in pairs_of(flat).items())
         if int(cursor) == 0:
             return found

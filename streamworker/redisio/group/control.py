@@ -7,6 +7,7 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import pairs_of
 from streamworker.redisio.wire.link import Argument
 
 MESSAGES_MAX = 10_000
@@ -62,5 +63,5 @@ def fields_of(flat: Sequence[bytes]) -> dict[str, str]:
     """Return an entry's fields as text."""
     return {
         name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
-        for name, value in zip(flat[::2], flat[1::2], strict=True)
+        for name, value in pairs_of(flat).items()
     }

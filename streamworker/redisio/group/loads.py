@@ -7,7 +7,7 @@ from streamworker.errors import BackendRefused
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import is_wrong_type
-from streamworker.redisio.wire.info import groups_by_name
+from streamworker.redisio.wire.info import groups_by_name, pairs_of
 
 _LOADS = re.compile(rb"-|\d{1,9}:\d{1,9}(?:,\d{1,9}:\d{1,9})*")
 
@@ -38,7 +38,7 @@ async def read_loads(backend: Backend, keys: GroupKeys) -> tuple[dict[str, dict[
         if not is_wrong_type(error):
             raise
     loads: dict[str, dict[int, int]] = {}
-    for member, value in zip(flat[::2], flat[1::2], strict=True):
+    for member, value in pairs_of(flat).items():
         if _LOADS.fullmatch(value):
             pairs = (each.split(b":") for each in value.split(b",") if each != b"-")
             loads[member.decode("utf-8", "replace")] = {int(p): int(load) for p, load in pairs}

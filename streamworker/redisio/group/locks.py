@@ -12,6 +12,7 @@ from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.info import pairs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
 
     It refuses a checkpoint that is no entry id: another program wrote to the lock.
     """
-    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    fields: dict[bytes, bytes] = pairs_of(flat)
     if b"checkpoint" not in fields:
         return None
     try:

@@ -12,6 +12,7 @@ from streamworker.redisio.group.loads import loads_text
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import CHANGE_MEMBERS, HEARTBEAT, MEND_MEMBERS, checked
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import ms_of, pairs_of
 from streamworker.redisio.wire.link import Argument
 
 _CLIENT = re.compile(rb"(?:^|\n)id=(\d+) ")
@@ -63,7 +64,7 @@ async def look_at_members(backend: Backend, keys: GroupKeys) -> tuple[bytes | No
     document, time = await backend.pipeline([("GET", keys.members), ("TIME",)])
     if isinstance(time, BackendError):
         raise time
-    server_ms, foreign = int(time[0]) * 1000 + int(time[1]) // 1000, ""
+    server_ms, foreign = ms_of(time), ""
     if isinstance(document, BackendRefused):
         kind = (await backend.execute("TYPE", keys.members)).decode()
         foreign = "" if kind in ("none", "string") else kind
@@ -198,7 +199,7 @@ def _heartbeat_reply(reply: Any) -> HeartbeatReply | BackendError:
 def read_beats(flat: Sequence[bytes]) -> dict[str, Beat]:
     """Parse the hash of heartbeats; a value that cannot be parsed counts as no heartbeat."""
     beats: dict[str, Beat] = {}
-    for member, value in zip(flat[::2], flat[1::2], strict=True):
+    for member, value in pairs_of(flat).items():
         parts = value.decode("utf-8", "replace").split("|")
         if len(parts) != 4:
             continue

@@ -23,7 +23,7 @@ from streamworker.core.protocols.claim.events import (
 )
 from streamworker.errors import BackendError
 from streamworker.redisio.group.operation import Access, Operation
-from streamworker.redisio.keys import KeyRow, StreamKeys, partitions_in
+from streamworker.redisio.keys import KeyRow, partitions_in
 from streamworker.redisio.scripts import Script, checked, load
 from streamworker.redisio.wire.link import Argument
 
@@ -50,7 +50,7 @@ async def list_ownership(access: Access, effect: ListOwnership) -> Event:
     """Read all entries, and how many partitions the stream has now."""
     del effect
     keys = access.keys
-    declared = await access.backend.execute("HGET", StreamKeys(keys.app, keys.stream).meta, "partitions")
+    declared = await access.backend.execute("HGET", keys.meta, "partitions")
     _, server_ms, *flat = checked(await access.backend.run(LIST, (keys.of_group(CLAIMS),), ()))
     entries = (_entry(name, text) for name, text in zip(flat[::2], flat[1::2], strict=True))
     return OwnershipListed(

@@ -10,6 +10,7 @@ from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.errors import BackendError
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import pairs_of
 from streamworker.redisio.wire.link import Argument
 
 
@@ -46,5 +47,4 @@ async def forget(backend: Backend, keys: GroupKeys, name: str) -> bool:
 
 def read_readers(flat: Sequence[bytes]) -> dict[str, ReaderPosition]:
     """Parse the hash of readers."""
-    names = (name.decode("utf-8", "replace") for name in flat[::2])
-    return dict(zip(names, map(read_position, flat[1::2]), strict=True))
+    return {name.decode("utf-8", "replace"): read_position(value) for name, value in pairs_of(flat).items()}

@@ -19,7 +19,7 @@ from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.cluster import Cluster, key_of
 from streamworker.redisio.wire.durability import MEMORY, Durability
 from streamworker.redisio.wire.failures import is_wrong_type, no_answer
-from streamworker.redisio.wire.info import ServerInfo, read_info
+from streamworker.redisio.wire.info import ServerInfo, ms_of, read_info
 from streamworker.redisio.wire.link import Argument, Link, answer_of, pack
 from streamworker.redisio.wire.node import Node, ScriptCall
 from streamworker.redisio.wire.sentinel import target_for
@@ -220,8 +220,7 @@ class Backend:
 
         Each node of a Cluster has its own clock, so compare only times from the node of the same ``near``.
         """
-        seconds, micros = await self.execute("TIME", near=near)
-        return int(seconds) * 1000 + int(micros) // 1000
+        return ms_of(await self.execute("TIME", near=near))
 
     async def aclose(self) -> None:
         """Close the connections; later calls raise."""

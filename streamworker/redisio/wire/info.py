@@ -27,7 +27,6 @@ class ServerInfo:
     aof_enabled: bool
     aof_written: bool
     """Whether the last write to the append-only file succeeded; if not, Redis refuses all writes."""
-    rdb_last_save_ms: int
     role: str
     """``master`` or ``slave``."""
     replicas: int
@@ -58,7 +57,6 @@ def read_info(text: bytes, *, has_all_keys: bool = True) -> ServerInfo:
         maxmemory=int(values.get("maxmemory", 0)),
         aof_enabled=values.get("aof_enabled") == "1",
         aof_written=values.get("aof_last_write_status", "ok") == "ok",
-        rdb_last_save_ms=1000 * int(values.get("rdb_last_save_time", 0)),
         role=values.get("role", ""),
         replicas=int(values.get("connected_slaves", 0)),
         lacks_keys=has_all_keys and values.get("cluster_enabled") == "1",
@@ -93,3 +91,8 @@ def groups_by_name(reply: Any) -> dict[bytes, dict[bytes, Any]]:
     if isinstance(reply, BackendError):
         return {}
     return {group[b"name"]: group for group in map(pairs_of, reply)}
+
+
+def ms_of(time: Sequence[bytes]) -> int:
+    """Return the reply to ``TIME`` in ms."""
+    return int(time[0]) * 1000 + int(time[1]) // 1000

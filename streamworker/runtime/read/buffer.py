@@ -93,18 +93,8 @@ def cost_of(count: int, size: int) -> int:
 class PartitionBuffer:
     """Entries of one partition, in order, from the fetcher to the runner.
 
-    Parameters
-    ----------
-    partition
-        Its number.
-    position
-        Id after which the fetcher reads next.
-    budget
-        The processor's budget, shared with its other partitions.
-    ahead
-        How many entries may wait in the buffer.
-    on_room
-        Called with the buffer whenever it, and so the budget, may have more room.
+    The fetcher reads after ``position``, and lets ``ahead`` entries wait. ``on_room`` is called whenever the
+    buffer, and so the budget, may have more room.
     """
 
     def __init__(
@@ -134,9 +124,10 @@ class PartitionBuffer:
         """Arrival time (monotonic ms), bytes and entries of each read."""
         self._reads: deque[tuple[EntryId, EntryId]] = deque()
         """For each read, the id it began after and its first entry's id, until that entry is committed."""
-        self._waiting = 0
-        self._waiting_bytes = 0
-        self._held = 0
+        self.waiting = 0
+        """How many entries wait."""
+        self.waiting_bytes = 0
+        self.held = 0
         """Bytes of the budget that this partition holds: waiting, being handled, being committed."""
         budget.buffers += 1
 
@@ -149,17 +140,12 @@ class PartitionBuffer:
         It is False until half of the buffered entries are taken: few large reads cost less than many small
         ones.
         """
-        return not self.closed and 2 * self._waiting <= self._ahead and self._held < self._budget.share
+        return not self.closed and 2 * self.waiting <= self._ahead and self.held < self._budget.share
 
     @property
     def room_entries(self) -> int:
         """How many entries may be added before ``ahead`` of them wait."""
-        return max(0, self._ahead - self._waiting)
-
-    @property
-    def held(self) -> int:
-        """Bytes of the budget that this partition holds."""
-        return self._held
+        return max(0, self._ahead - self.waiting)
 
     @property
     def needs_more(self) -> bool:
@@ -168,7 +154,7 @@ class PartitionBuffer:
         It should only if nothing waits or half of the partition's share is free: each interruption is a
         call to Redis.
         """
-        return self.has_room and (self._waiting == 0 or 2 * self._held <= self._budget.share)
+        return self.has_room and (self.waiting == 0 or 2 * self.held <= self._budget.share)
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Add the entries of a read, and move ``position``; does nothing once the buffer is closed.
@@ -187,8 +173,8 @@ class PartitionBuffer:
         self.estimate.observe(cost_of(count, size), count, cost_of(1, largest))
         self._chunks.append((monotonic_ms(), size, entries))
         self._reads.append((self.position, first))
-        self._waiting += count
-        self._waiting_bytes += size
+        self.waiting += count
+        self.waiting_bytes += size
         self.position = id_at(entries, -1)
         if self._limits is None or self.is_ready(self._limits):
             self._changed.fire()
@@ -196,16 +182,6 @@ class PartitionBuffer:
             self._set_alarm(self._limits)
 
     # -- the runner's side -----------------------------------------------------------------
-
-    @property
-    def waiting(self) -> int:
-        """How many entries wait."""
-        return self._waiting
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the entries that wait."""
-        return self._waiting_bytes
 
     def use(self, entries: int) -> None:
         """Register a runner that takes batches of ``entries`` and closes the buffer when it ends."""
@@ -241,8 +217,8 @@ class PartitionBuffer:
             parts.append(chunk[:fits])
             count, total = count + fits, total + part
             break
-        self._waiting -= count
-        self._waiting_bytes -= total
+        self.waiting -= count
+        self.waiting_bytes -= total
         self._on_room(self)
         return joined_entries(parts)
 
@@ -268,7 +244,7 @@ class PartitionBuffer:
         if not self._chunks:
             return False
         age_ms = monotonic_ms() - self._chunks[0][0]
-        return limits.is_ready(self._waiting, self._waiting_bytes, age_ms, no_more=not self.has_room)
+        return limits.is_ready(self.waiting, self.waiting_bytes, age_ms, no_more=not self.has_room)
 
     @property
     def gathers_until_ms(self) -> int:
@@ -319,14 +295,14 @@ class PartitionBuffer:
         """Drop the waiting entries and return all bytes to the budget; the fetcher forgets the partition."""
         if self.closed:
             return
-        self._charge(-self._held)
+        self._charge(-self.held)
         self._budget.buffers -= 1
         self.closed = True
         self._chunks.clear()
-        self._waiting = self._waiting_bytes = 0
+        self.waiting = self.waiting_bytes = 0
         self._changed.fire()
         self._on_room(self)
 
     def _charge(self, cost: int) -> None:
-        self._held += cost
+        self.held += cost
         self._budget.used += cost

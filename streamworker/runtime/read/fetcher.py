@@ -55,16 +55,10 @@ _log = get_logger("streamworker.fetcher")
 class Fetcher:
     """The reads of one processor on one stream.
 
+    The fetcher opens its own connection to the server, on a Cluster one to each node.
+
     Parameters
     ----------
-    backend
-        The server or Cluster. The fetcher opens its own connection, on a Cluster one to each node.
-    stream_keys
-        Keys of the stream.
-    settings
-        ``prefetch_bytes``, ``fetch_count`` and ``fetch_block_ms`` are used.
-    budget
-        The bytes that the processor may hold.
     on_regressed
         Called once with a partition and a reason when its stream was deleted, or recreated with ids
         below the read position. The fetcher does not read the partition until it is added again.
@@ -73,8 +67,6 @@ class Fetcher:
         it holds the stream again and reads continue.
     on_back
         Called when Redis answers a read after one that had no answer.
-    rng
-        The source of jitter.
     """
 
     def __init__(
@@ -110,17 +102,18 @@ class Fetcher:
         self._waits_for: frozenset[int] | None = None
         """Partitions of the read that blocks at the server; None if none does."""
         self._wake_wanted = False
-        self._behind: set[int] = set()
+        self.behind: set[int] = set()
         """Partitions from which the last read brought as much as it asked for: they have more."""
         self._turn = 0
-        self._candidates: dict[int, Candidate] = {}
+        self.candidates: dict[int, Candidate] = {}
         """Partitions that have room, updated when they change. With a thousand partitions, checking each
         one before a read would cost more than the read."""
         self._changes: set[PartitionBuffer] = set()
         """Buffers that have changed since the last read plan."""
         self._sharing = 0
         """How many buffers shared the budget at the last read plan."""
-        self._reads = 0
+        self.reads = 0
+        """How many reads the fetcher has made."""
         self._polling: Polling | None = None
         self._connection = backend.blocking_for_all()
         if self._connection is None:
@@ -132,11 +125,6 @@ class Fetcher:
                 pause_max_s=settings.fetch_block_ms / 1000,
                 on_back=on_back,
             )
-
-    @property
-    def reads(self) -> int:
-        """How many reads the fetcher has made."""
-        return self._reads
 
     def add(self, partition: int, position: EntryId) -> PartitionBuffer:
         """Start to read a partition, beginning after ``position``.
@@ -167,7 +155,7 @@ class Fetcher:
     def _drop(self, partition: int) -> None:
         buffer = self._buffers.pop(partition, None)
         self._watch.forget(partition)
-        self._candidates.pop(partition, None)
+        self.candidates.pop(partition, None)
         if buffer is not None:
             buffer.close()
 
@@ -194,10 +182,10 @@ class Fetcher:
             began_s = time.monotonic()
             left_s = all_at_s - began_s
             brief = left_s > SPACING_MIN_S
-            if brief and not self._behind:
+            if brief and not self.behind:
                 await anyio.sleep(left_s)
                 continue
-            plan = self.plan(self._behind if brief else None)
+            plan = self.plan(self.behind if brief else None)
             if plan is None:
                 await self._roomy.wait(left_s if brief else None)
                 continue
@@ -218,16 +206,6 @@ class Fetcher:
                 if not brief and brought < len(plan.partitions):
                     all_at_s = began_s + len(plan.partitions) * SPACING_US / 1e6
 
-    @property
-    def candidates(self) -> Collection[int]:
-        """Partitions that have room, as of the last plan."""
-        return self._candidates
-
-    @property
-    def behind(self) -> Collection[int]:
-        """Partitions from which the last read brought as much as it asked for."""
-        return self._behind
-
     def plan(self, only: Collection[int] | None = None, *, shares: int = 1) -> ReadPlan | None:
         """Choose the partitions of the next read; concurrent reads divide the free budget by ``shares``."""
         self._wake_wanted = False
@@ -239,7 +217,7 @@ class Fetcher:
             self._note(buffer, most)
         self._changes.clear()
         self._turn += 1
-        known = self._candidates
+        known = self.candidates
         return plan_read(
             list(known.values()) if only is None else [known[p] for p in only if p in known],
             free_bytes=self._budget.free // shares,
@@ -253,11 +231,11 @@ class Fetcher:
         if self._buffers.get(partition) is not buffer:
             return
         if not buffer.has_room or self._watch.leaves_out(partition):
-            self._candidates.pop(partition, None)
+            self.candidates.pop(partition, None)
             return
         # A guessed size must not exclude a partition: all shares together fit the budget.
         most = self._budget.limit if buffer.estimate.is_known else share
-        self._candidates[partition] = Candidate(
+        self.candidates[partition] = Candidate(
             partition=partition,
             room_bytes=max(0, share - buffer.held),
             room_entries=buffer.room_entries,
@@ -283,18 +261,18 @@ class Fetcher:
 
     def asked(self, plan: ReadPlan) -> dict[int, PartitionBuffer]:
         """Return the buffer of each partition of a plan, and count a read."""
-        self._reads += 1
+        self.reads += 1
         return {partition: self._buffers[partition] for partition in plan.partitions}
 
     def put(self, asked: Mapping[int, PartitionBuffer], count: int, answer: Mapping[int, Entries]) -> int:
         """Put the entries of a read into the buffers; return how many there are."""
-        self._behind.difference_update(asked)
+        self.behind.difference_update(asked)
         for partition, entries in answer.items():
             # A partition that was removed meanwhile has a closed buffer, which drops entries.
             asked[partition].put(entries)
             self._changes.add(asked[partition])
             if len(entries) >= count:
-                self._behind.add(partition)
+                self.behind.add(partition)
         return sum(map(len, answer.values()))
 
     async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
@@ -313,7 +291,7 @@ class Fetcher:
 
     def _left_out(self, buffer: PartitionBuffer) -> None:
         """Include or exclude a partition from the next read on."""
-        self._candidates.pop(buffer.partition, None)
+        self.candidates.pop(buffer.partition, None)
         self._room(buffer)
 
     def _room(self, buffer: PartitionBuffer) -> None:

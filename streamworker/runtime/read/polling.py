@@ -13,7 +13,7 @@ from typing import Protocol
 
 import anyio
 
-from streamworker.core.data.batching import ReadPlan
+from streamworker.core.data.batching import Candidate, ReadPlan
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
@@ -37,13 +37,10 @@ _log = get_logger("streamworker.fetcher")
 class Reads(Protocol):
     """What a round of reads needs from the fetcher."""
 
-    @property
-    def candidates(self) -> Collection[int]:
-        """Partitions that have room, as of the last plan."""
-
-    @property
-    def behind(self) -> Collection[int]:
-        """Partitions that are known to have more."""
+    candidates: dict[int, Candidate]
+    """Partitions that have room, as of the last plan."""
+    behind: set[int]
+    """Partitions that are known to have more."""
 
     def plan(self, only: Collection[int] | None = None, *, shares: int = 1) -> ReadPlan | None:
         """Choose which partitions to ask, and for how much; ``shares`` reads divide the free budget."""

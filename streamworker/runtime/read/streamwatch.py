@@ -11,6 +11,7 @@ reaches the read position, reading continues from there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import anyio
 
@@ -19,6 +20,7 @@ from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import pairs_of
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.signals import Signal
 
@@ -110,7 +112,7 @@ class StreamWatch:
                 if self._buffers.get(buffer.partition) is buffer:
                     self._judge(buffer, answer)
 
-    def _judge(self, buffer: PartitionBuffer, answer: object) -> None:
+    def _judge(self, buffer: PartitionBuffer, answer: Any) -> None:
         """Resume reads of a partition if its key holds its stream again."""
         partition = buffer.partition
         is_missing = _is_missing(answer)
@@ -187,7 +189,7 @@ class StreamWatch:
             self._on_regressed(partition, f"stream {self._keys.events(partition)} {reason}")
 
 
-def regression(position: EntryId, answer: object) -> str:
+def regression(position: EntryId, answer: Any) -> str:
     """Return what is wrong with a stream that was read up to ``position``, or an empty text.
 
     ``answer`` is the answer to ``XINFO STREAM``, or the error.
@@ -195,22 +197,11 @@ def regression(position: EntryId, answer: object) -> str:
     if isinstance(answer, Exception):
         is_deleted = _is_missing(answer) and position > ZERO
         return f"was deleted; we had read up to {position}" if is_deleted else ""
-    last = _last_generated_id(answer)
-    if last is not None and last < position:
+    last = EntryId.parse(pairs_of(answer)[b"last-generated-id"])
+    if last < position:
         return f"was recreated: its last id is {last}, and we had read up to {position}"
     return ""
 
 
 def _is_missing(answer: object) -> bool:
     return isinstance(answer, Exception) and "no such key" in str(answer).lower()
-
-
-def _last_generated_id(answer: object) -> EntryId | None:
-    if isinstance(answer, dict):
-        value = answer.get(b"last-generated-id")
-    elif isinstance(answer, list):
-        pairs = dict(zip(answer[::2], answer[1::2], strict=False))
-        value = pairs.get(b"last-generated-id")
-    else:
-        return None
-    return EntryId.parse(value) if isinstance(value, bytes | str) else None

@@ -62,7 +62,7 @@ class Keeper:
     def stop(self) -> None:
         """End the thread and close its connection."""
         self._stopping = True
-        self._poke()
+        self.hurry()
         self._thread.join(JOIN_TIMEOUT_S)
 
     def keep(self, keys: GroupKeys, member: str, deliver: Deliver) -> None:
@@ -73,11 +73,15 @@ class Keeper:
         """
         with self._lock:
             self._kept[keys] = (member, deliver)
-        self._poke()
+        self.hurry()
 
     def hurry(self) -> None:
         """Renew the memberships of all groups now, and then again after an interval."""
-        self._poke()
+        if self._own_loop is not None and self._wake is not None:
+            try:
+                self._own_loop.call_soon_threadsafe(self._wake.set)
+            except RuntimeError:
+                return  # its loop has ended already
 
     def forget(self, keys: GroupKeys) -> None:
         """Stop renewing a membership."""
@@ -200,13 +204,6 @@ class Keeper:
                 log.warning("key_of_another_type", processor=keys.group, key=now)
             else:
                 log.info("key_right_again", processor=keys.group, key=before)
-
-    def _poke(self) -> None:
-        if self._own_loop is not None and self._wake is not None:
-            try:
-                self._own_loop.call_soon_threadsafe(self._wake.set)
-            except RuntimeError:
-                return  # its loop has ended already
 
     # -- in the worker's event loop ------------------------------------------------------------
 

@@ -36,10 +36,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import COUNT
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.run.activity import Activity
-from streamworker.runtime.run.commits import Commits
-from streamworker.runtime.run.intake import Intake
-from streamworker.runtime.run.invoke import Invoker
+from streamworker.runtime.run.runner import PartitionRunner
 from streamworker.runtime.run.threads import name_of, running_calls
 from streamworker.runtime.watch.keeper import JOIN_TIMEOUT_S
 from streamworker.runtime.watch.stacks import Stack, stacks_of
@@ -58,31 +55,13 @@ UNREAD = "its entries: they are in Redis, and its reads do not bring them"
 log = get_logger("streamworker.watchdog")
 
 
-class Running(Protocol):
-    """A running partition, as the watchdog needs it."""
-
-    owner: str
-    invoker: Invoker
-    intake: Intake
-    activity: Activity
-    commits: Commits
-
-    @property
-    def halted(self) -> str:
-        """Why the error policy has stopped the partition; empty if it has not."""
-
-    @property
-    def oldest(self) -> str:
-        """Ids of the entries whose call has run for longest; empty if no call runs."""
-
-
 class Watched(Protocol):
     """What the watchdog needs of a group."""
 
     spec: ProcessorSpec
     keys: GroupKeys
 
-    def runners(self) -> Mapping[int, Running | None]:
+    def runners(self) -> Mapping[int, PartitionRunner | None]:
         """Return the runners by partition, None while a state is being read."""
 
 
@@ -90,7 +69,7 @@ class Watched(Protocol):
 class _Seen:
     """What the watchdog knows of one partition."""
 
-    runner: Running | None
+    runner: PartitionRunner | None
     done: int
     since_ms: int
     """Since when the partition has had work and made no progress."""
@@ -255,7 +234,7 @@ class Watchdog:
             if not isinstance(reply, BackendError) and reply[0] == b"OK" and reply[1]
         }
 
-    def _has_work(self, group: Watched, partition: int, runner: Running | None) -> bool:
+    def _has_work(self, group: Watched, partition: int, runner: PartitionRunner | None) -> bool:
         if runner is None or _holds_work(runner):
             return True
         unread = self._unread.get((group.keys, partition)) if self._unread else None
@@ -317,7 +296,7 @@ class Watchdog:
 
     # -- what it waits for ---------------------------------------------------------------------
 
-    def _stacks(self, runners: Sequence[Running]) -> dict[str, list[Stack]]:
+    def _stacks(self, runners: Sequence[PartitionRunner]) -> dict[str, list[Stack]]:
         """Let the event loop read the stacks of these partitions' tasks; none if it does not answer."""
         if self._is_blocked:
             return {}
@@ -333,7 +312,7 @@ class Watchdog:
     def _is_blocked(self) -> bool:
         return self._blocked_ms > self._after_ms / 2
 
-    def _cause(self, runner: Running | None, stacks: Mapping[str, Sequence[Stack]]) -> Cause:
+    def _cause(self, runner: PartitionRunner | None, stacks: Mapping[str, Sequence[Stack]]) -> Cause:
         """Return what a partition waits for."""
         if runner is None:
             return Cause("its stored state, from Redis")
@@ -359,7 +338,7 @@ class Watchdog:
             return Cause("its next attempt, after a failed one")
         return Cause("what its tasks wait for", _different(own))
 
-    def _call_cause(self, runner: Running, tasks: Sequence[Stack]) -> Cause | None:
+    def _call_cause(self, runner: PartitionRunner, tasks: Sequence[Stack]) -> Cause | None:
         """Return what a call of the function waits for; None if no call runs."""
         if runner.invoker.calls_in_threads:
             if any(call.place is runner.invoker.place for call in running_calls()):
@@ -373,12 +352,12 @@ class Watchdog:
         return Cause(what, _different(calls or tasks))
 
 
-def _stall(partition: int, runner: Running, since: str, waits_for: str) -> Stall:
+def _stall(partition: int, runner: PartitionRunner, since: str, waits_for: str) -> Stall:
     state = "draining" if runner.intake.draining else "running"
     return Stall(partition, runner.owner, runner.commits.epoch, state, since, waits_for)
 
 
-def _holds_work(runner: Running) -> bool:
+def _holds_work(runner: PartitionRunner) -> bool:
     """Whether a partition has work on which it should make progress.
 
     Entries that wait for more to fill a batch do not count yet.
@@ -389,7 +368,7 @@ def _holds_work(runner: Running) -> bool:
     return runner.intake.buffer.held > 0 and runner.intake.buffer.gathers_until_ms <= monotonic_ms()
 
 
-def _function(runner: Running) -> str:
+def _function(runner: PartitionRunner) -> str:
     return f"its function ({name_of(runner.invoker.spec.function)})"
 
 
