@@ -51,18 +51,7 @@ class Sent(NamedTuple):
 
 
 class Producer:
-    """Sends records of one stream from one event loop.
-
-    Parameters
-    ----------
-    backend
-        Connections to Redis; they stay open when the producer is closed.
-    spec
-        The stream.
-    settings
-        ``entry_bytes_max`` and the durability settings are used.
-    rng
-        The source of jitter and of the first partition for records without a key.
+    """Sends records of one stream from one event loop; its backend stays open when it is closed.
 
     Examples
     --------
@@ -172,10 +161,7 @@ class Producer:
                         await sender.send_chunk()
             await sender.finish()
         except BaseException as error:
-            if isinstance(error, Exception) and not sender.failed:
-                # The iterable or a record has caused the error: the records before it are still sent.
-                await sender.finish()
-            sender.give_up()
+            await sender.end(error)
             raise
         return sender.count
 
@@ -230,9 +216,7 @@ class Producer:
                 await sender.send([(p.partition, [(p.fields, None)], p.size, p.rows) for p in packets])
             await sender.finish()
         except BaseException as error:
-            if isinstance(error, Exception) and not sender.failed:
-                await sender.finish()
-            sender.give_up()
+            await sender.end(error)
             raise
         return sender.count
 
@@ -317,7 +301,7 @@ class _Sender:
     def __init__(self, lanes: Lanes, on_full: OnFull, timeout: float | None, ahead: int) -> None:
         self.count = 0
         """How many records Redis has confirmed."""
-        self.failed = False
+        self._failed = False
         self._lanes = lanes
         self._on_full: OnFull = on_full
         self._timeout = timeout
@@ -346,12 +330,14 @@ class _Sender:
                 await self._lanes.confirmed(part, partition, self._timeout)
                 self.count += count
         except BaseException:
-            self.failed = True
+            self._failed = True
             raise
         self._under_way.popleft()
 
-    def give_up(self) -> None:
-        """Cancel all that has not been sent."""
+    async def end(self, error: BaseException) -> None:
+        """Send the records before an error of a record or of the iterable, and cancel all others."""
+        if isinstance(error, Exception) and not self._failed:
+            await self.finish()
         for chunk in self._under_way:
             for _, _, part in chunk:
                 part.done.cancel()
