@@ -13,6 +13,7 @@ import redis
 
 from streamworker.core.data.entries import ZERO
 from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.events import MarkLock
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import AuthenticationFailed, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.admin.rights import acl_rules
@@ -248,7 +249,7 @@ async def test_the_documented_rights_are_enough(redis_url: str, raw: "redis.Redi
         done = request(lock, entries, rows=3, state={"a": b"1", "b": None}, dead=[letter], trim=True)
         assert (await group.commit(done)).code is CommitCode.OK
         assert await state.read_state(backend, GROUP, 0) == {"a": b"1"}
-        await locks.mark_many(backend, GROUP, "w1", [(0, lock.epoch, "draining", "")])
+        await locks.mark_many(backend, GROUP, [MarkLock(0, "w1", lock.epoch, "draining", "")])
         await membership.change_members(
             backend, GROUP, expected=0, body='{"v":1}', message={"kind": "x"}, added=["w1"], removed=["w0"]
         )

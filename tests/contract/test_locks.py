@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from streamworker.core.data.entries import ZERO
+from streamworker.core.events import MarkLock
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.errors import BackendRefused
 from streamworker.redisio.data import streams
@@ -182,11 +183,11 @@ async def test_nobody_releases_the_lock_of_another(group: Group) -> None:
 async def test_a_mark_shows_what_the_owner_does(group: Group) -> None:
     """State and reason are for people; a mark of somebody else changes nothing."""
     lock = await group.own("w1")
-    await locks.mark_many(group.backend, GROUP, "w1", [(0, lock.epoch, "halted", "ValueError: no")])
+    await locks.mark_many(group.backend, GROUP, [MarkLock(0, "w1", lock.epoch, "halted", "ValueError: no")])
     view = await group.lock()
     assert (view.state, view.reason) == ("halted", "ValueError: no")
-    await locks.mark_many(group.backend, GROUP, "w2", [(0, lock.epoch, "running", "")])
-    await locks.mark_many(group.backend, GROUP, "w1", [(0, lock.epoch + 1, "running", "")])
+    await locks.mark_many(group.backend, GROUP, [MarkLock(0, "w2", lock.epoch, "running", "")])
+    await locks.mark_many(group.backend, GROUP, [MarkLock(0, "w1", lock.epoch + 1, "running", "")])
     assert (await group.lock()).state == "halted"
 
 

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from streamworker.core.control import GroupChanged, PartitionsAcquired
 from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.events import MarkLock
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import DeadLetter
@@ -48,7 +49,9 @@ async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> Non
     await group.commit(request(lock, entries[:4], owner="a.1", rows=40, dead=[letter]))
     await group.own("b.1", 1, generation=changed.generation)
     marked = await group.own("c.1", 2, generation=changed.generation)
-    await locks.mark_many(group.backend, GROUP, "c.1", [(2, marked.epoch, "halted", "ValueError: no")])
+    await locks.mark_many(
+        group.backend, GROUP, [MarkLock(2, "c.1", marked.epoch, "halted", "ValueError: no")]
+    )
     await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 25}, {0: lock.log}, 99))
 
     view = await take_snapshot(group.backend, "shop", "orders", "price")

@@ -5,25 +5,32 @@ from dataclasses import replace
 import pytest
 import redis
 
-from streamworker.redisio.group.stalls import PREFIX, Stall, show_stalls
+from streamworker.core.events import MarkLock
+from streamworker.redisio.group import locks
+from streamworker.runtime.watch.watchdog import STALLED
 from tests.contract.support import Group, everything
 
 pytestmark = pytest.mark.anyio
 
 
-async def owned(group: Group) -> Stall:
+async def owned(group: Group) -> MarkLock:
     """Take a partition's lock; returns what would be shown of it."""
     await group.register()
     lock = await group.own("w1")
-    return Stall(0, "w1", lock.epoch, "running", "12:00", "its function")
+    return MarkLock(0, "w1", lock.epoch, "running", f"{STALLED}12:00: waits for its function")
+
+
+async def show(group: Group, stall: MarkLock) -> None:
+    """Show a stall, or its end."""
+    await locks.mark_many(group.backend, group.keys, [stall], only_over=STALLED)
 
 
 async def test_a_stall_is_shown_and_its_end_too(group: Group) -> None:
     """In the reason, where `status` shows it."""
     stall = await owned(group)
-    await show_stalls(group.backend, group.keys, [stall])
-    assert (await group.lock()).reason == f"{PREFIX}12:00: waits for its function"
-    await show_stalls(group.backend, group.keys, [replace(stall, since="")])
+    await show(group, stall)
+    assert (await group.lock()).reason == f"{STALLED}12:00: waits for its function"
+    await show(group, replace(stall, reason=""))
     assert ((await group.lock()).state, (await group.lock()).reason) == ("running", "")
 
 
@@ -37,6 +44,6 @@ async def test_what_says_more_stays(group: Group, raw: "redis.Redis", lock: dict
     stall = await owned(group)
     raw.hset(group.keys.lock(0), mapping=lock)  # type: ignore[arg-type]
     before = everything(raw)
-    await show_stalls(group.backend, group.keys, [stall])
-    await show_stalls(group.backend, group.keys, [replace(stall, since="")])
+    await show(group, stall)
+    await show(group, replace(stall, reason=""))
     assert everything(raw) == before

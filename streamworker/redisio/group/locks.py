@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.events import MarkLock
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.keys import GroupKeys, whole
@@ -92,23 +93,19 @@ async def release_many(
 
 
 async def mark_many(
-    backend: Backend, keys: GroupKeys, owner: str, marks: Sequence[tuple[int, int, str, str]]
+    backend: Backend, keys: GroupKeys, marks: Sequence[MarkLock], *, only_over: str | None = None
 ) -> None:
-    """Store the state of the owner's partitions, for display.
+    """Store the state of partitions, for display; a lock that another member holds by now stays unchanged.
 
-    Parameters
-    ----------
-    marks
-        Partition, epoch, state (``running``, ``draining`` or ``halted``) and reason. A mark changes
-        nothing if another member holds the lock now.
-
-    Raises
-    ------
-    BackendError
-        As :func:`acquire_many`.
+    With ``only_over`` the locks of halted partitions stay unchanged, and those with a reason that does not
+    begin with it: a halted partition or a full acked log says more.
     """
-    calls = [((keys.lock(p),), (owner, epoch, state, reason)) for p, epoch, state, reason in marks]
-    answered([p for p, *_ in marks], await backend.run_many(MARK, calls))
+    prefix = () if only_over is None else (only_over,)
+    calls: list[ScriptCall] = [
+        ((keys.lock(mark.partition),), (mark.owner, mark.epoch, mark.state, mark.reason, *prefix))
+        for mark in marks
+    ]
+    answered([mark.partition for mark in marks], await backend.run_many(MARK, calls))
 
 
 async def read_lock(backend: Backend, keys: GroupKeys, partition: int) -> LockView | None:

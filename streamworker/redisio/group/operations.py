@@ -123,12 +123,7 @@ OPERATIONS: dict[type[Effect], Operation] = {
 
 async def mark(access: Access, marks: Sequence[MarkLock]) -> None:
     """Write partitions' states to their locks, in one round trip."""
-    await locks.mark_many(
-        access.backend,
-        access.keys,
-        marks[0].owner,
-        [(each.partition, each.epoch, each.state, each.reason) for each in marks],
-    )
+    await locks.mark_many(access.backend, access.keys, marks)
 
 
 async def post(access: Access, messages: Sequence[ControlMessage]) -> None:

@@ -22,16 +22,18 @@ import concurrent.futures
 import inspect
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import CodeType
 from typing import Protocol
 
+from streamworker.core.events import MarkLock
 from streamworker.errors import BackendError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
-from streamworker.redisio.group.stalls import Stall, show_stalls
+from streamworker.redisio.group.locks import mark_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import COUNT
 from streamworker.redisio.wire.client import Backend, ScriptCall
@@ -50,6 +52,8 @@ STACKS_MAX = 32
 DIFFERENT_MAX = 3
 """How many different stacks of one partition are shown, if its calls overlap."""
 
+STALLED = "no progress since "
+"""Begins the reason of a stall in the lock."""
 UNREAD = "its entries: they are in Redis, and its reads do not bring them"
 
 log = get_logger("streamworker.watchdog")
@@ -244,6 +248,7 @@ class Watchdog:
 
     async def _tell(self, group: Watched, stalled: Sequence[tuple[int, _Seen]], now_ms: int) -> None:
         alike: dict[Cause, list[tuple[int, _Seen]]] = {}
+        shown: list[MarkLock] = []
         stacks = self._stacks([seen.runner for _, seen in stalled if seen.runner][:STACKS_MAX])
         for partition, seen in stalled:
             seen.told = True
@@ -263,14 +268,10 @@ class Watchdog:
                 **({"entry": entry, "busy_ms": now_ms - begun_ms} if entry else {}),
                 **({"stack": cause.stack} if cause.stack else {}),
             )
-        shown = []
-        for cause, those in alike.items():
             for partition, seen in those:
-                if seen.runner is None:
-                    continue
                 since_s = time.time() - (now_ms - seen.since_ms) / 1000
                 moment = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="seconds")
-                shown.append(_stall(partition, seen.runner, moment, cause.what))
+                shown += _marks(partition, seen.runner, f"{STALLED}{moment}: waits for {cause.what}")
         await self._show(group, shown)
 
     async def _tell_of_end(self, group: Watched, over: Sequence[tuple[int, _Seen, int]]) -> None:
@@ -280,17 +281,15 @@ class Watchdog:
             partitions=[partition for partition, _, _ in over],
             stalled_ms=max(ms for _, _, ms in over),
         )
-        await self._show(
-            group, [_stall(partition, seen.runner, "", "") for partition, seen, _ in over if seen.runner]
-        )
+        await self._show(group, [mark for p, seen, _ in over for mark in _marks(p, seen.runner, "")])
 
-    async def _show(self, group: Watched, stalls: Sequence[Stall]) -> None:
+    async def _show(self, group: Watched, stalls: Sequence[MarkLock]) -> None:
         """Write the stalls to the locks; the log has them in any case."""
         if not stalls:
             return
         try:
             async with self._connect() as backend:
-                await show_stalls(backend, group.keys, stalls)
+                await mark_many(backend, group.keys, stalls, only_over=STALLED)
         except BackendError as error:
             log.warning("stall_not_shown", error=str(error))
 
@@ -352,9 +351,12 @@ class Watchdog:
         return Cause(what, _different(calls or tasks))
 
 
-def _stall(partition: int, runner: PartitionRunner, since: str, waits_for: str) -> Stall:
+def _marks(partition: int, runner: PartitionRunner | None, reason: str) -> list[MarkLock]:
+    """Return what shows a reason in the lock of a partition; nothing without a runner."""
+    if runner is None:
+        return []
     state = "draining" if runner.intake.draining else "running"
-    return Stall(partition, runner.owner, runner.commits.epoch, state, since, waits_for)
+    return [MarkLock(partition, runner.owner, runner.commits.epoch, state, reason)]
 
 
 def _holds_work(runner: PartitionRunner) -> bool:
@@ -374,8 +376,5 @@ def _function(runner: PartitionRunner) -> str:
 
 def _different(found: Sequence[Stack]) -> str:
     """Return the different stacks, the most frequent first."""
-    counts: dict[str, int] = {}
-    for stack in found:
-        counts[stack.text] = counts.get(stack.text, 0) + 1
-    shown = sorted(counts, key=lambda text: -counts[text])[:DIFFERENT_MAX]
-    return "\n\n".join(text if counts[text] == 1 else f"{counts[text]} calls:\n{text}" for text in shown)
+    shown = Counter(stack.text for stack in found).most_common(DIFFERENT_MAX)
+    return "\n\n".join(text if count == 1 else f"{count} calls:\n{text}" for text, count in shown)
