@@ -206,7 +206,7 @@ async def test_i5_each_entry_of_the_log_follows_the_one_before(redis_url: str) -
 async def test_i6_a_commit_tells_the_truth(redis_url: str) -> None:
     """OK and DUP: it is in the log. FENCED and GAP: it is not. No answer: nobody knows, and asking tells."""
     keys = GroupKeys("shop", "items", "keep")
-    rows = encode_batch(pa.RecordBatch.from_pylist([{"n": 1}]), first=EntryId(1, 0))[1]
+    rows = encode_batch(pa.RecordBatch.from_pylist([{"n": 1}]), EntryId(1, 0))
 
     async def commit(backend: Backend, owner: str, epoch: int, previous: int, new: int) -> CommitReply:
         request = CommitRequest(

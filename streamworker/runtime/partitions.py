@@ -54,22 +54,9 @@ class _Running:
 class Partitions:
     """The running partitions of one group in one worker.
 
-    Parameters
-    ----------
-    spec, keys
-        The processor, and the keys of its group.
-    backend
-        Connections for short calls.
-    settings, rng
-        The settings, and the source of jitter.
-    deliver
-        Takes the events of partitions that have stopped, were fenced or halted.
-    show
-        Writes to a lock what holds its partition up.
-    spawn
-        Runs a coroutine function with arguments in a task that ends with the group.
-    log
-        The group's logger.
+    ``deliver`` takes the events of partitions that have stopped, were fenced or halted, and ``show`` writes
+    to a lock what holds its partition up. ``spawn`` runs a coroutine function with arguments in a task that
+    ends with the group.
     """
 
     def __init__(

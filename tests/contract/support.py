@@ -146,8 +146,7 @@ def request(
 
 def batch_of(rows: int, first: EntryId = ZERO) -> AckedBatch:
     """Return some rows, ready for a commit."""
-    _, batch = encode_batch(pa.record_batch({"n": list(range(rows))}), first=first)
-    return batch
+    return encode_batch(pa.record_batch({"n": list(range(rows))}), first)
 
 
 def everything(raw: "redis.Redis") -> dict[bytes, Any]:

@@ -14,6 +14,7 @@ from streamworker.records import RecordType
 from streamworker.redisio.data.ackedlog import Codec, decode_entry, schema_fingerprint
 from streamworker.redisio.data.columns import Packer, as_it_came, rows_of, unpacked
 from tests.records.kinds import VALUES, AsStruct
+from tests.redisio.acked import stored
 
 CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")
 
@@ -97,7 +98,7 @@ def test_an_entry_is_one_of_an_acked_log_as_it_is() -> None:
     assert acked.data is entry.fields[b"v"]
     assert acked.crc == zlib.crc32(acked.data)
     schemas = {schema_fingerprint(batch.schema): batch.schema}
-    assert decode_entry(EntryId(200, 0), acked.fields(), schemas).equals(batch)
+    assert decode_entry(EntryId(200, 0), stored(acked), schemas).equals(batch)
 
 
 def test_a_single_row_is_not_compressed() -> None:

@@ -24,6 +24,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import SourceOptions
+from tests.redisio.acked import encoded, stored
 
 LOG = "n.5"
 NUMBERS = ("rows", "prev", "first", "last")
@@ -78,14 +79,14 @@ class Forged:
 def batch_of(first: int, rows: int) -> ackedlog.AckedBatch:
     """Return some rows, numbered from ``first``."""
     batch = pa.record_batch({"n": list(range(first, first + rows))}, SCHEMA)
-    return ackedlog.encode_batch(batch, "none")[1]
+    return encoded(batch, "none")
 
 
 def fields_of(first: int, rows: int, prev: int, last: int, epoch: int) -> Fields:
     """Return the fields of an entry as a commit writes it; its source ids are ``prev + 1`` to ``last``."""
     ids = {"prev": prev, "first": prev + 1, "last": last}
     fields = {name.encode(): b"%d-0" % number for name, number in ids.items()}
-    return {**batch_of(first, rows).fields(), **fields, b"epoch": b"%d" % epoch, b"owner": b"w", b"at": b"9"}
+    return {**stored(batch_of(first, rows)), **fields, b"epoch": b"%d" % epoch, b"owner": b"w", b"at": b"9"}
 
 
 def committed(rng: random.Random) -> list[Entry]:

@@ -43,6 +43,7 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.spark.source import logs, offsets
+from tests.redisio.acked import encoded, stored
 from tests.security import forged
 
 EXAMPLES = 1_000
@@ -182,8 +183,8 @@ def _rows(fields: dict[bytes, bytes]) -> list[object]:
 
 
 COLUMNS = columns.Packer(BATCH.schema).fields(BATCH, "none")
-SCHEMA_NAME, ACKED = ackedlog.encode_batch(BATCH)
-SCHEMAS = {SCHEMA_NAME: BATCH.schema}
+ACKED = ackedlog.encode_batch(BATCH)
+SCHEMAS = {ACKED.schema: BATCH.schema}
 
 
 def _acked(fields: dict[bytes, bytes]) -> object:
@@ -257,14 +258,14 @@ DECODERS = (
     *(
         Decoder(
             f"entry of an acked log, {how}",
-            damaged_fields(ackedlog.encode_batch(BATCH, how)[1].fields()),
+            damaged_fields(stored(encoded(BATCH, how))),
             _acked,
         )
         for how in ("none", "lz4", "zstd")
     ),
     Decoder("rows of an entry as arrow", damaged_fields(COLUMNS, b"v"), _rows),
     Decoder("schema of an entry as arrow", damaged_fields(COLUMNS, b"schema"), _rows),
-    Decoder("rows of an acked log", damaged_fields(ACKED.fields(), b"batch"), _acked),
+    Decoder("rows of an acked log", damaged_fields(stored(ACKED), b"batch"), _acked),
     Decoder("schema", damaged(ackedlog.serialize_schema(BATCH.schema)), ackedlog.deserialize_schema),
     Decoder("membership document", damaged(DOCUMENT), _document),
     Decoder("control message", damaged_fields(_bytes_of(CHANGED)), _message),
@@ -468,9 +469,9 @@ HASHES = {
     GROUP.readers: {b"table": READER},
     GROUP.of_group("claims"): {b"0": b"7|1700|1|3-1|w1.a", b"last": b"7"},
     GROUP.state(0): {b"last": b"\x01"},
-    GROUP.schemas: {b"current": SCHEMA_NAME.encode()},
+    GROUP.schemas: {b"current": ACKED.schema.encode()},
 }
-STREAMS = {GROUP.control: _bytes_of(CHANGED), GROUP.dead(0): LETTER, GROUP.acked(0): ACKED.fields()}
+STREAMS = {GROUP.control: _bytes_of(CHANGED), GROUP.dead(0): LETTER, GROUP.acked(0): stored(ACKED)}
 
 
 async def _looked_at(backend: Backend, rng: random.Random) -> int:

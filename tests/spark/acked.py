@@ -109,7 +109,7 @@ class AckedLog:
         lock = answers[partition]
         assert isinstance(lock, Acquired), lock
         first = lock.checkpoint.successor()
-        acked = encode_batch(batch, first=first)[1] if batch.num_rows else None
+        acked = encode_batch(batch, first) if batch.num_rows else None
         entries = max(batch.num_rows, 1)
         new = EntryId(lock.checkpoint.ms + entries, 0)
         # Deleted first, since after a reset ids begin again below those that were there.

@@ -31,7 +31,7 @@ Codec = Literal["none", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")
 
 COMPRESS_ABOVE_BYTES = 4096
-"""``auto`` does not compress smaller batches: for those, the time for zstd outweighs the saved bytes."""
+"""A commit does not compress smaller batches: for those, the time for zstd outweighs the saved bytes."""
 
 RAW_BYTES_MAX = 256 * 1024 * 1024
 """Maximum size of an entry after decompression. The worker's batch bounds a commit (32 MiB of entries by
@@ -67,35 +67,17 @@ class Packed:
 
     def acked(self, schema: str, first: EntryId) -> "AckedBatch":
         """Return the batch of a commit: these bytes, the schema's fingerprint and the first source entry."""
-        return AckedBatch(self.rows, first, schema, self.crc, self.codec, self.size, self.data)
+        return AckedBatch(self.rows, self.crc, self.codec, self.size, self.data, schema, first)
 
 
 @dataclass(frozen=True, slots=True)
-class AckedBatch:
-    """The fields that a worker adds to an acked log in one commit; the script adds the others."""
+class AckedBatch(Packed):
+    """What a worker adds to an acked log in one commit; the script adds the other fields of the entry."""
 
-    rows: int
-    first: EntryId
-    """The first source entry of these rows."""
     schema: str
     """Fingerprint of the schema; see :func:`schema_fingerprint`."""
-    crc: int
-    codec: str
-    size: int
-    """Bytes before compression."""
-    data: bytes
-
-    def fields(self) -> dict[bytes, bytes]:
-        """Return the fields that the worker sets in the entry, as Redis stores them."""
-        return {
-            b"rows": b"%d" % self.rows,
-            b"first": str(self.first).encode(),
-            b"schema": self.schema.encode(),
-            b"crc": b"%d" % self.crc,
-            b"codec": self.codec.encode(),
-            b"size": b"%d" % self.size,
-            b"batch": self.data,
-        }
+    first: EntryId
+    """The first source entry of these rows."""
 
 
 class Link(NamedTuple):
@@ -201,18 +183,15 @@ def _types_within(kind: pa.DataType) -> list[pa.DataType]:
 # -- encoding --------------------------------------------------------------------------------
 
 
-def encode_batch(
-    batch: pa.RecordBatch, codec: Codec | Literal["auto"] = "auto", *, first: EntryId = ZERO
-) -> tuple[str, AckedBatch]:
-    """Encode a record batch for a commit.
+def encode_batch(batch: pa.RecordBatch, first: EntryId = ZERO) -> AckedBatch:
+    """Encode a batch of at least one row for a commit; the metadata of its schema is dropped.
 
-    It returns the schema's fingerprint, too, under which the schema must be stored before the commit.
-    ``first`` is the first source entry of the rows. ``auto`` compresses with zstd above 4 KB if that saves
-    bytes.
+    The schema must be stored under its fingerprint before the commit. Above 4 KB the rows are compressed if
+    that saves bytes.
 
     Examples
     --------
-    >>> fingerprint, acked = encode_batch(pa.record_batch({"n": [1, 2, 3]}))
+    >>> acked = encode_batch(pa.record_batch({"n": [1, 2, 3]}))
     >>> acked.rows, acked.codec
     (3, 'none')
     """
@@ -221,12 +200,8 @@ def encode_batch(
             "A record batch without rows cannot be an entry of an acked log.",
             remedy="Commit without a batch instead.",
         )
-    fingerprint = schema_fingerprint(batch.schema)
-    if codec == "auto":
-        packed = pack(batch, "zstd", above_bytes=COMPRESS_ABOVE_BYTES, if_smaller=True)
-    else:
-        packed = pack(batch, codec)
-    return fingerprint, packed.acked(fingerprint, first)
+    packed = pack(batch, "zstd", above_bytes=COMPRESS_ABOVE_BYTES, if_smaller=True)
+    return packed.acked(schema_fingerprint(batch.schema), first)
 
 
 def pack(batch: pa.RecordBatch, codec: Codec, *, above_bytes: int = 0, if_smaller: bool = False) -> Packed:

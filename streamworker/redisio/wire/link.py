@@ -248,6 +248,16 @@ class Link:
         await self._socket.hang_up()
 
 
+async def ask(target: Target, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
+    """Make one round trip on a connection of its own; fail at once while the target cannot be reached."""
+    link = Link(target)
+    try:
+        await link.ready(waits=False)
+        return await link.roundtrip(pack_all(commands), len(commands))
+    finally:
+        await link.close()
+
+
 def pack(arguments: Sequence[Argument]) -> bytes:
     """Return a command in Redis' protocol."""
     # The stub of pack_command allows only one word.

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.wire.attempts import Gate
 from streamworker.redisio.wire.failures import look_at_error, no_answer
-from streamworker.redisio.wire.link import Link, Target, pack, pack_all
+from streamworker.redisio.wire.link import Target, ask, pack
 from streamworker.redisio.wire.primaries import (
     ASK_ROLE,
     CHANNELS,
@@ -253,14 +253,10 @@ class SentinelTarget(Target):
         return read_answer(replies, sentinel.address)
 
     async def _replies(self, sentinel: Target) -> list[Any] | BackendError:
-        link, commands = Link(sentinel), questions(self._service)
         try:
-            await link.ready(waits=False)
-            return await link.roundtrip(pack_all(commands), len(commands))
+            return await ask(sentinel, questions(self._service))
         except BackendError as error:
             return error
-        finally:
-            await link.close()
 
     def _shuffled(self) -> Sequence[Target]:
         return self._rng.sample(self._asked, len(self._asked))

@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
 from streamworker.redisio.wire.failures import look_at_error, translate
-from streamworker.redisio.wire.link import Link, Target, pack
+from streamworker.redisio.wire.link import Target, ask
 from streamworker.urls import each_server, host_and_port, kind_of, plaintext_host
 
 SLOTS = 16_384
@@ -226,18 +226,14 @@ class Topology:
         return sorted(order, key=lambda target: target.address in suspects)
 
     async def _ask(self, target: Target) -> Map:
-        link = Link(target)
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                await link.ready(waits=False)  # Another node can answer as well.
-                (reply,) = await link.roundtrip(pack(("CLUSTER", "SLOTS")), 1)
+                (reply,) = await ask(target, [("CLUSTER", "SLOTS")])
         except TimeoutError:
             raise BackendUnavailable(
                 f"Redis at {target.address} did not tell within {ASK_TIMEOUT_S:.0f} s where its slots are.",
                 remedy="Is it running, and can this machine reach it?",
             ) from None
-        finally:
-            await link.close()
         if isinstance(reply, ResponseError):
             if "cluster support disabled" in str(reply):
                 raise ConfigurationError(

@@ -161,9 +161,8 @@ class Commits:
 
     async def _encoded(self, rows: pa.RecordBatch, first: EntryId) -> AckedBatch:
         if rows.nbytes < ENCODE_IN_THREAD_BYTES:
-            return encode_batch(rows, first=first)[1]
-        _, batch = await anyio.to_thread.run_sync(lambda: encode_batch(rows, first=first))
-        return batch
+            return encode_batch(rows, first)
+        return await anyio.to_thread.run_sync(encode_batch, rows, first)
 
     def _answered(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
         if reply.code in _DONE:
