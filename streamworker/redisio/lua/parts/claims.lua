@@ -20,3 +20,22 @@ local function holder(claims, partition)
   local etag, owner = string.match(entry, '^(%d+)|[^|]*|[^|]*|[^|]*|(.*)$')
   return etag or '0', owner or ''
 end
+
+-- Writes the entries in ARGV (partition, ETag, owner level, checkpoint) for `owner` where the ETag is still
+-- that one and `may` allows it, by the present owner. Returns the reply: the new ETag, and each partition with
+-- its current entry.
+local function change_entries(claims, owner, may)
+  local etag, now = new_etag(claims)
+  local reply = {'OK', etag}
+  for i = 2, #ARGV, 4 do
+    local partition = ARGV[i]
+    local held_etag, held_by = holder(claims, partition)
+    if held_etag == ARGV[i + 1] and may(held_by) then
+      redis.call('HSET', claims, partition,
+        etag .. '|' .. now .. '|' .. ARGV[i + 2] .. '|' .. ARGV[i + 3] .. '|' .. owner)
+    end
+    reply[#reply + 1] = partition
+    reply[#reply + 1] = redis.call('HGET', claims, partition) or ''
+  end
+  return reply
+end
