@@ -52,8 +52,8 @@ ON_TOP = {"__init__", "__main__", "app", "importing", "cli", "dev", "testing"}
 INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
-        "clock", "signals", "durability", "declaring", "read", "send", "run", "measuring", "watch",
-        "listener", "partitions", "group", "worker",
+        "clock", "signals", "connecting", "durability", "declaring", "read", "send", "run", "measuring",
+        "watch", "listener", "partitions", "group", "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),
     "sim": ("server", "clock"),

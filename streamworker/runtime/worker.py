@@ -27,6 +27,7 @@ from streamworker.processors import ProcessorSpec
 from streamworker.redisio.keys import check_name
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import check_server
+from streamworker.runtime.connecting import connected
 from streamworker.runtime.declaring import declare
 from streamworker.runtime.durability import check_durability, pipelines_of
 from streamworker.runtime.group import Group
@@ -87,13 +88,8 @@ class Worker:
         """
         settings = self._settings
         rng = random.Random()
-        async with Backend.open(
-            settings.redis_url,
-            name=self.name,
-            call_timeout_ms=settings.call_timeout_ms,
-            connections=OTHER_CALLS + pipelines_of(settings) * len(self._specs),
-            allow_plaintext=settings.allow_plaintext,
-        ) as backend:
+        connections = OTHER_CALLS + pipelines_of(settings) * len(self._specs)
+        async with connected(settings, self.name, connections) as backend:
             if not await self._prepare(backend):
                 return True
             keeper, listener = Keeper(settings, self.name), Listener(backend, rng)

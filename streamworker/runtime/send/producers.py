@@ -4,6 +4,7 @@ import asyncio
 
 from streamworker.processors import StreamSpec
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
+from streamworker.runtime.connecting import connected
 from streamworker.runtime.durability import pipelines_of
 from streamworker.runtime.send.producer import Producer
 from streamworker.settings import Settings
@@ -24,13 +25,8 @@ class Producers:
             backend = self._backends.get(loop)
             if backend is None:
                 self._forget_ended_loops()
-                backend = Backend.open(
-                    settings.redis_url,
-                    name=f"{spec.app}:producer",
-                    call_timeout_ms=settings.call_timeout_ms,
-                    allow_plaintext=settings.allow_plaintext,
-                    connections=max(CONNECTIONS, pipelines_of(settings) * streams),
-                )
+                connections = max(CONNECTIONS, pipelines_of(settings) * streams)
+                backend = connected(settings, f"{spec.app}:producer", connections)
                 self._backends[loop] = backend
             producer = Producer(backend, spec, settings)
             self._producers[loop, spec.name] = producer

@@ -23,6 +23,7 @@ from streamworker.redisio.group.membership import HeartbeatReply, Renewal, heart
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.connecting import connected
 from streamworker.settings import Settings
 
 log = get_logger("streamworker.keeper")
@@ -107,15 +108,8 @@ class Keeper:
 
     async def _run(self) -> None:
         self._own_loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
-        backend = Backend.open(
-            self._settings.redis_url,
-            name=f"{self._name}:heartbeat",
-            call_timeout_ms=self._settings.call_timeout_ms,
-            connections=1,
-            allow_plaintext=self._settings.allow_plaintext,
-        )
         interval_s = self._settings.heartbeat_interval_ms / 1000
-        async with backend:
+        async with connected(self._settings, f"{self._name}:heartbeat", connections=1) as backend:
             while not self._stopping:
                 started = time.monotonic()
                 wait_s = interval_s if await self._beat_all(backend) else interval_s / BEAT_RETRIES

@@ -38,6 +38,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import COUNT
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.connecting import connected
 from streamworker.runtime.run.runner import PartitionRunner
 from streamworker.runtime.run.threads import name_of, running_calls
 from streamworker.runtime.watch.keeper import JOIN_TIMEOUT_S
@@ -150,13 +151,7 @@ class Watchdog:
 
     def _connect(self) -> Backend:
         """Open a connection for a short time: the watchdog rarely needs one."""
-        return Backend.open(
-            self._settings.redis_url,
-            name=f"{self._name}:watchdog",
-            call_timeout_ms=self._settings.call_timeout_ms,
-            connections=1,
-            allow_plaintext=self._settings.allow_plaintext,
-        )
+        return connected(self._settings, f"{self._name}:watchdog", connections=1)
 
     def _ask_loop(self) -> None:
         """Ask the event loop for an answer; the time without one is how long it is blocked."""
