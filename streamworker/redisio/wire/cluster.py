@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Self
 
-from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError
+from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, TryAgainError
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.scripts import Script
@@ -167,7 +167,7 @@ class Cluster:
     def noted(self, reply: Reply, node: Node) -> Reply:
         """Return a reply; if it came from the wrong node, return the error for the caller instead."""
         sent_on = self._sent_on(reply, node.address)
-        if sent_on is None:
+        if sent_on is None and not isinstance(reply, TryAgainError):
             return self._answer(reply, node.address)
         self._topology.look_soon()
         return sent_on if isinstance(sent_on, BackendError) else _elsewhere(node.address)
