@@ -1,6 +1,6 @@
-"""The command line: one module for each command; heavy imports are inside the commands.
+"""The command line: one module for each command.
 
-``streamworker --help`` loads typer, but not redis, pyarrow or pyspark.
+``streamworker --help`` loads neither pyarrow nor pyspark: commands import such packages when they run.
 """
 
 

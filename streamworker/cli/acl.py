@@ -13,6 +13,7 @@ import typer
 
 from streamworker.cli.support import AsJson, print_json, say
 from streamworker.errors import ConfigurationError
+from streamworker.importing import resolve_app
 from streamworker.redisio.admin.rights import acl_rules, password_rule
 from streamworker.redisio.keys import check_name
 from streamworker.settings import Settings
@@ -113,7 +114,6 @@ def _app_of(path: str | None, name: str | None) -> tuple[str, str]:
     if name is not None:
         told = {DURABILITY_VARIABLE: os.environ.get(DURABILITY_VARIABLE, Settings().durability)}
         return check_name("app", name), Settings.from_env(told).durability
-    from streamworker.importing import resolve_app
 
     app = resolve_app(path or "")
     return app.name, app.settings.durability

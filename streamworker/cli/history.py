@@ -1,19 +1,19 @@
 """``streamworker history``: lists the rebalances of a group."""
 
-from datetime import UTC, datetime
-from typing import Annotated
+from streamworker.cli.support import (
+    AsJson,
+    GroupPath,
+    Limit,
+    Processors,
+    local_time,
+    print_json,
+    print_table,
+    say,
+    snapshots,
+)
 
-import typer
 
-from streamworker.cli.support import AsJson, GroupPath, Processors, print_json, print_table, say, snapshots
-
-
-def history(
-    app: GroupPath,
-    processor: Processors = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many.")] = 50,
-    json: AsJson = False,
-) -> None:
+def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, json: AsJson = False) -> None:
     """Show rebalances: time, cause, moved partitions and duration.
 
     The duration of a rebalance ends when every moved partition runs again, by the server's clock.
@@ -25,9 +25,7 @@ def history(
       streamworker history shop:price
       streamworker history shop:app --limit 10 --json
     """
-    from streamworker.importing import resolve_processors
-
-    taken = snapshots(resolve_processors(app, processor))
+    taken = snapshots(app, processor)
     changes = [(snapshot, change) for snapshot in taken for change in snapshot.rebalances[-limit:]]
     problems = [problem for snapshot in taken for problem in snapshot.problems]
     say(*problems, error=True)
@@ -55,7 +53,7 @@ def history(
         ("time", "processor", "generation", "cause", "member", "moved", "ms", "partitions"),
         [
             (
-                _time(change.at_ms),
+                local_time(change.at_ms, "milliseconds"),
                 snapshot.processor,
                 change.generation,
                 change.cause,
@@ -67,10 +65,6 @@ def history(
             for snapshot, change in changes
         ],
     )
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="milliseconds")
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

@@ -1,23 +1,32 @@
 """``streamworker reset``: moves a group's checkpoint."""
 
-import sys
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from streamworker.cli.support import ProcessorPath, connected, print_table, run_async, say, take
+from streamworker.app import App
+from streamworker.cli.support import (
+    ProcessorPath,
+    Yes,
+    confirm,
+    connected,
+    group_keys,
+    print_table,
+    run_async,
+    say,
+    take,
+)
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
+from streamworker.core.ownership.locks import Held
 from streamworker.errors import BackendRefused, ConfigurationError, CoordinationError
-
-if TYPE_CHECKING:
-    from streamworker.app import App
-    from streamworker.core.snapshot import GroupSnapshot
-    from streamworker.importing import Selection
-    from streamworker.processors import ProcessorSpec
-    from streamworker.redisio.keys import GroupKeys
-    from streamworker.redisio.wire.client import Backend
+from streamworker.importing import Selection, resolve_processor
+from streamworker.processors import ProcessorSpec
+from streamworker.redisio.data.streams import entries_up_to
+from streamworker.redisio.group.locks import move_checkpoint, read_lock
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ def reset(
         list[int] | None,
         typer.Option("--partition", metavar="N", help="Only this partition; may be given several times."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Move a processor's checkpoint.
 
@@ -73,21 +82,11 @@ def reset(
       streamworker reset shop:price --to 2026-01-31T12:00Z
       streamworker reset shop:price --to 1769860800000-0 --partition 3 --yes
     """
-    from streamworker.importing import resolve_processor
-
-    selection = resolve_processor(processor)
-    target = parse_target(to)
-    run_async(_reset, selection, target, partition, yes)
+    run_async(_reset, resolve_processor(processor), parse_target(to), partition, yes)
 
 
 def parse_target(text: str) -> EntryId | None:
-    """Parse ``--to`` as a checkpoint; None stands for the last entry of each partition.
-
-    Raises
-    ------
-    typer.BadParameter
-        If the text has none of the forms.
-    """
+    """Parse ``--to`` as a checkpoint; None stands for the last entry of each partition."""
     if text == "earliest":
         return ZERO
     if text == "latest":
@@ -107,7 +106,7 @@ def parse_target(text: str) -> EntryId | None:
 
 
 async def _reset(
-    selection: "Selection", target: EntryId | None, partitions: list[int] | None, yes: bool
+    selection: Selection, target: EntryId | None, partitions: list[int] | None, yes: bool
 ) -> None:
     app, spec = selection.app, selection.processors[0]
     wanted = sorted(set(partitions or range(spec.stream.partitions)))
@@ -117,54 +116,38 @@ async def _reset(
         )
     async with connected(app) as backend:
         await _refuse_if_alive(backend, app, spec)
-        moves = await _plan(backend, app, spec, wanted, target)
+        moves = await _plan(backend, spec, wanted, target)
         print_table(
             ("partition", "checkpoint", "new checkpoint", "effect"),
             [(move.partition, str(move.before), str(move.after), move.effect) for move in moves],
         )
         if not yes:
-            if not sys.stdin.isatty():
-                raise typer.BadParameter("There is no terminal to ask at: give --yes.", param_hint="--yes")
-            typer.confirm(f"Move the checkpoint of {len(moves)} partitions of {spec.name}?", abort=True)
+            confirm(f"Move the checkpoint of {len(moves)} partitions of {spec.name}?")
             # A worker may have started while the command waited for the answer.
             await _refuse_if_alive(backend, app, spec)
         for move in moves:
-            await _move(backend, _keys(app, spec), move)
+            await _move(backend, group_keys(spec), move)
     say(f"Moved {len(moves)} partitions of {spec.name}.")
 
 
-async def _refuse_if_alive(backend: "Backend", app: "App", spec: "ProcessorSpec") -> None:
-    snapshot = await take(backend, app, spec)
-    alive = _alive(snapshot, app.settings.session_timeout_ms)
+async def _refuse_if_alive(backend: Backend, app: App, spec: ProcessorSpec) -> None:
+    """Refuse while a member may still commit. A killed member stays in the group until its removal."""
+    alive = [
+        member.name
+        for member in (await take(backend, spec)).members
+        if member.beat_age_ms is not None and member.beat_age_ms < app.settings.session_timeout_ms
+    ]
     if alive:
         raise CoordinationError(
-            f"Processor {spec.name!r} is being run by {', '.join(sorted(alive.values()))}.",
+            f"Processor {spec.name!r} is being run by {', '.join(sorted(alive))}.",
             remedy="Stop all of its workers first: their commits would be refused after the move.",
         )
 
 
-def _alive(snapshot: "GroupSnapshot", session_timeout_ms: int) -> dict[str, str]:
-    """Return the names of members that may still commit, by id. A killed member stays until its removal."""
-    return {
-        member.id: member.name
-        for member in snapshot.members
-        if member.beat_age_ms is not None and member.beat_age_ms < session_timeout_ms
-    }
-
-
-def _keys(app: "App", spec: "ProcessorSpec") -> "GroupKeys":
-    from streamworker.redisio.keys import GroupKeys
-
-    return GroupKeys(app.name, spec.stream.name, spec.name)
-
-
 async def _plan(
-    backend: "Backend", app: "App", spec: "ProcessorSpec", partitions: list[int], target: EntryId | None
+    backend: Backend, spec: ProcessorSpec, partitions: list[int], target: EntryId | None
 ) -> list[Move]:
-    from streamworker.redisio.data.streams import entries_up_to
-    from streamworker.redisio.group.locks import read_lock
-
-    keys = _keys(app, spec)
+    keys = group_keys(spec)
     moves = []
     for partition in partitions:
         lock = await read_lock(backend, keys, partition)
@@ -182,7 +165,7 @@ async def _plan(
     return moves
 
 
-async def _last_entry(backend: "Backend", events: str) -> EntryId:
+async def _last_entry(backend: Backend, events: str) -> EntryId:
     try:
         info = await backend.execute("XINFO", "STREAM", events)
     except BackendRefused:
@@ -191,10 +174,7 @@ async def _last_entry(backend: "Backend", events: str) -> EntryId:
     return EntryId.parse(fields[b"last-generated-id"])
 
 
-async def _move(backend: "Backend", keys: "GroupKeys", move: Move) -> None:
-    from streamworker.core.ownership.locks import Held
-    from streamworker.redisio.group.locks import move_checkpoint
-
+async def _move(backend: Backend, keys: GroupKeys, move: Move) -> None:
     done = await move_checkpoint(
         backend, keys, move.partition, move.after, entries=move.entries, owner=move.owner
     )

@@ -3,22 +3,29 @@
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from streamworker.app import App, Stream
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.send_table import is_table, send_file
 from streamworker.cli.support import connected, progress_bar, run_async, say
+from streamworker.errors import RecordError
+from streamworker.importing import resolve_stream
+from streamworker.records import PAYLOAD_FIELD, Decoder
 
 if TYPE_CHECKING:
-    from streamworker.app import Stream
+    import pyarrow as pa
 
 READ_BYTES = 256 * 1024
+TABLES = (".parquet", ".arrow", ".feather", ".ipc")
+"""Endings of files that hold columns."""
+ROWS = 250_000
+"""Rows of a table that are in memory at a time; one step of the progress bar."""
 
 
 class OnError(StrEnum):
@@ -63,26 +70,24 @@ def send(
       streamworker send shop:app orders.jsonl --stream orders --on-error skip
       streamworker send shop:orders orders.parquet
     """
-    from streamworker.importing import resolve_stream
-
     target = resolve_stream(stream, name)
-    lines = Lines(target, on_error)
+    lines = Lines(target.spec.record.decoder("json"), on_error)
     started = time.monotonic()
-    if is_table(file):
+    if file.endswith(TABLES):
         if on_error is OnError.SKIP:
             raise typer.BadParameter(
                 "A table is sent in parts, so single rows cannot be skipped.", param_hint="--on-error"
             )
-        sent = run_async(send_file, target, Path(file))
+        sent = run_async(_send_table, target, Path(file))
     elif file == "-":
-        sent = run_async(_send, target, lines, sys.stdin.buffer, None)
+        sent = run_async(_send_lines, target, lines, sys.stdin.buffer, None)
     else:
         try:
             source = Path(file).open("rb")  # noqa: SIM115  (closed below)
         except OSError as error:
             raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="FILE") from None
         with source:
-            sent = run_async(_send, target, lines, source, os.fstat(source.fileno()).st_size)
+            sent = run_async(_send_lines, target, lines, source, os.fstat(source.fileno()).st_size)
     seconds = time.monotonic() - started
     say(f"Sent {sent:,} records to {target.app.name}:{target.name} in {seconds:.1f} s.")
     if lines.bad:
@@ -95,41 +100,38 @@ def send(
 class Lines:
     """Decodes lines to records, and prints the number of each bad line."""
 
-    stream: "Stream[Any]"
+    decode: Decoder
     on_error: OnError
     bad: int = 0
     number: int = 0
-    _decode: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._decode = self.stream.spec.record.decoder("json")
 
     @property
     def ended(self) -> bool:
         """Whether a bad line has ended the sending."""
         return self.bad > 0 and self.on_error is OnError.STOP
 
-    def records(self, lines: Iterable[bytes]) -> list[Any]:
-        """Return the records of these lines; with ``OnError.STOP``, those before the first bad line."""
-        from streamworker.errors import RecordError
-        from streamworker.records import PAYLOAD_FIELD
-
-        found = []
+    def records(self, lines: Iterable[bytes]) -> Iterator[Any]:
+        """Yield the records of these lines; with ``OnError.STOP``, those before the first bad line."""
         for line in lines:
             self.number += 1
             if not line.strip():
                 continue
             try:
-                found.append(self._decode({PAYLOAD_FIELD: line}))
+                yield self.decode({PAYLOAD_FIELD: line})
             except RecordError as error:
                 self.bad += 1
                 say(f"Line {self.number}: {error.message}", error=True)
                 if self.ended:
-                    break
-        return found
+                    return
 
 
-async def _send(stream: "Stream[Any]", lines: Lines, source: BinaryIO, size: int | None) -> int:
+async def _answers(app: App) -> None:
+    """Refuse a wrong URL: a producer would wait for the server as for one that went away."""
+    async with connected(app) as backend:
+        await backend.time_ms()
+
+
+async def _send_lines(stream: Stream[Any], lines: Lines, source: BinaryIO, size: int | None) -> int:
     with progress_bar(size is not None and size > 0, note="records") as progress:
         task = progress.add_task("sending", total=size, note="0")
 
@@ -141,9 +143,7 @@ async def _send(stream: "Stream[Any]", lines: Lines, source: BinaryIO, size: int
                 if lines.ended:
                     return
 
-        # The producer waits for a server that goes away later. One that does not answer now is a wrong URL.
-        async with connected(stream.app) as backend:
-            await backend.time_ms()
+        await _answers(stream.app)
         async with stream.app:
             return await stream.send_many(records())
 
@@ -162,3 +162,44 @@ async def _chunks(source: BinaryIO) -> AsyncIterator[tuple[list[bytes], int]]:
         yield whole, len(chunk)
     if rest:
         yield [rest], 0
+
+
+async def _send_table(stream: Stream[Any], path: Path) -> int:
+    """Send the rows of a file in order, and return their number."""
+    import pyarrow as pa
+
+    record, sent = stream.spec.record, 0
+    try:
+        total, parts = _open(path)
+    except (OSError, pa.ArrowException) as error:
+        raise typer.BadParameter(f"{path}: {error}", param_hint="FILE") from None
+    with progress_bar(total > 0, note="rows") as progress:
+        task = progress.add_task("sending", total=total, note="0")
+        await _answers(stream.app)
+        async with stream.app:
+            for part in parts:
+                if stream.spec.codec == "arrow":
+                    sent += await stream.send_table(part)
+                else:
+                    for batch in part.to_batches():
+                        sent += await stream.send_many(record.from_arrow(record.fit_arrow(batch)))
+                progress.update(task, advance=part.num_rows, note=f"{sent:,}")
+    return sent
+
+
+def _open(path: Path) -> "tuple[int, Iterator[pa.Table]]":
+    import pyarrow as pa
+
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        file = parquet.ParquetFile(path)
+        batches = file.iter_batches(batch_size=ROWS)
+        return file.metadata.num_rows, (pa.Table.from_batches([batch]) for batch in batches)
+    mapped = pa.memory_map(str(path))
+    try:
+        table = pa.ipc.open_file(mapped).read_all()
+    except pa.ArrowInvalid:  # Not in the Arrow file format: try the Arrow stream format.
+        mapped.seek(0)
+        table = pa.ipc.open_stream(mapped).read_all()
+    return table.num_rows, (table.slice(start, ROWS) for start in range(0, table.num_rows, ROWS))

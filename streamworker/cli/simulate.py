@@ -9,7 +9,9 @@ import typer
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AsJson, print_json, print_table, progress_bar, say
+from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS, entry_of
+from streamworker.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from streamworker.sim.batch import Summary
@@ -139,8 +141,6 @@ def simulate(
 
 
 def _check_trace(trace: bool, figures: bool) -> None:
-    from streamworker.errors import ConfigurationError
-
     if trace and figures:
         raise ConfigurationError(
             "--trace prints the events and effects of one schedule, and no figures.",
@@ -149,8 +149,6 @@ def _check_trace(trace: bool, figures: bool) -> None:
 
 
 def _check(protocol: str, assignment: str | None, faults: str) -> None:
-    from streamworker.core.protocols.membership.document import Membership
-    from streamworker.errors import ConfigurationError
     from streamworker.sim.faults import kinds_of
 
     has_document = entry_of(protocol).has_document
@@ -194,7 +192,6 @@ def _explain(failed: "list[Outcome]") -> None:
 
 
 def _play(path: Path) -> None:
-    from streamworker.errors import ConfigurationError
     from streamworker.sim.scenario import play, read
 
     try:

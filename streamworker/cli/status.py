@@ -1,7 +1,5 @@
 """``streamworker status`` and ``lag``: show the members, owners and lag of a group."""
 
-from typing import TYPE_CHECKING
-
 from streamworker.cli.support import (
     AsJson,
     GroupPath,
@@ -11,9 +9,8 @@ from streamworker.cli.support import (
     say,
     snapshots,
 )
-
-if TYPE_CHECKING:
-    from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.tui.figures import duration
 
 
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
@@ -26,9 +23,7 @@ def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -
       streamworker status shop:app
       streamworker status shop:price --json
     """
-    from streamworker.importing import resolve_processors
-
-    taken = snapshots(resolve_processors(app, processor))
+    taken = snapshots(app, processor)
     if json:
         print_json(taken)
         return
@@ -49,9 +44,7 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
       streamworker lag shop:app
       streamworker lag shop:app --json
     """
-    from streamworker.importing import resolve_processors
-
-    taken = snapshots(resolve_processors(app, processor))
+    taken = snapshots(app, processor)
     if json:
         print_json([_lag_of(snapshot) for snapshot in taken])
         return
@@ -87,7 +80,7 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
         print_table(("processor", "spark reader", "rows", "lag in rows"), readers)
 
 
-def _lag_of(snapshot: "GroupSnapshot") -> dict[str, object]:
+def _lag_of(snapshot: GroupSnapshot) -> dict[str, object]:
     return {
         "processor": snapshot.processor,
         "stream": snapshot.stream,
@@ -99,9 +92,7 @@ def _lag_of(snapshot: "GroupSnapshot") -> dict[str, object]:
     }
 
 
-def _print_status(snapshot: "GroupSnapshot") -> None:
-    from streamworker.tui.figures import duration
-
+def _print_status(snapshot: GroupSnapshot) -> None:
     say(
         f"{snapshot.app}: {snapshot.stream} -> {snapshot.processor}, generation {snapshot.generation}, "
         f"lag {snapshot.lag}",
@@ -150,7 +141,7 @@ def _print_status(snapshot: "GroupSnapshot") -> None:
     )
 
 
-def _name(snapshot: "GroupSnapshot", member_id: str | None) -> str:
+def _name(snapshot: GroupSnapshot, member_id: str | None) -> str:
     if member_id is None:
         return "-"
     return next((member.name for member in snapshot.members if member.id == member_id), f"{member_id} (gone)")

@@ -2,27 +2,29 @@
 
 import sys
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from traceback import format_exception
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
 import typer
 from typer.core import TyperGroup
 
+from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode, code_for
+from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.text import printable, printable_lines
 from streamworker.errors import StreamworkerError
+from streamworker.importing import Selection, resolve_processors
+from streamworker.processors import ProcessorSpec
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.snapshot import take_snapshot
+from streamworker.redisio.wire.client import Backend
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
-
-    from streamworker.app import App
-    from streamworker.core.snapshot import GroupSnapshot
-    from streamworker.importing import Selection
-    from streamworker.processors import ProcessorSpec
-    from streamworker.redisio.wire.client import Backend
 
 T = TypeVar("T")
 
@@ -43,6 +45,8 @@ Processors = Annotated[
         "--processor", "-p", metavar="NAME", help="Only this processor; may be given several times."
     ),
 ]
+Limit = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -77,10 +81,20 @@ def say(*lines: str, error: bool = False) -> None:
         typer.echo(printable(line), err=error)
 
 
+def confirm(question: str) -> None:
+    """Ask on the terminal; end the command unless the user agrees."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("There is no terminal to ask at: give --yes.", param_hint="--yes")
+    typer.confirm(question, abort=True)
+
+
+def local_time(ms: int, timespec: str = "seconds") -> str:
+    """Write a time of the server in this machine's time zone."""
+    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec=timespec)
+
+
 def print_json(value: object) -> None:
     """Print a value as indented JSON."""
-    import msgspec
-
     say(*msgspec.json.format(msgspec.json.encode(value), indent=2).decode().split("\n"))
 
 
@@ -172,33 +186,32 @@ def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     return anyio.run(function, *arguments)
 
 
-@asynccontextmanager
-async def connected(app: "App") -> AsyncIterator["Backend"]:
+def connected(app: App) -> Backend:
     """Open a connection to the app's Redis for the calls of a command."""
-    from streamworker.redisio.wire.client import Backend
-
-    async with Backend.open(
+    return Backend.open(
         app.settings.redis_url,
         name=f"{app.name}:cli",
         call_timeout_ms=app.settings.call_timeout_ms,
         allow_plaintext=app.settings.allow_plaintext,
-    ) as backend:
-        yield backend
+    )
 
 
-async def take(backend: "Backend", app: "App", spec: "ProcessorSpec") -> "GroupSnapshot":
+def group_keys(spec: ProcessorSpec) -> GroupKeys:
+    """Return the keys of a processor's group."""
+    return GroupKeys(spec.stream.app, spec.stream.name, spec.name)
+
+
+async def take(backend: Backend, spec: ProcessorSpec) -> GroupSnapshot:
     """Take the snapshot of one processor's group."""
-    from streamworker.redisio.snapshot import take_snapshot
-
-    return await take_snapshot(backend, app.name, spec.stream.name, spec.name)
+    return await take_snapshot(backend, spec.stream.app, spec.stream.name, spec.name)
 
 
-async def take_all(selection: "Selection") -> "list[GroupSnapshot]":
+async def take_all(selection: Selection) -> list[GroupSnapshot]:
     """Take a snapshot of each processor's group on one new connection."""
     async with connected(selection.app) as backend:
-        return [await take(backend, selection.app, spec) for spec in selection.processors]
+        return [await take(backend, spec) for spec in selection.processors]
 
 
-def snapshots(selection: "Selection") -> "list[GroupSnapshot]":
-    """Take a snapshot of each processor's group."""
-    return run_async(take_all, selection)
+def snapshots(path: str, processors: list[str] | None) -> list[GroupSnapshot]:
+    """Take a snapshot of the group of each processor that the command line names."""
+    return run_async(take_all, resolve_processors(path, processors))

@@ -3,16 +3,12 @@
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from streamworker.cli.support import GroupPath, Processors, connected, console, run_async
-from streamworker.cli.support import take as take_one
-
-if TYPE_CHECKING:
-    from streamworker.core.snapshot import GroupSnapshot
-    from streamworker.importing import Selection
+from streamworker.cli.support import GroupPath, Processors, connected, console, run_async, take
+from streamworker.importing import Selection, resolve_processors
 
 
 def top(
@@ -34,8 +30,6 @@ def top(
       streamworker top shop:price
       streamworker top shop:app --once | less
     """
-    from streamworker.importing import resolve_processors
-
     selection = resolve_processors(app, processor)
     if once or not sys.stdout.isatty():
         run_async(_print_frames, selection)
@@ -43,7 +37,7 @@ def top(
         show(selection)
 
 
-def show(selection: "Selection", *, stopped: Callable[[], bool] = lambda: False) -> None:
+def show(selection: Selection, *, stopped: Callable[[], bool] = lambda: False) -> None:
     """Run the live view until ``q``, or until ``stopped()``."""
 
     async def live() -> None:
@@ -51,18 +45,16 @@ def show(selection: "Selection", *, stopped: Callable[[], bool] = lambda: False)
 
         specs = {Target(selection.app.name, s.stream.name, s.name): s for s in selection.processors}
         async with connected(selection.app) as backend:
-
-            async def take(target: Target) -> "GroupSnapshot":
-                return await take_one(backend, selection.app, specs[target])
-
-            await watch(list(specs), take, console=console(), stopped=stopped)
+            await watch(
+                list(specs), lambda target: take(backend, specs[target]), console=console(), stopped=stopped
+            )
 
     run_async(live)
 
 
-async def _print_frames(selection: "Selection") -> None:
+async def _print_frames(selection: Selection) -> None:
     from streamworker.tui.app import frame_once
 
     async with connected(selection.app) as backend:
         for spec in selection.processors:
-            await frame_once(partial(take_one, backend, selection.app, spec), console=console())
+            await frame_once(partial(take, backend, spec), console=console())

@@ -96,7 +96,7 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
     assert "silent: w1" in said["group price"].found
     assert "streamworker repair shop:app" in said["group price"].remedy
     there = everything(raw)
-    assert [step["deed"] for step in plan(streamworker)] == ["remove members", "release locks"]
+    assert [step["action"] for step in plan(streamworker)] == ["remove members", "release locks"]
     refused = streamworker("repair", "shop:app")
     assert (refused.exit_code, "--yes" in refused.stderr) == (ExitCode.USAGE, True)
     assert everything(raw) == there
@@ -191,7 +191,7 @@ def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_n
     assert "nobody reads it: 8 entries" in said["log price"].found
     assert "no members, lag 4" in said["group price"].found
 
-    assert [step["deed"] for step in plan(streamworker)] == ["release locks"]
+    assert [step["action"] for step in plan(streamworker)] == ["release locks"]
     arguments = ("--forget-group", "old", "--trim-log", "price")
     done = streamworker("repair", "shop:app", "--yes", *arguments)
     assert done.exit_code == ExitCode.OK, done.output
@@ -220,14 +220,14 @@ def test_doctor_names_a_log_that_is_ahead_of_its_lock_and_repair_mends_it(
     assert (said.name, said.verdict) == ("log price", "fail")
     assert f"{acked} is ahead of its lock: its last id is {foreign.decode()}" in said.found
     assert "`streamworker repair shop:app` mends that" in said.remedy and "Do not delete" in said.remedy
-    (step,) = [step for step in plan(streamworker) if step["deed"] == "mend log"]
+    (step,) = [step for step in plan(streamworker) if step["action"] == "repair log"]
     assert (step["partitions"], step["why"]) == ([1], f"its lock does not know of {foreign.decode()}")
     assert raw.xlen(acked) == len(before) + 1, "a plan changes nothing"
     done = streamworker("repair", "shop:app", "--yes")
-    assert "mend log of price: done\n" in done.stdout
+    assert "repair log of price: done\n" in done.stdout
     assert raw.xrange(acked) == before
     message: Any = raw.xrevrange("sw:{shop.orders:price}:control")
-    assert {(fields[b"what"], fields[b"partitions"]) for _, fields in message} >= {(b"mend log", b"1")}
+    assert {(fields[b"what"], fields[b"partitions"]) for _, fields in message} >= {(b"repair log", b"1")}
     again = streamworker("repair", "shop:app", "--yes")
     assert again.stdout == "There is nothing to repair.\n"
 

@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from streamworker.cli.doctor.repair_plan import Patience, plan_damaged, plan_group, plan_leftover
+from streamworker.cli.doctor.repair_plan import plan_damaged, plan_group, plan_undeclared
 from streamworker.core.data.entries import ZERO
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.errors import CoordinationError
 from streamworker.redisio.admin.repair import Facts
 from streamworker.redisio.group.locks import LockView
 from streamworker.redisio.keys import GroupKeys
+from streamworker.settings import Settings
 
 NOW_MS = 1_000_000
-PATIENCE = Patience(session_timeout_ms=10_000, slow_after_ms=60_000)
+SETTINGS = Settings(session_timeout_ms=10_000, slow_after_ms=60_000)
 LOCK = LockView("w1.a", 5, 7, ZERO, 0, 0, "L", 1, "running", "", 0)
 
 
@@ -44,15 +45,15 @@ def dead() -> Facts:
     )
 
 
-def deeds(facts: Facts) -> list[str]:
+def actions(facts: Facts) -> list[str]:
     """What would be done."""
-    return [step.deed for step in plan_group(facts, PATIENCE)]
+    return [step.action for step in plan_group(facts, SETTINGS)]
 
 
 def test_the_dead_are_removed_and_their_locks_released() -> None:
     """All that the other cases differ from."""
-    steps = plan_group(dead(), PATIENCE)
-    assert [(step.deed, step.names, step.partitions) for step in steps] == [
+    steps = plan_group(dead(), SETTINGS)
+    assert [(step.action, step.names, step.partitions) for step in steps] == [
         ("remove members", ("w1.a", "w2.a"), ()),
         ("release locks", (), (0,)),
     ]
@@ -74,40 +75,40 @@ ALIVE = {
 @pytest.mark.parametrize("case", ALIVE)
 def test_a_group_of_which_one_lives_is_left_alone(case: str) -> None:
     """Its members tidy up by themselves; also behind the one that is dead."""
-    assert deeds(replace(dead(), **ALIVE[case])) == []  # type: ignore[arg-type]
+    assert actions(replace(dead(), **ALIVE[case])) == []  # type: ignore[arg-type]
 
 
 def test_a_connection_of_a_server_that_has_started_anew_says_nothing() -> None:
     """Client ids begin again with it: the same number is somebody else's."""
     beats = {"w1.a": beat(20_000, 3, "before"), "w2.a": beat(30_000, 4, "before")}
-    assert deeds(replace(dead(), beats=beats, connections=frozenset({3, 4}))) != []
+    assert actions(replace(dead(), beats=beats, connections=frozenset({3, 4}))) != []
 
 
 def test_without_a_list_of_connections_patience_is_longer_and_no_lock_is_released() -> None:
     """A lock whose owner might live is for the next worker to take, who asks the group."""
     beats = {"w1.a": beat(70_000, 3), "w2.a": beat(80_000, 4)}
-    assert deeds(replace(dead(), beats=beats, connections=None, names=None)) == ["remove members"]
+    assert actions(replace(dead(), beats=beats, connections=None, names=None)) == ["remove members"]
 
 
 @pytest.mark.parametrize("name", ["w1", "w1:heartbeat"])
 def test_a_lock_stays_while_a_connection_bears_its_owners_name(name: str) -> None:
     """It may have been removed by its peers, and not know that yet."""
     without = Membership(8, 1, "range", (), (None,))
-    assert deeds(replace(dead(), membership=without, names=frozenset({name}))) == []
-    assert deeds(replace(dead(), membership=without)) == ["release locks"]
+    assert actions(replace(dead(), membership=without, names=frozenset({name}))) == []
+    assert actions(replace(dead(), membership=without)) == ["release locks"]
 
 
 def test_the_place_that_is_kept_for_a_member_stays() -> None:
     """It comes back under the same static id, or its hold is over; the others see to that."""
     kept = Membership(7, 1, "range", (member("w1", "held"),), ("w1.a",))
-    assert deeds(replace(dead(), membership=kept, beats={})) == []
+    assert actions(replace(dead(), membership=kept, beats={})) == []
 
 
 def test_what_was_put_aside_is_removed_by_its_option_alone_and_whoever_lives() -> None:
     """Somebody may want to look at it; the group does not need it."""
     damaged = replace(dead(), damaged="17:da39a3ee5e6b4b0d3255bfef95601890afd80709")
-    assert deeds(damaged) == deeds(dead())
-    assert [(step.deed, step.what) for step in plan_damaged(damaged)] == [
+    assert actions(damaged) == actions(dead())
+    assert [(step.action, step.what) for step in plan_damaged(damaged)] == [
         ("drop damaged", "a string of 17 bytes")
     ]
     assert plan_damaged(dead()) == []
@@ -115,8 +116,8 @@ def test_what_was_put_aside_is_removed_by_its_option_alone_and_whoever_lives() -
 
 def test_a_leftover_that_somebody_runs_is_not_removed() -> None:
     """The error names who; also where the group keeps no list of members."""
-    assert plan_leftover(dead(), PATIENCE).deed == "forget group"
+    assert plan_undeclared(dead(), SETTINGS).action == "forget group"
     with pytest.raises(CoordinationError, match="is run by w2"):
-        plan_leftover(replace(dead(), connections=frozenset({4})), PATIENCE)
+        plan_undeclared(replace(dead(), connections=frozenset({4})), SETTINGS)
     with pytest.raises(CoordinationError, match=r"is run by w1\.a"):
-        plan_leftover(replace(dead(), membership=None, names=frozenset({"w1"})), PATIENCE)
+        plan_undeclared(replace(dead(), membership=None, names=frozenset({"w1"})), SETTINGS)

@@ -9,7 +9,7 @@ import redis
 
 from streamworker import App
 from streamworker.cli.doctor.repair import _do
-from streamworker.cli.doctor.repair_plan import Patience, plan_group
+from streamworker.cli.doctor.repair_plan import plan_group
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.admin import repair
@@ -18,6 +18,7 @@ from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.scripts import REPAIR_AHEAD
 from streamworker.redisio.wire.client import Backend
+from streamworker.settings import Settings
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import SourceOptions
@@ -27,7 +28,7 @@ from tests.contract.support import GROUP, Group, everything, request
 pytestmark = pytest.mark.anyio
 
 ACKED, LOCK, COPY = GROUP.acked(0), GROUP.lock(0), GROUP.copy(0)
-PATIENCE = Patience(10_000_000, 10_000_000)
+SETTINGS = Settings(session_timeout_ms=10_000_000, slow_after_ms=10_000_000)
 """In these cases nobody is dead."""
 COMMITS = 50
 """More than one call of the script takes."""
@@ -72,7 +73,7 @@ class Filled:
     async def mend(self) -> list[str]:
         """Do what `repair` plans; returns what became of each step."""
         facts = await repair.look(self.group.backend, GROUP, 1)
-        return [await _do(self.group.backend, step) for step in plan_group(facts, PATIENCE)]
+        return [await _do(self.group.backend, step) for step in plan_group(facts, SETTINGS)]
 
     async def step(self, cursor: bytes) -> tuple[bytes, bytes]:
         """Call the script once; returns what it did, and where the copy ends."""
@@ -281,7 +282,7 @@ async def test_a_log_that_was_made_anew_meanwhile_is_left_alone(filled: Filled) 
     facts = await repair.look(filled.group.backend, GROUP, 1)
     filled.raw.hset(LOCK, "log", "another.1")
     before = everything(filled.raw)
-    (step,) = plan_group(facts, PATIENCE)
+    (step,) = plan_group(facts, SETTINGS)
     assert (await _do(filled.group.backend, step)).startswith("left alone")
     assert everything(filled.raw) == before
 
@@ -341,7 +342,7 @@ async def test_a_running_worker_goes_on_by_itself_once_its_log_is_mended(
         await worker.until(lambda now: "is ahead of its lock" in now.processors["price"].partitions[0].reason)
         assert raw.xrange(ACKED, count=len(before)) == before
         facts = await repair.look(backend, GROUP, 1)
-        (step,) = plan_group(facts, PATIENCE)
+        (step,) = plan_group(facts, SETTINGS)
         assert (await _do(backend, step)).startswith("done")
         await worker.until_drained()
         assert [row["n"] for row in await worker.rows(price)] == list(range(4_000))

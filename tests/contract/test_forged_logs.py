@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from streamworker.cli.doctor.repair import _do
-from streamworker.cli.doctor.repair_plan import Patience, plan_group
+from streamworker.cli.doctor.repair_plan import plan_group
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.errors import BackendError, DataLoss
@@ -24,6 +24,7 @@ from streamworker.redisio.data.commit import CommitCode, CommitReply, commit_man
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.settings import Settings
 from streamworker.spark.source.offsets import Position, find_losses, slices
 from tests.contract.histories import NOW_MS, History, draw, tail_of
 from tests.contract.support import STREAM, request
@@ -37,7 +38,7 @@ SOURCE = 400
 GROUPS = 8
 """Logs at a time."""
 MANY_MS = 10 * NOW_MS
-PATIENCE = Patience(MANY_MS, MANY_MS)
+SETTINGS = Settings(session_timeout_ms=MANY_MS, slow_after_ms=MANY_MS)
 
 Log = list[tuple[EntryId, Fields]]
 
@@ -85,8 +86,8 @@ class Place:
     async def mend(self) -> list[str]:
         """Do what `streamworker repair` plans; returns what became of each step."""
         facts = await repair.look(self.backend, self.keys, 1)
-        steps = plan_group(facts, PATIENCE)
-        assert {step.deed for step in steps} <= {"mend log"}
+        steps = plan_group(facts, SETTINGS)
+        assert {step.action for step in steps} <= {"repair log"}
         return [await _do(self.backend, step) for step in steps]
 
     async def acquire(self) -> Acquired:
@@ -142,7 +143,7 @@ async def check(place: Place, history: History) -> str:
         assert checkpoint.ms <= history.last_checkpoint(), "source entries are passed over"
 
     facts = await repair.look(place.backend, place.keys, 1)
-    assert plan_group(facts, PATIENCE) == []
+    assert plan_group(facts, SETTINGS) == []
     assert await repair.mend_log(place.backend, place.keys, 0, facts.locks[0])
     assert (await place.look())[2] == stored, "a second repair has changed something"
 

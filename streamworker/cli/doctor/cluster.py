@@ -1,15 +1,11 @@
 """The checks of ``doctor`` for a Redis Cluster: of each primary, and of the whole Cluster."""
 
-from typing import TYPE_CHECKING
-
 from streamworker.cli.doctor.checks import Check
 from streamworker.cli.doctor.server import server_checks
-
-if TYPE_CHECKING:
-    from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.client import Backend
 
 
-async def redis_checks(backend: "Backend", app_name: str) -> list[Check]:
+async def redis_checks(backend: Backend, app_name: str) -> list[Check]:
     """Check one server, or all primaries of a Cluster; a result that all primaries share appears once.
 
     Raises

@@ -7,10 +7,11 @@ returns warn or fail.
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from streamworker.app import App
 from streamworker.cli.doctor.checks import Check
 from streamworker.cli.doctor.cluster import redis_checks
 from streamworker.cli.doctor.durability import durability_check
@@ -20,9 +21,7 @@ from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AsJson, connected, print_json, run_async, say
 from streamworker.core.text import printable
 from streamworker.errors import StreamworkerError
-
-if TYPE_CHECKING:
-    from streamworker.app import App
+from streamworker.importing import resolve_app, with_override
 
 PYSPARK_MIN = (4, 2)
 PACKAGES = ("redis", "hiredis", "anyio", "msgspec", "pyarrow", "structlog", "typer", "rich")
@@ -119,10 +118,8 @@ def embedded_server() -> Check:
 # -- the app -----------------------------------------------------------------------------------
 
 
-def application(path: str) -> "tuple[Check, App | None]":
+def application(path: str) -> tuple[Check, App | None]:
     """Check that the app can be imported."""
-    from streamworker.importing import resolve_app
-
     try:
         found = resolve_app(path)
     except StreamworkerError as error:
@@ -136,11 +133,8 @@ def application(path: str) -> "tuple[Check, App | None]":
 # -- Redis -------------------------------------------------------------------------------------
 
 
-async def in_redis(app: "App | None", path: str) -> list[Check]:
+async def in_redis(app: App | None, path: str) -> list[Check]:
     """Check the server, and the app's keys on it."""
-    from streamworker.app import App
-    from streamworker.importing import with_override
-
     given = app
     checks: list[Check] = []
     try:

@@ -1,19 +1,16 @@
 """The check of ``doctor`` for the setting ``durability``."""
 
-from typing import TYPE_CHECKING
-
 from streamworker.cli.doctor.checks import Check
 from streamworker.errors import BackendError, ConfigurationError
-
-if TYPE_CHECKING:
-    from streamworker.redisio.wire.client import Backend
-    from streamworker.redisio.wire.info import ServerInfo
-    from streamworker.settings import Settings
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import ServerInfo
+from streamworker.runtime.durability import check_durability
+from streamworker.settings import Settings
 
 NAME = "durability"
 
 
-async def durability_check(backend: "Backend", settings: "Settings") -> Check:
+async def durability_check(backend: Backend, settings: Settings) -> Check:
     """Check whether the server supports the app's durability, and say which data can still be lost.
 
     Raises
@@ -21,8 +18,6 @@ async def durability_check(backend: "Backend", settings: "Settings") -> Check:
     BackendError
         If the server does not answer.
     """
-    from streamworker.runtime.durability import check_durability
-
     try:
         await check_durability(backend, settings)
     except ConfigurationError as error:
@@ -32,7 +27,7 @@ async def durability_check(backend: "Backend", settings: "Settings") -> Check:
     return remains(settings, await backend.info())
 
 
-def remains(settings: "Settings", info: "ServerInfo") -> Check:
+def remains(settings: Settings, info: ServerInfo) -> Check:
     """Say which confirmed data can be lost with these settings on this server.
 
     Parameters

@@ -2,18 +2,21 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from streamworker.app import App, Stream
 from streamworker.cli.doctor.checks import Check, Verdict
+from streamworker.cli.doctor.repair_plan import kind_of
+from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.errors import StreamworkerError
+from streamworker.processors import ProcessorSpec
+from streamworker.redisio.admin import health
+from streamworker.redisio.admin.health import Holder
+from streamworker.redisio.admin.repair import logs_ahead
+from streamworker.redisio.group.membership import put_aside
+from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.scripts import PUT_RIGHT, log_ahead
-
-if TYPE_CHECKING:
-    from streamworker.app import App, Stream
-    from streamworker.core.snapshot import GroupSnapshot, PartitionView
-    from streamworker.processors import ProcessorSpec
-    from streamworker.redisio.admin.health import Holder
-    from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.snapshot import take_snapshot
+from streamworker.redisio.wire.client import Backend
 
 READER_STILL_MS = 600_000
 """``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every
@@ -22,7 +25,7 @@ LOG_WARN, LOG_FAIL = 0.5, 0.9
 SHOWN = 4
 
 
-async def app_checks(backend: "Backend", app: "App", path: str) -> list[Check]:
+async def app_checks(backend: Backend, app: App, path: str) -> list[Check]:
     """Check an app's keys in Redis. The checks are independent, so a broken key hides no other result.
 
     Parameters
@@ -43,9 +46,7 @@ async def app_checks(backend: "Backend", app: "App", path: str) -> list[Check]:
     return checks
 
 
-async def _key_types(backend: "Backend", app: "App") -> Check:
-    from streamworker.redisio.admin import health
-
+async def _key_types(backend: Backend, app: App) -> Check:
     expected: dict[str, str] = {}
     for stream in app.streams.values():
         expected |= health.stream_types(app.name, stream.name, stream.spec.partitions)
@@ -66,11 +67,8 @@ async def _key_types(backend: "Backend", app: "App") -> Check:
 # -- streams -----------------------------------------------------------------------------------
 
 
-async def _stream(backend: "Backend", app: "App", path: str, stream: "Stream[object]") -> list[Check]:
+async def _stream(backend: Backend, app: App, path: str, stream: Stream[object]) -> list[Check]:
     """Compare a stream's declaration with its metadata in Redis."""
-    from streamworker.redisio.admin import health
-    from streamworker.redisio.keys import StreamKeys
-
     keys = StreamKeys(app.name, stream.name)
     declared, name = stream.spec.partitions, f"stream {stream.name}"
     try:
@@ -93,7 +91,7 @@ async def _stream(backend: "Backend", app: "App", path: str, stream: "Stream[obj
     return [Check(name, "ok", f"{declared} partitions"), *_strangers(path, name, holders, ours)]
 
 
-def _strangers(path: str, name: str, holders: "Sequence[Holder]", ours: set[str]) -> Iterator[Check]:
+def _strangers(path: str, name: str, holders: Sequence[Holder], ours: set[str]) -> Iterator[Check]:
     """Warn about groups that prevent trimming of a stream and that the app does not declare."""
     for holder in holders:
         if holder.name in ours:
@@ -111,10 +109,7 @@ def _strangers(path: str, name: str, holders: "Sequence[Holder]", ours: set[str]
 # -- groups ------------------------------------------------------------------------------------
 
 
-async def _group(backend: "Backend", app: "App", path: str, spec: "ProcessorSpec") -> list[Check]:
-    from streamworker.redisio.admin.repair import logs_ahead
-    from streamworker.redisio.keys import GroupKeys
-    from streamworker.redisio.snapshot import take_snapshot
+async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> list[Check]:
 
     settings, keys = app.settings, GroupKeys(app.name, spec.stream.name, spec.name)
     damaged = await _damaged(backend, app, path, spec)
@@ -149,12 +144,8 @@ async def _group(backend: "Backend", app: "App", path: str, spec: "ProcessorSpec
     return checks
 
 
-async def _damaged(backend: "Backend", app: "App", path: str, spec: "ProcessorSpec") -> list[Check]:
+async def _damaged(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> list[Check]:
     """Warn if workers have replaced a damaged membership document or damaged heartbeats."""
-    from streamworker.cli.doctor.repair_plan import kind_of
-    from streamworker.redisio.group.membership import put_aside
-    from streamworker.redisio.keys import GroupKeys
-
     keys, name = GroupKeys(app.name, spec.stream.name, spec.name), f"membership {spec.name}"
     try:
         kept = await put_aside(backend, keys)
@@ -174,7 +165,7 @@ async def _damaged(backend: "Backend", app: "App", path: str, spec: "ProcessorSp
     ]
 
 
-def _members(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Check:
+def _members(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str) -> Check:
     name = f"group {spec.name}"
     silent = [member for member in snapshot.members if member.state == "silent"]
     alive = sum(member.state not in ("silent", "held") for member in snapshot.members)
@@ -204,7 +195,7 @@ def _members(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Che
     )
 
 
-def _locks(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Check:
+def _locks(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str) -> Check:
     name = f"locks {spec.name}"
     members = {member.id for member in snapshot.members}
     orphans = [view for view in snapshot.partitions if view.owner and view.owner not in members]
@@ -220,7 +211,7 @@ def _locks(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Check
     )
 
 
-def _partitions(snapshot: "GroupSnapshot", spec: "ProcessorSpec") -> Check:
+def _partitions(snapshot: GroupSnapshot, spec: ProcessorSpec) -> Check:
     name = f"partitions {spec.name}"
     halted = [view for view in snapshot.partitions if view.state == "halted"]
     if halted:
@@ -253,9 +244,9 @@ def _partitions(snapshot: "GroupSnapshot", spec: "ProcessorSpec") -> Check:
 
 
 def _schema(
-    snapshot: "GroupSnapshot", spec: "ProcessorSpec", key: str, flat: Sequence[bytes], interval_ms: int
+    snapshot: GroupSnapshot, spec: ProcessorSpec, key: str, flat: Sequence[bytes], interval_ms: int
 ) -> Check:
-    from streamworker.redisio.data.schemas import CURRENT
+    from streamworker.redisio.data.schemas import CURRENT  # loads pyarrow
 
     name, stored = f"schema of {spec.name}", dict(zip(flat[::2], flat[1::2], strict=True))
     if stored.get(CURRENT) in stored:
@@ -271,7 +262,7 @@ def _schema(
     )
 
 
-def _log(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str, limit: int) -> Check:
+def _log(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str, limit: int) -> Check:
     name = f"log {spec.name}"
     entries = sum(view.acked_length for view in snapshot.partitions)
     fullest = max(snapshot.partitions, key=lambda view: view.acked_length, default=None)
@@ -295,7 +286,7 @@ def _log(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str, limit: int
     )
 
 
-def _readers(snapshot: "GroupSnapshot", spec: "ProcessorSpec", path: str) -> Iterator[Check]:
+def _readers(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str) -> Iterator[Check]:
     for reader in snapshot.readers:
         name = f"reader {reader.name} of {spec.name}"
         still_ms = snapshot.taken_ms - reader.updated_ms
@@ -319,5 +310,5 @@ def _some(texts: Sequence[str], comma: str = ", ") -> str:
     return comma.join(texts[:SHOWN]) + more
 
 
-def _numbers(views: "Sequence[PartitionView]") -> str:
+def _numbers(views: Sequence[PartitionView]) -> str:
     return _some([str(view.partition) for view in views])

@@ -2,21 +2,40 @@
 
 import getpass
 import socket
-import sys
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
 
 import typer
 
+from streamworker.app import App
+from streamworker.cli.doctor.repair_plan import (
+    Step,
+    plan_damaged,
+    plan_group,
+    plan_log,
+    plan_reader,
+    plan_undeclared,
+)
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import AppPath, AsJson, connected, print_json, print_table, run_async, say
+from streamworker.cli.support import (
+    AppPath,
+    AsJson,
+    Yes,
+    confirm,
+    connected,
+    group_keys,
+    print_json,
+    print_table,
+    run_async,
+    say,
+)
 from streamworker.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from streamworker.app import App
-    from streamworker.cli.doctor.repair_plan import Patience, Step
-    from streamworker.redisio.wire.client import Backend
+from streamworker.importing import resolve_app
+from streamworker.redisio.admin import repair as changes
+from streamworker.redisio.admin.health import holders
+from streamworker.redisio.admin.repair import look
+from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
+from streamworker.redisio.wire.client import Backend
 
 
 def repair(
@@ -55,7 +74,7 @@ def repair(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and end.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     json: AsJson = False,
 ) -> None:
     """Remove what dead workers and readers left behind; shows the plan and asks.
@@ -76,15 +95,12 @@ def repair(
       streamworker repair shop:app --drop-damaged price
       streamworker repair shop:app --forget-group price-v1
     """
-    from streamworker.importing import resolve_app
-
     found = resolve_app(app)
     wanted = _Wanted(forget_reader or [], trim_log or [], forget_group or [], drop_damaged or [])
     wanted.check(found)
     if json and not (yes or dry_run):
         raise typer.BadParameter("A program cannot be asked: give --yes or --dry-run.", param_hint="--json")
-    left_alone = run_async(_repair, found, wanted, dry_run, yes, json)
-    if left_alone:
+    if run_async(_repair, found, wanted, dry_run, yes, json):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -96,7 +112,7 @@ class _Wanted(NamedTuple):
     groups: list[str]
     damaged: list[str]
 
-    def check(self, app: "App") -> None:
+    def check(self, app: App) -> None:
         """Refuse processors that the app does not declare, and groups that it declares."""
         for name in (*self.logs, *self.damaged):
             if name not in app.processors:
@@ -112,10 +128,10 @@ class _Wanted(NamedTuple):
                 )
 
 
-async def _repair(app: "App", wanted: _Wanted, dry_run: bool, yes: bool, json: bool) -> int:
+async def _repair(app: App, wanted: _Wanted, dry_run: bool, yes: bool, json: bool) -> int:
     """Plan, show, ask and do; return how many steps were not done."""
     async with connected(app) as backend:
-        steps = await _plan(backend, app, wanted)
+        steps = [*await _plan(backend, app, wanted), *await _plan_undeclared(backend, app, wanted.groups)]
         if not json:
             _show(steps)
         if not steps or dry_run:
@@ -123,30 +139,28 @@ async def _repair(app: "App", wanted: _Wanted, dry_run: bool, yes: bool, json: b
                 print_json([_as_json(step, "planned") for step in steps])
             return 0
         if not yes:
-            if not sys.stdin.isatty():
-                raise typer.BadParameter("There is no terminal to ask at: give --yes.", param_hint="--yes")
-            typer.confirm(f"Do these {len(steps)} steps?" if len(steps) > 1 else "Do this?", abort=True)
+            confirm(f"Do these {len(steps)} steps?" if len(steps) > 1 else "Do this?")
         outcomes = [(step, await _do(backend, step)) for step in steps]
     if json:
         print_json([_as_json(step, outcome) for step, outcome in outcomes])
     else:
-        say(*(f"{step.deed} of {step.facts.keys.group}: {outcome}" for step, outcome in outcomes))
-    return sum(outcome.startswith("left alone") for _, outcome in outcomes)
+        say(*(f"{step.action} of {step.facts.keys.group}: {outcome}" for step, outcome in outcomes))
+    return sum(outcome.startswith(_CHANGED) for _, outcome in outcomes)
 
 
-def _show(steps: "list[Step]") -> None:
+def _show(steps: list[Step]) -> None:
     if not steps:
         say("There is nothing to repair.")
         return
     print_table(
-        ("do", "group", "what", "why"),
-        [(step.deed, step.facts.keys.group, step.what, step.why) for step in steps],
+        ("action", "group", "what", "why"),
+        [(step.action, step.facts.keys.group, step.what, step.why) for step in steps],
     )
 
 
-def _as_json(step: "Step", outcome: str) -> dict[str, object]:
+def _as_json(step: Step, outcome: str) -> dict[str, object]:
     return {
-        "deed": step.deed,
+        "action": step.action,
         "stream": step.facts.keys.stream,
         "group": step.facts.keys.group,
         "what": step.what,
@@ -160,56 +174,39 @@ def _as_json(step: "Step", outcome: str) -> dict[str, object]:
 # -- planning ----------------------------------------------------------------------------------
 
 
-async def _plan(backend: "Backend", app: "App", wanted: _Wanted) -> "list[Step]":
-    from streamworker.cli.doctor.repair_plan import Patience, plan_damaged, plan_group, plan_log, plan_reader
-    from streamworker.redisio.admin.repair import look
-    from streamworker.redisio.keys import GroupKeys
-
-    patience = Patience(app.settings.session_timeout_ms, app.settings.slow_after_ms)
+async def _plan(backend: Backend, app: App, wanted: _Wanted) -> list[Step]:
     steps: list[Step] = []
-    met: set[str] = set()
+    unknown = set(wanted.readers)
     for spec in app.processors.values():
-        keys = GroupKeys(app.name, spec.stream.name, spec.name)
-        facts = await look(backend, keys, spec.stream.partitions)
-        steps += plan_group(facts, patience)
-        for name in wanted.readers:
-            if name in facts.readers:
-                met.add(name)
-                steps.append(plan_reader(facts, name))
+        facts = await look(backend, group_keys(spec), spec.stream.partitions)
+        steps += plan_group(facts, app.settings)
+        steps += [plan_reader(facts, name) for name in wanted.readers if name in facts.readers]
+        unknown -= facts.readers.keys()
         if spec.name in wanted.logs:
             steps += plan_log(facts)
         if spec.name in wanted.damaged:
             steps += plan_damaged(facts)
-    unknown = sorted(set(wanted.readers) - met)
     if unknown:
         raise ConfigurationError(
-            f"No acked log of {app.name!r} has a reader {unknown[0]!r}.",
+            f"No acked log of {app.name!r} has a reader {min(unknown)!r}.",
             remedy="`streamworker lag` lists them. It may have been forgotten already.",
         )
-    return steps + await _plan_leftovers(backend, app, wanted, patience)
+    return steps
 
 
-async def _plan_leftovers(
-    backend: "Backend", app: "App", wanted: _Wanted, patience: "Patience"
-) -> "list[Step]":
-    from streamworker.cli.doctor.repair_plan import plan_leftover
-    from streamworker.redisio.admin.health import holders
-    from streamworker.redisio.admin.repair import look
-    from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
-
+async def _plan_undeclared(backend: Backend, app: App, groups: list[str]) -> list[Step]:
     steps: list[Step] = []
-    for name in wanted.groups:
+    for name in groups:
         check_name("processor", name)
-        found = False
+        before = len(steps)
         for stream in app.streams.values():
             partitions = stream.spec.partitions
             there = await holders(backend, StreamKeys(app.name, stream.name), partitions)
             facts = await look(backend, GroupKeys(app.name, stream.name, name), partitions)
             has_keys = facts.membership or facts.locks or facts.readers
             if has_keys or any(holder.name == name for holder in there):
-                found = True
-                steps.append(plan_leftover(facts, patience))
-        if not found:
+                steps.append(plan_undeclared(facts, app.settings))
+        if len(steps) == before:
             raise ConfigurationError(
                 f"No stream of {app.name!r} has a group {name!r}.",
                 remedy="`streamworker doctor APP` lists those that it does not declare.",
@@ -222,47 +219,43 @@ async def _plan_leftovers(
 _CHANGED = "left alone: it has changed since"
 
 
-async def _do(backend: "Backend", step: "Step") -> str:
+async def _do(backend: Backend, step: Step) -> str:
     """Do a step; return its outcome."""
-    from streamworker.redisio.admin import repair as deeds
-
-    facts = step.facts
+    facts, keys = step.facts, step.facts.keys
     by = f"{getpass.getuser()}@{socket.gethostname()}"
 
-    async def noted(what: str, partitions: "Sequence[int]" = ()) -> str:
-        refusal = await deeds.note(backend, facts.keys, what, partitions, by=by)
+    async def noted(what: str, partitions: Sequence[int] = ()) -> str:
+        refusal = await changes.note(backend, keys, what, partitions, by=by)
         return f"; the history does not have it: {refusal}" if refusal else ""
 
-    match step.deed:
+    match step.action:
         case "remove members":
-            return "done" if await deeds.remove_members(backend, facts, step.names) else _CHANGED
+            return "done" if await changes.remove_members(backend, facts, step.names) else _CHANGED
         case "forget reader":
-            if not await deeds.forget_reader(backend, facts, step.names[0]):
+            if not await changes.forget_reader(backend, facts, step.names[0]):
                 return _CHANGED
-            return f"done{await noted(f'{step.deed} {step.what}')}"
+            return f"done{await noted(f'{step.action} {step.what}')}"
         case "release locks":
             released = [
-                p for p in step.partitions if await deeds.release_lock(backend, facts.keys, p, facts.locks[p])
+                p for p in step.partitions if await changes.release_lock(backend, keys, p, facts.locks[p])
             ]
-            end = await noted(step.deed, released) if released else ""
+            end = await noted(step.action, released) if released else ""
             return f"{_counted(len(released), len(step.partitions))}{end}"
-        case "mend log":
+        case "repair log":
             (p,) = step.partitions
-            is_done = await deeds.mend_log(backend, facts.keys, p, facts.locks[p])
-            return f"done{await noted(step.deed, [p])}" if is_done else _CHANGED
+            is_done = await changes.mend_log(backend, keys, p, facts.locks[p])
+            return f"done{await noted(step.action, [p])}" if is_done else _CHANGED
         case "trim log":
-            dropped = {
-                p: await deeds.trim_log(backend, facts.keys, p, facts.locks[p]) for p in step.partitions
-            }
+            dropped = {p: await changes.trim_log(backend, keys, p, facts.locks[p]) for p in step.partitions}
             trimmed = [p for p, count in dropped.items() if count is not None]
             total = sum(count or 0 for count in dropped.values())
-            end = await noted(f"{step.deed}: {total} entries", trimmed) if total else ""
+            end = await noted(f"{step.action}: {total} entries", trimmed) if total else ""
             return f"{_counted(len(trimmed), len(step.partitions))}; {total:,} entries dropped{end}"
         case "drop damaged":
-            return "done" if await deeds.drop_damaged(backend, facts) else _CHANGED
+            return "done" if await changes.drop_damaged(backend, facts) else _CHANGED
         case "forget group":
-            gone = [p for p in step.partitions if await deeds.forget_place(backend, facts, p)]
-            if len(gone) == len(step.partitions) and await deeds.forget_group(backend, facts):
+            gone = [p for p in step.partitions if await changes.forget_place(backend, facts, p)]
+            if len(gone) == len(step.partitions) and await changes.forget_group(backend, facts):
                 return "done"
             return f"{_CHANGED}: {len(gone)} of {len(step.partitions)} partitions are removed"
 

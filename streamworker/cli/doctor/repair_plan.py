@@ -12,12 +12,19 @@ from streamworker.core.protocols.membership.document import Member
 from streamworker.errors import CoordinationError
 from streamworker.redisio.admin.repair import Facts
 from streamworker.redisio.group.locks import LockView
+from streamworker.settings import Settings
 
 READER_RESTS_MS = 60_000
 """A reader that has moved within this time is not forgotten, even if an option names it."""
 
-Deed = Literal[
-    "remove members", "release locks", "mend log", "forget reader", "trim log", "drop damaged", "forget group"
+Action = Literal[
+    "remove members",
+    "release locks",
+    "repair log",
+    "forget reader",
+    "trim log",
+    "drop damaged",
+    "forget group",
 ]
 
 
@@ -25,7 +32,7 @@ Deed = Literal[
 class Step:
     """One step of a repair, and the reason for it."""
 
-    deed: Deed
+    action: Action
     facts: Facts = field(repr=False)
     """The facts of the plan; the step is done only if they have not changed."""
     what: str
@@ -36,22 +43,13 @@ class Step:
     partitions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a member may be silent before it counts as dead, in ms."""
-
-    session_timeout_ms: int
-    slow_after_ms: int
-    """Used instead if the server does not report which clients are connected."""
-
-
-def plan_group(facts: Facts, patience: Patience) -> list[Step]:
+def plan_group(facts: Facts, settings: Settings) -> list[Step]:
     """Plan the safe steps for a group: repair its logs, and clean up after it if no member lives."""
     steps = [
-        Step("mend log", facts, f"partition {p}", f"its lock does not know of {last}", partitions=(p,))
+        Step("repair log", facts, f"partition {p}", f"its lock does not know of {last}", partitions=(p,))
         for p, last in facts.ahead.items()
     ]
-    if living(facts, patience):
+    if living(facts, settings):
         return steps
     known = facts.membership.members if facts.membership else ()
     dead = [member for member in known if member.state != "held"]
@@ -62,7 +60,7 @@ def plan_group(facts: Facts, patience: Patience) -> list[Step]:
         steps.append(Step("remove members", facts, who, why, ids))
     members = {member.id for member in known} - {member.id for member in dead}
     orphans = [p for p, lock in facts.locks.items() if lock.owner and lock.owner not in members]
-    free = [p for p in orphans if _is_gone(facts, facts.locks[p], patience)]
+    free = [p for p in orphans if _is_gone(facts, facts.locks[p], settings)]
     if free:
         owners = sorted({facts.locks[p].owner for p in free})
         why = f"held by {', '.join(owners)}: no member, and not connected"
@@ -71,13 +69,7 @@ def plan_group(facts: Facts, patience: Patience) -> list[Step]:
 
 
 def plan_reader(facts: Facts, name: str) -> Step:
-    """Plan to forget a reader.
-
-    Raises
-    ------
-    CoordinationError
-        If the reader has moved within ``READER_RESTS_MS``.
-    """
+    """Plan to forget a reader; refuse one that has moved within ``READER_RESTS_MS``."""
     position = facts.position(name)
     still_ms = facts.now_ms - position.at_ms
     if still_ms < READER_RESTS_MS:
@@ -91,13 +83,7 @@ def plan_reader(facts: Facts, name: str) -> Step:
 
 
 def plan_log(facts: Facts) -> list[Step]:
-    """Plan to drop the rows of an acked log without readers.
-
-    Raises
-    ------
-    CoordinationError
-        If the log has a reader.
-    """
+    """Plan to drop the rows of an acked log; refuse a log that has a reader."""
     if facts.readers:
         raise CoordinationError(
             f"The log of {facts.keys.group!r} has readers: {', '.join(sorted(facts.readers))}.",
@@ -121,8 +107,6 @@ def plan_damaged(facts: Facts) -> list[Step]:
 def kind_of(fingerprint: str) -> str:
     """Describe the type of a value for people.
 
-    Examples
-    --------
     >>> kind_of("17:da39a3ee5e6b4b0d3255bfef95601890afd80709"), kind_of("hash")
     ('a string of 17 bytes', 'a hash')
     """
@@ -130,17 +114,11 @@ def kind_of(fingerprint: str) -> str:
     return f"a string of {int(length):,} bytes" if colon else f"a {fingerprint}"
 
 
-def plan_leftover(facts: Facts, patience: Patience) -> Step:
-    """Plan to delete all keys of a group that the app does not declare any more.
-
-    Raises
-    ------
-    CoordinationError
-        If a living worker runs the group.
-    """
+def plan_undeclared(facts: Facts, settings: Settings) -> Step:
+    """Plan to delete all keys of a group that the app does not declare; refuse one that a worker runs."""
     group = facts.keys.group
-    alive = living(facts, patience)
-    held = {lock.owner for lock in facts.locks.values() if lock.owner and not _is_gone(facts, lock, patience)}
+    alive = living(facts, settings)
+    held = {lock.owner for lock in facts.locks.values() if lock.owner and not _is_gone(facts, lock, settings)}
     if alive or held:
         raise CoordinationError(
             f"Group {group!r} of stream {facts.keys.stream!r} is run by {', '.join(sorted(alive | held))}.",
@@ -155,22 +133,22 @@ def plan_leftover(facts: Facts, patience: Patience) -> Step:
 # -- who is alive ------------------------------------------------------------------------------
 
 
-def living(facts: Facts, patience: Patience) -> set[str]:
+def living(facts: Facts, settings: Settings) -> set[str]:
     """Return the names of members that may be alive; in doubt a member counts as alive."""
     if facts.membership is None:
         owners = [lock for lock in facts.locks.values() if lock.owner]
-        return {lock.owner for lock in owners if not _is_gone(facts, lock, patience)}
+        return {lock.owner for lock in owners if not _is_gone(facts, lock, settings)}
     members = (member for member in facts.membership.members if member.state != "held")
-    return {member.name for member in members if not _is_dead(facts, member, patience)}
+    return {member.name for member in members if not _is_dead(facts, member, settings)}
 
 
-def _is_dead(facts: Facts, member: Member, patience: Patience) -> bool:
+def _is_dead(facts: Facts, member: Member, settings: Settings) -> bool:
     silent_ms = _silent_ms(facts, member)
-    if facts.connections is None:
-        return silent_ms > patience.slow_after_ms
+    if facts.connections is None:  # The server does not report which clients are connected.
+        return silent_ms > settings.slow_after_ms
     beat = facts.beat(member.id)
     is_there = beat is not None and beat.run_id == facts.run_id and beat.connection in facts.connections
-    return silent_ms > patience.session_timeout_ms and not is_there
+    return silent_ms > settings.session_timeout_ms and not is_there
 
 
 def _silent_ms(facts: Facts, member: Member) -> int:
@@ -178,9 +156,9 @@ def _silent_ms(facts: Facts, member: Member) -> int:
     return facts.now_ms - (member.joined_ms if beat is None else beat.server_ms)
 
 
-def _is_gone(facts: Facts, lock: LockView, patience: Patience) -> bool:
+def _is_gone(facts: Facts, lock: LockView, settings: Settings) -> bool:
     """Whether the owner of a lock, which has no known heartbeat, has no connection."""
-    if facts.names is None or facts.now_ms - lock.since_ms < patience.session_timeout_ms:
+    if facts.names is None or facts.now_ms - lock.since_ms < settings.session_timeout_ms:
         return False
     called = {lock.owner, lock.owner.rpartition(".")[0]}
     return not any(name in called or name.partition(":")[0] in called for name in facts.names)

@@ -1,13 +1,11 @@
 """The checks of ``doctor`` for sentinels: they answer, agree, and are able to replace the primary."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from streamworker.cli.doctor.checks import Check
+from streamworker.redisio.wire.primaries import Answer, SentinelView
+from streamworker.redisio.wire.sentinel import SentinelTarget
 from streamworker.urls import SENTINEL, host_and_port, kind_of
-
-if TYPE_CHECKING:
-    from streamworker.redisio.wire.primaries import SentinelView
 
 
 async def sentinel_checks(url: str) -> list[Check]:
@@ -20,7 +18,6 @@ async def sentinel_checks(url: str) -> list[Check]:
     """
     if kind_of(url) != SENTINEL:
         return []
-    from streamworker.redisio.wire.sentinel import SentinelTarget
 
     target = SentinelTarget(url, "doctor")
     return [of_sentinels(await target.views())]
@@ -28,8 +25,6 @@ async def sentinel_checks(url: str) -> list[Check]:
 
 def of_sentinels(views: Sequence["SentinelView"]) -> Check:
     """Make one check from the sentinels' answers."""
-    from streamworker.redisio.wire.primaries import Answer
-
     answers = [view.answer for view in views if isinstance(view.answer, Answer)]
     text = f"{len(answers)} of {len(views)} name a primary"
     silent = [view for view in views if not isinstance(view.answer, Answer)]
@@ -63,7 +58,7 @@ def of_sentinels(views: Sequence["SentinelView"]) -> Check:
     return Check("sentinels", "ok", text)
 
 
-def _why(view: "SentinelView") -> str:
+def _why(view: SentinelView) -> str:
     return (
         f"{view.address} knows no primary"
         if view.answer is None

@@ -3,22 +3,21 @@
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from streamworker.cli.doctor.checks import Check, Verdict
 from streamworker.errors import StreamworkerError
-
-if TYPE_CHECKING:
-    from streamworker.redisio.admin.health import Rights
-    from streamworker.redisio.wire.client import Backend
-    from streamworker.redisio.wire.info import ServerInfo
+from streamworker.redisio.admin import health
+from streamworker.redisio.admin.health import Rights
+from streamworker.redisio.group.membership import connected as connections
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import ServerInfo, check_server
 
 CLOCK_DIFFERENCE_MAX_MS = 1_000
 MEMORY_WARN, MEMORY_FAIL = 0.75, 0.9
 MISSING_SHOWN = 4
 
 
-async def server_checks(backend: "Backend", app_name: str) -> list[Check]:
+async def server_checks(backend: Backend, app_name: str) -> list[Check]:
     """Check one server.
 
     Raises
@@ -26,8 +25,6 @@ async def server_checks(backend: "Backend", app_name: str) -> list[Check]:
     BackendError
         If the server does not answer.
     """
-    from streamworker.redisio.admin import health
-
     started = time.monotonic()
     server_ms = await backend.time_ms()
     took_ms = (time.monotonic() - started) * 1000
@@ -46,9 +43,7 @@ async def server_checks(backend: "Backend", app_name: str) -> list[Check]:
     ]
 
 
-def _settings(info: "ServerInfo") -> Check:
-    from streamworker.redisio.wire.info import check_server
-
+def _settings(info: ServerInfo) -> Check:
     try:
         check_server(info)
     except StreamworkerError as error:
@@ -60,7 +55,7 @@ def _settings(info: "ServerInfo") -> Check:
     return Check("eviction", "ok", info.maxmemory_policy)
 
 
-def _memory(info: "ServerInfo") -> Check:
+def _memory(info: ServerInfo) -> Check:
     used = f"{info.used_memory / 2**20:,.0f} MiB used"
     if not info.maxmemory:
         return Check(
@@ -79,7 +74,7 @@ def _memory(info: "ServerInfo") -> Check:
     )
 
 
-def _role(info: "ServerInfo") -> Check:
+def _role(info: ServerInfo) -> Check:
     if info.role == "slave":
         return Check("role", "fail", "a replica, which refuses writes", "Give the address of the primary.")
     return Check("role", "ok", f"primary, followed by {info.replicas} replicas")
@@ -88,7 +83,7 @@ def _role(info: "ServerInfo") -> Check:
 INFO_CHECKS: tuple[Callable[["ServerInfo"], Check], ...] = (_settings, _memory, _role)
 
 
-def persistence(info: "ServerInfo", settings: Mapping[str, str] | None) -> Check:
+def persistence(info: ServerInfo, settings: Mapping[str, str] | None) -> Check:
     """Say which data the server can lose with its configuration.
 
     Parameters
@@ -119,7 +114,7 @@ def persistence(info: "ServerInfo", settings: Mapping[str, str] | None) -> Check
     return Check("persistence", "warn" if remedy else "ok", f"A crash of its machine loses {lost}.", remedy)
 
 
-def _lost_in_a_crash(info: "ServerInfo", settings: Mapping[str, str] | None) -> tuple[str, str]:
+def _lost_in_a_crash(info: ServerInfo, settings: Mapping[str, str] | None) -> tuple[str, str]:
     if info.aof_enabled:
         match (settings or {}).get("appendfsync"):
             case "always":
@@ -152,9 +147,7 @@ def _clock(server_ms: int, took_ms: float) -> Check:
     return Check("clock", "ok", f"the server's differs by {difference:,} ms")
 
 
-async def _client_list(backend: "Backend") -> Check:
-    from streamworker.redisio.group.membership import connected as connections
-
+async def _client_list(backend: Backend) -> Check:
     mine, _ = await backend.identity()
     if await connections(backend, [mine]) is None:
         return Check(
@@ -173,7 +166,7 @@ def _scripts(cached: tuple[int, int] | None) -> Check:
     return Check("scripts", "ok", f"{there} of {total} in the cache; the rest are sent when they are needed")
 
 
-def user_rights(rights: "Rights | None") -> Check:
+def user_rights(rights: Rights | None) -> Check:
     """Say which roles the user of this connection has the rights for."""
     if rights is None:
         return Check(

@@ -5,18 +5,18 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from streamworker.cli.support import AppPath, say
+from streamworker.cli.top import show
+from streamworker.cli.workers.children import Children, two_stages
 from streamworker.cli.workers.rendezvous import announced
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.core.text import printable_lines
+from streamworker.importing import Selection, resolve_processors
 from streamworker.variables import REDIS_URL_OVERRIDE
-
-if TYPE_CHECKING:
-    from streamworker.importing import Selection
 
 
 def dev(
@@ -51,7 +51,6 @@ def dev(
       streamworker dev shop:app --keep-data ./data
     """
     from streamworker.dev.server import EmbeddedServer
-    from streamworker.importing import resolve_processors
 
     selection = resolve_processors(app)
     with contextlib.ExitStack() as stack:
@@ -81,10 +80,8 @@ def dev(
 
 
 def _run_all(
-    path: str, selection: "Selection", options: list[str], *, workers: int, spark: bool, log_file: Path | None
+    path: str, selection: Selection, options: list[str], *, workers: int, spark: bool, log_file: Path | None
 ) -> int:
-    from streamworker.cli.top import show
-    from streamworker.cli.workers.children import Children, two_stages
 
     with Children(log_file=log_file) as children, two_stages(children.stop, children.force):
         for number in range(1, workers + 1):

@@ -6,7 +6,7 @@ scraping one worker is enough.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 from prometheus_client import CollectorRegistry, Metric, start_http_server
@@ -15,9 +15,7 @@ from prometheus_client.registry import Collector
 from streamworker.cli.support import say, take_all
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.errors import ConfigurationError, StreamworkerError
-
-if TYPE_CHECKING:
-    from streamworker.importing import Selection
+from streamworker.importing import Selection
 
 REQUEST_TIMEOUT_S = 10.0
 
@@ -75,7 +73,7 @@ def _samples(snapshot: GroupSnapshot) -> Iterator[Sample]:
 class Groups(Collector):
     """A Prometheus collector for the groups of the chosen processors."""
 
-    def __init__(self, selection: "Selection") -> None:
+    def __init__(self, selection: Selection) -> None:
         self._selection = selection
 
     def collect(self) -> Iterator[Metric]:
@@ -100,7 +98,7 @@ def families(taken: Sequence[GroupSnapshot], *, up: bool) -> Iterator[Metric]:
     return (metric for metric in found.values() if metric.samples)
 
 
-def serve(selection: "Selection", port: int) -> None:
+def serve(selection: Selection, port: int) -> None:
     """Serve the metrics of these processors from threads, until the process ends.
 
     Raises

@@ -7,6 +7,12 @@ from typing import Annotated
 import typer
 
 from streamworker.cli.support import AppPath, Processors
+from streamworker.cli.top import show
+from streamworker.cli.workers.children import Children, two_stages
+from streamworker.cli.workers.children import end_with_parent as watch_parent
+from streamworker.cli.workers.reload import run_reloading
+from streamworker.errors import ConfigurationError
+from streamworker.importing import resolve_processors
 
 
 class Loop(StrEnum):
@@ -90,15 +96,12 @@ def run(
       streamworker run shop:app --tui --spark
     """
     from streamworker.cli import logs
-    from streamworker.cli.workers.children import end_with_parent as watch_parent
 
     if sum((tui, spark, reload)):
         if reload and (tui or spark):
             raise typer.BadParameter("--reload cannot be combined with --tui or --spark.")
         arguments = _arguments(app, processor, name, static_id, metrics_port, loop, log_level, log_format)
         if reload:
-            from streamworker.cli.workers.reload import run_reloading
-
             raise typer.Exit(run_reloading(arguments))
         logging = ["--log-level", log_level, "--log-format", log_format]
         pipelines = ["spark", app, *logging] if spark else None
@@ -106,7 +109,6 @@ def run(
     logs.configure(log_level.value, log_format.value)
     if end_with_parent:
         watch_parent()
-    from streamworker.importing import resolve_processors
     from streamworker.runtime.watch.stages import end_despite_threads
     from streamworker.runtime.worker import run_worker
 
@@ -157,11 +159,6 @@ def _with_company(
     The view is not in the worker's process: a processor that computes for a minute would stop the
     view too, and a forced end would not restore the terminal.
     """
-    from streamworker.cli.top import show
-    from streamworker.cli.workers.children import Children, two_stages
-    from streamworker.errors import ConfigurationError
-    from streamworker.importing import resolve_processors
-
     selection = resolve_processors(path, processors)
     if pipelines is not None and not selection.app.pipelines:
         raise ConfigurationError(
@@ -180,8 +177,6 @@ def _with_company(
 
 def _use_uvloop(loop: Loop) -> bool:
     from importlib.util import find_spec
-
-    from streamworker.errors import ConfigurationError
 
     installed = find_spec("uvloop") is not None
     if loop is Loop.UVLOOP and not installed:

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from streamworker.app import App
+from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AppPath, connected, console, run_async, say
+from streamworker.cli.workers.children import end_with_parent as watch_parent
+from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.run import EndWithParent, Format, Level, LogFormat, LogLevel
 from streamworker.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from streamworker.app import App
+from streamworker.importing import resolve_app
+from streamworker.redisio.group import readers
+from streamworker.redisio.keys import GroupKeys
 
 
 def spark(
@@ -62,10 +66,6 @@ def spark(
     import threading
 
     from streamworker.cli import logs
-    from streamworker.cli.exit_codes import ExitCode
-    from streamworker.cli.workers.children import end_with_parent as watch_parent
-    from streamworker.cli.workers.children import two_stages
-    from streamworker.importing import resolve_app
     from streamworker.spark.driver.pipelines import run_pipelines
 
     if master is not None and remote is not None:
@@ -91,11 +91,8 @@ def spark(
     raise typer.Exit(code)
 
 
-async def _forget(app: "App", name: str) -> None:
+async def _forget(app: App, name: str) -> None:
     """Remove a reader from every group of the app that has it."""
-    from streamworker.redisio.group import readers
-    from streamworker.redisio.keys import GroupKeys
-
     known, done = set[str](), list[str]()
     async with connected(app) as backend:
         for spec in app.processors.values():
