@@ -31,7 +31,7 @@ other commands in the same folder find its server by the file `.streamworker-dev
 drawn and long work shows its progress; anywhere else the same comes as plain aligned text. Every
 command that lists something takes `--json`.
 
-**Errors.** What a user can put right is said in two sentences on stderr: what is wrong, and what
+**Errors.** An error that a user can correct is two sentences on stderr: what is wrong, and what
 to do. A Python traceback means a bug.
 """
 

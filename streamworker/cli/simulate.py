@@ -115,7 +115,11 @@ def simulate(
     if scenario is not None:
         _play(scenario)
         return
-    _check_trace(trace, compare or json)
+    if trace and (compare or json):
+        raise ConfigurationError(
+            "--trace prints the events and effects of one schedule, and no figures.",
+            remedy="Leave out --compare and --json.",
+        )
     _check(protocol if not compare else "membership", assignment, faults)
     plans = [
         Schedule(
@@ -140,26 +144,19 @@ def simulate(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _check_trace(trace: bool, figures: bool) -> None:
-    if trace and figures:
-        raise ConfigurationError(
-            "--trace prints the events and effects of one schedule, and no figures.",
-            remedy="Leave out --compare and --json.",
-        )
-
-
 def _check(protocol: str, assignment: str | None, faults: str) -> None:
     from streamworker.sim.faults import kinds_of
 
     has_document = entry_of(protocol).has_document
     kinds_of(faults)
-    if assignment is not None and not has_document:
+    if assignment is None:
+        return
+    if not has_document:
         raise ConfigurationError(
             f"The protocol {protocol} has no assignment.",
             remedy="Leave out --assignment, or use --protocol membership.",
         )
-    if assignment is not None:
-        Membership.empty(1, assignment)  # Raises for an unknown name.
+    Membership.empty(1, assignment)  # Raises for an unknown name.
 
 
 def _run(schedule: "Schedule", count: int) -> "tuple[Summary, list[Outcome]]":
@@ -200,8 +197,8 @@ def _play(path: Path) -> None:
         raise ConfigurationError(
             f"{path} cannot be read: {error}", remedy="Name a file like those in tests/protocol."
         ) from error
-    told, violations = play(read(text))
-    say(*str(told).splitlines())
+    transcript, violations = play(read(text))
+    say(*str(transcript).splitlines())
     _fail_if(violations)
 
 

@@ -106,10 +106,7 @@ def console(*, error: bool = False) -> "Console":
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table: drawn on a terminal, elsewhere as aligned columns of full width.
-
-    A column whose values are all numbers is aligned to the right.
-    """
+    """Print a table: drawn on a terminal, elsewhere as aligned columns. Numbers are to the right."""
     texts = [["" if value is None else printable(str(value)) for value in row] for row in rows]
     right = [
         bool(rows) and all(isinstance(row[at], int | float) or row[at] is None for row in rows)
@@ -137,36 +134,23 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def progress_bar(known: bool = True, note: str = "") -> "Progress":
-    """Return a progress bar that is drawn only on a terminal.
+    """Return a progress bar that is drawn only on a terminal; a spinner if the total is not known.
 
-    Parameters
-    ----------
-    known
-        Whether the total is known; if not, a spinner replaces the bar.
-    note
-        The unit of the count that tasks give as their field ``note``.
+    ``note`` is the unit of the count that tasks give as their field of this name.
     """
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        SpinnerColumn,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
     screen = console(error=True)
-    columns = (
-        (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns: list[progress.ProgressColumn] = (
+        [progress.BarColumn(), progress.TaskProgressColumn(), progress.TimeRemainingColumn()]
         if known
-        else (SpinnerColumn(), TimeElapsedColumn())
+        else [progress.SpinnerColumn(), progress.TimeElapsedColumn()]
     )
-    notes = [TextColumn("{task.fields[note]} " + note)] if note else []
-    return Progress(
-        TextColumn("{task.description}"),
+    if note:
+        columns.append(progress.TextColumn("{task.fields[note]} " + note))
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
         *columns,
-        *notes,
         console=screen,
         disable=not screen.is_terminal,
         transient=True,

@@ -266,7 +266,7 @@ SHARED: tuple[KeyRow, ...] = (
     KeyRow(
         "sw:{app.stream.P}:copy:GROUP",
         "stream",
-        "While `repair` mends an acked log that another program wrote to: a copy of what is committed in it, "
+        "During a repair of an acked log that another program wrote to: a copy of what is committed in it, "
         "which takes its place.",
         "sw:{shop.orders.3}:copy:price",
     ),
@@ -291,8 +291,8 @@ SHARED: tuple[KeyRow, ...] = (
     KeyRow(
         "sw:{app.stream:GROUP}:damaged",
         "any",
-        "What somebody wrote in place of the membership document, put aside by the workers: the last such "
-        "value, of a string the first 64 KiB; or in place of the heartbeats, while there is none yet. "
+        "A damaged value that workers found in place of the membership document, and quarantined: the last "
+        "one, of a string the first 64 KiB; or in place of the heartbeats, while there is none yet. "
         "`streamworker repair APP --drop-damaged GROUP` removes it.",
         "sw:{shop.orders:price}:damaged",
     ),

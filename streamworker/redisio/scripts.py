@@ -66,10 +66,11 @@ ARGS_MAX = 7_900
 """Maximum fields and values of one entry in a script: Lua's ``unpack`` fails at 8,000."""
 
 
-PUT_RIGHT = (
-    "Find out which, look at the key with TYPE, and put back what was there, or move it out of the way with "
-    "RENAME. Do not delete what may hold committed rows, a checkpoint, state or dead letters."
+OVERWRITTEN = (
+    "Find that program, and look at the key with TYPE. Restore the former value, or move the new one away "
+    "with RENAME. Do not delete a value that may hold committed rows, a checkpoint, state or dead letters."
 )
+"""Remedy for a key that another program overwrote."""
 
 
 def wrong_type(key: bytes | str) -> BackendRefused:
@@ -77,7 +78,7 @@ def wrong_type(key: bytes | str) -> BackendRefused:
     name = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
     return BackendRefused(
         f"The key {name} holds another type of value than streamworker keeps there, or other fields.",
-        remedy=f"Another program wrote to it. {PUT_RIGHT}",
+        remedy=f"Another program wrote to it. {OVERWRITTEN}",
     )
 
 
@@ -85,7 +86,7 @@ def log_ahead(key: str, last: str, rows: str) -> BackendRefused:
     """Return the error for an acked log to which no commit can be added."""
     return BackendRefused(
         f"The acked log {key} is ahead of its lock: its last id is {last}, and its lock counts {rows} rows.",
-        remedy="Another program wrote to one of them. `streamworker repair APP` mends that, and loses no "
+        remedy="Another program wrote to one of them. `streamworker repair APP` repairs that, and loses no "
         "committed row. Do not delete the log.",
     )
 

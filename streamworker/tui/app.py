@@ -28,24 +28,13 @@ FRAME_EVERY_S = 0.25
 RATE_WINDOW = 6
 """Number of snapshots over which rates are computed: five seconds smooth out single batches."""
 
-_KEYS = {
-    b"q": "quit",
-    b"Q": "quit",
-    b"\x03": "quit",
-    b"p": "pause",
-    b"P": "pause",
-    b" ": "pause",
-    b"\t": "next",
-    b"\x1b[C": "next",
-    b"\x1bOC": "next",
-    b"\x1b[B": "next",
-    b"\x1bOB": "next",
-    b"\x1b[Z": "previous",
-    b"\x1b[D": "previous",
-    b"\x1bOD": "previous",
-    b"\x1b[A": "previous",
-    b"\x1bOA": "previous",
+_KEYS_OF = {
+    "quit": (b"q", b"Q", b"\x03"),
+    "pause": (b"p", b"P", b" "),
+    "next": (b"\t", b"\x1b[C", b"\x1bOC", b"\x1b[B", b"\x1bOB"),
+    "previous": (b"\x1b[Z", b"\x1b[D", b"\x1bOD", b"\x1b[A", b"\x1bOA"),
 }
+_ACTIONS = {key: action for action, keys in _KEYS_OF.items() for key in keys}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +51,7 @@ Take = Callable[[Target], Awaitable[GroupSnapshot]]
 
 
 class Viewer:
-    """The state of the live view: targets, snapshots and the effect of keys.
-
-    Parameters
-    ----------
-    targets
-        The processors to switch between; at least one.
-    """
+    """The state of the live view: the processors to switch between, snapshots and the effect of keys."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = tuple(targets)
@@ -207,7 +190,7 @@ async def _keys(viewer: Viewer, keyboard: int, pressed: _Bell) -> None:
         typed = os.read(keyboard, 32)
         if not typed:
             return
-        action = _KEYS.get(typed) or _KEYS.get(typed[:1])
+        action = _ACTIONS.get(typed) or _ACTIONS.get(typed[:1])
         if action is not None:
             viewer.press(action)
             pressed.ring()

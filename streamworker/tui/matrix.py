@@ -73,6 +73,10 @@ class Shape:
         between = bands - 1 if self.ruler else 0
         return bands * (self.ruler + (workers if self.by_worker else 1) + self.below) + between
 
+    def padded(self, mark: str) -> str:
+        """Return a mark as wide as a cell."""
+        return f"{mark:>{max(1, self.cell - 1)}}".ljust(self.cell)
+
     @property
     def figures(self) -> bool:
         """Whether lag, rate and epoch are shown as numbers."""
@@ -116,7 +120,7 @@ def choose(partitions: int, workers: int, width: int, lines: int) -> Shape:
 def owners(model: Model) -> tuple[WorkerRow, ...]:
     """Return the workers that get a row: all but standbys to which no partition is assigned."""
     wanted = {cell.wanted for cell in model.cells} | {cell.owner for cell in model.cells}
-    return tuple(w for w in model.workers if w.state != "standby" or w.letter in wanted)
+    return tuple(w for w in model.workers if w.member.state != "standby" or w.letter in wanted)
 
 
 def _orphan(cell: PartitionCell) -> bool:
@@ -153,10 +157,10 @@ def draw(model: Model, width: int, lines: int) -> list[Text]:
 
 def _behind(model: Model, width: int) -> list[Text]:
     """List the partitions with the largest lag, since a bar shows no number."""
-    behind = sorted((cell for cell in model.cells if cell.lag), key=lambda cell: -cell.lag)
+    behind = sorted((cell for cell in model.cells if cell.view.lag), key=lambda cell: -cell.view.lag)
     line = _label("most behind")
     for cell in behind:
-        item = f"{cell.partition}: {compact(cell.lag)}  "
+        item = f"{cell.view.partition}: {compact(cell.view.lag)}  "
         if len(line) + len(item) > width:
             break
         line.append(item)
@@ -171,10 +175,10 @@ def _ruler(band: Sequence[PartitionCell], shape: Shape) -> Text:
     line = _label("partition")
     numbers = ""
     for index, cell in enumerate(band):
-        text = str(cell.partition)
-        if shape.cell > len(str(band[-1].partition)):
+        text = str(cell.view.partition)
+        if shape.cell > len(str(band[-1].view.partition)):
             numbers += f"{text:>{shape.cell - 1}} "
-        elif cell.partition % 8 == 0 and len(numbers) <= index * shape.cell:
+        elif cell.view.partition % 8 == 0 and len(numbers) <= index * shape.cell:
             # The columns are too narrow for their numbers, so only every eighth has one.
             numbers += " " * (index * shape.cell - len(numbers)) + text + " "
     return line.append(numbers[: shape.cell * len(band)], style="dim")
@@ -183,14 +187,17 @@ def _ruler(band: Sequence[PartitionCell], shape: Shape) -> Text:
 def _worker_line(worker: WorkerRow, band: Sequence[PartitionCell], shape: Shape) -> Text:
     own = colour(worker.hue)
     line = Text(worker.letter, style=f"bold {own}")
-    line.append(f" {worker.name[: LABEL - 3]:<{LABEL - 2}}", style="red" if worker.state == "silent" else "")
+    line.append(
+        f" {worker.member.name[: LABEL - 3]:<{LABEL - 2}}",
+        style="red" if worker.member.state == "silent" else "",
+    )
     for cell in band:
         if cell.owner == worker.letter:
             _mark(line, cell, worker.letter, own, shape)
         elif cell.wanted == worker.letter:
-            line.append(f"{ACQUIRING:>{max(1, shape.cell - 1)}}".ljust(shape.cell), style=f"bold {own}")
+            line.append(shape.padded(ACQUIRING), style=f"bold {own}")
         else:
-            line.append(f"{OTHER:>{max(1, shape.cell - 1)}}".ljust(shape.cell), style="dim")
+            line.append(shape.padded(OTHER), style="dim")
     return line
 
 
@@ -199,15 +206,15 @@ def _nobody_line(band: Sequence[PartitionCell], shape: Shape) -> Text:
     for cell in band:
         text = OTHER if not _orphan(cell) else cell.owner or UNOWNED
         style = "dim" if text == OTHER else "bold yellow"
-        line.append(f"{text:>{max(1, shape.cell - 1)}}".ljust(shape.cell), style=style)
+        line.append(shape.padded(text), style=style)
     return line
 
 
 def _mark(line: Text, cell: PartitionCell, letter: str, own: str, shape: Shape) -> None:
     """Append the owner's cell: its letter on its colour, and a mark unless the partition runs."""
-    mark = MARKS.get(cell.state, "")
+    mark = MARKS.get(cell.view.state, "")
     style = f"bold #101010 on {own}"
-    if cell.state == "halted":
+    if cell.view.state == "halted":
         style = "bold white on red"
     if shape.cell == 1:
         line.append(mark or letter, style=style)
@@ -230,32 +237,32 @@ def _own(letter: str, hues: dict[str, int]) -> str:
 
 def _below(band: Sequence[PartitionCell], every: Sequence[PartitionCell], shape: Shape) -> list[Text]:
     lag, rate = _label("lag"), _label("rate /s")
-    lags = max((cell.lag for cell in every), default=0)
+    lags = max((cell.view.lag for cell in every), default=0)
     rates = max((cell.per_s or 0 for cell in every), default=0)
     write = compact if shape.cell > 4 else tight
     for cell in band:
         if shape.figures:
-            lag.append(f"{write(cell.lag):>{shape.cell - 1}} ", style=_lag_style(cell, lags))
+            lag.append(f"{write(cell.view.lag):>{shape.cell - 1}} ", style=_lag_style(cell, lags))
             rate.append(f"{write(cell.per_s):>{shape.cell - 1}} ")
         else:
-            lag.append(f"{bar(cell.lag, lags):<{shape.cell}}", style=_lag_style(cell, lags))
+            lag.append(f"{bar(cell.view.lag, lags):<{shape.cell}}", style=_lag_style(cell, lags))
             rate.append(f"{bar(cell.per_s, rates):<{shape.cell}}", style="green")
     if not shape.figures:
         return [lag, rate][: shape.below]
     room = shape.cell - 1
     # An epoch begins with the server's time and grows by one, so only its last digits change.
-    epoch = _label("epoch …" if any(cell.epoch >= 10**room for cell in band) else "epoch")
+    epoch = _label("epoch …" if any(cell.view.epoch >= 10**room for cell in band) else "epoch")
     for cell in band:
-        epoch.append(f"{str(cell.epoch)[-room:]:>{room}} ", style="dim")
+        epoch.append(f"{str(cell.view.epoch)[-room:]:>{room}} ", style="dim")
     return [lag, rate, epoch]
 
 
 def _lag_style(cell: PartitionCell, largest: int) -> str:
-    if cell.state == "halted":
+    if cell.view.state == "halted":
         return "bold red"
-    if cell.lag == 0:
+    if cell.view.lag == 0:
         return "dim"
-    return "bold yellow" if cell.lag == largest and cell.lag > 0 else ""
+    return "bold yellow" if cell.view.lag == largest and cell.view.lag > 0 else ""
 
 
 def _map(cells: Sequence[PartitionCell], shape: Shape, width: int, hues: dict[str, int]) -> list[Text]:
@@ -265,17 +272,17 @@ def _map(cells: Sequence[PartitionCell], shape: Shape, width: int, hues: dict[st
     fitting = [size for size in (512, 256, 128, 64, 32, 16) if size <= step]
     if fitting and len(_lines(cells, shape, fitting[0])) <= len(_lines(cells, shape, step)):
         step = fitting[0]
-    largest = max((cell.lag for cell in cells), default=0)
+    largest = max((cell.view.lag for cell in cells), default=0)
     drawn: list[Text] = []
     for groups in _lines(cells, shape, step):
-        line = Text(f"{groups[0][0].partition:>{LABEL - 2}}  ", style="dim")
+        line = Text(f"{groups[0][0].view.partition:>{LABEL - 2}}  ", style="dim")
         lag = _label("       lag")
         for group in groups:
-            worst = min(group, key=lambda cell: _WORST_FIRST.index(cell.state))
+            worst = min(group, key=lambda cell: _WORST_FIRST.index(cell.view.state))
             letters = {cell.owner for cell in group}
             letter = worst.owner if len(letters) == 1 else "+"
             _mark(line, worst, letter or UNOWNED, _own(letter, hues), shape)
-            lag.append(bar(max(cell.lag for cell in group), largest), style=_lag_style(worst, largest))
+            lag.append(bar(max(cell.view.lag for cell in group), largest), style=_lag_style(worst, largest))
         drawn.extend([line, lag] if shape.below else [line])
     return drawn
 

@@ -1,23 +1,19 @@
 """The data of the live view, computed from two snapshots of a group.
 
-This module is pure: it uses no terminal, clock or connection. A rate needs two values of a counter,
-so :func:`rows` takes an earlier snapshot and the current one; all other data comes from the current
-one. Times are differences of the Redis server's clock, in milliseconds.
-
-A worker keeps its letter while it is a member: pass the letters of the last model to the next call.
+This module is pure: it uses no terminal, clock or connection. A rate needs two values of a counter, so
+two snapshots; all other data comes from the current one. A worker keeps its letter while it is a member.
 """
 
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from streamworker.core.snapshot import (
     GroupSnapshot,
-    MemberState,
     MemberView,
-    PartitionState,
     PartitionView,
     ReaderView,
+    Rebalance,
 )
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
@@ -37,50 +33,26 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One member, with the sums over the partitions that it owns."""
+    """One member, its letter, and the rate over the partitions that it owns."""
 
     letter: str
     hue: int
     """Index of its colour; the view takes it modulo its palette."""
-    name: str
-    host: str
-    pid: int
-    state: MemberState
-    beat_age_ms: int | None
-    owned: int
-    lag: int
+    member: MemberView
     per_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionCell:
-    """One partition: its owner, its assignment, its lag and its rate."""
+    """One partition, its workers' letters and its rate."""
 
-    partition: int
+    view: PartitionView
     owner: str
     """Letter of the worker that holds the lock; empty for none."""
     wanted: str
     """Letter of the worker that the assignment names; empty for none."""
-    state: PartitionState
-    reason: str
-    epoch: int
-    lag: int
     per_s: float | None
     """Entries committed a second; None until two snapshots exist."""
-    dead: int
-
-
-@dataclass(frozen=True, slots=True)
-class RebalanceRow:
-    """One change of the membership."""
-
-    generation: int
-    cause: str
-    member: str
-    ago_ms: int
-    moved: int
-    ms: int | None
-    """Time until all moved partitions ran again; None during the rebalance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,35 +70,31 @@ class ReaderRow:
 class Model:
     """The data of one frame."""
 
-    app: str
-    stream: str
-    processor: str
-    generation: int
+    snapshot: GroupSnapshot
     workers: tuple[WorkerRow, ...]
     """Every member, ordered by the time of joining."""
     cells: tuple[PartitionCell, ...]
-    rebalances: tuple[RebalanceRow, ...]
-    """Newest first."""
     readers: tuple[ReaderRow, ...]
-    lag: int
     committed_per_s: float | None
     arrived_per_s: float | None
-    dead: int
     connection: Connection
-    problems: tuple[str, ...] = ()
-    """Messages about keys of the group that another program has overwritten."""
-    letters: Mapping[str, str] = field(default_factory=dict)
+    letters: Mapping[str, str]
     """Letter of each member id: pass it to the next call of :func:`rows`."""
 
     @property
     def standbys(self) -> tuple[WorkerRow, ...]:
         """Workers without a partition, which take over when another worker leaves or dies."""
-        return tuple(worker for worker in self.workers if worker.state == "standby")
+        return tuple(worker for worker in self.workers if worker.member.state == "standby")
 
     @property
-    def halted(self) -> tuple[PartitionCell, ...]:
+    def halted(self) -> tuple[PartitionView, ...]:
         """Partitions that stopped at a record because their processor failed on it."""
-        return tuple(cell for cell in self.cells if cell.state == "halted")
+        return tuple(cell.view for cell in self.cells if cell.view.state == "halted")
+
+    @property
+    def rebalances(self) -> list[Rebalance]:
+        """The changes of the membership, newest first."""
+        return sorted(self.snapshot.rebalances, key=lambda change: change.generation, reverse=True)
 
 
 def rows(
@@ -136,19 +104,10 @@ def rows(
     letters: Mapping[str, str] | None = None,
     connection: Connection | None = None,
 ) -> Model:
-    """Compute the data of one frame.
+    """Compute the data of one frame from the snapshot to show.
 
-    Parameters
-    ----------
-    previous
-        An earlier snapshot of the same group, for the rates; a distance of a few seconds gives
-        steady rates. None if there is none yet.
-    current
-        The snapshot to show.
-    letters
-        ``Model.letters`` of the last frame, so that a worker keeps its letter.
-    connection
-        Whether Redis still answers, and the age of ``current``.
+    Rates need an earlier snapshot of the same group; a distance of a few seconds gives steady rates.
+    ``letters`` are those of the last frame's model.
     """
     if previous is not None and previous.taken_ms >= current.taken_ms:
         previous = None
@@ -162,23 +121,16 @@ def rows(
     )
     readers_before = {view.name: view for view in previous.readers} if previous else {}
     return Model(
-        app=current.app,
-        stream=current.stream,
-        processor=current.processor,
-        generation=current.generation,
+        snapshot=current,
         workers=tuple(_worker(member, named, cells) for member in members),
         cells=cells,
-        rebalances=_rebalances(current),
         readers=tuple(
             _reader(view, readers_before.get(view.name), elapsed_s, current.taken_ms)
             for view in sorted(current.readers, key=lambda view: view.name)
         ),
-        lag=current.lag,
         committed_per_s=_total([cell.per_s for cell in cells]),
         arrived_per_s=_arrived(before, current, elapsed_s),
-        dead=sum(cell.dead for cell in cells),
         connection=connection or Connection(),
-        problems=current.problems,
         letters=named,
     )
 
@@ -215,49 +167,20 @@ def _cell(
     view: PartitionView, before: PartitionView | None, elapsed_s: float, letters: Mapping[str, str]
 ) -> PartitionCell:
     return PartitionCell(
-        partition=view.partition,
+        view,
         # An owner that is not a member any more holds the lock until another worker acquires it.
         owner=letters.get(view.owner, "?") if view.owner else "",
         wanted=letters.get(view.assigned, "?") if view.assigned else "",
-        state=view.state,
-        reason=view.reason,
-        epoch=view.epoch,
-        lag=view.lag,
         per_s=_rate(before.entries if before else None, view.entries, elapsed_s),
-        dead=view.dead,
     )
 
 
 def _worker(member: MemberView, letters: Mapping[str, str], cells: tuple[PartitionCell, ...]) -> WorkerRow:
     letter = letters[member.id]
+    hue = LETTERS.find(letter) if letter != SURPLUS else len(LETTERS)
     held = set(member.partitions)
-    mine = [cell for cell in cells if cell.partition in held]
-    return WorkerRow(
-        letter=letter,
-        hue=LETTERS.find(letter) if letter != SURPLUS else len(LETTERS),
-        name=member.name,
-        host=member.host,
-        pid=member.pid,
-        state=member.state,
-        beat_age_ms=member.beat_age_ms,
-        owned=len(held),
-        lag=sum(cell.lag for cell in mine),
-        per_s=_total([cell.per_s for cell in mine]),
-    )
-
-
-def _rebalances(current: GroupSnapshot) -> tuple[RebalanceRow, ...]:
-    return tuple(
-        RebalanceRow(
-            generation=change.generation,
-            cause=change.cause,
-            member=change.member,
-            ago_ms=max(0, current.taken_ms - change.at_ms),
-            moved=len(change.moved),
-            ms=change.ms,
-        )
-        for change in sorted(current.rebalances, key=lambda change: change.generation, reverse=True)
-    )
+    rates = [cell.per_s for cell in cells if cell.view.partition in held]
+    return WorkerRow(letter, hue, member, per_s=_total(rates))
 
 
 def _reader(view: ReaderView, before: ReaderView | None, elapsed_s: float, now_ms: int) -> ReaderRow:

@@ -34,18 +34,8 @@ class Tabs:
 
 
 def render(model: Model, width: int, height: int, tabs: Tabs | None = None) -> RenderableType:
-    """Draw one frame of exactly ``width`` x ``height`` characters.
-
-    Parameters
-    ----------
-    model
-        From :func:`streamworker.tui.model.rows`.
-    width, height
-        The size of the terminal; 80 x 24 and more show everything.
-    tabs
-        The processors of the app, if there are several.
-    """
-    tabs = tabs or Tabs((model.processor,))
+    """Draw one frame of exactly ``width`` x ``height`` characters; 80 x 24 and more show everything."""
+    tabs = tabs or Tabs((model.snapshot.processor,))
     parts: list[RenderableType] = [_header(model, width), *_notices(model, width)]
     if len(tabs.names) > 1:
         parts.insert(0, _tab_line(tabs, width))
@@ -69,19 +59,20 @@ def waiting(text: str, width: int, height: int, tabs: Tabs | None = None) -> Ren
 
 
 def _header(model: Model, width: int) -> Text:
-    line = Text(f" {model.app}", style="bold").append(f"  {model.stream} → ", style="not bold")
-    line.append(model.processor)
+    group = model.snapshot
+    line = Text(f" {group.app}", style="bold").append(f"  {group.stream} → ", style="not bold")
+    line.append(group.processor)
     active = len(model.workers) - len(model.standbys)
     line.append(f"   {active} worker{'s' if active != 1 else ''}")
     if model.standbys:
         line.append(f" + {len(model.standbys)} standby")
-    line.append("   lag ").append(compact(model.lag), style="bold")
+    line.append("   lag ").append(compact(group.lag), style="bold")
     line.append("   in ").append(per_second(model.arrived_per_s))
     line.append("   out ").append(per_second(model.committed_per_s))
-    if model.dead:
-        line.append("   dead ").append(compact(model.dead), style="bold red")
+    if dead := sum(view.dead for view in group.partitions):
+        line.append("   dead ").append(compact(dead), style="bold red")
     if width >= WIDE:
-        line.append(f"   generation {model.generation}", style="dim")
+        line.append(f"   generation {group.generation}", style="dim")
     return _fit(line, width)
 
 
@@ -99,10 +90,10 @@ def _notices(model: Model, width: int) -> list[Text]:
         age = duration(model.connection.data_age_ms)
         text = f" Redis does not answer. What you see is {age} old. {model.connection.problem}"
         notices.append(_fit(Text(text, style="bold white on red"), width, fill=True))
-    notices += [_fit(Text(f" {problem}", style="bold red"), width) for problem in model.problems]
+    notices += [_fit(Text(f" {problem}", style="bold red"), width) for problem in model.snapshot.problems]
     if model.halted:
         first = model.halted[0]
-        numbers = ", ".join(str(cell.partition) for cell in model.halted[:8])
+        numbers = ", ".join(str(view.partition) for view in model.halted[:8])
         text = f" halted: partition {numbers}{' …' if len(model.halted) > 8 else ''}: {first.reason}"
         notices.append(_fit(Text(text, style="bold red"), width))
     return notices
@@ -149,19 +140,20 @@ def _members(model: Model, width: int, lines: int) -> list[Text]:
     drawn = [heading, *[_member(worker, name) for worker in shown]]
     hidden = model.workers[len(shown) :]
     if hidden:
-        standby = sum(1 for worker in hidden if worker.state == "standby")
+        standby = sum(1 for worker in hidden if worker.member.state == "standby")
         drawn.append(Text(f"  and {len(hidden)} more, {standby} standby", style="dim"))
     return drawn
 
 
 def _member(worker: WorkerRow, name: int) -> Text:
     styles = {"silent": "bold red", "leaving": "yellow", "standby": "dim", "held": "yellow"}
+    member, owned = worker.member, len(worker.member.partitions)
     line = Text(worker.letter, style=f"bold {matrix.colour(worker.hue)}")
-    line.append(f" {worker.name[:name]:<{name}}", style="not bold default")
-    line.append(f" {worker.owned:>4}", style="not bold default" if worker.owned else "dim")
+    line.append(f" {member.name[:name]:<{name}}", style="not bold default")
+    line.append(f" {owned:>4}", style="not bold default" if owned else "dim")
     line.append(f" {per_second(worker.per_s):>6}", style="not bold default")
-    line.append(f" {duration(worker.beat_age_ms):>6}", style="red" if worker.state == "silent" else "dim")
-    return line.append(f" {worker.state}", style=styles.get(worker.state, "green"))
+    line.append(f" {duration(member.beat_age_ms):>6}", style="red" if member.state == "silent" else "dim")
+    return line.append(f" {member.state}", style=styles.get(member.state, "green"))
 
 
 def _rebalances(model: Model, lines: int) -> list[Text]:
@@ -169,9 +161,10 @@ def _rebalances(model: Model, lines: int) -> list[Text]:
         return [Text("none yet", style="dim")]
     drawn = [Text(f"{'ago':>8} {'cause':<6}{'member':<9}{'moved':>5} took", style="dim")]
     for change in model.rebalances[: lines - 1]:
-        line = Text(f"{duration(change.ago_ms):>8} ", style="dim")
+        ago_ms = max(0, model.snapshot.taken_ms - change.at_ms)
+        line = Text(f"{duration(ago_ms):>8} ", style="dim")
         line.append(f"{change.cause:<6}", style="red" if change.cause == "death" else "bold default")
-        line.append(f"{change.member[:8]:<9}{change.moved:>5} ", style="default")
+        line.append(f"{change.member[:8]:<9}{len(change.moved):>5} ", style="default")
         if change.ms is None:
             line.append("moving", style="bold yellow")
         else:

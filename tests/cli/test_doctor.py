@@ -219,7 +219,7 @@ def test_doctor_names_a_log_that_is_ahead_of_its_lock_and_repair_mends_it(
     said = next(check for check in in_doctor() if "is ahead of its lock" in check.found)
     assert (said.name, said.verdict) == ("log price", "fail")
     assert f"{acked} is ahead of its lock: its last id is {foreign.decode()}" in said.found
-    assert "`streamworker repair shop:app` mends that" in said.remedy and "Do not delete" in said.remedy
+    assert "`streamworker repair shop:app` repairs that" in said.remedy and "Do not delete" in said.remedy
     (step,) = [step for step in plan(streamworker) if step["action"] == "repair log"]
     assert (step["partitions"], step["why"]) == ([1], f"its lock does not know of {foreign.decode()}")
     assert raw.xlen(acked) == len(before) + 1, "a plan changes nothing"

@@ -11,7 +11,7 @@ import redis
 
 from streamworker import App
 from streamworker.cli.doctor.command import in_redis
-from streamworker.cli.doctor.durability import remains
+from streamworker.cli.doctor.server import remains
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.admin.rights import acl_rules

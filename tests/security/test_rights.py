@@ -224,7 +224,7 @@ async def test_a_worker_and_an_operator_may_put_a_damaged_membership_aside(
                 access = Access(backend, keys, 1_000)
                 await operations.mend_document(access, replace(effect, seen=seen))
                 assert not admin.exists(keys.members)
-            assert await membership.put_aside(backend, keys)
+            assert await membership.quarantined(backend, keys)
         assert admin.unlink(keys.damaged)
 
 
@@ -250,7 +250,7 @@ async def test_a_worker_and_an_operator_may_put_aside_what_stands_in_place_of_he
                 (reply,) = await membership.heartbeat(backend, [renewal])
                 assert isinstance(reply, membership.HeartbeatReply) and reply.lost
                 assert not admin.exists(keys.beats)
-                assert await membership.put_aside(backend, keys)
+                assert await membership.quarantined(backend, keys)
         assert admin.unlink(keys.damaged)
 
 

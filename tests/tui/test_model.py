@@ -51,7 +51,7 @@ def test_a_worker_keeps_its_letter_when_an_older_one_leaves() -> None:
 def test_a_new_worker_gets_the_first_free_letter() -> None:
     """The letter of a worker that has gone is given away again."""
     rows = model.rows(None, group(partitions=6, workers=3), letters={"w2": "A", "w3": "C"})
-    assert {worker.name: worker.letter for worker in rows.workers} == {"w1": "B", "w2": "A", "w3": "C"}
+    assert {worker.member.name: worker.letter for worker in rows.workers} == {"w1": "B", "w2": "A", "w3": "C"}
 
 
 def test_more_workers_than_letters_are_still_shown() -> None:
@@ -66,7 +66,7 @@ def test_a_handover_names_both_the_owner_and_the_next_one() -> None:
     snapshot = group(partitions=2, workers=2)
     moving = replace(snapshot.partitions[0], assigned="w2", state="draining")
     rows = model.rows(None, replace(snapshot, partitions=(moving, snapshot.partitions[1])))
-    assert (rows.cells[0].owner, rows.cells[0].wanted, rows.cells[0].state) == ("A", "B", "draining")
+    assert (rows.cells[0].owner, rows.cells[0].wanted, rows.cells[0].view.state) == ("A", "B", "draining")
 
 
 def test_an_owner_that_is_no_member_any_more_is_shown_as_unknown() -> None:
@@ -76,7 +76,7 @@ def test_an_owner_that_is_no_member_any_more_is_shown_as_unknown() -> None:
     assert model.rows(None, replace(snapshot, partitions=(orphan,))).cells[0].owner == "?"
 
 
-def test_rebalances_are_newest_first_and_say_how_long_ago() -> None:
+def test_rebalances_are_newest_first() -> None:
     """The last change is the one to look at."""
     snapshot = replace(
         group(partitions=1, workers=1, at_ms=60_000),
@@ -86,7 +86,7 @@ def test_rebalances_are_newest_first_and_say_how_long_ago() -> None:
         ),
     )
     rows = model.rows(None, snapshot)
-    assert [(r.generation, r.ago_ms, r.ms) for r in rows.rebalances] == [(2, 5_000, None), (1, 50_000, 12)]
+    assert [change.generation for change in rows.rebalances] == [2, 1]
 
 
 def test_a_spark_reader_has_a_position_a_lag_and_a_rate_in_rows() -> None:
@@ -106,8 +106,8 @@ def test_standbys_and_halted_partitions_are_named() -> None:
     snapshot = group(partitions=2, workers=2, standbys=1)
     halted = replace(snapshot.partitions[1], state="halted", reason="ValueError: no")
     rows = model.rows(None, replace(snapshot, partitions=(snapshot.partitions[0], halted)))
-    assert [worker.name for worker in rows.standbys] == ["w3"]
-    assert [(cell.partition, cell.reason) for cell in rows.halted] == [(1, "ValueError: no")]
+    assert [worker.member.name for worker in rows.standbys] == ["w3"]
+    assert [(view.partition, view.reason) for view in rows.halted] == [(1, "ValueError: no")]
 
 
 def test_a_group_without_members_has_rows_too() -> None:
@@ -115,7 +115,7 @@ def test_a_group_without_members_has_rows_too() -> None:
     snapshot = group(partitions=3, workers=0, lag=7)
     rows = model.rows(None, snapshot)
     assert rows.workers == ()
-    assert rows.lag == 21
+    assert rows.snapshot.lag == 21
 
 
 def test_the_views_are_the_core_snapshot_types() -> None:

@@ -13,10 +13,9 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.doctor.checks import Check
-from streamworker.cli.doctor.cluster import redis_checks
-from streamworker.cli.doctor.durability import durability_check
 from streamworker.cli.doctor.groups import app_checks
 from streamworker.cli.doctor.sentinel import sentinel_checks
+from streamworker.cli.doctor.server import durability_check, redis_checks
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AsJson, connected, print_json, run_async, say
 from streamworker.core.text import printable
@@ -73,9 +72,6 @@ def _print(checks: list[Check]) -> None:
     say(f"{len(checks)} checks: {bad[0]} failed, {bad[1]} warnings.")
 
 
-# -- this machine ------------------------------------------------------------------------------
-
-
 def packages() -> Iterator[Check]:
     """Check Python and the installed packages."""
     yield Check("python", "ok", sys.version.split()[0])
@@ -109,13 +105,9 @@ def embedded_server() -> Check:
     from streamworker.dev.server import find_server, server_version
 
     try:
-        binary = find_server()
-        return Check("embedded server", "ok", f"{server_version(binary)}")
+        return Check("embedded server", "ok", str(server_version(find_server())))
     except StreamworkerError as error:
         return Check("embedded server", "warn", error.message, f"For dev and demo: {error.remedy}")
-
-
-# -- the app -----------------------------------------------------------------------------------
 
 
 def application(path: str) -> tuple[Check, App | None]:
@@ -130,21 +122,17 @@ def application(path: str) -> tuple[Check, App | None]:
     return Check("app", "ok", f"{found.name}: {counts}"), found
 
 
-# -- Redis -------------------------------------------------------------------------------------
-
-
 async def in_redis(app: App | None, path: str) -> list[Check]:
     """Check the server, and the app's keys on it."""
-    given = app
     checks: list[Check] = []
     try:
-        app = app or with_override(App("doctor"))
-        checks += await sentinel_checks(app.settings.redis_url)
-        async with connected(app) as backend:
-            checks += await redis_checks(backend, app.name)
-            checks.append(await durability_check(backend, app.settings))
-            if given is not None:
-                checks += await app_checks(backend, given, path)
+        asking = app or with_override(App("doctor"))
+        checks += await sentinel_checks(asking.settings.redis_url)
+        async with connected(asking) as backend:
+            checks += await redis_checks(backend, asking.name)
+            checks.append(await durability_check(backend, asking.settings))
+            if app is not None:
+                checks += await app_checks(backend, app, path)
     except StreamworkerError as error:
         name = "connection" if checks else "redis"
         checks.append(Check(name, "fail", error.message, error.remedy or "Try again."))

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from streamworker.app import App, Stream
 from streamworker.cli.doctor.checks import Check, Verdict
 from streamworker.cli.doctor.repair_plan import kind_of
+from streamworker.cli.support import group_keys
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.errors import StreamworkerError
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.admin import health
 from streamworker.redisio.admin.health import Holder
 from streamworker.redisio.admin.repair import logs_ahead
-from streamworker.redisio.group.membership import put_aside
+from streamworker.redisio.group.membership import quarantined
 from streamworker.redisio.keys import GroupKeys, StreamKeys
-from streamworker.redisio.scripts import PUT_RIGHT, log_ahead
+from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 
@@ -28,15 +29,7 @@ SHOWN = 4
 async def app_checks(backend: Backend, app: App, path: str) -> list[Check]:
     """Check an app's keys in Redis. The checks are independent, so a broken key hides no other result.
 
-    Parameters
-    ----------
-    path
-        The app's path on the command line; the remedies contain it.
-
-    Raises
-    ------
-    BackendUnavailable
-        If the server does not answer.
+    ``path`` is the app's on the command line; the remedies contain it.
     """
     checks = [await _key_types(backend, app)]
     for stream in app.streams.values():
@@ -56,12 +49,7 @@ async def _key_types(backend: Backend, app: App) -> Check:
     if not wrong:
         return Check("keys", "ok", f"{len(expected):,} keys hold what they should, or nothing")
     shown = [f"{key} holds a {kind}, not a {expected[key]}" for key, kind in wrong.items()]
-    return Check(
-        "keys",
-        "fail",
-        _some(shown, "; "),
-        f"Another program wrote there. {PUT_RIGHT}",
-    )
+    return Check("keys", "fail", _some(shown, "; "), f"Another program wrote there. {OVERWRITTEN}")
 
 
 # -- streams -----------------------------------------------------------------------------------
@@ -88,10 +76,10 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
     except StreamworkerError as error:
         return [Check(name, "fail", error.message, error.remedy or "Look at the key with TYPE.")]
     ours = {spec.name for spec in app.processors.values() if spec.stream.name == stream.name}
-    return [Check(name, "ok", f"{declared} partitions"), *_strangers(path, name, holders, ours)]
+    return [Check(name, "ok", f"{declared} partitions"), *_undeclared(path, name, holders, ours)]
 
 
-def _strangers(path: str, name: str, holders: Sequence[Holder], ours: set[str]) -> Iterator[Check]:
+def _undeclared(path: str, name: str, holders: Sequence[Holder], ours: set[str]) -> Iterator[Check]:
     """Warn about groups that prevent trimming of a stream and that the app does not declare."""
     for holder in holders:
         if holder.name in ours:
@@ -110,45 +98,33 @@ def _strangers(path: str, name: str, holders: Sequence[Holder], ours: set[str]) 
 
 
 async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> list[Check]:
-
-    settings, keys = app.settings, GroupKeys(app.name, spec.stream.name, spec.name)
-    damaged = await _damaged(backend, app, path, spec)
+    settings, keys, name = app.settings, group_keys(spec), f"group {spec.name}"
+    damaged = await _damaged(backend, keys, path)
     try:
         snapshot = await take_snapshot(
             backend, app.name, spec.stream.name, spec.name, silent_after_ms=settings.session_timeout_ms
         )
         stored = await backend.execute("HGETALL", keys.schemas)
     except StreamworkerError as error:
-        return [
-            Check(f"group {spec.name}", "fail", error.message, error.remedy or "Look at its keys."),
-            *damaged,
-        ]
+        return [Check(name, "fail", error.message, error.remedy or "Look at its keys."), *damaged]
     if snapshot.problems:
         # The checks below need the keys that could not be read.
-        return [
-            *(Check(f"group {spec.name}", "fail", problem, PUT_RIGHT) for problem in snapshot.problems),
-            *damaged,
-        ]
-    checks = [
-        *damaged,
-        _members(snapshot, spec, path),
-        _locks(snapshot, spec, path),
-        _partitions(snapshot, spec),
-    ]
+        return [*(Check(name, "fail", problem, OVERWRITTEN) for problem in snapshot.problems), *damaged]
+    checks = [*damaged, _members(snapshot, path), _locks(snapshot, path), _partitions(snapshot)]
     if spec.forward:
-        checks.append(_schema(snapshot, spec, keys.schemas, stored, settings.trim_interval_ms))
-        checks += [_log(snapshot, spec, path, settings.acked_entries_max), *_readers(snapshot, spec, path)]
+        checks.append(_schema(snapshot, keys.schemas, stored, settings.trim_interval_ms))
+        checks += [_log(snapshot, path, settings.acked_entries_max), *_readers(snapshot, path)]
         for p, last in (await logs_ahead(backend, keys, len(snapshot.partitions))).items():
             ahead = log_ahead(keys.acked(p), last, str(snapshot.partitions[p].rows))
             checks.append(Check(f"log {spec.name}", "fail", ahead.message, ahead.remedy.replace("APP", path)))
     return checks
 
 
-async def _damaged(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> list[Check]:
+async def _damaged(backend: Backend, keys: GroupKeys, path: str) -> list[Check]:
     """Warn if workers have replaced a damaged membership document or damaged heartbeats."""
-    keys, name = GroupKeys(app.name, spec.stream.name, spec.name), f"membership {spec.name}"
+    name = f"membership {keys.group}"
     try:
-        kept = await put_aside(backend, keys)
+        kept = await quarantined(backend, keys)
     except StreamworkerError as error:
         return [Check(name, "warn", error.message, error.remedy or f"Look at the key {keys.damaged}.")]
     if not kept:
@@ -160,13 +136,13 @@ async def _damaged(backend: Backend, app: App, path: str, spec: ProcessorSpec) -
             f"was damaged, and its workers repaired it; {keys.damaged} keeps the old value: {kind_of(kept)}",
             f"Another program wrote to {keys.members} (`history` says when) or to {keys.beats}. Find that "
             "program. Then delete the old value: "
-            f"streamworker repair {path} --drop-damaged {spec.name}",
+            f"streamworker repair {path} --drop-damaged {keys.group}",
         )
     ]
 
 
-def _members(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str) -> Check:
-    name = f"group {spec.name}"
+def _members(snapshot: GroupSnapshot, path: str) -> Check:
+    name = f"group {snapshot.processor}"
     silent = [member for member in snapshot.members if member.state == "silent"]
     alive = sum(member.state not in ("silent", "held") for member in snapshot.members)
     counts = f"{alive} members, {len(snapshot.partitions)} partitions, lag {snapshot.lag:,}"
@@ -189,14 +165,14 @@ def _members(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str) -> Check:
         name,
         "warn" if snapshot.lag else "ok",
         f"no members, lag {snapshot.lag:,}",
-        f"No worker runs it, so its stream is not trimmed: streamworker run {path} -p {spec.name}"
+        f"No worker runs it, so its stream is not trimmed: streamworker run {path} -p {snapshot.processor}"
         if snapshot.lag
         else "",
     )
 
 
-def _locks(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str) -> Check:
-    name = f"locks {spec.name}"
+def _locks(snapshot: GroupSnapshot, path: str) -> Check:
+    name = f"locks {snapshot.processor}"
     members = {member.id for member in snapshot.members}
     orphans = [view for view in snapshot.partitions if view.owner and view.owner not in members]
     if not orphans:
@@ -211,8 +187,8 @@ def _locks(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str) -> Check:
     )
 
 
-def _partitions(snapshot: GroupSnapshot, spec: ProcessorSpec) -> Check:
-    name = f"partitions {spec.name}"
+def _partitions(snapshot: GroupSnapshot) -> Check:
+    name = f"partitions {snapshot.processor}"
     halted = [view for view in snapshot.partitions if view.state == "halted"]
     if halted:
         return Check(
@@ -243,12 +219,10 @@ def _partitions(snapshot: GroupSnapshot, spec: ProcessorSpec) -> Check:
 # -- acked logs --------------------------------------------------------------------------------
 
 
-def _schema(
-    snapshot: GroupSnapshot, spec: ProcessorSpec, key: str, flat: Sequence[bytes], interval_ms: int
-) -> Check:
+def _schema(snapshot: GroupSnapshot, key: str, flat: Sequence[bytes], interval_ms: int) -> Check:
     from streamworker.redisio.data.schemas import CURRENT  # loads pyarrow
 
-    name, stored = f"schema of {spec.name}", dict(zip(flat[::2], flat[1::2], strict=True))
+    name, stored = f"schema of {snapshot.processor}", dict(zip(flat[::2], flat[1::2], strict=True))
     if stored.get(CURRENT) in stored:
         return Check(name, "ok", f"{len(stored) - 1} stored")
     if not any(view.epoch for view in snapshot.partitions):
@@ -262,8 +236,8 @@ def _schema(
     )
 
 
-def _log(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str, limit: int) -> Check:
-    name = f"log {spec.name}"
+def _log(snapshot: GroupSnapshot, path: str, limit: int) -> Check:
+    name = f"log {snapshot.processor}"
     entries = sum(view.acked_length for view in snapshot.partitions)
     fullest = max(snapshot.partitions, key=lambda view: view.acked_length, default=None)
     most = fullest.acked_length if fullest else 0
@@ -282,13 +256,13 @@ def _log(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str, limit: int) ->
         verdict if share >= LOG_FAIL else "warn",
         f"nobody reads it: {text}",
         f"At the limit commits wait. Start its pipeline: streamworker spark {path}. Or declare "
-        f"forward=False. Or drop its rows: streamworker repair {path} --trim-log {spec.name}",
+        f"forward=False. Or drop its rows: streamworker repair {path} --trim-log {snapshot.processor}",
     )
 
 
-def _readers(snapshot: GroupSnapshot, spec: ProcessorSpec, path: str) -> Iterator[Check]:
+def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:
     for reader in snapshot.readers:
-        name = f"reader {reader.name} of {spec.name}"
+        name = f"reader {reader.name} of {snapshot.processor}"
         still_ms = snapshot.taken_ms - reader.updated_ms
         text = f"{reader.lag_rows:,} rows behind, moved {still_ms // 1000:,} s ago"
         if not reader.updated_ms:

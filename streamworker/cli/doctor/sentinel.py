@@ -9,18 +9,10 @@ from streamworker.urls import SENTINEL, host_and_port, kind_of
 
 
 async def sentinel_checks(url: str) -> list[Check]:
-    """Check the sentinels of a URL; return no check for a URL without sentinels.
-
-    Raises
-    ------
-    ConfigurationError
-        If the URL cannot be read.
-    """
+    """Check the sentinels of a URL; return no check for a URL without sentinels."""
     if kind_of(url) != SENTINEL:
         return []
-
-    target = SentinelTarget(url, "doctor")
-    return [of_sentinels(await target.views())]
+    return [of_sentinels(await SentinelTarget(url, "doctor").views())]
 
 
 def of_sentinels(views: Sequence["SentinelView"]) -> Check:

@@ -1,30 +1,74 @@
-"""The checks of ``doctor`` for a server: can its configuration lose data? They only read."""
+"""The checks of ``doctor`` for a server or a Cluster: can its configuration lose data? They only read."""
 
 import re
 import time
 from collections.abc import Callable, Mapping
 
 from streamworker.cli.doctor.checks import Check, Verdict
-from streamworker.errors import StreamworkerError
+from streamworker.errors import BackendError, ConfigurationError, StreamworkerError
 from streamworker.redisio.admin import health
 from streamworker.redisio.admin.health import Rights
 from streamworker.redisio.group.membership import connected as connections
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import ServerInfo, check_server
+from streamworker.runtime.durability import check_durability
+from streamworker.settings import Settings
 
 CLOCK_DIFFERENCE_MAX_MS = 1_000
 MEMORY_WARN, MEMORY_FAIL = 0.75, 0.9
 MISSING_SHOWN = 4
 
 
-async def server_checks(backend: Backend, app_name: str) -> list[Check]:
-    """Check one server.
+async def redis_checks(backend: Backend, app_name: str) -> list[Check]:
+    """Check one server, or all primaries of a Cluster; a result that all primaries share appears once."""
+    uncovered = await backend.uncovered()
+    if uncovered is None:
+        return await _server_checks(backend, app_name)
+    primaries = await backend.primaries()
+    found: dict[str, dict[str, Check]] = {}
+    alone = []
+    for primary in primaries:
+        for check in await _server_checks(primary, app_name):
+            found.setdefault(check.name, {})[primary.address] = check
+        if not (await primary.info()).replicas:
+            alone.append(primary.address)
+    checks = [_cluster(uncovered, len(primaries), alone)]
+    for by_address in found.values():
+        different = set(by_address.values())
+        if len(different) == 1:
+            checks += different
+        else:
+            checks += [_of_node(check, address) for address, check in by_address.items()]
+    return checks
 
-    Raises
-    ------
-    BackendError
-        If the server does not answer.
-    """
+
+def _of_node(check: Check, address: str) -> Check:
+    if address in check.found:
+        return check
+    return Check(check.name, check.verdict, f"{address}: {check.found}", check.remedy)
+
+
+def _cluster(uncovered: int, primaries: int, alone: list[str]) -> Check:
+    """Check that all slots are served, and that each primary has a replica."""
+    if uncovered:
+        return Check(
+            "cluster",
+            "fail",
+            f"no primary serves {uncovered:,} of 16,384 slots",
+            "A failover repairs this without your help; CLUSTER INFO and CLUSTER NODES say more.",
+        )
+    served = f"{primaries} primaries serve all slots"
+    if alone:
+        return Check(
+            "cluster",
+            "warn",
+            f"{served}; without a replica: {', '.join(alone)}",
+            "Add a replica to each: if such a primary fails, its partitions stop until it is back.",
+        )
+    return Check("cluster", "ok", f"{served}, and each has a replica")
+
+
+async def _server_checks(backend: Backend, app_name: str) -> list[Check]:
     started = time.monotonic()
     server_ms = await backend.time_ms()
     took_ms = (time.monotonic() - started) * 1000
@@ -84,14 +128,7 @@ INFO_CHECKS: tuple[Callable[["ServerInfo"], Check], ...] = (_settings, _memory, 
 
 
 def persistence(info: ServerInfo, settings: Mapping[str, str] | None) -> Check:
-    """Say which data the server can lose with its configuration.
-
-    Parameters
-    ----------
-    settings
-        The server's configuration; None if this user may not read it. The check then does not say how
-        often the server writes.
-    """
+    """Say which data the server can lose with its configuration, as far as this user may read that."""
     if info.aof_enabled and not info.aof_written:
         return Check(
             "persistence",
@@ -133,6 +170,41 @@ def _lost_in_a_crash(info: ServerInfo, settings: Mapping[str, str] | None) -> tu
         return "everything: neither an append-only file nor snapshots", remedy
     every = max(int(seconds) for seconds, _ in points)
     return f"what came after its last snapshot, up to {every:,} s (save): no append-only file", remedy
+
+
+async def durability_check(backend: Backend, settings: Settings) -> Check:
+    """Check whether the server supports the app's durability, and say which data can still be lost."""
+    try:
+        await check_durability(backend, settings)
+    except (ConfigurationError, BackendError) as error:
+        return Check("durability", "fail", error.message, error.remedy or "Try again.")
+    return remains(settings, await backend.info())
+
+
+def remains(settings: Settings, info: ServerInfo) -> Check:
+    """Say which confirmed data can be lost with these settings on this server."""
+    wanted, replicas = settings.durability_replicas, info.replicas
+    match settings.durability:
+        case "aof":
+            failover = "; a failover may" if replicas else ""
+            text = f"aof: a crash loses nothing that was confirmed{failover}."
+        case "replicas" if replicas < wanted:
+            return Check(
+                "durability",
+                "fail",
+                f"replicas: nothing is confirmed before {wanted} have it, and {replicas} are connected.",
+                "Connect a replica, or lower durability_replicas.",
+            )
+        case "replicas" if replicas > wanted:
+            text = (
+                f"replicas: a failover to one of the {wanted} that had it loses nothing that was confirmed; "
+                f"a failover to another of the {replicas} may."
+            )
+        case "replicas":
+            text = "replicas: a failover loses nothing that was confirmed."
+        case _:
+            text = "memory: a send is confirmed when Redis has it; persistence says what can be lost."
+    return Check("durability", "ok", text)
 
 
 def _clock(server_ms: int, took_ms: float) -> Check:

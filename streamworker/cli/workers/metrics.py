@@ -99,13 +99,7 @@ def families(taken: Sequence[GroupSnapshot], *, up: bool) -> Iterator[Metric]:
 
 
 def serve(selection: Selection, port: int) -> None:
-    """Serve the metrics of these processors from threads, until the process ends.
-
-    Raises
-    ------
-    ConfigurationError
-        If the port cannot be opened.
-    """
+    """Serve the metrics of these processors from threads, until the process ends."""
     registry = CollectorRegistry()
     registry.register(Groups(selection))
     try:

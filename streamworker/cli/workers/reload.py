@@ -1,5 +1,6 @@
 """``run --reload``: restarts the worker when a Python file changes."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,42 +19,31 @@ def run_reloading(arguments: Sequence[str]) -> int:
     example on a syntax error, is started again after the next change.
     """
     changed = watcher(Path.cwd())
-    told = False
-
-    def tell() -> None:
-        nonlocal told
-        told = True
-
+    stopping = threading.Event()
     while True:
         with Children() as children:
 
             def stop(children: Children = children) -> None:
-                tell()
+                stopping.set()
                 children.stop()
 
             with two_stages(stop, children.force):
                 children.start("worker", arguments)
                 file = None
-                while not told and file is None:
+                while not stopping.is_set() and file is None:
                     time.sleep(LOOK_EVERY_S)
                     children.report()
                     file = changed()
-                if file is not None and not told:
+                if file is not None and not stopping.is_set():
                     say(f"{file} changed: restarting the worker.", error=True)
                 children.stop()
                 code = children.wait()
-        if told:
+        if stopping.is_set():
             return code
 
 
 def watcher(folder: Path) -> Callable[[], Path | None]:
-    """Return a function that returns a Python file that changed since its last call, or None.
-
-    Raises
-    ------
-    ConfigurationError
-        If ``watchfiles`` is not installed.
-    """
+    """Return a function that returns a Python file that changed since its last call, or None."""
     try:
         from watchfiles import PythonFilter, watch
     except ImportError:

@@ -1,6 +1,7 @@
 """``streamworker run``: runs a worker."""
 
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -97,7 +98,7 @@ def run(
     """
     from streamworker.cli import logs
 
-    if sum((tui, spark, reload)):
+    if tui or spark or reload:
         if reload and (tui or spark):
             raise typer.BadParameter("--reload cannot be combined with --tui or --spark.")
         arguments = _arguments(app, processor, name, static_id, metrics_port, loop, log_level, log_format)
@@ -105,7 +106,7 @@ def run(
             raise typer.Exit(run_reloading(arguments))
         logging = ["--log-level", log_level, "--log-format", log_format]
         pipelines = ["spark", app, *logging] if spark else None
-        raise typer.Exit(_with_company(app, processor, arguments, pipelines, log_file if tui else None))
+        raise typer.Exit(_with_children(app, processor, arguments, pipelines, log_file if tui else None))
     logs.configure(log_level.value, log_format.value)
     if end_with_parent:
         watch_parent()
@@ -135,19 +136,20 @@ def _arguments(
     log_format: Format,
 ) -> list[str]:
     """Return the arguments of the worker process that --tui, --spark and --reload start."""
-    arguments = ["run", app, "--loop", loop, "--log-level", log_level, "--log-format", log_format]
-    for processor in processors or ():
-        arguments += ["--processor", processor]
-    if name is not None:
-        arguments += ["--name", name]
-    if static_id is not None:
-        arguments += ["--static-id", static_id]
-    if metrics_port is not None:
-        arguments += ["--metrics-port", str(metrics_port)]
-    return arguments
+    options = [
+        ("--loop", loop),
+        ("--log-level", log_level),
+        ("--log-format", log_format),
+        *(("--processor", processor) for processor in processors or ()),
+        ("--name", name),
+        ("--static-id", static_id),
+        ("--metrics-port", metrics_port),
+    ]
+    given = [(option, str(value)) for option, value in options if value is not None]
+    return ["run", app, *chain.from_iterable(given)]
 
 
-def _with_company(
+def _with_children(
     path: str,
     processors: list[str] | None,
     worker: list[str],

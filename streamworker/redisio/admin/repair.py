@@ -16,7 +16,7 @@ from streamworker.errors import BackendRefused
 from streamworker.redisio.admin.health import connection_names, in_pieces
 from streamworker.redisio.group import control
 from streamworker.redisio.group.locks import LockView, lock_view
-from streamworker.redisio.group.membership import connected, fields_of, put_aside, read_beats
+from streamworker.redisio.group.membership import connected, fields_of, quarantined, read_beats
 from streamworker.redisio.group.protocols import HASHES
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import (
@@ -99,7 +99,7 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
         log_lengths={p: replies[2 * p + 1] for p in range(partitions)},
         readers=_texts(flat_readers),
         ahead=await logs_ahead(backend, keys, partitions),
-        damaged=await put_aside(backend, keys),
+        damaged=await quarantined(backend, keys),
     )
 
 

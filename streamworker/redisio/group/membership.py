@@ -75,7 +75,7 @@ async def look_at_members(backend: Backend, keys: GroupKeys) -> tuple[bytes | No
     return document, server_ms, foreign
 
 
-async def put_aside(backend: Backend, keys: GroupKeys) -> str:
+async def quarantined(backend: Backend, keys: GroupKeys) -> str:
     """Return the fingerprint of the stored damaged document or heartbeats; empty if there is none."""
     kind = (await backend.execute("TYPE", keys.damaged)).decode()
     if kind != "string":

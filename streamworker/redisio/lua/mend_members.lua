@@ -1,6 +1,6 @@
 -- uses: types document
--- Moves a damaged membership document aside if it is still the value that was seen, and writes a new document
--- atomically; or writes none, and the group starts without members. So a valid document is never moved aside,
+-- Quarantines a damaged membership document if it is still the value that was seen, and writes a new document
+-- atomically; or writes none, and the group starts without members. So a valid document is never quarantined,
 -- and if two members repair the document, the second finds a valid one.
 --
 -- One copy is kept for inspection; of a long value, its beginning. Afterwards only the members of the new
@@ -30,7 +30,7 @@ end
 
 -- Redis allows HDEL when memory is full, and all writes after it.
 if is_a(KEYS[3], 'hash') then redis.call('HDEL', KEYS[3], '') else redis.call('UNLINK', KEYS[3]) end
-put_aside(KEYS[1], KEYS[5])
+quarantine(KEYS[1], KEYS[5])
 
 local generation = ''
 if ARGV[2] ~= '' then

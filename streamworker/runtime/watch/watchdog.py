@@ -311,7 +311,7 @@ class Watchdog:
         if runner is None:
             return Cause("its stored state, from Redis")
         if runner.halted:
-            return Cause(f"somebody to look at it: it is halted: {runner.halted}")
+            return Cause(f"an operator: it is halted: {runner.halted}")
         if self._is_blocked:
             if self._keeps_loop() != runner.activity.name:
                 return Cause("the event loop, which something else keeps")

@@ -21,14 +21,14 @@ local function present_in(members)
   return ids
 end
 
--- Moves a damaged value of the heartbeats aside, unless a copy is kept already, and gives each member in
+-- Quarantines a damaged value of the heartbeats, unless a copy is kept already, and gives each member in
 -- `present` a heartbeat at `now`, in ms of the server. So no member is lost, and a dead member is detected
 -- as if it had died now. `now` is the time in the script's reply: a time that is read again could be later,
 -- and no heartbeat may be in the future. Removed members are not in `present`. Returns false if the user
 -- lacks a right; then nothing was changed.
 local function begin_beats(beats, present, damaged, now)
   local is_done = pcall(function()
-    if redis.call('EXISTS', damaged) == 0 then put_aside(beats, damaged) else redis.call('UNLINK', beats) end
+    if redis.call('EXISTS', damaged) == 0 then quarantine(beats, damaged) else redis.call('UNLINK', beats) end
   end)
   if not is_done then return false end
   for _, id in ipairs(present) do redis.call('HSET', beats, id, text(now) .. '|0||0') end

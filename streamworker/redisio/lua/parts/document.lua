@@ -19,7 +19,7 @@ end
 local KEPT_TEXT = 65536
 local KEPT_OTHER = 1048576
 
-local function put_aside(key, damaged)
+local function quarantine(key, damaged)
   local kind = redis.call('TYPE', key).ok
   local kept
   if kind == 'string' then
