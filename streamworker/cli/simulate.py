@@ -115,11 +115,6 @@ def simulate(
     if scenario is not None:
         _play(scenario)
         return
-    if trace and (compare or json):
-        raise ConfigurationError(
-            "--trace prints the events and effects of one schedule, and no figures.",
-            remedy="Leave out --compare and --json.",
-        )
     _check(protocol if not compare else "membership", assignment, faults)
     plans = [
         Schedule(
@@ -134,7 +129,7 @@ def simulate(
         for name in (PROTOCOLS if compare else [protocol])
     ]
     if trace:
-        _trace(plans[0])
+        _trace(plans[0], figures=compare or json)
         return
     results = [_run(plan, schedules) for plan in plans]
     _show([summary for summary, _ in results], as_json=json)
@@ -208,10 +203,15 @@ def _fail_if(violations: "Sequence[Violation]") -> None:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _trace(schedule: "Schedule") -> None:
+def _trace(schedule: "Schedule", *, figures: bool) -> None:
     from streamworker.sim.simulation import run
     from streamworker.sim.transcript import Transcript
 
+    if figures:
+        raise ConfigurationError(
+            "--trace prints the events and effects of one schedule, and no figures.",
+            remedy="Leave out --compare and --json.",
+        )
     transcript = Transcript()
     outcome = run(schedule, trace=transcript)
     say(*transcript.lines)

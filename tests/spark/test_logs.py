@@ -8,7 +8,6 @@ from itertools import chain, pairwise
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from redis import Redis
@@ -22,7 +21,7 @@ from streamworker.spark.source.datasource import LogStreamReader
 from streamworker.spark.source.logs import AckedLogs, LogEntry
 from streamworker.spark.source.offsets import Position, Slice
 from streamworker.spark.source.options import SourceOptions
-from streamworker.spark.source.schema import BATCH_ROWS, Coalescer, spark_schema
+from streamworker.spark.source.schema import BATCH_ROWS, coalesce, spark_schema
 from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
 
 OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="r", retry_timeout_ms=200)
@@ -340,12 +339,8 @@ def test_a_reader_needs_few_rights(acked: AckedLog, redis_url: str, monkeypatch:
 
 def test_small_batches_are_joined_and_large_ones_left_alone() -> None:
     """The cost of handing one to the JVM is fixed."""
-    coalescer = Coalescer(rows=10)
-    assert coalescer.add(orders(0, 4)) == []
-    assert coalescer.add(orders(4, 0)) == []
-    joined = coalescer.add(orders(4, 7))
-    assert [batch.num_rows for batch in joined] == [11]
-    assert pa.Table.from_batches(joined)["n"].to_pylist() == list(range(11))
     large = orders(0, BATCH_ROWS)
-    assert coalescer.add(large) == [large]
-    assert coalescer.flush() == []
+    joined = list(coalesce([orders(0, 4), orders(4, 0), orders(4, 7), large, orders(11, 1)], rows=10))
+    assert [batch.num_rows for batch in joined] == [11, BATCH_ROWS, 1]
+    assert joined[0]["n"].to_pylist() == list(range(11))
+    assert joined[1] is large

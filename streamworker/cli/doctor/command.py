@@ -91,10 +91,10 @@ def packages() -> Iterator[Check]:
 
 def java() -> Check:
     """Check for the Java that Spark needs."""
-    from streamworker.spark.driver.java import locate_java
+    from streamworker.spark.driver.java import find_java
 
     try:
-        there = locate_java()
+        there = find_java()
     except StreamworkerError as error:
         return Check("java", "warn", error.message, f"For pipelines: {error.remedy}")
     return Check("java", "ok", f"{there.version} from {there.found}")

@@ -29,29 +29,11 @@ POLL_S = 0.1
 def sole_driver(
     checkpoints: Mapping[str, Path], stop: threading.Event, wait_s: float = WAIT_S
 ) -> Iterator[tuple[int, ...] | None]:
-    """Hold the locks of these pipelines' checkpoint directories.
+    """Hold the locks of these pipelines' checkpoint directories on a local disk.
 
-    Parameters
-    ----------
-    checkpoints
-        Checkpoint directories on a local disk, by the name of the pipeline.
-    stop
-        Ends the wait for a lock.
-    wait_s
-        How long to wait for a lock that another driver holds.
+    Yields the open files, for the JVM to inherit; None if ``stop`` was set during the wait. If another
+    driver still holds a lock after ``wait_s``, this is a ConfigurationError.
 
-    Yields
-    ------
-    tuple of int, or None
-        The open files, for the JVM to inherit; None if ``stop`` was set during the wait.
-
-    Raises
-    ------
-    ConfigurationError
-        If another driver still holds one of them after ``wait_s``.
-
-    Examples
-    --------
     >>> import tempfile
     >>> checkpoint = Path(tempfile.mkdtemp()) / "checkpoint"
     >>> with sole_driver({"revenue": checkpoint}, threading.Event()) as files:

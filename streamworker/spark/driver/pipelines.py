@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -125,29 +125,25 @@ def run_pipelines(
             specs[0].processor.stream.app, master=master, remote=remote, redis_url=redis_url, keep_open=locks
         )
         runs = [_Run(spec, found, once=once, tell=on_progress) for spec in specs]
-        return _run(runs, found, stop, own=session is None)
+        try:
+            return _watch(runs, stop)
+        except Exception:
+            if not found.has_ended(within_s=JVM_END_S):
+                raise
+            raise BackendUnavailable(
+                f"Spark's JVM has ended unexpectedly; its output is in {found.log_path}.",
+                remedy="It may have been killed, or have run out of memory (spark.driver.memory). Every "
+                "query goes on from its checkpoint when it is started again.",
+            ) from None
+        finally:
+            if session is None:
+                found.stop()
 
 
 def _on_disk(specs: Iterable[PipelineSpec]) -> dict[str, Path]:
     """Return the checkpoint directories on this machine's disks, by the name of the pipeline."""
     found = {spec.name: checkpoint_of(spec, spec.processor.stream.app) for spec in specs}
     return {name: Path(local(place)).absolute() for name, place in found.items() if is_local(place)}
-
-
-def _run(runs: "list[_Run]", found: Session, stop: threading.Event, *, own: bool) -> int:
-    try:
-        return _watch(runs, stop)
-    except Exception:
-        if not found.has_ended(within_s=JVM_END_S):
-            raise
-        raise BackendUnavailable(
-            f"Spark's JVM has ended unexpectedly; its output is in {found.log_path}.",
-            remedy="It may have been killed, or have run out of memory (spark.driver.memory). Every query "
-            "goes on from its checkpoint when it is started again.",
-        ) from None
-    finally:
-        if own:
-            found.stop()
 
 
 def _selected(
@@ -217,13 +213,7 @@ class _Run:
     _rng: random.Random = field(default_factory=random.Random)
 
     def start(self, runs: "Iterable[_Run]") -> None:
-        """Build the query and start it, together with the other active runs.
-
-        Raises
-        ------
-        ConfigurationError
-            If the pipeline's function does not fit its declaration.
-        """
+        """Build the query and start it, together with the other active runs."""
         together = [run.spec for run in runs if run.active]
         self._query = start_query(self.spec, self.session, together=together, once=self.once)
         log.info("pipeline %s runs", self.spec.name)
@@ -307,19 +297,6 @@ class _Run:
         self._say("waiting" if waits else "restarting", failure.message)
 
     def _say(self, state: str, error: str = "") -> None:
-        last = self._last
-        if self.tell is None:
-            return
-        self.tell(
-            PipelineProgress(
-                pipeline=self.spec.name,
-                state=state,
-                batch=last.batch if last else -1,
-                rows=0,
-                rows_per_s=0.0,
-                positions=last.positions if last else {},
-                lag_rows=last.lag_rows if last else {},
-                seconds=0.0,
-                error=error,
-            )
-        )
+        if self.tell is not None:
+            last = self._last or PipelineProgress(self.spec.name, state)
+            self.tell(replace(last, state=state, rows=0, rows_per_s=0.0, seconds=0.0, error=error))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamworker.errors import ConfigurationError
@@ -17,16 +17,16 @@ class PipelineProgress:
     state: str
     """``running``, ``waiting`` (for the stream's declaration), ``restarting``, ``stopped``, ``done`` (all
     rows are read) or ``failed``."""
-    batch: int
+    batch: int = -1
     """Spark's number of the micro-batch; -1 before the first."""
-    rows: int
+    rows: int = 0
     """Rows in the micro-batch."""
-    rows_per_s: float
-    positions: Mapping[int, int]
+    rows_per_s: float = 0.0
+    positions: Mapping[int, int] = field(default_factory=dict)
     """Rows of each partition's log that the pipeline has processed."""
-    lag_rows: Mapping[int, int]
+    lag_rows: Mapping[int, int] = field(default_factory=dict)
     """Rows of each partition's log that the pipeline has not read."""
-    seconds: float
+    seconds: float = 0.0
     """How long the micro-batch took."""
     error: str = ""
 
@@ -37,16 +37,7 @@ class PipelineProgress:
 
 
 def from_event(pipeline: str, event: Any) -> PipelineProgress:
-    """Convert a progress event of Spark.
-
-    Parameters
-    ----------
-    pipeline
-        The pipeline's name.
-    event
-        ``query.lastProgress``. The function reads attributes, since an event of a remote Spark has no
-        items.
-    """
+    """Convert ``query.lastProgress``, by its attributes: an event of a remote Spark has no items."""
     source = event.sources[0]
     end = _offset(source.endOffset)
     latest = _offset(source.latestOffset) or end

@@ -34,19 +34,9 @@ def start_query(
 ) -> "StreamingQuery":
     """Start the query of a pipeline from its checkpoint directory, and return it.
 
-    Parameters
-    ----------
-    together
-        The pipelines that run together with this one. Those that read the same logs all begin with the
-        first rows, even if they start later.
-    once
-        Read the rows that the logs hold now and end; this overrides the trigger.
-
-    Raises
-    ------
-    ConfigurationError
-        If the pipeline's function returns neither a DataFrame nor a stream writer, or Spark refuses the
-        query.
+    ``together`` are the pipelines that run with this one. Those that read the same logs all begin with
+    the first rows, even if they start later. ``once`` overrides the trigger: the query reads the rows
+    that the logs hold now, and ends.
     """
     from pyspark.errors import AnalysisException
 

@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
+from streamworker.spark.driver.java import find_java
 from streamworker.spark.driver.scratch import LOG_NAME, make_scratch, sweep
 from streamworker.spark.source.connection import DEFAULT_NAME, variable_for
 from streamworker.urls import PLAINTEXT_VARIABLE, plaintext_host
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -126,17 +126,15 @@ def open_session(
     conf: Mapping[str, str] | None = None,
     keep_open: Sequence[int] = (),
 ) -> Session:
-    """Start Spark or connect to a Spark server, and register the source.
+    """Start Spark, or connect to a Spark Connect server, and register the source.
+
+    With ``remote``, ``sc://host:port``, this machine needs no Java. The server's Python needs redis and
+    pyarrow; each query carries the modules of streamworker.
 
     Parameters
     ----------
-    name
-        Name of the Spark application.
     master
         Spark master; ``local[*]`` if neither it nor ``remote`` is given.
-    remote
-        A Spark Connect server, ``sc://host:port``; needs no Java on this machine. The server's Python
-        needs redis and pyarrow; each query carries the modules of streamworker.
     redis_url
         The URL of connection ``default`` for Spark's local processes. The JVM gets it in its
         environment, never in a conf.
@@ -146,15 +144,6 @@ def open_session(
         Spark settings that override the defaults.
     keep_open
         Open files that a local JVM inherits, so that their locks last until the JVM ends.
-
-    Raises
-    ------
-    JavaMissing
-        If Spark needs a Java and there is none of version 17 or later.
-    ConfigurationError
-        If pyspark is not installed, or is too old, or the arguments contradict each other.
-    BackendUnavailable
-        If Spark does not start, or the server does not answer.
     """
     _need_pyspark()
     if remote is not None:
@@ -192,7 +181,7 @@ def _start(
     conf: dict[str, str],
     keep_open: Sequence[int],
 ) -> Session:
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf, SparkContext, java_gateway
     from pyspark.sql import SparkSession
 
     if SparkContext._active_spark_context is not None:  # noqa: SLF001, there is no public way to ask
@@ -201,7 +190,7 @@ def _start(
             remedy="Pass it on with spark=..., or stop it first.",
         )
     local = master.startswith("local")
-    java_home = _java_home()
+    java_home = find_java().home
     sweep()
     scratch, lock = make_scratch()
     settings = SMALL_MACHINE | _places(scratch) | socket_conf(scratch) if local else EVERYWHERE
@@ -213,7 +202,9 @@ def _start(
     log.info("starting Spark on %s; the JVM's output goes to %s", master, log_path)
     with _environment(_jvm_environment(java_home, redis_url, local)), log_path.open("ab") as output:
         try:
-            gateway = _launch(spark_conf, output, (lock, *keep_open))
+            launch: Any = java_gateway.launch_gateway  # pyspark gives it no types
+            files = {"stdout": output, "stderr": output, "pass_fds": (lock, *keep_open)}
+            gateway = launch(spark_conf, popen_kwargs=files)
             SparkContext(gateway=gateway, conf=spark_conf)
         except Exception as error:  # noqa: BLE001, pyspark and py4j raise many kinds
             _forget_gateway()
@@ -234,13 +225,6 @@ def _quiet_pyspark() -> None:
 
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _launch(conf: "SparkConf", output: IO[bytes], keep_open: Sequence[int]) -> Any:
-    from pyspark.java_gateway import launch_gateway
-
-    launch: Any = launch_gateway  # pyspark gives it no types
-    return launch(conf, popen_kwargs={"stdout": output, "stderr": output, "pass_fds": tuple(keep_open)})
 
 
 def _places(scratch: Path) -> dict[str, str]:
@@ -301,12 +285,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
-
-
-def _java_home() -> Path:
-    from streamworker.spark.driver.java import find_java
-
-    return find_java()
 
 
 def _end_jvm(jvm: "subprocess.Popen[bytes]") -> None:

@@ -23,21 +23,7 @@ WRITTEN, PLANNED = "_spark_metadata", "offsets"
 def check_belongs(spark: "SparkSession", name: str, path: str, checkpoint: str) -> None:
     """Refuse a table that was written from another checkpoint directory, or from a newer copy of it.
 
-    Parameters
-    ----------
-    spark
-        Lists folders that are not on a local disk. A remote session cannot, so these are not checked.
-    name
-        Name of the pipeline.
-    path
-        The table.
-    checkpoint
-        The checkpoint directory.
-
-    Raises
-    ------
-    ConfigurationError
-        If Spark would skip batches.
+    A remote session cannot list folders that are not on a local disk, so these are not checked.
     """
     written = latest_batch(spark, f"{path}/{WRITTEN}")
     planned = latest_batch(spark, f"{checkpoint}/{PLANNED}") if written >= 0 else -1

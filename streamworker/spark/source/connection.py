@@ -26,7 +26,7 @@ import re
 import stat
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,11 +146,8 @@ def variable_for(name: str) -> str:
 def resolve(name: str, environ: Mapping[str, str] | None = None) -> str:
     """Return the URL behind a name, from this process's environment.
 
-    Raises
-    ------
-    ConfigurationError
-        If this process does not define the name, others may read the connections file, or the URL would
-        send plain text to another machine. The message never shows a URL.
+    Refuses a connections file that others may read, and a URL that would send plain text to another
+    machine. No message shows a URL.
     """
     environ = os.environ if environ is None else environ
     url = environ.get(variable_for(name)) or _from_file(name, environ)
@@ -225,39 +222,31 @@ def address(url: str) -> str:
 
 
 class Connection:
-    """A named connection to Redis, which connects on its first call.
+    """A named connection to Redis, which connects on its first call; see the module's docstring."""
 
-    Parameters
-    ----------
-    name
-        Name of the connection; see the module's docstring.
-    retry_timeout_ms
-        How long a call is retried while Redis does not answer.
-    rng
-        Source of jitter.
-    """
-
-    def __init__(self, name: str, retry_timeout_ms: int, rng: random.Random | None = None) -> None:
+    def __init__(self, name: str, retry_timeout_ms: int) -> None:
         self.name = name
         self.retry_timeout_ms = retry_timeout_ms
-        self._rng = rng or random.Random()
+        """How long a call is retried while Redis does not answer."""
+
+    def pipeline(self, commands: Sequence[tuple[Any, ...]], *, retry: bool = True) -> list[Any]:
+        """Send commands together, as :meth:`call` does; return their answers."""
+
+        def send(client: Any) -> list[Any]:
+            pipe = client.pipeline(transaction=False)
+            for command in commands:
+                pipe.execute_command(*command)
+            return list(pipe.execute())
+
+        return list(self.call(send, retry=retry))
 
     def call(self, function: Callable[[Any], Any], *, retry: bool = True) -> Any:
         """Run a function on a client, and retry it while Redis does not answer.
 
-        It must be safe to run the function twice.
-
-        Raises
-        ------
-        BackendUnavailable
-            If there was no answer within ``retry_timeout_ms``.
-        AuthenticationFailed, BackendRefused
-            If Redis refuses the call; without a retry.
-        ConfigurationError
-            If this process does not know the name.
+        It must be safe to run the function twice. A refusal by Redis is not retried.
         """
         give_up_at = time.monotonic() + self.retry_timeout_ms / 1000
-        pauses = Pauses(self._rng.random)
+        pauses = Pauses(random.random)
         while True:
             url = resolve(self.name)
             try:

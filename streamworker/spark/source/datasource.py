@@ -47,7 +47,7 @@ from streamworker.spark.source import offsets
 from streamworker.spark.source.logs import AckedLogs, lose
 from streamworker.spark.source.offsets import START, Position, Slice
 from streamworker.spark.source.options import Offsets, SourceOptions, Where, parse_options
-from streamworker.spark.source.schema import METADATA_NAMES, Coalescer, Conformer, arrow_target, spark_schema
+from streamworker.spark.source.schema import Conformer, arrow_target, coalesce, spark_schema
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +79,7 @@ class StreamworkerDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the current schema of the rows that the processor forwards.
-
-        Raises
-        ------
-        ConfigurationError
-            If an option is wrong, or the processor has not forwarded anything yet.
-        """
+        """Return the current schema of the rows that the processor forwards."""
         options = parse_options(self.options)
         return spark_schema(AckedLogs(options).schema(), include_metadata=options.include_metadata)
 
@@ -98,33 +92,8 @@ class StreamworkerDataSource(DataSource):
         return LogStreamReader(parse_options(self.options, streaming=True), schema)
 
 
-def read_rows(options: SourceOptions, target: pa.Schema, task: Task) -> Iterator[pa.RecordBatch]:
-    """Yield a task's rows in the declared schema; runs on the executors."""
-    logs = AckedLogs(options)
-    conformer = Conformer(target, include_metadata=options.include_metadata)
-    coalescer = Coalescer()
-    for part in task.parts:
-        for entry in logs.read(part):
-            yield from coalescer.add(conformer.conform(entry))
-    yield from coalescer.flush()
-
-
-def plan_tasks(options: SourceOptions, parts: list[Slice]) -> Sequence[Task]:
-    """Split and pack slices into tasks, as ``minPartitions`` and ``maxPartitions`` say."""
-    cut = offsets.split(parts, options.min_partitions)
-    return [Task(packed) for packed in offsets.pack(cut, options.max_partitions)]
-
-
 def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int, Position]:
-    """Convert ``startingOffsets`` or ``endingOffsets`` to positions.
-
-    Raises
-    ------
-    ConfigurationError
-        If an offset is after the end of its log, or the stream does not have the partition.
-    DataLoss
-        If a row was trimmed, unless ``failOnDataLoss`` is false.
-    """
+    """Convert ``startingOffsets`` or ``endingOffsets`` to positions."""
     tails = logs.tails()
     unknown = sorted(set(wanted.each) - set(tails))
     if unknown:
@@ -157,34 +126,45 @@ def _place(options: SourceOptions, p: int, where: Where, first: Position, tail: 
     return Position(where, tail.log)
 
 
-class LogBatchReader(DataSourceReader):
-    """Reads the logs once, from ``startingOffsets`` to ``endingOffsets``."""
+class _RowReader:
+    """Shared by batch and stream readers: planning tasks, and reading the rows of one on an executor."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._target = arrow_target(schema)
+
+    def _tasks(self, parts: list[Slice]) -> list[Task]:
+        """Split and pack slices into tasks, as ``minPartitions`` and ``maxPartitions`` say."""
+        cut = offsets.split(parts, self._options.min_partitions)
+        return [Task(packed) for packed in offsets.pack(cut, self._options.max_partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task in the declared schema; Spark may run a task more than once."""
+        logs = AckedLogs(self._options)
+        conformer = Conformer(self._target, include_metadata=self._options.include_metadata)
+        parts = cast(Task, partition).parts
+        return coalesce(conformer.conform(entry) for part in parts for entry in logs.read(part))
+
+
+class LogBatchReader(_RowReader, DataSourceReader):
+    """Reads the logs once, from ``startingOffsets`` to ``endingOffsets``."""
 
     def partitions(self) -> Sequence[Task]:
         """Return the tasks. They end at the current end of the logs at most; later rows are left out."""
         logs = AckedLogs(self._options)
         start = locate(self._options, logs, self._options.starting_offsets)
         end = locate(self._options, logs, self._options.ending_offsets)
-        return plan_tasks(self._options, offsets.slices(start, end)) or [Task(())]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task."""
-        return read_rows(self._options, self._target, cast(Task, partition))
+        return self._tasks(offsets.slices(start, end)) or [Task(())]
 
 
-class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the logs as they grow.
 
     The planner process of a query keeps one instance; ``read`` runs in executors, on copies.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._options = options
-        self._target = arrow_target(schema)
+        super().__init__(options, schema)
         self._logs = AckedLogs(options)
         self._tails: dict[int, Position] = {}
         self._target_offset: dict[int, Position] | None = None
@@ -196,8 +176,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether the query is known to continue from its reader's registered position."""
         self._first: dict[int, Position] | None = None
         """The first position of a new query."""
-
-    # -- planning ----------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the first offset of a new query, and register it, so that workers keep its rows."""
@@ -226,11 +204,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch, at most ``limit`` rows after ``start``.
 
-        Raises
-        ------
-        DataLoss
-            If a log is not the one that was read up to ``start``, or is shorter, unless
-            ``failOnDataLoss`` is false.
+        If a log is not the one that was read up to ``start``, or is shorter, this is a DataLoss.
         """
         position = offsets.from_json(start)
         tails, now_ms = self._logs.tails_and_time()
@@ -261,7 +235,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             tails = self._logs.tails()
             self._report(until, tails)
             self._check_goes_on(since, tails)
-        return plan_tasks(self._options, parts)
+        return self._tasks(parts)
 
     def _report(self, position: offsets.Offset, tails: offsets.Offset) -> None:
         for p, loss in offsets.find_losses(position, tails).items():
@@ -306,14 +280,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             f"repair APP --forget-reader {o.reader}).",
         )
 
-    # -- reading -----------------------------------------------------------------------------
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task; Spark may run a task more than once."""
-        return read_rows(self._options, self._target, cast(Task, partition))
-
-    # -- positions ---------------------------------------------------------------------------
-
     def commit(self, end: dict[str, Any]) -> None:
         """Register ``end`` in Redis: no row up to it is needed again. A failure only delays this.
 
@@ -346,6 +312,3 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_registered(self, document: dict[str, Any]) -> bool:
         fresh = time.monotonic() - self._registered_at_s < REGISTER_INTERVAL_S
         return fresh and document == self._registered
-
-
-__all__ = ["FORMAT", "METADATA_NAMES", "LogBatchReader", "LogStreamReader", "StreamworkerDataSource"]

@@ -8,7 +8,6 @@ counts of their logs, so a query fetches no payload to find the end of a log.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,7 +17,7 @@ from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.redisio.data import ackedlog
 from streamworker.redisio.data.ackedlog import Link
 from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in, whole
-from streamworker.spark.source.connection import Client, Connection
+from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.offsets import START, Offset, Position, Slice
 from streamworker.spark.source.options import SourceOptions
 
@@ -78,17 +77,10 @@ class AckedLogs:
         o = self._options
         return f"processor {o.processor!r} on stream {o.stream!r} of app {o.app!r}"
 
-    # -- planning ----------------------------------------------------------------------------
-
     def tails(self) -> dict[int, Position]:
         """Return the end of each partition's log, in one round trip; the first call takes two.
 
         Where the group has not acked anything yet, the position has 0 rows and no log.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no such stream.
         """
         return self.tails_and_time()[0]
 
@@ -96,7 +88,14 @@ class AckedLogs:
         """Return :meth:`tails` and the server's clock in ms."""
         while True:
             looked_at = range(self._partitions)
-            count, *locks, (seconds, micros) = self._connection.call(self._look)
+            fields = ("rows", "log", "checkpoint", "tail")
+            count, *locks, (seconds, micros) = self._connection.pipeline(
+                [
+                    ("HGET", self._stream_keys.meta, "partitions"),
+                    *(("HMGET", self._keys.lock(p), *fields) for p in looked_at),
+                    ("TIME",),
+                ]
+            )
             if count is None:
                 raise ConfigurationError(
                     f"{NO_STREAM} {self._options.stream!r} of app {self._options.app!r} in Redis.",
@@ -106,23 +105,13 @@ class AckedLogs:
             self._partitions = partitions_in(count)
             if self._partitions == len(looked_at):
                 break
-        tails = {p: _tail(*fields) for p, fields in zip(looked_at, locks, strict=True)}
+        tails = {p: _tail(*lock) for p, lock in zip(looked_at, locks, strict=True)}
         return tails, int(seconds) * 1000 + int(micros) // 1000
 
-    def _look(self, redis: Client) -> list[Any]:
-        pipe = redis.pipeline(transaction=False)
-        pipe.hget(self._stream_keys.meta, "partitions")
-        for p in range(self._partitions):
-            pipe.hmget(self._keys.lock(p), "rows", "log", "checkpoint", "tail")
-        # redis-py has no time() in the pipeline of a Cluster.
-        pipe.execute_command("TIME")
-        return list(pipe.execute())
-
     def first_positions(self, tails: Offset) -> dict[int, Position]:
-        """Return the position before the oldest row that each log still holds.
+        """Return the position before the oldest row that each log still holds: not 0 after a trim.
 
-        After a trim this is not 0. The method reads one entry of each log, so a query calls it only
-        when it starts.
+        The method reads one entry of each log, so a query calls it only when it starts.
         """
         found: dict[int, Position] = {}
         for p, tail in tails.items():
@@ -137,35 +126,29 @@ class AckedLogs:
         return found
 
     def schema(self) -> pa.Schema:
-        """Return the current schema of the rows that the processor forwards.
-
-        Raises
-        ------
-        ConfigurationError
-            If the processor has not forwarded anything yet, or does not exist in Redis.
-        """
-        fingerprint: bytes | None = self._connection.call(
-            lambda redis: redis.hget(self._keys.schemas, "current")
-        )
-        if fingerprint is None:
-            known = any(tail.log for tail in self.tails().values())
+        """Return the current schema of the rows that the processor forwards."""
+        fingerprint = self._read_hash(self._keys.schemas, "current")
+        if fingerprint is not None:
+            return self._schema(fingerprint.decode("ascii", "replace"))
+        if any(tail.log for tail in self.tails().values()):
             raise ConfigurationError(
-                f"The {self._title} has not forwarded any rows yet."
-                if known
-                else f"There is no {self._title} in Redis.",
+                f"The {self._title} has not forwarded any rows yet.",
                 remedy="Only a processor that returns records (or has forward=True) has rows for Spark. "
-                "Let a worker process a batch first, or give the reader a schema with .schema(...)."
-                if known
-                else "Check the names, and that a worker for it has been started once.",
+                "Let a worker process a batch first, or give the reader a schema with .schema(...).",
             )
-        return self._schema(fingerprint.decode("ascii", "replace"))
+        raise ConfigurationError(
+            f"There is no {self._title} in Redis.",
+            remedy="Check the names, and that a worker for it has been started once.",
+        )
+
+    def _read_hash(self, key: str, field: str) -> bytes | None:
+        value: bytes | None = self._connection.call(lambda redis: redis.hget(key, field))
+        return value
 
     def _schema(self, fingerprint: str) -> pa.Schema:
         """Return a schema by fingerprint, from the cache or from Redis."""
         if fingerprint not in _schemas:
-            data: bytes | None = self._connection.call(
-                lambda redis: redis.hget(self._keys.schemas, fingerprint)
-            )
+            data = self._read_hash(self._keys.schemas, fingerprint)
             if data is None:
                 raise DataLoss(
                     f"The schema {fingerprint} of the {self._title} is not in Redis.",
@@ -174,18 +157,11 @@ class AckedLogs:
             _schemas[fingerprint] = ackedlog.deserialize_schema(data, fingerprint)
         return _schemas[fingerprint]
 
-    # -- registering -------------------------------------------------------------------------
-
     def register(self, offset: Offset, at_ms: int, *, begins: bool = False, retry: bool) -> None:
         """Write this reader's position to Redis: it does not need the rows before it any more.
 
         Workers do not trim rows that a reader has not passed. Does nothing for a query without a reader
-        name.
-
-        Parameters
-        ----------
-        begins
-            Whether this is the query's first position, so that no row was read under the name yet.
+        name. ``begins``: this is the query's first position, so no row was read under the name yet.
         """
         if self._options.reader is not None:
             self._tell(self._options.reader, offset, at_ms, begins=begins, retry=retry)
@@ -196,15 +172,9 @@ class AckedLogs:
         If such a reader registers itself at the same moment, this call may overwrite its position with
         an earlier one, never with a later one; the reader writes its position again.
         """
-        key = self._keys.readers
-
-        def ask(redis: Client) -> list[Any]:
-            pipe = redis.pipeline(transaction=False)
-            for name in readers:  # No HMGET: ACL files made by earlier versions do not allow it.
-                pipe.hget(key, name)
-            return list(pipe.execute())
-
-        told = self._connection.call(ask, retry=retry)
+        # No HMGET: ACL files made by earlier versions do not allow it.
+        asked = [("HGET", self._keys.readers, name) for name in readers]
+        told = self._connection.pipeline(asked, retry=retry)
         silent = [name for name, value in zip(readers, told, strict=True) if value is None]
         firsts = self.first_positions(tails) if silent else {}
         for name in silent:
@@ -223,24 +193,16 @@ class AckedLogs:
         reader = self._options.reader
         if reader is None:
             return {}, False
-        value: bytes | None = self._connection.call(lambda redis: redis.hget(self._keys.readers, reader))
-        told = read_position(value or b"")
+        told = read_position(self._read_hash(self._keys.readers, reader) or b"")
         return {p: Position(n, told.logs[p]) for p, n in told.rows.items() if p in told.logs}, told.begins
-
-    # -- reading -----------------------------------------------------------------------------
 
     def read(self, part: Slice) -> Iterator[LogEntry]:
         """Yield the rows of a slice in order.
 
         Checks that no rows are missing, that each entry follows the one before it, and that the log is
         the one of the slice. A retried call repeats one range only, so an outage neither loses nor
-        repeats rows.
-
-        Raises
-        ------
-        DataLoss
-            If rows are missing or damaged, or the log is another one. With ``failOnDataLoss=false``
-            the method logs a warning and skips these rows.
+        repeats rows. Missing or damaged rows, or another log, are a DataLoss; with
+        ``failOnDataLoss=false`` the method logs a warning and skips these rows.
         """
         position, before = part.start, _before(part)
         # Read from the entry that ends where the slice begins: it shows whether the log is still the one
@@ -274,14 +236,12 @@ class AckedLogs:
         self, p: int, first: int, count: int
     ) -> tuple[list[tuple[EntryId, Mapping[bytes, bytes]]], str]:
         """Return entries of a log, and the log's identity after they were read."""
-
-        def ask(redis: Client) -> list[Any]:
-            pipe = redis.pipeline(transaction=False)
-            pipe.xrange(self._keys.acked(p), min=f"{first}-0", count=count)
-            pipe.hget(self._keys.lock(p), "log")
-            return list(pipe.execute())
-
-        found, identity = self._connection.call(ask)
+        found, identity = self._connection.pipeline(
+            [
+                ("XRANGE", self._keys.acked(p), f"{first}-0", "+", "COUNT", count),
+                ("HGET", self._keys.lock(p), "log"),
+            ]
+        )
         entries = [(EntryId.parse(entry_id), fields) for entry_id, fields in found]
         return entries, (identity or b"").decode("utf-8", "replace")
 

@@ -5,20 +5,12 @@ in an error without a hint. So this module casts every batch. Every declared col
 processor's type may gain fields that older entries lack.
 """
 
+from collections.abc import Iterable, Iterator
+
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.spark.source.logs import LogEntry
@@ -43,28 +35,24 @@ METADATA_NAMES = tuple(field.name for field in METADATA)
 def spark_schema(arrow: pa.Schema, *, include_metadata: bool = False) -> StructType:
     """Return the schema that a query declares for forwarded rows.
 
-    Raises
-    ------
-    ConfigurationError
-        For a column that Spark has no type for, or one named like a metadata column.
+    A column that Spark has no type for, or one named like a metadata column, is a ConfigurationError.
     """
     try:
-        declared = from_arrow_schema(pa.schema([_plain(field) for field in arrow]))
+        declared = from_arrow_schema(pa.schema([_plain(field) for field in arrow])).toNullable()
     except Exception as error:  # noqa: BLE001, pyspark raises several kinds
         raise ConfigurationError(
             f"Spark has no type for a forwarded column: {error}",
             remedy="Forward another type, such as text or a number.",
         ) from None
-    fields = [StructField(field.name, _nullable(field.dataType)) for field in declared]
-    if include_metadata:
-        taken = sorted(set(METADATA_NAMES) & {field.name for field in fields})
-        if taken:
-            raise ConfigurationError(
-                f"The forwarded rows have a column {taken[0]!r}, which includeMetadata adds.",
-                remedy="Rename the field, or leave includeMetadata out.",
-            )
-        fields += METADATA
-    return StructType(fields)
+    if not include_metadata:
+        return declared
+    taken = sorted(set(METADATA_NAMES) & set(declared.names))
+    if taken:
+        raise ConfigurationError(
+            f"The forwarded rows have a column {taken[0]!r}, which includeMetadata adds.",
+            remedy="Rename the field, or leave includeMetadata out.",
+        )
+    return StructType([*declared.fields, *METADATA])
 
 
 def _plain(field: pa.Field) -> pa.Field:
@@ -72,16 +60,6 @@ def _plain(field: pa.Field) -> pa.Field:
     wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
     kind = pa.decimal128(20, 0) if field.type == pa.uint64() else wider.get(field.type, field.type)
     return pa.field(field.name, kind)
-
-
-def _nullable(kind: DataType) -> DataType:
-    if isinstance(kind, StructType):
-        return StructType([StructField(f.name, _nullable(f.dataType)) for f in kind.fields])
-    if isinstance(kind, ArrayType):
-        return ArrayType(_nullable(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
-    return kind
 
 
 def arrow_target(declared: StructType) -> pa.Schema:
@@ -102,13 +80,7 @@ class Conformer:
         """The last schema that needed no cast."""
 
     def conform(self, entry: LogEntry) -> pa.RecordBatch:
-        """Return an entry's rows in the declared schema.
-
-        Raises
-        ------
-        RecordError
-            If a column cannot be cast; the message names it.
-        """
+        """Return an entry's rows in the declared schema; a column that cannot be cast is a RecordError."""
         rows, schema = entry.batch.num_rows, entry.batch.schema
         if not self._include_metadata and self._fits(schema):
             return pa.RecordBatch.from_arrays(entry.batch.columns, schema=self._target)
@@ -133,7 +105,7 @@ class Conformer:
         if column.type == field.type:
             return column
         try:
-            return _cast(column, field.type)
+            return pc.cast(column, field.type)
         except pa.ArrowException as error:
             raise RecordError(
                 f"Column {field.name!r} is {column.type} in rows up to {entry.end} of partition "
@@ -141,21 +113,6 @@ class Conformer:
                 remedy="Start the query again, so that it takes up the processor's new type; if the older "
                 "rows do not fit it either, give the field a new name.",
             ) from None
-
-
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast a column. Fields that a nested struct lacks become null, where Arrow's own cast fails."""
-    if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
-        have = {column.type.field(i).name: i for i in range(column.type.num_fields)}
-        children = [
-            _cast(column.field(have[f.name]), f.type) if f.name in have else pa.nulls(len(column), f.type)
-            for f in kind
-        ]
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
-    if pa.types.is_list(kind) and pa.types.is_list(column.type) and column.offset == 0:
-        values = _cast(column.values, kind.value_type)
-        return pa.ListArray.from_arrays(column.offsets, values, type=kind, mask=column.is_null())
-    return pc.cast(column, kind)
 
 
 def _metadata(entry: LogEntry) -> dict[str, pa.Array]:
@@ -173,25 +130,21 @@ def _metadata(entry: LogEntry) -> dict[str, pa.Array]:
     }
 
 
-class Coalescer:
-    """Joins small batches into batches of about ``BATCH_ROWS`` rows, in order."""
-
-    def __init__(self, rows: int = BATCH_ROWS) -> None:
-        self._rows = rows
-        self._waiting: list[pa.RecordBatch] = []
-        self._count = 0
-
-    def add(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Add a batch, and return the batches that are large enough."""
+def coalesce(batches: Iterable[pa.RecordBatch], rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+    """Join small batches into batches of about this many rows, in order."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
         if batch.num_rows:
-            self._waiting.append(batch)
-            self._count += batch.num_rows
-        return self.flush() if self._count >= self._rows else []
+            waiting.append(batch)
+            count += batch.num_rows
+        if count >= rows:
+            yield from _joined(waiting)
+            waiting, count = [], 0
+    yield from _joined(waiting)
 
-    def flush(self) -> list[pa.RecordBatch]:
-        """Return the remaining batches, joined."""
-        waiting, self._waiting, self._count = self._waiting, [], 0
-        if len(waiting) < 2:
-            return waiting
-        batches: list[pa.RecordBatch] = pa.Table.from_batches(waiting).combine_chunks().to_batches()
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
         return batches
+    return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
