@@ -21,7 +21,7 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
 from docs.reference import render as render_cli
-from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.exit_codes import MEANINGS, ExitCode
 from streamworker.cli.workers.metrics import METRICS
 from streamworker.core import events
 from streamworker.core.ownership.lifecycle import diagram
@@ -209,7 +209,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def exit_codes() -> str:
     """Return the table of exit codes."""
-    rows = [f"| {code.value} | {code.meaning} |" for code in ExitCode]
+    rows = [f"| {code.value} | {MEANINGS[code]} |" for code in ExitCode]
     return "\n".join(["| code | means |", "|---|---|", *rows])
 
 

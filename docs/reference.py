@@ -9,7 +9,7 @@ from typing import get_args
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.exit_codes import MEANINGS, ExitCode
 
 INTRODUCTION = """\
 # The command line
@@ -60,7 +60,7 @@ def render() -> str:
         anchor = f"streamworker-{command.path.replace(' ', '-')}"
         contents.append(f"| [`{command.path}`](#{anchor}) | {summary} |")
     codes = ["## Exit codes", "", "| code | means |", "|---|---|"]
-    codes += [f"| {code.value} | {code.meaning} |" for code in ExitCode]
+    codes += [f"| {code.value} | {MEANINGS[code]} |" for code in ExitCode]
     sections = [line for command in commands for line in _section(command)]
     return "\n".join([INTRODUCTION, *contents, "", *codes, "", *sections]).rstrip() + "\n"
 

@@ -5,9 +5,8 @@ The command runs none of them, so that an administrator need not give this progr
 
 import os
 import sys
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,17 +31,6 @@ class RoleName(StrEnum):
     READER = "reader"
     VIEWER = "viewer"
     OPERATOR = "operator"
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """A Redis user: its role, its ACL rules and the command that creates it."""
-
-    user: str
-    role: str
-    app: str
-    rules: list[str]
-    command: str
 
 
 def acl(
@@ -99,7 +87,7 @@ def acl(
     if json:
         print_json(users)
     else:
-        say(*(user.command for user in users))
+        say(*(user["command"] for user in users))
     if not password:
         say(
             f"These commands set no password. Give one by --password-stdin or {PASSWORD_VARIABLE}.",
@@ -119,10 +107,12 @@ def _app_of(path: str | None, name: str | None) -> tuple[str, str]:
     return app.name, app.settings.durability
 
 
-def _user(app: str, role: str, login: str | None, password: str | None, durability: str) -> User:
+def _user(app: str, role: str, login: str | None, password: str | None, durability: str) -> dict[str, Any]:
+    """Return a Redis user: its role, its ACL rules and the command that creates it."""
     user = check_name("user", login or f"{app}-{role}"[:64])
     rules = ["on", *([password_rule(password)] if password else []), *acl_rules(app, role, durability)]
-    return User(user, role, app, rules, " ".join(["ACL", "SETUSER", user, *rules]))
+    command = " ".join(["ACL", "SETUSER", user, *rules])
+    return {"user": user, "role": role, "app": app, "rules": rules, "command": command}
 
 
 def _password(from_stdin: bool) -> str | None:

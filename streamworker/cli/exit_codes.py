@@ -25,11 +25,6 @@ class ExitCode(IntEnum):
     BUG = 70
     INTERRUPTED = 130
 
-    @property
-    def meaning(self) -> str:
-        """One sentence for the documentation."""
-        return MEANINGS[self]
-
 
 MEANINGS = {
     ExitCode.OK: "The command succeeded, or a worker drained and left after a signal.",

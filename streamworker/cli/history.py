@@ -1,5 +1,7 @@
 """``streamworker history``: lists the rebalances of a group."""
 
+from dataclasses import asdict
+
 from streamworker.cli.support import (
     AsJson,
     GroupPath,
@@ -30,20 +32,7 @@ def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, jso
     problems = [problem for snapshot in taken for problem in snapshot.problems]
     say(*problems, error=True)
     if json:
-        print_json(
-            [
-                {
-                    "processor": snapshot.processor,
-                    "generation": change.generation,
-                    "cause": change.cause,
-                    "member": change.member,
-                    "at_ms": change.at_ms,
-                    "moved": change.moved,
-                    "ms": change.ms,
-                }
-                for snapshot, change in changes
-            ]
-        )
+        print_json([{"processor": snapshot.processor, **asdict(change)} for snapshot, change in changes])
         return
     if not changes and not problems:
         say("Nothing has changed yet: no worker has joined.")

@@ -85,8 +85,7 @@ def simulate(
     minutes: Minutes = None,
     json: AsJson = False,
     trace: Annotated[
-        bool,
-        typer.Option("--trace", help="Print the events and effects of each core in the first schedule."),
+        bool, typer.Option("--trace", help="Print the events and effects of each core in the first schedule.")
     ] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Run all protocols on the same schedules, side by side.")

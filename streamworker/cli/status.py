@@ -1,14 +1,6 @@
 """``streamworker status`` and ``lag``: show the members, owners and lag of a group."""
 
-from streamworker.cli.support import (
-    AsJson,
-    GroupPath,
-    Processors,
-    print_json,
-    print_table,
-    say,
-    snapshots,
-)
+from streamworker.cli.support import AsJson, GroupPath, Processors, print_json, print_table, say, snapshots
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.tui.figures import duration
 

@@ -7,8 +7,6 @@ _BARS = " ▁▂▃▄▅▆▇█"
 def compact(number: float | None) -> str:
     """Format a number in at most four characters; None as a dash.
 
-    Examples
-    --------
     >>> [compact(n) for n in (None, 0, 7, 999, 1_200, 33_677, 999_999, 4_200_000)]
     ['-', '0', '7', '999', '1.2k', '34k', '1.0M', '4.2M']
     """
@@ -29,8 +27,6 @@ def compact(number: float | None) -> str:
 def tight(number: float | None) -> str:
     """Format a number in at most three characters, for narrow columns.
 
-    Examples
-    --------
     >>> [tight(n) for n in (None, 999, 1_200, 99_400, 99_600, 449_000, 4_200_000, 42_000_000)]
     ['-', '999', '1k', '99k', '.1M', '.4M', '4M', '42M']
     """
@@ -52,8 +48,6 @@ def per_second(rate: float | None) -> str:
 def duration(ms: int | None) -> str:
     """Format a duration with two units at most.
 
-    Examples
-    --------
     >>> [duration(ms) for ms in (None, 38, 1_250, 61_000, 7_260_000, 200_000_000)]
     ['-', '38 ms', '1.2 s', '1 m 01 s', '2 h 01 m', '2 d 07 h']
     """

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from streamworker.tui.figures import bar, compact, tight
-from streamworker.tui.model import Model, PartitionCell, WorkerRow
+from streamworker.tui.model import LETTERS, SURPLUS, Model, PartitionCell, WorkerRow
 
 LABEL = 12
 """Width of the label with a worker's letter and name."""
@@ -39,9 +39,10 @@ MARKS = {"draining": DRAINING, "acquiring": ACQUIRING, "halted": HALTED, "unowne
 _WORST_FIRST = ("halted", "unowned", "acquiring", "draining", "running")
 
 
-def colour(hue: int) -> str:
-    """Return a worker's colour."""
-    return PALETTE[hue % len(PALETTE)]
+def colour(letter: str) -> str:
+    """Return the colour of a worker's letter; yellow for any other mark."""
+    number = (LETTERS + SURPLUS).find(letter) if letter else -1
+    return PALETTE[number % len(PALETTE)] if number >= 0 else "yellow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,8 @@ def draw(model: Model, width: int, lines: int) -> list[Text]:
     workers = owners(model)
     nobody = any(_orphan(cell) for cell in model.cells)
     shape = choose(len(model.cells), len(workers) + nobody, width, lines)
-    hues = {worker.letter: worker.hue for worker in model.workers}
     if not shape.ruler:
-        return [*_map(model.cells, shape, width, hues), *_behind(model, width)][:lines]
+        return [*_map(model.cells, shape, width), *_behind(model, width)][:lines]
     drawn: list[Text] = []
     step = shape.per_band(width)
     for start in range(0, len(model.cells), step):
@@ -148,7 +148,7 @@ def draw(model: Model, width: int, lines: int) -> list[Text]:
             if nobody:
                 drawn.append(_nobody_line(band, shape))
         else:
-            drawn.append(_owner_line(band, shape, hues))
+            drawn.append(_owner_line(band, shape))
         drawn.extend(_below(band, model.cells, shape))
     if not shape.figures:
         drawn.extend(_behind(model, width))
@@ -185,7 +185,7 @@ def _ruler(band: Sequence[PartitionCell], shape: Shape) -> Text:
 
 
 def _worker_line(worker: WorkerRow, band: Sequence[PartitionCell], shape: Shape) -> Text:
-    own = colour(worker.hue)
+    own = colour(worker.letter)
     line = Text(worker.letter, style=f"bold {own}")
     line.append(
         f" {worker.member.name[: LABEL - 3]:<{LABEL - 2}}",
@@ -193,7 +193,7 @@ def _worker_line(worker: WorkerRow, band: Sequence[PartitionCell], shape: Shape)
     )
     for cell in band:
         if cell.owner == worker.letter:
-            _mark(line, cell, worker.letter, own, shape)
+            _mark(line, cell, worker.letter, shape)
         elif cell.wanted == worker.letter:
             line.append(shape.padded(ACQUIRING), style=f"bold {own}")
         else:
@@ -210,10 +210,10 @@ def _nobody_line(band: Sequence[PartitionCell], shape: Shape) -> Text:
     return line
 
 
-def _mark(line: Text, cell: PartitionCell, letter: str, own: str, shape: Shape) -> None:
+def _mark(line: Text, cell: PartitionCell, letter: str, shape: Shape) -> None:
     """Append the owner's cell: its letter on its colour, and a mark unless the partition runs."""
     mark = MARKS.get(cell.view.state, "")
-    style = f"bold #101010 on {own}"
+    style = f"bold #101010 on {colour(letter)}"
     if cell.view.state == "halted":
         style = "bold white on red"
     if shape.cell == 1:
@@ -224,15 +224,11 @@ def _mark(line: Text, cell: PartitionCell, letter: str, own: str, shape: Shape) 
     line.append(" " * gap)
 
 
-def _owner_line(band: Sequence[PartitionCell], shape: Shape, hues: dict[str, int]) -> Text:
+def _owner_line(band: Sequence[PartitionCell], shape: Shape) -> Text:
     line = _label("owner")
     for cell in band:
-        _mark(line, cell, cell.owner or UNOWNED, _own(cell.owner, hues), shape)
+        _mark(line, cell, cell.owner or UNOWNED, shape)
     return line
-
-
-def _own(letter: str, hues: dict[str, int]) -> str:
-    return colour(hues[letter]) if letter in hues else "yellow"
 
 
 def _below(band: Sequence[PartitionCell], every: Sequence[PartitionCell], shape: Shape) -> list[Text]:
@@ -265,7 +261,7 @@ def _lag_style(cell: PartitionCell, largest: int) -> str:
     return "bold yellow" if cell.view.lag == largest and cell.view.lag > 0 else ""
 
 
-def _map(cells: Sequence[PartitionCell], shape: Shape, width: int, hues: dict[str, int]) -> list[Text]:
+def _map(cells: Sequence[PartitionCell], shape: Shape, width: int) -> list[Text]:
     """Draw one character for one or several partitions; each line begins with its first partition number."""
     # A line of a power of two partitions is easier to count along than one of the full width.
     step = shape.per_band(width)
@@ -281,7 +277,7 @@ def _map(cells: Sequence[PartitionCell], shape: Shape, width: int, hues: dict[st
             worst = min(group, key=lambda cell: _WORST_FIRST.index(cell.view.state))
             letters = {cell.owner for cell in group}
             letter = worst.owner if len(letters) == 1 else "+"
-            _mark(line, worst, letter or UNOWNED, _own(letter, hues), shape)
+            _mark(line, worst, letter or UNOWNED, shape)
             lag.append(bar(max(cell.view.lag for cell in group), largest), style=_lag_style(worst, largest))
         drawn.extend([line, lag] if shape.below else [line])
     return drawn

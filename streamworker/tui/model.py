@@ -36,8 +36,6 @@ class WorkerRow:
     """One member, its letter, and the rate over the partitions that it owns."""
 
     letter: str
-    hue: int
-    """Index of its colour; the view takes it modulo its palette."""
     member: MemberView
     per_s: float | None
 
@@ -176,11 +174,9 @@ def _cell(
 
 
 def _worker(member: MemberView, letters: Mapping[str, str], cells: tuple[PartitionCell, ...]) -> WorkerRow:
-    letter = letters[member.id]
-    hue = LETTERS.find(letter) if letter != SURPLUS else len(LETTERS)
     held = set(member.partitions)
     rates = [cell.per_s for cell in cells if cell.view.partition in held]
-    return WorkerRow(letter, hue, member, per_s=_total(rates))
+    return WorkerRow(letters[member.id], member, per_s=_total(rates))
 
 
 def _reader(view: ReaderView, before: ReaderView | None, elapsed_s: float, now_ms: int) -> ReaderRow:

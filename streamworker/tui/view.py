@@ -148,7 +148,7 @@ def _members(model: Model, width: int, lines: int) -> list[Text]:
 def _member(worker: WorkerRow, name: int) -> Text:
     styles = {"silent": "bold red", "leaving": "yellow", "standby": "dim", "held": "yellow"}
     member, owned = worker.member, len(worker.member.partitions)
-    line = Text(worker.letter, style=f"bold {matrix.colour(worker.hue)}")
+    line = Text(worker.letter, style=f"bold {matrix.colour(worker.letter)}")
     line.append(f" {member.name[:name]:<{name}}", style="not bold default")
     line.append(f" {owned:>4}", style="not bold default" if owned else "dim")
     line.append(f" {per_second(worker.per_s):>6}", style="not bold default")

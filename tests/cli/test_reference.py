@@ -73,7 +73,7 @@ def test_every_exit_code_is_documented() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert set(MEANINGS) == set(ExitCode)
     for code in ExitCode:
-        assert f"| {code.value} | {code.meaning} |" in text
+        assert f"| {code.value} | {MEANINGS[code]} |" in text
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])

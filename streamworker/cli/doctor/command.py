@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from streamworker.app import App
-from streamworker.cli.doctor.checks import Check
+from streamworker.cli.doctor.checks import Check, fail, ok, warn
 from streamworker.cli.doctor.groups import app_checks
 from streamworker.cli.doctor.sentinel import sentinel_checks
 from streamworker.cli.doctor.server import durability_check, redis_checks
@@ -74,19 +74,19 @@ def _print(checks: list[Check]) -> None:
 
 def packages() -> Iterator[Check]:
     """Check Python and the installed packages."""
-    yield Check("python", "ok", sys.version.split()[0])
+    yield ok("python", sys.version.split()[0])
     for name in PACKAGES:
-        yield Check(name, "ok", version(name))
+        yield ok(name, version(name))
     try:
         found = version("pyspark")
     except PackageNotFoundError:
-        yield Check("pyspark", "warn", "not installed", "For pipelines: pip install 'streamworker[spark]'")
+        yield warn("pyspark", "not installed", "For pipelines: pip install 'streamworker[spark]'")
         return
     numbers = tuple(int(part) for part in found.split(".")[:2])
     if numbers < PYSPARK_MIN:
-        yield Check("pyspark", "fail", found, "4.2 or later is needed: pip install -U 'streamworker[spark]'")
+        yield fail("pyspark", found, "4.2 or later is needed: pip install -U 'streamworker[spark]'")
     else:
-        yield Check("pyspark", "ok", found)
+        yield ok("pyspark", found)
 
 
 def java() -> Check:
@@ -96,8 +96,8 @@ def java() -> Check:
     try:
         there = find_java()
     except StreamworkerError as error:
-        return Check("java", "warn", error.message, f"For pipelines: {error.remedy}")
-    return Check("java", "ok", f"{there.version} from {there.found}")
+        return warn("java", error.message, f"For pipelines: {error.remedy}")
+    return ok("java", f"{there.version} from {there.found}")
 
 
 def embedded_server() -> Check:
@@ -105,9 +105,9 @@ def embedded_server() -> Check:
     from streamworker.dev.server import find_server, server_version
 
     try:
-        return Check("embedded server", "ok", str(server_version(find_server())))
+        return ok("embedded server", str(server_version(find_server())))
     except StreamworkerError as error:
-        return Check("embedded server", "warn", error.message, f"For dev and demo: {error.remedy}")
+        return warn("embedded server", error.message, f"For dev and demo: {error.remedy}")
 
 
 def application(path: str) -> tuple[Check, App | None]:
@@ -115,11 +115,11 @@ def application(path: str) -> tuple[Check, App | None]:
     try:
         found = resolve_app(path)
     except StreamworkerError as error:
-        return Check("app", "fail", error.message, error.remedy), None
+        return fail("app", error.message, error.remedy), None
     counts = (
         f"{len(found.streams)} streams, {len(found.processors)} processors, {len(found.pipelines)} pipelines"
     )
-    return Check("app", "ok", f"{found.name}: {counts}"), found
+    return ok("app", f"{found.name}: {counts}"), found
 
 
 async def in_redis(app: App | None, path: str) -> list[Check]:
@@ -135,5 +135,5 @@ async def in_redis(app: App | None, path: str) -> list[Check]:
                 checks += await app_checks(backend, app, path)
     except StreamworkerError as error:
         name = "connection" if checks else "redis"
-        checks.append(Check(name, "fail", error.message, error.remedy or "Try again."))
+        checks.append(fail(name, error.message, error.remedy or "Try again."))
     return checks

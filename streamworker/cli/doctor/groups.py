@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from streamworker.app import App, Stream
-from streamworker.cli.doctor.checks import Check, Verdict
+from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
 from streamworker.cli.doctor.repair_plan import kind_of
 from streamworker.cli.support import group_keys
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
@@ -47,9 +47,9 @@ async def _key_types(backend: Backend, app: App) -> Check:
         expected |= health.group_types(app.name, spec.stream.name, spec.name, spec.stream.partitions)
     wrong = await health.wrong_types(backend, expected)
     if not wrong:
-        return Check("keys", "ok", f"{len(expected):,} keys hold what they should, or nothing")
+        return ok("keys", f"{len(expected):,} keys hold what they should, or nothing")
     shown = [f"{key} holds a {kind}, not a {expected[key]}" for key, kind in wrong.items()]
-    return Check("keys", "fail", _some(shown, "; "), f"Another program wrote there. {OVERWRITTEN}")
+    return fail("keys", _some(shown, "; "), f"Another program wrote there. {OVERWRITTEN}")
 
 
 # -- streams -----------------------------------------------------------------------------------
@@ -62,21 +62,20 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
     try:
         found = await backend.execute("HGET", keys.meta, "partitions")
         if found is None:
-            return [Check(name, "ok", f"{declared} partitions, not made yet")]
+            return [ok(name, f"{declared} partitions, not made yet")]
         if int(found) != declared:
             return [
-                Check(
+                fail(
                     name,
-                    "fail",
                     f"declared with {declared} partitions, made with {int(found)}",
                     f"Declare partitions={int(found)}, or give the stream another name.",
                 )
             ]
         holders = await health.holders(backend, keys, declared)
     except StreamworkerError as error:
-        return [Check(name, "fail", error.message, error.remedy or "Look at the key with TYPE.")]
+        return [fail(name, error.message, error.remedy or "Look at the key with TYPE.")]
     ours = {spec.name for spec in app.processors.values() if spec.stream.name == stream.name}
-    return [Check(name, "ok", f"{declared} partitions"), *_undeclared(path, name, holders, ours)]
+    return [ok(name, f"{declared} partitions"), *_undeclared(path, name, holders, ours)]
 
 
 def _undeclared(path: str, name: str, holders: Sequence[Holder], ours: set[str]) -> Iterator[Check]:
@@ -85,9 +84,8 @@ def _undeclared(path: str, name: str, holders: Sequence[Holder], ours: set[str])
         if holder.name in ours:
             continue
         pending = f", {holder.pending:,} delivered and not acknowledged" if holder.pending else ""
-        yield Check(
+        yield warn(
             f"{name}: {holder.name}",
-            "warn",
             f"not declared by the app; {holder.lag:,} entries it has not read cannot be trimmed{pending}",
             "Leave it if another deployment runs it. If no worker runs it any more: "
             f"streamworker repair {path} --forget-group {shlex.quote(holder.name)}",
@@ -106,17 +104,17 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
         )
         stored = await backend.execute("HGETALL", keys.schemas)
     except StreamworkerError as error:
-        return [Check(name, "fail", error.message, error.remedy or "Look at its keys."), *damaged]
+        return [fail(name, error.message, error.remedy or "Look at its keys."), *damaged]
     if snapshot.problems:
         # The checks below need the keys that could not be read.
-        return [*(Check(name, "fail", problem, OVERWRITTEN) for problem in snapshot.problems), *damaged]
+        return [*(fail(name, problem, OVERWRITTEN) for problem in snapshot.problems), *damaged]
     checks = [*damaged, _members(snapshot, path), _locks(snapshot, path), _partitions(snapshot)]
     if spec.forward:
         checks.append(_schema(snapshot, keys.schemas, stored, settings.trim_interval_ms))
         checks += [_log(snapshot, path, settings.acked_entries_max), *_readers(snapshot, path)]
         for p, last in (await logs_ahead(backend, keys, len(snapshot.partitions))).items():
             ahead = log_ahead(keys.acked(p), last, str(snapshot.partitions[p].rows))
-            checks.append(Check(f"log {spec.name}", "fail", ahead.message, ahead.remedy.replace("APP", path)))
+            checks.append(fail(f"log {spec.name}", ahead.message, ahead.remedy.replace("APP", path)))
     return checks
 
 
@@ -126,13 +124,12 @@ async def _damaged(backend: Backend, keys: GroupKeys, path: str) -> list[Check]:
     try:
         kept = await quarantined(backend, keys)
     except StreamworkerError as error:
-        return [Check(name, "warn", error.message, error.remedy or f"Look at the key {keys.damaged}.")]
+        return [warn(name, error.message, error.remedy or f"Look at the key {keys.damaged}.")]
     if not kept:
         return []
     return [
-        Check(
+        warn(
             name,
-            "warn",
             f"was damaged, and its workers repaired it; {keys.damaged} keeps the old value: {kind_of(kept)}",
             f"Another program wrote to {keys.members} (`history` says when) or to {keys.beats}. Find that "
             "program. Then delete the old value: "
@@ -156,11 +153,11 @@ def _members(snapshot: GroupSnapshot, path: str) -> Check:
             if alive
             else f"Start a worker, which takes over. Or remove them: streamworker repair {path}"
         )
-        return Check(name, "warn", f"{counts}; silent: {_some(ages)}", remedy)
+        return warn(name, f"{counts}; silent: {_some(ages)}", remedy)
     if alive:
-        return Check(name, "ok", counts)
+        return ok(name, counts)
     if not any(view.epoch for view in snapshot.partitions):
-        return Check(name, "ok", f"has never run; {snapshot.lag:,} entries wait for it")
+        return ok(name, f"has never run; {snapshot.lag:,} entries wait for it")
     return Check(
         name,
         "warn" if snapshot.lag else "ok",
@@ -177,11 +174,10 @@ def _locks(snapshot: GroupSnapshot, path: str) -> Check:
     orphans = [view for view in snapshot.partitions if view.owner and view.owner not in members]
     if not orphans:
         held = sum(view.owner is not None for view in snapshot.partitions)
-        return Check(name, "ok", f"{held} of {len(snapshot.partitions)} held, each by a member")
+        return ok(name, f"{held} of {len(snapshot.partitions)} held, each by a member")
     owners = sorted({view.owner or "" for view in orphans})
-    return Check(
+    return warn(
         name,
-        "warn",
         f"{len(orphans)} held by {_some(owners)}, no member any more: partitions {_numbers(orphans)}",
         f"The next worker takes them; nothing is lost. To release them now: streamworker repair {path}",
     )
@@ -191,29 +187,26 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
     name = f"partitions {snapshot.processor}"
     halted = [view for view in snapshot.partitions if view.state == "halted"]
     if halted:
-        return Check(
+        return fail(
             name,
-            "fail",
             f"{len(halted)} halted: partition {halted[0].partition}: {halted[0].reason}",
             "Correct the function or the record, and restart: docs/operations.md, a halted partition.",
         )
     held_up = [view for view in snapshot.partitions if view.reason]
     if held_up:
-        return Check(
+        return warn(
             name,
-            "warn",
             f"{len(held_up)} held up: partition {held_up[0].partition}: {held_up[0].reason}",
             "The log of its worker has the stack: docs/operations.md, a partition that stands still.",
         )
     waiting = [view for view in snapshot.partitions if view.lag and view.state in ("acquiring", "unowned")]
     if waiting and any(member.state == "active" for member in snapshot.members):
-        return Check(
+        return warn(
             name,
-            "warn",
             f"{len(waiting)} with entries and without an owner: {_numbers(waiting)}",
             "A rebalance is under way, or a former owner has not released them: look again, and at `status`.",
         )
-    return Check(name, "ok", "none halted or held up")
+    return ok(name, "none halted or held up")
 
 
 # -- acked logs --------------------------------------------------------------------------------
@@ -224,12 +217,11 @@ def _schema(snapshot: GroupSnapshot, key: str, flat: Sequence[bytes], interval_m
 
     name, stored = f"schema of {snapshot.processor}", dict(zip(flat[::2], flat[1::2], strict=True))
     if stored.get(CURRENT) in stored:
-        return Check(name, "ok", f"{len(stored) - 1} stored")
+        return ok(name, f"{len(stored) - 1} stored")
     if not any(view.epoch for view in snapshot.partitions):
-        return Check(name, "ok", "not stored yet: the first worker stores it")
-    return Check(
+        return ok(name, "not stored yet: the first worker stores it")
+    return fail(
         name,
-        "fail",
         f"{key} lacks it, so no reader can read the acked log",
         f"A running worker stores its schema within {interval_ms / 1000:g} s: look again, or start one. "
         "Rows of an earlier schema also need a worker of that version.",
@@ -250,7 +242,7 @@ def _log(snapshot: GroupSnapshot, path: str, limit: int) -> Check:
             name, verdict, f"{text}; readers: {len(snapshot.readers)}", remedy if share >= LOG_WARN else ""
         )
     if not entries:
-        return Check(name, "ok", "empty; no reader has registered")
+        return ok(name, "empty; no reader has registered")
     return Check(
         name,
         verdict if share >= LOG_FAIL else "warn",
@@ -268,11 +260,10 @@ def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:
         if not reader.updated_ms:
             text = "its position cannot be read, so the log is not trimmed"
         if reader.updated_ms and (still_ms < READER_STILL_MS or not reader.lag_rows):
-            yield Check(name, "ok", text)
+            yield ok(name, text)
             continue
-        yield Check(
+        yield warn(
             name,
-            "warn",
             text,
             "Start its pipeline. If it will not come back: "
             f"streamworker repair {path} --forget-reader {shlex.quote(reader.name)}",

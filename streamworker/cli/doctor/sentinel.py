@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from streamworker.cli.doctor.checks import Check
+from streamworker.cli.doctor.checks import Check, fail, ok, warn
 from streamworker.redisio.wire.primaries import Answer, SentinelView
 from streamworker.redisio.wire.sentinel import SentinelTarget
 from streamworker.urls import SENTINEL, host_and_port, kind_of
@@ -21,33 +21,29 @@ def of_sentinels(views: Sequence["SentinelView"]) -> Check:
     text = f"{len(answers)} of {len(views)} name a primary"
     silent = [view for view in views if not isinstance(view.answer, Answer)]
     if not answers:
-        return Check(
-            "sentinels", "fail", f"{text}: {_why(silent[0])}", "Start them, and let them monitor it."
-        )
+        return fail("sentinels", f"{text}: {_why(silent[0])}", "Start them, and let them monitor it.")
     places = sorted({host_and_port(*answer.place) for answer in answers})
     text += f": {' and '.join(places)}"
     if len(places) > 1:
-        return Check(
-            "sentinels", "warn", text, "A failover is under way, or some sentinels are cut off: look again."
-        )
+        return warn("sentinels", text, "A failover is under way, or some sentinels are cut off: look again.")
     if any(answer.is_down for answer in answers):
-        return Check("sentinels", "fail", f"{text}, which they report as down", "Start it, or a replica.")
+        return fail("sentinels", f"{text}, which they report as down", "Start it, or a replica.")
     best = max(views, key=lambda view: view.sentinels)
     if best.quorum > best.sentinels:
         text += f"; {best.quorum} must find it down, but there are only {best.sentinels} sentinels"
-        return Check("sentinels", "fail", text, "Start the others, or lower the quorum.")
+        return fail("sentinels", text, "Start the others, or lower the quorum.")
     if best.sentinels and best.quorum:
         text += (
             f"; if {best.quorum} of {best.sentinels} find it silent for {best.down_after_ms / 1000:g} s, "
             f"they promote one of {best.replicas} replicas"
         )
         if not best.replicas:
-            return Check("sentinels", "warn", text, "Add a replica: without one no failover is possible.")
+            return warn("sentinels", text, "Add a replica: without one no failover is possible.")
     else:
         text += "; this user may not ask for more"
     if silent:
-        return Check("sentinels", "warn", f"{text}; {_why(silent[0])}", "Start it, or correct redis_url.")
-    return Check("sentinels", "ok", text)
+        return warn("sentinels", f"{text}; {_why(silent[0])}", "Start it, or correct redis_url.")
+    return ok("sentinels", text)
 
 
 def _why(view: SentinelView) -> str:

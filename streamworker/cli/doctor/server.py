@@ -2,9 +2,9 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from streamworker.cli.doctor.checks import Check, Verdict
+from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
 from streamworker.errors import BackendError, ConfigurationError, StreamworkerError
 from streamworker.redisio.admin import health
 from streamworker.redisio.admin.health import Rights
@@ -51,21 +51,19 @@ def _of_node(check: Check, address: str) -> Check:
 def _cluster(uncovered: int, primaries: int, alone: list[str]) -> Check:
     """Check that all slots are served, and that each primary has a replica."""
     if uncovered:
-        return Check(
+        return fail(
             "cluster",
-            "fail",
             f"no primary serves {uncovered:,} of 16,384 slots",
             "A failover repairs this without your help; CLUSTER INFO and CLUSTER NODES say more.",
         )
     served = f"{primaries} primaries serve all slots"
     if alone:
-        return Check(
+        return warn(
             "cluster",
-            "warn",
             f"{served}; without a replica: {', '.join(alone)}",
             "Add a replica to each: if such a primary fails, its partitions stop until it is back.",
         )
-    return Check("cluster", "ok", f"{served}, and each has a replica")
+    return ok("cluster", f"{served}, and each has a replica")
 
 
 async def _server_checks(backend: Backend, app_name: str) -> list[Check]:
@@ -77,8 +75,10 @@ async def _server_checks(backend: Backend, app_name: str) -> list[Check]:
     ping_ms = (time.monotonic() - started) * 1000
     info = await backend.info()
     return [
-        Check("redis", "ok", f"{info.name} at {backend.address}, {ping_ms:.1f} ms a round trip"),
-        *(check(info) for check in INFO_CHECKS),
+        ok("redis", f"{info.name} at {backend.address}, {ping_ms:.1f} ms a round trip"),
+        _settings(info),
+        _memory(info),
+        _role(info),
         persistence(info, await health.configuration(backend)),
         _clock(server_ms, took_ms),
         await _client_list(backend),
@@ -91,27 +91,24 @@ def _settings(info: ServerInfo) -> Check:
     try:
         check_server(info)
     except StreamworkerError as error:
-        return Check("eviction", "fail", error.message, error.remedy)
+        return fail("eviction", error.message, error.remedy)
     if info.maxmemory_policy is None:
-        return Check(
-            "eviction", "warn", "The server does not report its policy.", "Make sure it is noeviction."
-        )
-    return Check("eviction", "ok", info.maxmemory_policy)
+        return warn("eviction", "The server does not report its policy.", "Make sure it is noeviction.")
+    return ok("eviction", info.maxmemory_policy)
 
 
 def _memory(info: ServerInfo) -> Check:
     used = f"{info.used_memory / 2**20:,.0f} MiB used"
     if not info.maxmemory:
-        return Check(
+        return warn(
             "memory",
-            "warn",
             f"{used}, no limit",
             "Set maxmemory: without it the operating system may kill the server when memory runs out.",
         )
     share = info.used_memory / info.maxmemory
     text = f"{used} of {info.maxmemory / 2**20:,.0f} MiB, {share:.0%}"
     if share < MEMORY_WARN:
-        return Check("memory", "ok", text)
+        return ok("memory", text)
     verdict: Verdict = "fail" if share >= MEMORY_FAIL else "warn"
     return Check(
         "memory", verdict, text, "At 100% sends and commits are refused. Raise maxmemory, or see `lag`."
@@ -120,19 +117,15 @@ def _memory(info: ServerInfo) -> Check:
 
 def _role(info: ServerInfo) -> Check:
     if info.role == "slave":
-        return Check("role", "fail", "a replica, which refuses writes", "Give the address of the primary.")
-    return Check("role", "ok", f"primary, followed by {info.replicas} replicas")
-
-
-INFO_CHECKS: tuple[Callable[["ServerInfo"], Check], ...] = (_settings, _memory, _role)
+        return fail("role", "a replica, which refuses writes", "Give the address of the primary.")
+    return ok("role", f"primary, followed by {info.replicas} replicas")
 
 
 def persistence(info: ServerInfo, settings: Mapping[str, str] | None) -> Check:
     """Say which data the server can lose with its configuration, as far as this user may read that."""
     if info.aof_enabled and not info.aof_written:
-        return Check(
+        return fail(
             "persistence",
-            "fail",
             "The append-only file cannot be written, so all writes are refused: its disk is full, or broken.",
             "Make room. Then run BGREWRITEAOF before the server ends: Redis 7.0 and Valkey 9.1 may leave a "
             "file that they do not load again (docs/durability.md).",
@@ -177,7 +170,7 @@ async def durability_check(backend: Backend, settings: Settings) -> Check:
     try:
         await check_durability(backend, settings)
     except (ConfigurationError, BackendError) as error:
-        return Check("durability", "fail", error.message, error.remedy or "Try again.")
+        return fail("durability", error.message, error.remedy or "Try again.")
     return remains(settings, await backend.info())
 
 
@@ -189,9 +182,8 @@ def remains(settings: Settings, info: ServerInfo) -> Check:
             failover = "; a failover may" if replicas else ""
             text = f"aof: a crash loses nothing that was confirmed{failover}."
         case "replicas" if replicas < wanted:
-            return Check(
+            return fail(
                 "durability",
-                "fail",
                 f"replicas: nothing is confirmed before {wanted} have it, and {replicas} are connected.",
                 "Connect a replica, or lower durability_replicas.",
             )
@@ -204,53 +196,50 @@ def remains(settings: Settings, info: ServerInfo) -> Check:
             text = "replicas: a failover loses nothing that was confirmed."
         case _:
             text = "memory: a send is confirmed when Redis has it; persistence says what can be lost."
-    return Check("durability", "ok", text)
+    return ok("durability", text)
 
 
 def _clock(server_ms: int, took_ms: float) -> Check:
     difference = round(server_ms - (time.time() * 1000 - took_ms / 2))
     if abs(difference) > CLOCK_DIFFERENCE_MAX_MS + took_ms:
-        return Check(
+        return warn(
             "clock",
-            "warn",
             f"the server's differs by {difference:,} ms",
             "Only displayed times are affected: they are the server's. Synchronize both clocks by NTP.",
         )
-    return Check("clock", "ok", f"the server's differs by {difference:,} ms")
+    return ok("clock", f"the server's differs by {difference:,} ms")
 
 
 async def _client_list(backend: Backend) -> Check:
     mine, _ = await backend.identity()
     if await connections(backend, [mine]) is None:
-        return Check(
+        return warn(
             "client list",
-            "warn",
             "forbidden to this user",
             "Without it only session_timeout_ms tells dead workers from slow ones. Allow +client|list.",
         )
-    return Check("client list", "ok", "allowed")
+    return ok("client list", "allowed")
 
 
 def _scripts(cached: tuple[int, int] | None) -> Check:
     if cached is None:
-        return Check("scripts", "ok", "this user may not look; a missing script is sent when it is needed")
+        return ok("scripts", "this user may not look; a missing script is sent when it is needed")
     there, total = cached
-    return Check("scripts", "ok", f"{there} of {total} in the cache; the rest are sent when they are needed")
+    return ok("scripts", f"{there} of {total} in the cache; the rest are sent when they are needed")
 
 
 def user_rights(rights: Rights | None) -> Check:
     """Say which roles the user of this connection has the rights for."""
     if rights is None:
-        return Check(
+        return warn(
             "rights",
-            "warn",
             "this user may not ask (ACL WHOAMI, ACL DRYRUN)",
             "Compare ACL GETUSER of this user with `streamworker acl APP`.",
         )
     may = [role for role, missing in rights.missing.items() if not missing]
     cannot = rights.missing["worker"]
     if not cannot:
-        return Check("rights", "ok", f"user {rights.user} has the rights of: {', '.join(may)}")
+        return ok("rights", f"user {rights.user} has the rights of: {', '.join(may)}")
     more = f" and {len(cannot) - MISSING_SHOWN} more" if len(cannot) > MISSING_SHOWN else ""
     shown = ", ".join(cannot[:MISSING_SHOWN])
     others = f"; it has the rights of: {', '.join(may)}" if may else ""

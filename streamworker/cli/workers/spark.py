@@ -1,21 +1,20 @@
 """``streamworker spark``: runs the app's pipelines."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+import threading
 from typing import Annotated
 
 import typer
 
 from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import AppPath, connected, console, run_async, say
+from streamworker.cli.support import AppPath, connected, console, group_keys, run_async, say
 from streamworker.cli.workers.children import end_with_parent as watch_parent
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.run import EndWithParent, Format, Level, LogFormat, LogLevel
 from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_app
 from streamworker.redisio.group import readers
-from streamworker.redisio.keys import GroupKeys
 
 
 def spark(
@@ -62,9 +61,6 @@ def spark(
       streamworker spark shop:app --master spark://host:7077
       streamworker spark shop:app --forget revenue
     """
-    import os
-    import threading
-
     from streamworker.cli import logs
     from streamworker.spark.driver.pipelines import run_pipelines
 
@@ -78,7 +74,9 @@ def spark(
         watch_parent()
     found = resolve_app(app)
     stop = threading.Event()
-    with two_stages(stop.set, lambda: os._exit(ExitCode.FORCED)), _starting() as started:
+    # Spark takes some ten seconds to start; a terminal shows that until the first progress event.
+    starting = console(error=True).status("Starting Spark")
+    with two_stages(stop.set, lambda: os._exit(ExitCode.FORCED)), starting:
         code = run_pipelines(
             found,
             pipeline=pipeline,
@@ -86,7 +84,7 @@ def spark(
             remote=remote,
             once=once,
             stop=stop,
-            on_progress=lambda _: started(),
+            on_progress=lambda _: starting.stop(),
         )
     raise typer.Exit(code)
 
@@ -96,7 +94,7 @@ async def _forget(app: App, name: str) -> None:
     known, done = set[str](), list[str]()
     async with connected(app) as backend:
         for spec in app.processors.values():
-            keys = GroupKeys(app.name, spec.stream.name, spec.name)
+            keys = group_keys(spec)
             known |= (await readers.positions(backend, keys)).keys()
             if await readers.forget(backend, keys, name):
                 done.append(spec.name)
@@ -106,14 +104,3 @@ async def _forget(app: App, name: str) -> None:
             remedy=f"Its readers: {', '.join(sorted(known)) or 'none'}.",
         )
     say(f"Forgot {name}: the acked logs of {', '.join(done)} keep no rows for it any more.")
-
-
-@contextmanager
-def _starting() -> Iterator[Callable[[], None]]:
-    """Show a spinner on a terminal until the first progress event: Spark takes some ten seconds to start."""
-    screen = console(error=True)
-    if not screen.is_terminal:
-        yield lambda: None
-        return
-    with screen.status("Starting Spark") as status:
-        yield status.stop

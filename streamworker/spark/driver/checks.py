@@ -27,13 +27,7 @@ listings hide it, and pyarrow, DuckDB and Spark do not read it as data."""
 
 
 def check_pipeline(spec: PipelineSpec) -> None:
-    """Check a pipeline's arguments against each other.
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is wrong; the message names the pipeline and the correction.
-    """
+    """Check a pipeline's arguments against each other; an error names the pipeline and the correction."""
     if not spec.processor.forward:
         raise _wrong(
             spec,
@@ -92,13 +86,7 @@ def _check_files(spec: PipelineSpec) -> None:
 
 
 def trigger_of(spec: PipelineSpec) -> dict[str, str | bool]:
-    """Return the arguments of Spark's ``trigger(...)``.
-
-    Raises
-    ------
-    ConfigurationError
-        For a trigger that is neither a time nor ``available now``.
-    """
+    """Return the arguments of Spark's ``trigger(...)`` for a time or ``available now``."""
     text = spec.trigger.strip().lower()
     if text in AVAILABLE_NOW:
         return {"availableNow": True}

@@ -38,8 +38,6 @@ def make_scratch() -> tuple[Path, int]:
 def sweep(now_s: float | None = None) -> list[Path]:
     """Remove the files of this user's sessions whose driver and JVM have ended; return the folders.
 
-    Examples
-    --------
     >>> folder, file = make_scratch()
     >>> folder in sweep()
     False

@@ -201,8 +201,6 @@ def _from_file(name: str, environ: Mapping[str, str]) -> str | None:
 def address(url: str) -> str:
     """Return host and port (or socket path) of a URL, without user and password.
 
-    Examples
-    --------
     >>> address("redis+sentinel://:secret@s1,s2:26380/0?service=orders")
     "the primary 'orders' of the sentinels s1:26379, s2:26380"
     """

@@ -88,13 +88,7 @@ def to_json(offset: Offset) -> dict[str, Any]:
 
 
 def from_json(document: object) -> dict[int, Position]:
-    """Parse a document of :func:`to_json`.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not an offset of this source, or has another version.
-    """
+    """Parse a document of :func:`to_json`; refuse an offset of another source or version."""
     remedy = "Give the query a new checkpoint directory, or the one that it was started with."
     if not isinstance(document, Mapping) or "v" not in document:
         raise ConfigurationError("The checkpoint holds an offset of another source.", remedy=remedy)

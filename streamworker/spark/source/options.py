@@ -139,7 +139,11 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         siblings=siblings,
         retry_timeout_ms=_seconds_as_ms(options, "retryTimeout", RETRY_TIMEOUT_MS),
     )
-    _check_tasks(parsed)
+    low, high = parsed.min_partitions, parsed.max_partitions
+    if low is not None and high is not None and low > high:
+        raise ConfigurationError(
+            f"Option minPartitions ({low}) is above maxPartitions ({high}).", remedy="Leave one of them out."
+        )
     return parsed
 
 
@@ -224,11 +228,3 @@ def _where(value: object) -> Where:
     if value == EARLIEST_ROWS:
         return "earliest"
     return "latest" if value == LATEST_ROWS else value
-
-
-def _check_tasks(options: SourceOptions) -> None:
-    low, high = options.min_partitions, options.max_partitions
-    if low is not None and high is not None and low > high:
-        raise ConfigurationError(
-            f"Option minPartitions ({low}) is above maxPartitions ({high}).", remedy="Leave one of them out."
-        )

@@ -16,7 +16,6 @@ id precedes the number of the batch, since batches count from 0 again in a new c
 Imports the standard library only, since with a remote Spark this module runs on the server.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -54,14 +53,10 @@ class WholeResult:
         self._clean(keep={version, before})
 
     def check(self) -> None:
-        """Refuse a path that holds other data.
+        """Refuse a path that holds other data, or a result that was made from another checkpoint directory.
 
-        Raises
-        ------
-        ConfigurationError
-            If ``path`` exists and is neither a link nor an empty directory, or if its result was made
-            from another checkpoint directory: the new result would lack rows that were trimmed from the
-            acked logs.
+        With another checkpoint directory, the new result would lack rows that were trimmed from the acked
+        logs.
         """
         link = Path(self.path)
         if link.is_symlink():
@@ -74,14 +69,12 @@ class WholeResult:
                     "hold: remove that link, and have the pipeline's reader forgotten.",
                 )
             return
-        if not link.exists():
-            return
-        if link.is_dir() and not any(link.iterdir()):
-            return
-        raise ConfigurationError(
-            f"{self.path} holds files already, and mode complete replaces the whole directory.",
-            remedy="Move it away, or give the pipeline another path.",
-        )
+        is_empty = link.is_dir() and not any(link.iterdir())
+        if link.exists() and not is_empty:
+            raise ConfigurationError(
+                f"{self.path} holds files already, and mode complete replaces the whole directory.",
+                remedy="Move it away, or give the pipeline another path.",
+            )
 
     @staticmethod
     def point(link: Path, target: Path) -> None:
@@ -89,8 +82,7 @@ class WholeResult:
         if link.is_dir() and not link.is_symlink():
             link.rmdir()
         fresh = target.parent / f".link-{target.name}"
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
+        fresh.unlink(missing_ok=True)
         # Relative, so that the parent folder can be moved; renamed, since a rename is atomic.
         fresh.symlink_to(os.path.relpath(target, link.parent))
         fresh.replace(link)
