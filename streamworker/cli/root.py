@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from streamworker.cli import acl, bench, dead, history, reset, send, simulate, status, top
+from streamworker.cli import acl, bench, dead, reset, send, simulate, status, top
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
 from streamworker.cli.support import Commands, say
-from streamworker.cli.workers import demo, dev, run, spark
+from streamworker.cli.workers import dev, run, spark
 from streamworker.cli.workers.rendezvous import use_running_dev
 
 app = typer.Typer(
@@ -43,7 +43,7 @@ def root(
         use_running_dev()
 
 
-app.command()(demo.demo)
+app.command()(dev.demo)
 app.command()(dev.dev)
 app.command()(run.run)
 app.command()(spark.spark)
@@ -51,7 +51,7 @@ app.command()(send.send)
 app.command()(top.top)
 app.command()(status.status)
 app.command()(status.lag)
-app.command()(history.history)
+app.command()(status.history)
 app.add_typer(dead.app, name="dead")
 app.command()(reset.reset)
 app.command()(simulate.simulate)

@@ -107,7 +107,7 @@ class Viewer:
             history[0] if len(history) > 1 else None,
             history[-1],
             letters=self._letters.get(self.target),
-            connection=model.Connection(self._problem is None, age_ms, self._problem or ""),
+            outage=model.Outage(self._problem, age_ms) if self._problem else None,
         )
         self._letters[self.target] = dict(rows.letters)
         return view.render(rows, width, height, tabs)

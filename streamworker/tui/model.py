@@ -8,13 +8,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from streamworker.core.snapshot import (
-    GroupSnapshot,
-    MemberView,
-    PartitionView,
-    ReaderView,
-    Rebalance,
-)
+from streamworker.core.snapshot import GroupSnapshot, MemberView, PartitionView, ReaderView, Rebalance
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 """Letters in the order in which workers get them; further workers are shown as ``SURPLUS``."""
@@ -22,13 +16,11 @@ SURPLUS = "#"
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """Whether Redis answers, and how old the data on the screen is."""
+class Outage:
+    """Redis does not answer: why, and how old the data on the screen is by the viewer's own clock."""
 
-    connected: bool = True
-    data_age_ms: int = 0
-    """Time since the snapshot was taken, by the viewer's own clock."""
-    problem: str = ""
+    problem: str
+    data_age_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +49,10 @@ class PartitionCell:
 class ReaderRow:
     """One Spark query that reads the acked log."""
 
-    name: str
+    view: ReaderView
     rows: int
-    lag_rows: int
+    """Rows that it has read, over all partitions."""
     per_s: float | None
-    age_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +66,8 @@ class Model:
     readers: tuple[ReaderRow, ...]
     committed_per_s: float | None
     arrived_per_s: float | None
-    connection: Connection
+    outage: Outage | None
+    """None while Redis answers."""
     letters: Mapping[str, str]
     """Letter of each member id: pass it to the next call of :func:`rows`."""
 
@@ -100,7 +92,7 @@ def rows(
     current: GroupSnapshot,
     *,
     letters: Mapping[str, str] | None = None,
-    connection: Connection | None = None,
+    outage: Outage | None = None,
 ) -> Model:
     """Compute the data of one frame from the snapshot to show.
 
@@ -123,12 +115,12 @@ def rows(
         workers=tuple(_worker(member, named, cells) for member in members),
         cells=cells,
         readers=tuple(
-            _reader(view, readers_before.get(view.name), elapsed_s, current.taken_ms)
+            _reader(view, readers_before.get(view.name), elapsed_s)
             for view in sorted(current.readers, key=lambda view: view.name)
         ),
         committed_per_s=_total([cell.per_s for cell in cells]),
         arrived_per_s=_arrived(before, current, elapsed_s),
-        connection=connection or Connection(),
+        outage=outage,
         letters=named,
     )
 
@@ -179,12 +171,6 @@ def _worker(member: MemberView, letters: Mapping[str, str], cells: tuple[Partiti
     return WorkerRow(letters[member.id], member, per_s=_total(rates))
 
 
-def _reader(view: ReaderView, before: ReaderView | None, elapsed_s: float, now_ms: int) -> ReaderRow:
-    position = sum(view.positions.values())
-    return ReaderRow(
-        name=view.name,
-        rows=position,
-        lag_rows=view.lag_rows,
-        per_s=_rate(sum(before.positions.values()) if before else None, position, elapsed_s),
-        age_ms=max(0, now_ms - view.updated_ms),
-    )
+def _reader(view: ReaderView, before: ReaderView | None, elapsed_s: float) -> ReaderRow:
+    rows = sum(view.positions.values())
+    return ReaderRow(view, rows, _rate(sum(before.positions.values()) if before else None, rows, elapsed_s))

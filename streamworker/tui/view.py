@@ -86,9 +86,9 @@ def _tab_line(tabs: Tabs, width: int) -> Text:
 def _notices(model: Model, width: int) -> list[Text]:
     """Return the lines of warnings: no connection, overwritten keys, halted partitions."""
     notices = []
-    if not model.connection.connected:
-        age = duration(model.connection.data_age_ms)
-        text = f" Redis does not answer. What you see is {age} old. {model.connection.problem}"
+    if model.outage is not None:
+        age = duration(model.outage.data_age_ms)
+        text = f" Redis does not answer. What you see is {age} old. {model.outage.problem}"
         notices.append(_fit(Text(text, style="bold white on red"), width, fill=True))
     notices += [_fit(Text(f" {problem}", style="bold red"), width) for problem in model.snapshot.problems]
     if model.halted:
@@ -178,14 +178,15 @@ def _readers(model: Model, width: int, lines: int) -> list[Text]:
         return [Text("no Spark query reads this processor", style="dim")]
     name = max(8, width - 34)
     # If not all readers fit, those with the largest lag are shown.
-    order = sorted(model.readers, key=lambda reader: (-reader.lag_rows, reader.name))[:lines]
+    order = sorted(model.readers, key=lambda reader: (-reader.view.lag_rows, reader.view.name))[:lines]
     drawn = []
-    for reader in sorted(order, key=lambda reader: reader.name):
-        line = Text(f"{reader.name[:name]:<{name}}")
+    for reader in sorted(order, key=lambda reader: reader.view.name):
+        view, age_ms = reader.view, max(0, model.snapshot.taken_ms - reader.view.updated_ms)
+        line = Text(f"{view.name[:name]:<{name}}")
         line.append(f" {compact(reader.rows):>4} rows")
-        line.append(f"  lag {compact(reader.lag_rows):>4}", style="bold" if reader.lag_rows else "dim")
+        line.append(f"  lag {compact(view.lag_rows):>4}", style="bold" if view.lag_rows else "dim")
         line.append(f" {per_second(reader.per_s):>6}")
-        line.append(f" {duration(reader.age_ms):>6}", style="dim")
+        line.append(f" {duration(age_ms):>6}", style="dim")
         drawn.append(line)
     return drawn
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from streamworker.cli.doctor.command import in_redis
-from streamworker.cli.doctor.sentinel import of_sentinels
+from streamworker.cli.doctor.server import of_sentinels
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.wire.primaries import Answer, SentinelView
 from tests.sentinel.trio import SERVICE, Trio

@@ -98,7 +98,7 @@ def test_a_spark_reader_has_a_position_a_lag_and_a_rate_in_rows() -> None:
         group(partitions=2, workers=1, at_ms=3_000), readers=(ReaderView("lake", {0: 25, 1: 5}, 4, 2_500),)
     )
     reader = model.rows(before, after).readers[0]
-    assert (reader.rows, reader.lag_rows, reader.per_s, reader.age_ms) == (30, 4, 10.0, 500)
+    assert (reader.rows, reader.view.lag_rows, reader.per_s) == (30, 4, 10.0)
 
 
 def test_standbys_and_halted_partitions_are_named() -> None:

@@ -16,12 +16,12 @@ def frame(
     width: int = 80,
     height: int = 24,
     *,
-    connection: model.Connection | None = None,
+    outage: model.Outage | None = None,
     tabs: view.Tabs | None = None,
 ) -> list[str]:
     """Render without colour, as a terminal without colour or a colour-blind reader sees it."""
     console = Console(width=width, height=height, color_system=None, file=io.StringIO(), force_terminal=True)
-    rows = model.rows(None, snapshot, connection=connection)
+    rows = model.rows(None, snapshot, outage=outage)
     with console.capture() as captured:
         console.print(view.render(rows, width, height, tabs), end="")
     return captured.get().rstrip("\n").split("\n")
@@ -96,8 +96,8 @@ def test_more_members_than_lines_are_counted_not_dropped_in_silence() -> None:
 
 def test_a_lost_connection_is_shown_with_the_age_of_the_data() -> None:
     """The last picture stays, and says that it is the last."""
-    lost = model.Connection(connected=False, data_age_ms=12_300, problem="redis at host:6379: refused")
-    lines = frame(group(partitions=16, workers=2), width=110, connection=lost)
+    lost = model.Outage("redis at host:6379: refused", data_age_ms=12_300)
+    lines = frame(group(partitions=16, workers=2), width=110, outage=lost)
     assert "Redis does not answer. What you see is 12.3 s old. redis at host:6379: refused" in lines[1]
     assert len(lines) == 24
 

@@ -14,8 +14,7 @@ import typer
 from streamworker.app import App
 from streamworker.cli.doctor.checks import Check, fail, ok, warn
 from streamworker.cli.doctor.groups import app_checks
-from streamworker.cli.doctor.sentinel import sentinel_checks
-from streamworker.cli.doctor.server import durability_check, redis_checks
+from streamworker.cli.doctor.server import durability_check, redis_checks, sentinel_checks
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AsJson, connected, print_json, run_async, say
 from streamworker.core.text import printable

@@ -52,9 +52,6 @@ async def _key_types(backend: Backend, app: App) -> Check:
     return fail("keys", _some(shown, "; "), f"Another program wrote there. {OVERWRITTEN}")
 
 
-# -- streams -----------------------------------------------------------------------------------
-
-
 async def _stream(backend: Backend, app: App, path: str, stream: Stream[object]) -> list[Check]:
     """Compare a stream's declaration with its metadata in Redis."""
     keys = StreamKeys(app.name, stream.name)
@@ -90,9 +87,6 @@ def _undeclared(path: str, name: str, holders: Sequence[Holder], ours: set[str])
             "Leave it if another deployment runs it. If no worker runs it any more: "
             f"streamworker repair {path} --forget-group {shlex.quote(holder.name)}",
         )
-
-
-# -- groups ------------------------------------------------------------------------------------
 
 
 async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> list[Check]:
@@ -207,9 +201,6 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
             "A rebalance is under way, or a former owner has not released them: look again, and at `status`.",
         )
     return ok(name, "none halted or held up")
-
-
-# -- acked logs --------------------------------------------------------------------------------
 
 
 def _schema(snapshot: GroupSnapshot, key: str, flat: Sequence[bytes], interval_ms: int) -> Check:

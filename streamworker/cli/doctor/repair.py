@@ -171,9 +171,6 @@ def _as_json(step: Step, outcome: str) -> dict[str, object]:
     }
 
 
-# -- planning ----------------------------------------------------------------------------------
-
-
 async def _plan(backend: Backend, app: App, wanted: _Wanted) -> list[Step]:
     steps: list[Step] = []
     unknown = set(wanted.readers)
@@ -213,8 +210,6 @@ async def _plan_undeclared(backend: Backend, app: App, groups: list[str]) -> lis
             )
     return steps
 
-
-# -- doing -------------------------------------------------------------------------------------
 
 _CHANGED = "left alone: it has changed since"
 

@@ -130,9 +130,6 @@ def plan_undeclared(facts: Facts, settings: Settings) -> Step:
     return Step("forget group", facts, what, why, partitions=tuple(facts.log_lengths))
 
 
-# -- who is alive ------------------------------------------------------------------------------
-
-
 def living(facts: Facts, settings: Settings) -> set[str]:
     """Return the names of members that may be alive; in doubt a member counts as alive."""
     if facts.membership is None:

@@ -1,8 +1,9 @@
-"""The checks of ``doctor`` for a server or a Cluster: can its configuration lose data? They only read."""
+"""The checks of ``doctor`` for servers, a Cluster and sentinels: can their configuration lose data?"""
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
 from streamworker.errors import BackendError, ConfigurationError, StreamworkerError
@@ -11,8 +12,11 @@ from streamworker.redisio.admin.health import Rights
 from streamworker.redisio.group.membership import connected as connections
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import ServerInfo, check_server
+from streamworker.redisio.wire.primaries import Answer, SentinelView
+from streamworker.redisio.wire.sentinel import SentinelTarget
 from streamworker.runtime.durability import check_durability
 from streamworker.settings import Settings
+from streamworker.urls import SENTINEL, host_and_port, kind_of
 
 CLOCK_DIFFERENCE_MAX_MS = 1_000
 MEMORY_WARN, MEMORY_FAIL = 0.75, 0.9
@@ -38,14 +42,11 @@ async def redis_checks(backend: Backend, app_name: str) -> list[Check]:
         if len(different) == 1:
             checks += different
         else:
-            checks += [_of_node(check, address) for address, check in by_address.items()]
+            checks += [
+                check if address in check.found else replace(check, found=f"{address}: {check.found}")
+                for address, check in by_address.items()
+            ]
     return checks
-
-
-def _of_node(check: Check, address: str) -> Check:
-    if address in check.found:
-        return check
-    return Check(check.name, check.verdict, f"{address}: {check.found}", check.remedy)
 
 
 def _cluster(uncovered: int, primaries: int, alone: list[str]) -> Check:
@@ -163,6 +164,52 @@ def _lost_in_a_crash(info: ServerInfo, settings: Mapping[str, str] | None) -> tu
         return "everything: neither an append-only file nor snapshots", remedy
     every = max(int(seconds) for seconds, _ in points)
     return f"what came after its last snapshot, up to {every:,} s (save): no append-only file", remedy
+
+
+async def sentinel_checks(url: str) -> list[Check]:
+    """Check the sentinels of a URL; return no check for a URL without sentinels."""
+    if kind_of(url) != SENTINEL:
+        return []
+    return [of_sentinels(await SentinelTarget(url, "doctor").views())]
+
+
+def of_sentinels(views: Sequence[SentinelView]) -> Check:
+    """Make one check from the sentinels' answers."""
+    answers = [view.answer for view in views if isinstance(view.answer, Answer)]
+    text = f"{len(answers)} of {len(views)} name a primary"
+    silent = [view for view in views if not isinstance(view.answer, Answer)]
+    if not answers:
+        return fail("sentinels", f"{text}: {_no_answer(silent[0])}", "Start them, and let them monitor it.")
+    places = sorted({host_and_port(*answer.place) for answer in answers})
+    text += f": {' and '.join(places)}"
+    if len(places) > 1:
+        return warn("sentinels", text, "A failover is under way, or some sentinels are cut off: look again.")
+    if any(answer.is_down for answer in answers):
+        return fail("sentinels", f"{text}, which they report as down", "Start it, or a replica.")
+    best = max(views, key=lambda view: view.sentinels)
+    if best.quorum > best.sentinels:
+        text += f"; {best.quorum} must find it down, but there are only {best.sentinels} sentinels"
+        return fail("sentinels", text, "Start the others, or lower the quorum.")
+    if best.sentinels and best.quorum:
+        text += (
+            f"; if {best.quorum} of {best.sentinels} find it silent for {best.down_after_ms / 1000:g} s, "
+            f"they promote one of {best.replicas} replicas"
+        )
+        if not best.replicas:
+            return warn("sentinels", text, "Add a replica: without one no failover is possible.")
+    else:
+        text += "; this user may not ask for more"
+    if silent:
+        return warn("sentinels", f"{text}; {_no_answer(silent[0])}", "Start it, or correct redis_url.")
+    return ok("sentinels", text)
+
+
+def _no_answer(view: SentinelView) -> str:
+    return (
+        f"{view.address} knows no primary"
+        if view.answer is None
+        else str(getattr(view.answer, "message", ""))
+    )
 
 
 async def durability_check(backend: Backend, settings: Settings) -> Check:

@@ -1,4 +1,4 @@
-"""``streamworker dev``: runs server, workers, Spark and live view on one machine."""
+"""``streamworker dev`` and ``demo``: run server, workers and Spark on one machine."""
 
 import contextlib
 import os
@@ -17,6 +17,9 @@ from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.core.text import printable_lines
 from streamworker.importing import Selection, resolve_processors
 from streamworker.variables import REDIS_URL_OVERRIDE
+
+TAIL_LINES = 20
+"""Lines of the log that are printed when a process failed behind the live view."""
 
 
 def dev(
@@ -82,7 +85,6 @@ def dev(
 def _run_all(
     path: str, selection: Selection, options: list[str], *, workers: int, spark: bool, log_file: Path | None
 ) -> int:
-
     with Children(log_file=log_file) as children, two_stages(children.stop, children.force):
         for number in range(1, workers + 1):
             children.start(f"worker w{number}", ["run", path, "--name", f"w{number}", *options])
@@ -95,10 +97,32 @@ def _run_all(
             children.stop()
         code = children.wait()
         if children.failed and log_file is not None:
-            _print_tail(log_file)
+            # The folder of the log may be deleted when this process ends.
+            say(*printable_lines(log_file.read_text("utf-8", "replace"))[-TAIL_LINES:], error=True)
         return code
 
 
-def _print_tail(log_file: Path, lines: int = 20) -> None:
-    """Print the end of the log, whose folder may be deleted when this process ends."""
-    say(*printable_lines(log_file.read_text("utf-8", "replace"))[-lines:], error=True)
+def demo(
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object, last.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running, to look at it with top; Ctrl-C ends it.")
+    ] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Use a Redis Cluster of three primaries with a replica each.")
+    ] = False,
+) -> None:
+    """Run the whole system on real data, and check it.
+
+    336,776 flights go through workers that join, leave and are killed, into Spark tables. Then
+    the command compares the tables with the data set, and checks the order for each aircraft. It
+    starts its own server and needs Java, or the extra `java`. It exits with 0 only if all checks pass.
+
+    \b
+    Examples:
+      streamworker demo
+      streamworker demo --json
+      streamworker demo --cluster
+    """
+    from streamworker.dev.demo import run_demo
+
+    raise typer.Exit(run_demo(json_output=json, keep=keep, cluster=cluster))

@@ -83,10 +83,6 @@ class Groups(Collector):
         except StreamworkerError:
             yield from families([], up=False)
 
-    def describe(self) -> Iterator[Metric]:
-        """Return nothing, so that registering takes no snapshot: Redis may not be reachable yet."""
-        return iter(())
-
 
 def families(taken: Sequence[GroupSnapshot], *, up: bool) -> Iterator[Metric]:
     """Convert snapshots to metrics; leave out metrics without a sample."""

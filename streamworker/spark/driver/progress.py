@@ -54,13 +54,9 @@ def from_event(pipeline: str, event: Any) -> PipelineProgress:
 
 
 def _offset(value: Any) -> dict[int, offsets.Position]:
-    """Parse an offset of a progress event, which is text in classic Spark."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return {}
+    """Parse an offset of a progress event, which is text in classic Spark; return none if it is not ours."""
     try:
-        return offsets.from_json(value) if value else {}
-    except ConfigurationError:
+        document = json.loads(value) if isinstance(value, str) else value
+        return offsets.from_json(document) if document else {}
+    except (ConfigurationError, ValueError):
         return {}

@@ -99,7 +99,16 @@ def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
             f"Pipeline {spec.name!r} returned {type(result).__name__}.",
             remedy="Its function returns a DataFrame, or the stream writer of one (df.writeStream...).",
         )
-    _check_frame(spec, result)
+    if not result.isStreaming:
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} returned a DataFrame that does not come from its argument.",
+            remedy="Derive the result from the DataFrame that the function is given.",
+        )
+    if spec.path is None and spec.format not in PATHLESS_FORMATS:
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} has no path for its result.",
+            remedy='Give it one: @app.pipeline(..., path="lake/..."), or return a stream writer.',
+        )
     mode = spec.mode
     if mode == "append" and not _can_append(result):
         log.info("pipeline %s has no watermark: its whole result is written each time", spec.name)
@@ -128,19 +137,6 @@ def _can_append(frame: Any) -> bool:
     except AnalysisException as error:
         return "OUTPUT_MODE" not in (error.getCondition() or "")
     return True
-
-
-def _check_frame(spec: PipelineSpec, frame: Any) -> None:
-    if not frame.isStreaming:
-        raise ConfigurationError(
-            f"Pipeline {spec.name!r} returned a DataFrame that does not come from its argument.",
-            remedy="Derive the result from the DataFrame that the function is given.",
-        )
-    if spec.path is None and spec.format not in PATHLESS_FORMATS:
-        raise ConfigurationError(
-            f"Pipeline {spec.name!r} has no path for its result.",
-            remedy='Give it one: @app.pipeline(..., path="lake/..."), or return a stream writer.',
-        )
 
 
 def _writer(spec: PipelineSpec, frame: Any, mode: str, checkpoint: str) -> Any:

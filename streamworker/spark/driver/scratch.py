@@ -49,16 +49,13 @@ def sweep(now_s: float | None = None) -> list[Path]:
     swept = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            if _is_ours(folder) and _sweep(folder, now_s):
+            found = folder.lstat()
+            is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if is_ours and _sweep(folder, now_s):
                 swept.append(folder)
     if swept:
         log.info("removed %d folders of Spark sessions that were killed", len(swept))
     return swept
-
-
-def _is_ours(folder: Path) -> bool:
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def _sweep(folder: Path, now_s: float) -> bool:

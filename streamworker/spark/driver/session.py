@@ -13,11 +13,11 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.spark.driver.java import find_java
@@ -45,10 +45,7 @@ SMALL_MACHINE = {
 }
 """Settings for a local master. The checkpoint manager is only safe for one driver on a local disk."""
 
-EVERYWHERE = {
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
-}
+EVERYWHERE = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC"}
 
 SOCKET_NAME_BYTES = len("/.sock") + 37
 """Longest name that Spark gives a socket: it contains a dot and a UUID."""
@@ -60,7 +57,7 @@ STOP_TIMEOUT_S = 15.0
 
 
 @dataclass
-class Session:
+class Session(AbstractContextManager["Session"]):
     """A Spark session that streamworker opened and can stop."""
 
     spark: "SparkSession"
@@ -108,9 +105,6 @@ class Session:
         file, self._scratch_lock = self._scratch_lock, None
         if file is not None:
             os.close(file)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -206,16 +206,13 @@ def address(url: str) -> str:
     """
     if kind_of(url) == CLUSTER:
         return f"the cluster of {', '.join(address(each) for each in each_server(url))}"
-    if kind_of(url) == SENTINEL:
-        try:
-            found = read_sentinels(url)
-        except ConfigurationError:
-            return "an address that cannot be read"
-        return f"the primary {found.service!r} of the sentinels {found.addresses}"
     try:
+        if kind_of(url) == SENTINEL:
+            found = read_sentinels(url)
+            return f"the primary {found.service!r} of the sentinels {found.addresses}"
         parts = urlsplit(url)
         return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
-    except ValueError:
+    except (ConfigurationError, ValueError):
         return "an address that cannot be read"
 
 

@@ -72,9 +72,6 @@ class Slice:
         return self.end - self.start
 
 
-# -- as JSON ---------------------------------------------------------------------------------
-
-
 def to_json(offset: Offset) -> dict[str, Any]:
     """Return the JSON document that Spark keeps; equal offsets give equal text."""
     ordered = sorted(offset.items())
@@ -113,9 +110,6 @@ def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(value)
     return value
-
-
-# -- moving forward --------------------------------------------------------------------------
 
 
 def find_losses(offset: Offset, tails: Offset) -> dict[int, Loss]:
@@ -221,9 +215,6 @@ def lag(position: Offset, tails: Offset) -> dict[int, int]:
     """Return the number of unread rows in each partition."""
     from_here = advance(position, dict(tails), 0)
     return {p: max(0, tails[p].rows - from_here[p].rows) for p in sorted(tails)}
-
-
-# -- into tasks ------------------------------------------------------------------------------
 
 
 def slices(start: Offset, end: Offset) -> list[Slice]:
