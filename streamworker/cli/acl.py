@@ -100,8 +100,8 @@ def _app_of(path: str | None, name: str | None) -> tuple[str, str]:
     if (path is None) == (name is None):
         raise typer.BadParameter("Give either APP or --name, the app's name.")
     if name is not None:
-        told = {DURABILITY_VARIABLE: os.environ.get(DURABILITY_VARIABLE, Settings().durability)}
-        return check_name("app", name), Settings.from_env(told).durability
+        environ = {DURABILITY_VARIABLE: os.environ.get(DURABILITY_VARIABLE, Settings().durability)}
+        return check_name("app", name), Settings.from_env(environ).durability
 
     app = resolve_app(path or "")
     return app.name, app.settings.durability

@@ -21,7 +21,7 @@ from streamworker.redisio.admin.rights import ROLES, acl_rules
 from streamworker.redisio.group.locks import foreign_lock
 from streamworker.redisio.scripts import wrong_type
 from streamworker.redisio.wire.info import ServerInfo, read_info
-from streamworker.spark.source.logs import LOOK, LOST
+from streamworker.spark.source.logs import INSPECT_REMEDY, LOSS_REMEDY
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.contract.support import everything, url_of_user
@@ -239,7 +239,12 @@ def test_no_remedy_advises_to_delete_what_may_hold_committed_rows(raw: "redis.Re
     raw.set("sw:{shop.orders.0}:acked:price", "x")
     raw.hset("sw:{shop.orders.1}:lock:price", "checkpoint", "x")
     remedies = [check.remedy for check in in_doctor() if check.verdict == "fail"]
-    remedies += [wrong_type("key").remedy, foreign_lock(0, ValueError("x")).remedy, LOOK, LOST]
+    remedies += [
+        wrong_type("key").remedy,
+        foreign_lock(0, ValueError("x")).remedy,
+        INSPECT_REMEDY,
+        LOSS_REMEDY,
+    ]
     for remedy in remedies:
         advised = remedy.replace("Do not delete", "").replace("Delete nothing", "")
         assert not re.search(r"\b([Dd]elete|DEL|UNLINK|FLUSH\w*)\b", advised), remedy

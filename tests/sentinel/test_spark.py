@@ -74,7 +74,7 @@ def test_a_replica_is_never_read(calm: Trio, monkeypatch: pytest.MonkeyPatch) ->
     replica = next(server for server in calm.servers if server is not calm.primary)
     monkeypatch.setenv("STREAMWORKER_CONNECTION_LATE", calm.url)
     late = Answer(("127.0.0.1", replica.port), 9)
-    monkeypatch.setattr(connection, "_named", lambda sentinels, epoch: late)
+    monkeypatch.setattr(connection, "_find_primary", lambda sentinels, epoch: late)
     with pytest.raises(BackendUnavailable, match="is a replica"):
         Connection("late", 100).call(port_of)
 
@@ -128,7 +128,7 @@ def test_sentinels_that_have_not_heard_of_a_failover_lead_nobody_back(
             asked.append(url)
         return said[asked.index(url)]
 
-    monkeypatch.setattr(connection, "_ask", ask)
+    monkeypatch.setattr(connection, "_ask_sentinel", ask)
     monkeypatch.setattr(connection, "LOOK_EVERY_S", 0.0)
     impatient = Connection("calm", 100)
     assert impatient.call(port_of) == primary[1]

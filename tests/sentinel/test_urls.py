@@ -103,7 +103,7 @@ def test_spark_sends_nothing_as_plain_text_to_a_machine_that_only_sentinels_name
     monkeypatch.setenv(
         "STREAMWORKER_CONNECTION_FAR", f"redis+sentinel://:{SECRET}@localhost:1/0?service=orders"
     )
-    monkeypatch.setattr(connection, "_named", lambda sentinels, epoch: Answer(("db.example", 6379), 9))
+    monkeypatch.setattr(connection, "_find_primary", lambda sentinels, epoch: Answer(("db.example", 6379), 9))
     with pytest.raises(ConfigurationError, match=r"sentinels name.*plain text to db\.example") as caught:
         Connection("far", 0).call(lambda client: client.get("a"))
     assert SECRET not in f"{caught.value}{caught.value.remedy}"

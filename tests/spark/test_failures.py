@@ -4,7 +4,7 @@ from streamworker.spark.driver.failures import read_failure
 
 TRACEBACK = """Job aborted due to stage failure: Task 0 in stage 4.0 failed 1 times
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
-  File "/site-packages/streamworker/spark/logs.py", line 300, in lose
+  File "/site-packages/streamworker/spark/logs.py", line 300, in report_loss
     raise DataLoss(
 streamworker.errors.{kind}: {message}
 

@@ -99,7 +99,7 @@ def test_a_new_reader_loses_nothing_to_a_worker_that_has_not_heard_of_it(
 
     clock = SimpleNamespace(sleep=while_a_worker_trims, monotonic=time.monotonic)
     monkeypatch.setattr(source, "time", clock)
-    monkeypatch.setattr(source, "HEARD_S", 0.02)
+    monkeypatch.setattr(source, "READER_KNOWN_S", 0.02)
     acked.fill(0, [1] * 40)
     acked.trim(0, 20)
     ahead = AckedLogs(replace(OPTIONS, reader="ahead"))

@@ -93,10 +93,10 @@ def java() -> Check:
     from streamworker.spark.driver.java import find_java
 
     try:
-        there = find_java()
+        found = find_java()
     except StreamworkerError as error:
         return warn("java", error.message, f"For pipelines: {error.remedy}")
-    return ok("java", f"{there.version} from {there.found}")
+    return ok("java", f"{found.version} from {found.found}")
 
 
 def embedded_server() -> Check:

@@ -198,10 +198,10 @@ async def _plan_undeclared(backend: Backend, app: App, groups: list[str]) -> lis
         before = len(steps)
         for stream in app.streams.values():
             partitions = stream.spec.partitions
-            there = await holders(backend, StreamKeys(app.name, stream.name), partitions)
+            present = await holders(backend, StreamKeys(app.name, stream.name), partitions)
             facts = await look(backend, GroupKeys(app.name, stream.name, name), partitions)
             has_keys = facts.membership or facts.locks or facts.readers
-            if has_keys or any(holder.name == name for holder in there):
+            if has_keys or any(holder.name == name for holder in present):
                 steps.append(plan_undeclared(facts, app.settings))
         if len(steps) == before:
             raise ConfigurationError(

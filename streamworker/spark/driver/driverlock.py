@@ -65,7 +65,7 @@ def sole_driver(
 
 def _lock(file: int, name: str, place: Path, deadline: float, stop: threading.Event) -> bool:
     """Wait for a lock and take it; return False if ``stop`` is set first."""
-    told = False
+    is_logged = False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,9 +76,9 @@ def _lock(file: int, name: str, place: Path, deadline: float, stop: threading.Ev
                     remedy=f"End it first; `fuser {place}` names its processes. Two drivers that write one "
                     "table may corrupt it.",
                 ) from None
-            if not told:
+            if not is_logged:
                 log.info("pipeline %s waits for the previous driver to end", name)
-            told = True
+            is_logged = True
             if stop.wait(POLL_S):
                 return False
         else:

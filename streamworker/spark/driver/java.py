@@ -93,15 +93,15 @@ def _ask(java: Path) -> tuple[str, Path] | str:
         result = _run(java, "-XshowSettings:properties", "-version")
     except (OSError, subprocess.TimeoutExpired) as error:
         return "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be run ({error})"
-    said = result.stderr + result.stdout
-    version = re.search(r'version "(?:1\.)?(\d+)([^"]*)"', said)
+    output = result.stderr + result.stdout
+    version = re.search(r'version "(?:1\.)?(\d+)([^"]*)"', output)
     # macOS has a /usr/bin/java that only says where to get one.
     if result.returncode != 0 or version is None:
         return "is no working Java"
     if int(version[1]) < OLDEST_MAJOR:
         return f"is Java {version[1]}"
     # Java reports its home: a java on the PATH may be a link or a launcher in another directory.
-    home = re.search(r"^\s*java\.home = (.+)$", said, re.MULTILINE)
+    home = re.search(r"^\s*java\.home = (.+)$", output, re.MULTILINE)
     return version[1] + version[2], Path(home[1].strip()) if home else java.resolve().parent.parent
 
 

@@ -119,7 +119,7 @@ def run_pipelines(
         found = session or open_session(
             specs[0].processor.stream.app, master=master, remote=remote, redis_url=redis_url, keep_open=locks
         )
-        runs = [_Run(spec, found, once=once, tell=on_progress) for spec in specs]
+        runs = [_Run(spec, found, once=once, on_progress=on_progress) for spec in specs]
         try:
             return _watch(runs, stop)
         except Exception:
@@ -168,7 +168,7 @@ def _watch(runs: "list[_Run]", stop: threading.Event) -> int:
         while not (failed or stop.is_set()) and any(run.active for run in runs):
             stop.wait(POLL_S)
             for run in runs:
-                run.look(runs)
+                run.check(runs)
             failed = any(run.failure is not None for run in runs)
     finally:
         # Also on Ctrl-C and on an error: a query that is not stopped keeps the JVM busy.
@@ -186,7 +186,7 @@ class _Run:
     spec: PipelineSpec
     session: Session
     once: bool
-    tell: OnProgress | None
+    on_progress: OnProgress | None
     failure: Failure | None = None
     active: bool = True
     _query: "StreamingQuery | None" = None
@@ -207,7 +207,7 @@ class _Run:
         self._query = start_query(self.spec, self.session, together=together, once=self.once)
         log.info("pipeline %s runs", self.spec.name)
 
-    def look(self, runs: "Iterable[_Run]") -> None:
+    def check(self, runs: "Iterable[_Run]") -> None:
         """Report progress; restart a query that failed, and finish one that is done."""
         if not self.active:
             return
@@ -216,14 +216,14 @@ class _Run:
                 self.start(runs)
             return
         ended = not self._query.isActive
-        self._pass_on(self._query)
+        self._report_progress(self._query)
         if not ended:
             return
         error = self._query.exception()
         self._query = None
         if error is None:
             self.active = False
-            self._say("done")
+            self._report_state("done")
         else:
             self._fail(read_failure(str(error)))
 
@@ -235,12 +235,12 @@ class _Run:
             return
         while time.monotonic() < deadline and query.status["isTriggerActive"]:
             time.sleep(0.05)
-        self._pass_on(query)
+        self._report_progress(query)
         query.stop()
         self.active = False
-        self._say("stopped")
+        self._report_state("stopped")
 
-    def _pass_on(self, query: "StreamingQuery") -> None:
+    def _report_progress(self, query: "StreamingQuery") -> None:
         last = query.lastProgress
         if last is None or int(last.batchId) < self._seen[0]:
             return
@@ -253,8 +253,8 @@ class _Run:
                 self._failures = self._busy = 0
                 self._last = from_event(self.spec.name, event)
                 self._log(self._last)
-                if self.tell is not None:
-                    self.tell(self._last)
+                if self.on_progress is not None:
+                    self.on_progress(self._last)
 
     def _log(self, progress: PipelineProgress) -> None:
         self._rows += progress.rows
@@ -273,7 +273,7 @@ class _Run:
         if (failure.final and not waits) or too_many:
             self.failure, self.active = failure, False
             log.error("pipeline %s failed: %s", self.spec.name, failure.message)
-            self._say("failed", failure.message)
+            self._report_state("failed", failure.message)
             return
         count = self._busy if failure.too_busy else self._failures
         pause_s = pause_ms(count, self._rng.random, first_ms=FIRST_PAUSE_MS, max_ms=LONGEST_PAUSE_MS) / 1000
@@ -283,9 +283,9 @@ class _Run:
             "pipeline %s starts again from its checkpoint in %.1f s: %s",
             self.spec.name, pause_s, failure.message,
         )  # fmt: skip
-        self._say("waiting" if waits else "restarting", failure.message)
+        self._report_state("waiting" if waits else "restarting", failure.message)
 
-    def _say(self, state: str, error: str = "") -> None:
-        if self.tell is not None:
+    def _report_state(self, state: str, error: str = "") -> None:
+        if self.on_progress is not None:
             last = self._last or PipelineProgress(self.spec.name, state)
-            self.tell(replace(last, state=state, rows=0, rows_per_s=0.0, seconds=0.0, error=error))
+            self.on_progress(replace(last, state=state, rows=0, rows_per_s=0.0, seconds=0.0, error=error))

@@ -85,8 +85,8 @@ def _siblings(spec: PipelineSpec, together: Iterable[PipelineSpec]) -> list[str]
         return options.connection, options.app, options.stream, options.processor
 
     mine = parse_options(source_options(spec), streaming=True)
-    each = [parse_options(source_options(other), streaming=True) for other in together]
-    return sorted({str(o.reader) for o in each if logs(o) == logs(mine) and o.reader != mine.reader})
+    others = [parse_options(source_options(other), streaming=True) for other in together]
+    return sorted({str(o.reader) for o in others if logs(o) == logs(mine) and o.reader != mine.reader})
 
 
 def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:

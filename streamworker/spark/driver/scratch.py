@@ -62,8 +62,8 @@ def _sweep(folder: Path, now_s: float) -> bool:
     file = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        said = folder / LOG_NAME
-        if not (said.exists() and now_s - said.stat().st_mtime < LOG_KEPT_S):
+        jvm_log = folder / LOG_NAME
+        if not (jvm_log.exists() and now_s - jvm_log.stat().st_mtime < LOG_KEPT_S):
             shutil.rmtree(folder, ignore_errors=True)
             return True
         left = [each for each in folder.iterdir() if each.name not in (LOCK_NAME, LOG_NAME)]

@@ -98,15 +98,15 @@ class _Opened:
     epoch: int = 0
     """Epoch of the answer that named ``place``. An answer with a lower epoch comes from sentinels that do
     not know of the last failover."""
-    looked_s: float = 0.0
+    asked_s: float = 0.0
 
-    def leads_elsewhere(self) -> bool:
+    def has_moved(self) -> bool:
         """Return whether the sentinels name another primary; asks them every ``LOOK_EVERY_S`` at most."""
-        if self.sentinels is None or time.monotonic() - self.looked_s < LOOK_EVERY_S:
+        if self.sentinels is None or time.monotonic() - self.asked_s < LOOK_EVERY_S:
             return False
-        self.looked_s = time.monotonic()
+        self.asked_s = time.monotonic()
         try:
-            answer = _named(self.sentinels, self.epoch)
+            answer = _find_primary(self.sentinels, self.epoch)
             return answer.is_down or answer.place != self.place
         except BackendError:
             return False  # No majority of sentinels answers: keep the client.
@@ -119,17 +119,17 @@ class _Opened:
 T = TypeVar("T")
 
 
-class _AtHome(dict[tuple[int, str], T]):
+class _PerProcess(dict[tuple[int, str], T]):
     """A cache that is pickled empty: a remote Spark may get this module by value, but no connection."""
 
-    def __reduce__(self) -> tuple[type["_AtHome[T]"], tuple[()]]:
-        return _AtHome, ()
+    def __reduce__(self) -> tuple[type["_PerProcess[T]"], tuple[()]]:
+        return _PerProcess, ()
 
 
-_epochs: _AtHome[tuple[int, float]] = _AtHome()
+_epochs: _PerProcess[tuple[int, float]] = _PerProcess()
 """For each process and URL: the highest epoch that the sentinels had named when a client was closed, and
 the time of the closing."""
-_clients: _AtHome[_Opened] = _AtHome()
+_clients: _PerProcess[_Opened] = _PerProcess()
 """Clients by process and URL. Spark forks its Python workers and reuses them for later tasks, so each
 worker connects once. A forked process must not share its parent's connection."""
 
@@ -261,7 +261,7 @@ class Connection:
 
     def _client(self, url: str) -> Client:
         key = (os.getpid(), url)
-        if key in _clients and _clients[key].leads_elsewhere():
+        if key in _clients and _clients[key].has_moved():
             _forget(url)
         if key not in _clients:
             _clients[key] = _open(self.name, url)
@@ -359,7 +359,7 @@ def _of_cluster(url: str) -> RedisCluster:
 
 
 def _behind_sentinels(sentinels: Sentinels, epoch: int) -> _Opened:
-    answer = _named(sentinels, epoch)
+    answer = _find_primary(sentinels, epoch)
     place = answer.place
     if answer.is_down:
         raise taken_for_down(place, sentinels.service)
@@ -382,21 +382,21 @@ def _only_to_a_primary(connection: Any) -> None:
         raise _NoPrimary("it is a replica, and the sentinels named it as the primary")
 
 
-def _named(sentinels: Sentinels, epoch: int) -> Answer:
+def _find_primary(sentinels: Sentinels, epoch: int) -> Answer:
     """Ask the sentinels, one after another, until more than half of them have named a primary.
 
     If the highest epoch among them is below ``epoch``, the other sentinels are asked too. An answer with
     a lower epoch counts only if every sentinel has answered: the sentinels may have been set up anew.
     """
-    said: list[Answer | BackendError | None] = []
+    answers: list[Answer | BackendError | None] = []
     urls = sentinels.urls
     for url in random.sample(urls, len(urls)):
-        said.append(_ask(url, sentinels.service))
-        answers = [one for one in said if isinstance(one, Answer)]
-        if 2 * len(answers) > len(urls) and max(answer.epoch for answer in answers) >= epoch:
+        answers.append(_ask_sentinel(url, sentinels.service))
+        named = [one for one in answers if isinstance(one, Answer)]
+        if 2 * len(named) > len(urls) and max(answer.epoch for answer in named) >= epoch:
             break
-    found = newest(said, sentinels)
-    if found.epoch < epoch and not all(isinstance(one, Answer) for one in said):
+    found = newest(answers, sentinels)
+    if found.epoch < epoch and not all(isinstance(one, Answer) for one in answers):
         raise BackendUnavailable(
             f"The sentinels {sentinels.addresses} that answer have not heard of the last failover yet.",
             remedy="They learn of it within seconds, if they can reach each other.",
@@ -404,7 +404,7 @@ def _named(sentinels: Sentinels, epoch: int) -> Answer:
     return found
 
 
-def _ask(url: str, service: str) -> Answer | BackendError | None:
+def _ask_sentinel(url: str, service: str) -> Answer | BackendError | None:
     timeouts = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
     replies: list[Any] = []
     with redis.Redis.from_url(url, **{**_POLICY, **timeouts}) as client:

@@ -44,7 +44,7 @@ from pyspark.sql.types import StructType
 
 from streamworker.errors import BackendError, ConfigurationError
 from streamworker.spark.source import offsets
-from streamworker.spark.source.logs import AckedLogs, lose
+from streamworker.spark.source.logs import AckedLogs, report_loss
 from streamworker.spark.source.offsets import START, Position, Slice
 from streamworker.spark.source.options import Offsets, SourceOptions, Where, parse_options
 from streamworker.spark.source.schema import Conformer, arrow_target, coalesce, spark_schema
@@ -57,7 +57,7 @@ REGISTER_INTERVAL_S = 5.0
 """Interval at which a position that does not move is registered again, so that a live reader can be
 distinguished from one that has stopped."""
 
-HEARD_S = 2.5
+READER_KNOWN_S = 2.5
 """How long a new reader waits until all workers know it: longer than their ``trim_interval_ms``, 2 s by
 default. Until then workers trim by the readers that they know, and could trim the new reader's first
 rows. Only a query that begins in a log that was trimmed before waits, once."""
@@ -118,7 +118,7 @@ def _place(options: SourceOptions, p: int, where: Where, first: Position, tail: 
             remedy="Use latest, or -1 for this partition.",
         )
     if where < first.rows:
-        lose(
+        report_loss(
             f"Offset {where} is given for partition {p}, whose rows up to {first.rows} were trimmed.",
             fail=options.fail_on_data_loss,
         )
@@ -172,7 +172,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         """The end of the last batch that ``latestOffset`` planned."""
         self._registered: dict[str, Any] | None = None
         self._registered_at_s = 0.0
-        self._goes_on = options.reader is None
+        self._is_checked = options.reader is None
         """Whether the query is known to continue from its reader's registered position."""
         self._first: dict[int, Position] | None = None
         """The first position of a new query."""
@@ -186,7 +186,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         self._register(start, tails, now_ms, must=True)
         if self._options.reader and any(0 < at.rows < tails[p].rows for p, at in start.items()):
             # Workers trim these logs up to the positions of other readers, which may be far ahead.
-            time.sleep(HEARD_S)
+            time.sleep(READER_KNOWN_S)
         # Rows may have been trimmed during the wait. From here on workers know this reader.
         again = locate(self._options, self._logs, self._options.starting_offsets)
         self._first = {p: again[p] if again[p].rows > at.rows else at for p, at in start.items()}
@@ -210,7 +210,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         tails, now_ms = self._logs.tails_and_time()
         self._tails = tails
         self._report(position, tails)
-        self._check_goes_on(position, tails)
+        self._check_continues(position, tails)
         self._register(position, tails, now_ms, must=self._registered is None)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
@@ -234,12 +234,12 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         if end != self._planned:
             tails = self._logs.tails()
             self._report(until, tails)
-            self._check_goes_on(since, tails)
+            self._check_continues(since, tails)
         return self._tasks(parts)
 
     def _report(self, position: offsets.Offset, tails: offsets.Offset) -> None:
         for p, loss in offsets.find_losses(position, tails).items():
-            lose(
+            report_loss(
                 f"The acked log of partition {p} of {self._options.app}.{self._options.stream} "
                 f"({self._options.processor}) was read up to row {position[p].rows}, and {loss.value}.",
                 fail=self._options.fail_on_data_loss,
@@ -251,27 +251,27 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         If the reader had registered its first position only, Spark was ended before it stored the first
         offset, and the query may begin.
         """
-        if self._goes_on:
+        if self._is_checked:
             return
-        told, begins = self._logs.registered()
-        read = [p for p, at in told.items() if at.log and at.log == tails.get(p, START).log]
+        registered, begins = self._logs.registered()
+        read = [p for p, at in registered.items() if at.log and at.log == tails.get(p, START).log]
         if read and not begins:
-            self._refuse(f"was at row {told[read[0]].rows} of partition {read[0]}", "begins anew")
-        self._goes_on = True
+            self._refuse(f"was at row {registered[read[0]].rows} of partition {read[0]}", "begins anew")
+        self._is_checked = True
 
-    def _check_goes_on(self, position: offsets.Offset, tails: offsets.Offset) -> None:
+    def _check_continues(self, position: offsets.Offset, tails: offsets.Offset) -> None:
         """Refuse to continue before the registered position of the reader."""
-        if self._goes_on:
+        if self._is_checked:
             return
-        told, _ = self._logs.registered()
-        for p, before in offsets.find_stepped_back(position, told, tails).items():
+        registered, _ = self._logs.registered()
+        for p, before in offsets.find_stepped_back(position, registered, tails).items():
             here = position.get(p, START)
             self._refuse(f"was at row {before.rows} of partition {p}", f"goes on from row {here.rows}")
-        self._goes_on = True
+        self._is_checked = True
 
     def _refuse(self, was: str, now: str) -> None:
         o = self._options
-        lose(
+        report_loss(
             f"Reader {o.reader!r} {was} of {o.app}.{o.stream} ({o.processor}), and its query {now}: the "
             "checkpoint directory was lost or is an older one, or another query has the same name.",
             fail=o.fail_on_data_loss,
@@ -310,5 +310,5 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         self._registered, self._registered_at_s = document, time.monotonic()
 
     def _is_registered(self, document: dict[str, Any]) -> bool:
-        fresh = time.monotonic() - self._registered_at_s < REGISTER_INTERVAL_S
-        return fresh and document == self._registered
+        is_fresh = time.monotonic() - self._registered_at_s < REGISTER_INTERVAL_S
+        return is_fresh and document == self._registered

@@ -164,7 +164,7 @@ class AckedLogs:
         name. ``begins``: this is the query's first position, so no row was read under the name yet.
         """
         if self._options.reader is not None:
-            self._tell(self._options.reader, offset, at_ms, begins=begins, retry=retry)
+            self._write_position(self._options.reader, offset, at_ms, begins=begins, retry=retry)
 
     def hold(self, readers: Sequence[str], tails: Offset, at_ms: int, *, retry: bool) -> None:
         """Register each of these readers that has no position in Redis yet at the first row.
@@ -174,13 +174,13 @@ class AckedLogs:
         """
         # No HMGET: ACL files made by earlier versions do not allow it.
         asked = [("HGET", self._keys.readers, name) for name in readers]
-        told = self._connection.pipeline(asked, retry=retry)
-        silent = [name for name, value in zip(readers, told, strict=True) if value is None]
-        firsts = self.first_positions(tails) if silent else {}
-        for name in silent:
-            self._tell(name, firsts, at_ms, begins=True, retry=retry)
+        stored = self._connection.pipeline(asked, retry=retry)
+        missing = [name for name, value in zip(readers, stored, strict=True) if value is None]
+        firsts = self.first_positions(tails) if missing else {}
+        for name in missing:
+            self._write_position(name, firsts, at_ms, begins=True, retry=retry)
 
-    def _tell(self, reader: str, offset: Offset, at_ms: int, *, begins: bool, retry: bool) -> None:
+    def _write_position(self, reader: str, offset: Offset, at_ms: int, *, begins: bool, retry: bool) -> None:
         rows, logs = ({p: at.rows for p, at in offset.items()}, {p: at.log for p, at in offset.items()})
         text = ReaderPosition(rows, logs, at_ms, begins).text()
         self._connection.call(lambda redis: redis.hset(self._keys.readers, reader, text), retry=retry)
@@ -193,8 +193,10 @@ class AckedLogs:
         reader = self._options.reader
         if reader is None:
             return {}, False
-        told = read_position(self._read_hash(self._keys.readers, reader) or b"")
-        return {p: Position(n, told.logs[p]) for p, n in told.rows.items() if p in told.logs}, told.begins
+        stored = read_position(self._read_hash(self._keys.readers, reader) or b"")
+        return {
+            p: Position(n, stored.logs[p]) for p, n in stored.rows.items() if p in stored.logs
+        }, stored.begins
 
     def read(self, part: Slice) -> Iterator[LogEntry]:
         """Yield the rows of a slice in order.
@@ -221,16 +223,16 @@ class AckedLogs:
                 before = link
                 if link.id.ms <= position:
                     continue
-                found = self._take(part, link, fields, position)
+                found = self._rows_of(part, link, fields, position)
                 position = min(link.id.ms, part.end)
                 if found is not None:
                     yield found
                 if position >= part.end:
                     break
         if position < part.end:
-            self._lost(f"Rows {position + 1} to {part.end} are missing from {self._where(part)}.")
+            self._report_loss(f"Rows {position + 1} to {part.end} are missing from {self._where(part)}.")
         if identity != part.log:
-            self._lost(f"{self._where(part).capitalize()} was deleted or replaced while it was read.")
+            self._report_loss(f"{self._where(part).capitalize()} was deleted or replaced while it was read.")
 
     def _range(
         self, p: int, first: int, count: int
@@ -253,28 +255,34 @@ class AckedLogs:
         try:
             link = ackedlog.link_of(id, fields)
         except DataLoss as loss:
-            self._lost(f"{loss.message} The log is {self._keys.acked(part.partition)}.", remedy=LOOK)
+            self._report_loss(
+                f"{loss.message} The log is {self._keys.acked(part.partition)}.", remedy=INSPECT_REMEDY
+            )
             return None
         if before is None:
             return link
         if id.ms <= part.start:
             if link[-2:] != before[-2:] if before.epoch else link.last > before.last:
-                self._lost(
+                self._report_loss(
                     f"{where.capitalize()} was rolled back and has grown again: row {part.start} came from "
                     f"source entries up to {before.last} when it was read, and now up to {link.last} "
                     f"(epoch {link.epoch})."
                 )
         elif misfit := link.misfit(before):
-            self._lost(f"Entry {id} of {where} does not follow entry {before.id}: {misfit}.", remedy=LOOK)
+            self._report_loss(
+                f"Entry {id} of {where} does not follow entry {before.id}: {misfit}.", remedy=INSPECT_REMEDY
+            )
             return None  # The next entry must follow the last good one.
         return link
 
-    def _take(self, part: Slice, link: Link, fields: Mapping[bytes, bytes], position: int) -> LogEntry | None:
+    def _rows_of(
+        self, part: Slice, link: Link, fields: Mapping[bytes, bytes], position: int
+    ) -> LogEntry | None:
         """Return the rows of an entry that lie in the slice and after ``position``."""
         try:
             if link.start > position:
                 missing = f"Rows {position + 1} to {min(link.start, part.end)}"
-                self._lost(f"{missing} are missing from {self._where(part)}.")
+                self._report_loss(f"{missing} are missing from {self._where(part)}.")
             if link.start >= part.end:
                 return None
             fingerprint = ackedlog.schema_of(link.id, fields)
@@ -288,25 +296,25 @@ class AckedLogs:
         at_ms = whole(fields.get(b"at", b"")) or 0
         return LogEntry(part.partition, min(link.id.ms, part.end), rows, str(link.last), link.epoch, at_ms)
 
-    def _lost(self, message: str, **other: str) -> None:
-        lose(message, fail=self._options.fail_on_data_loss, **other)
+    def _report_loss(self, message: str, **other: str) -> None:
+        report_loss(message, fail=self._options.fail_on_data_loss, **other)
 
     def _where(self, part: Slice) -> str:
         return f"the acked log {self._keys.acked(part.partition)}"
 
 
-LOST = (
+LOSS_REMEDY = (
     "If Redis lost data, restore it; otherwise give the query a new checkpoint directory, a new table "
     "and another reader name, or accept the loss with failOnDataLoss=false."
 )
-LOOK = (
+INSPECT_REMEDY = (
     "Redis went back to an older state, or another program wrote to the log. Look at the entries with XRANGE "
     "<log> <id> <id>: owner, epoch, first and last say who committed what. Delete nothing: the log holds "
-    "committed rows. " + LOST
+    "committed rows. " + LOSS_REMEDY
 )
 
 
-def lose(message: str, *, fail: bool, remedy: str = LOST) -> None:
+def report_loss(message: str, *, fail: bool, remedy: str = LOSS_REMEDY) -> None:
     """Raise :class:`DataLoss`; with ``failOnDataLoss=false`` log a warning instead."""
     if not fail:
         log.warning("%s The query continues, since failOnDataLoss is false.", message)

@@ -131,14 +131,14 @@ def find_losses(offset: Offset, tails: Offset) -> dict[int, Loss]:
     return losses
 
 
-def find_stepped_back(position: Offset, told: Offset, tails: Offset) -> dict[int, Position]:
+def find_stepped_back(position: Offset, registered: Offset, tails: Offset) -> dict[int, Position]:
     """Return the registered positions that lie after the reader's position, by partition.
 
     Registered positions in a log that was replaced are ignored.
     """
     return {
         p: before
-        for p, before in sorted(told.items())
+        for p, before in sorted(registered.items())
         if before.log
         and before.log == tails.get(p, START).log
         and position.get(p, START).log in ("", before.log)
