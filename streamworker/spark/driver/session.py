@@ -188,9 +188,8 @@ def _start(
     sweep()
     scratch, lock = make_scratch()
     settings = SMALL_MACHINE | _places(scratch) | socket_conf(scratch) if local else EVERYWHERE
-    spark_conf = SparkConf(loadDefaults=False)
-    for key, value in {**settings, "spark.master": master, "spark.app.name": name, **conf}.items():
-        spark_conf.set(key, value)
+    settings = {**settings, "spark.master": master, "spark.app.name": name, **conf}
+    spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     log_path = log_path or scratch / LOG_NAME
     log_path.parent.mkdir(parents=True, exist_ok=True)
     log.info("starting Spark on %s; the JVM's output goes to %s", master, log_path)
