@@ -168,7 +168,6 @@ class Partitions:
             return None
         running.runner = PartitionRunner(
             spec=self._spec,
-            app_name=self._spec.stream.app,
             partition=partition,
             owner=effect.owner,
             lock=effect.lock,
@@ -178,8 +177,8 @@ class Partitions:
             settings=self._settings,
             rng=self._rng,
             gate=self.gate,
-            on_halted=lambda _, reason: self._deliver(RunnerHalted(partition, effect.lock.epoch, reason)),
-            on_state=lambda _, reason: self._show(effect, reason),
+            on_halted=lambda reason: self._deliver(RunnerHalted(partition, effect.lock.epoch, reason)),
+            on_state=lambda reason: self._show(effect, reason),
             log=log,
         )
         try:

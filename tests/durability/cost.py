@@ -48,7 +48,7 @@ async def commit(desk: Bench, count: int) -> float:
     began = time.perf_counter()
     for text in ids:
         new = desk._id(text)
-        reply = await desk.committer.submit(CommitRequest(0, "cost", lock.epoch, previous, new, 1))
+        reply = await desk.commit(CommitRequest(0, "cost", lock.epoch, previous, new, 1))
         assert reply.code is CommitCode.OK, reply
         previous = new
     return (time.perf_counter() - began) * 1000 / count

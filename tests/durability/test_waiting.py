@@ -238,7 +238,7 @@ async def test_memory_is_the_default_and_sends_no_wait(pair: Pair) -> None:
         async with bench(pair.primary.url) as desk:
             request = await first_commit(desk)
             await desk.producer.send(Order(1))
-            assert (await desk.committer.submit(request)).code is CommitCode.OK
+            assert (await desk.commit(request)).code is CommitCode.OK
         assert not {"cmdstat_wait", "cmdstat_waitaof"} & set(client.info("commandstats"))
 
 

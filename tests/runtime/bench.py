@@ -23,6 +23,7 @@ from streamworker.redisio.data.ackedlog import (
     schema_fingerprint,
     serialize_schema,
 )
+from streamworker.redisio.data.commit import CommitReply, CommitRequest
 from streamworker.redisio.data.state import read_state
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys
@@ -169,10 +170,10 @@ class Bench:
     async def start(self, spec: ProcessorSpec, partition: int = 0, owner: str = "w1") -> Running:
         """Acquire a partition and run the processor over it."""
         lock = await self.acquire(partition, owner)
-        running: Running
+        halted: list[str] = []
+        states: list[str] = []
         runner = PartitionRunner(
             spec=spec,
-            app_name=self.stream.app,
             partition=partition,
             owner=owner,
             lock=lock,
@@ -182,11 +183,11 @@ class Bench:
             settings=self.settings,
             rng=self.rng,
             gate=self.gate,
-            on_halted=lambda _, reason: running.halted.append(reason),
-            on_state=lambda _, reason: running.states.append(reason),
+            on_halted=halted.append,
+            on_state=states.append,
             log=structlog.get_logger("test"),
         )
-        running = Running(runner, lock)
+        running = Running(runner, lock, halted=halted, states=states)
         self.tasks.start_soon(self._run, running)
         return running
 
@@ -194,6 +195,17 @@ class Bench:
         with running.scope:
             running.stopped = await running.runner.run()
         running.ended.set()
+
+    async def commit(
+        self, request: CommitRequest, on_trouble: Callable[[str], None] = lambda _: None
+    ) -> CommitReply:
+        """Hand in a commit, and wait for the reply."""
+        answered: asyncio.Future[CommitReply] = asyncio.get_running_loop().create_future()
+        ticket = self.committer.hand_in(request, answered.set_result, on_trouble)
+        try:
+            return await answered
+        finally:
+            ticket.withdraw()
 
     # -- what is in Redis --------------------------------------------------------------------
 

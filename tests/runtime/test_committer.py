@@ -1,13 +1,15 @@
 """The committer groups commits of many partitions and tells the truth about each."""
 
 import asyncio
+from typing import Any
 
 import anyio
 import pytest
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
-from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest
+from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, commit_many
+from streamworker.runtime.run import committer
 from tests.chaos.proxy import proxied
 from tests.runtime.bench import Bench, bench, full_memory
 
@@ -28,29 +30,35 @@ async def own(desk: Bench, partition: int) -> Acquired:
     return await desk.acquire(partition, "w1")
 
 
-async def test_commits_that_are_ready_together_share_a_round_trip(redis_url: str) -> None:
+async def test_commits_that_are_ready_together_share_a_round_trip(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Forty partitions commit at once in a handful of pipelines."""
+    calls: list[int] = []
+
+    async def counted(*given: Any) -> list[CommitReply]:
+        calls.append(len(given[2]))
+        return await commit_many(*given)
+
+    monkeypatch.setattr(committer, "commit_many", counted)
     async with bench(redis_url, partitions=40) as desk:
         locks = [await own(desk, p) for p in range(40)]
         replies = await asyncio.gather(
-            *(
-                desk.committer.submit(request(lock, EntryId(5, 0), partition=p))
-                for p, lock in enumerate(locks)
-            )
+            *(desk.commit(request(lock, EntryId(5, 0), partition=p)) for p, lock in enumerate(locks))
         )
         assert {reply.code for reply in replies} == {CommitCode.OK}
-        assert desk.committer.pipelines <= 2
+        assert len(calls) <= 2 and sum(calls) == 40
 
 
 async def test_a_commit_without_an_answer_is_sent_again_and_recognised(redis_url: str) -> None:
     """The reply was lost, the commit was done: the second try says DUP, and the trouble was told."""
     async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
         lock = await own(desk, 0)
-        assert (await desk.committer.submit(request(lock, EntryId(1, 0)))).code is CommitCode.OK
+        assert (await desk.commit(request(lock, EntryId(1, 0)))).code is CommitCode.OK
         troubles: list[str] = []
         proxy.only_after, proxy.lose = b"EVALSHA", 1
         again = request(lock, EntryId(5, 0), previous=EntryId(1, 0))
-        reply = await desk.committer.submit(again, on_trouble=troubles.append)
+        reply = await desk.commit(again, on_trouble=troubles.append)
         assert reply.code is CommitCode.DUP
         assert len(troubles) == 1 and "trying again" in troubles[0]
         assert await desk.checkpoint() == "5-0"
@@ -71,7 +79,7 @@ async def test_a_refused_commit_is_sent_again_until_redis_takes_it(redis_url: st
             state={"a": b"1"},
         )
         with full_memory(redis_url), anyio.fail_after(5):
-            task = asyncio.create_task(desk.committer.submit(commit, on_trouble=lambda _: troubled.set()))
+            task = asyncio.create_task(desk.commit(commit, on_trouble=lambda _: troubled.set()))
             await troubled.wait()
         assert (await asyncio.wait_for(task, 10)).code is CommitCode.OK
 
@@ -83,7 +91,7 @@ async def test_a_commit_that_is_fenced_after_a_lost_reply_is_judged_by_the_check
     """Below ours: it was not done. At or past ours: it was done, by us or by the next owner."""
     async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
         lock = await own(desk, 0)
-        assert (await desk.committer.submit(request(lock, EntryId(1, 0)))).code is CommitCode.OK
+        assert (await desk.commit(request(lock, EntryId(1, 0)))).code is CommitCode.OK
 
         def overtaken(_: str) -> None:
             desk.tasks.start_soon(desk.acquire, 0, "w2")
@@ -93,7 +101,7 @@ async def test_a_commit_that_is_fenced_after_a_lost_reply_is_judged_by_the_check
             # The first try is lost on its way: its epoch is one that never held the lock.
             lock = Acquired(lock.epoch - 1, lock.checkpoint, 0, 0, lock.log)
         commit = request(lock, EntryId(5, 0), previous=EntryId(1, 0))
-        reply = await desk.committer.submit(commit, on_trouble=overtaken)
+        reply = await desk.commit(commit, on_trouble=overtaken)
         assert reply.code is (CommitCode.UNKNOWN if passed else CommitCode.FENCED)
 
 
@@ -102,7 +110,7 @@ async def test_a_fenced_commit_at_the_first_try_was_not_done(redis_url: str) -> 
     async with bench(redis_url) as desk:
         lock = await own(desk, 0)
         later = await desk.acquire(0, "w2")
-        reply = await desk.committer.submit(request(lock, EntryId(5, 0)))
+        reply = await desk.commit(request(lock, EntryId(5, 0)))
         assert reply.code is CommitCode.FENCED and reply.epoch == later.epoch
         assert await desk.checkpoint() == "0-0"
 
@@ -112,8 +120,7 @@ async def test_a_submit_that_is_cancelled_leaves_the_others_alone(redis_url: str
     async with bench(redis_url, partitions=2) as desk:
         locks = [await own(desk, p) for p in range(2)]
         tasks = [
-            asyncio.create_task(desk.committer.submit(request(locks[p], EntryId(5, 0), partition=p)))
-            for p in range(2)
+            asyncio.create_task(desk.commit(request(locks[p], EntryId(5, 0), partition=p))) for p in range(2)
         ]
         await asyncio.sleep(0)
         tasks[0].cancel()
@@ -127,7 +134,7 @@ async def test_a_commit_that_is_withdrawn_in_time_is_not_sent(redis_url: str) ->
     async with bench(redis_url) as desk:
         lock = await own(desk, 0)
         replies: list[CommitReply] = []
-        ticket = desk.committer.hand_in(request(lock, EntryId(1, 0)), replies.append)
+        ticket = desk.committer.hand_in(request(lock, EntryId(1, 0)), replies.append, print)
         ticket.withdraw()
-        assert (await desk.committer.submit(request(lock, EntryId(5, 0)))).code is CommitCode.OK
+        assert (await desk.commit(request(lock, EntryId(5, 0)))).code is CommitCode.OK
         assert not replies

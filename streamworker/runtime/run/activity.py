@@ -14,25 +14,13 @@ Trouble = Literal["reads", "commit"]
 
 
 class Activity:
-    """What one partition does while one runner has it.
-
-    Parameters
-    ----------
-    name
-        The name of the tasks that call the function.
-    on_trouble
-        Called with a reason when something holds the partition up, and with an empty reason when it
-        continues.
-    """
-
-    __slots__ = (
-        "_began_ms", "_calls", "_on_trouble", "_rested_ms", "_resting_since_ms", "_shows", "_troubles",
-        "busy_since_ms", "name",
-    )  # fmt: skip
+    """What one partition does while one runner has it."""
 
     def __init__(self, name: str, on_trouble: Callable[[str], None]) -> None:
         self.name = name
+        """The name of the tasks that call the function."""
         self._on_trouble = on_trouble
+        """Called with what holds the partition up, and with an empty reason when it continues."""
         self._began_ms = monotonic_ms()
         self._rested_ms = 0
         self._resting_since_ms: int | None = None

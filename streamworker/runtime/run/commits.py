@@ -9,7 +9,8 @@ than a round trip, and at most two batches are handled and not known to be commi
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
@@ -17,16 +18,15 @@ import anyio.to_thread
 import pyarrow as pa
 from structlog.stdlib import BoundLogger
 
-from streamworker.core.data.entries import Entry, EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.pauses import Pauses
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
-from streamworker.runtime.run.committer import Committer
+from streamworker.runtime.run.committer import Committer, Ticket
 from streamworker.runtime.run.rollback import Committed
-from streamworker.runtime.run.tickets import Ticket
 from streamworker.runtime.run.trims import Trims
 from streamworker.runtime.run.work import Work
 from streamworker.runtime.signals import Signal
@@ -43,76 +43,47 @@ may compute without awaiting, so the commit should be sent before it starts. If 
 handler starts before then, and the partition does not yield."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Commits:
-    """The commits of one partition while one runner has it.
+    """The commits of one partition while one runner has it."""
 
-    Parameters
-    ----------
-    partition, owner, lock
-        The acquired partition, its owner and its lock.
-    buffer
-        The buffer that the entries came from.
-    committer
-        The processor's committer; its ``run()`` must be running.
-    settings, rng
-        The application's settings, and the source of jitter.
-    activity
-        Is told what holds a commit up.
-    spawn
-        Runs a coroutine function with arguments in a task that ends with the runner.
-    abandon
-        Called with the reason when a commit was refused: the partition must stop at once.
-    log
-        The partition's logger.
-    """
+    partition: int
+    owner: str
+    lock: Acquired
+    buffer: PartitionBuffer
+    """The buffer that the entries came from."""
+    committer: Committer
+    """The processor's committer; its ``run()`` must be running."""
+    settings: Settings
+    rng: random.Random
+    activity: Activity
+    """Is told what holds a commit up."""
+    spawn: Callable[..., None]
+    """Runs a coroutine function with arguments in a task that ends with the runner."""
+    abandon: Callable[[str], None]
+    """Stops the partition at once: a commit was refused, for the reason that it is given."""
+    log: BoundLogger
 
-    def __init__(
-        self,
-        *,
-        partition: int,
-        owner: str,
-        lock: Acquired,
-        buffer: PartitionBuffer,
-        committer: Committer,
-        settings: Settings,
-        rng: random.Random,
-        activity: Activity,
-        spawn: Callable[..., None],
-        abandon: Callable[[str], None],
-        log: BoundLogger,
-    ) -> None:
-        self._partition = partition
-        self._owner = owner
-        self._lock = lock
-        self._buffer = buffer
-        self._committer = committer
-        self._settings = settings
-        self._rng = rng
-        self._activity = activity
-        self._spawn = spawn
-        self._abandon = abandon
-        self._log = log
-        self.epoch = lock.epoch
+    def __post_init__(self) -> None:
+        self.epoch = self.lock.epoch
         self.records_done = 0
         """Entries committed by this runner."""
-        self.trims = Trims(settings.trim_interval_ms)
-        self._previous = lock.checkpoint
-        self._committed = (lock.checkpoint, lock.rows)
+        self.is_committing = False
+        """Whether a commit is in flight."""
+        self.trims = Trims(self.settings.trim_interval_ms)
+        self._previous = self.lock.checkpoint
+        self._committed = (self.lock.checkpoint, self.lock.rows)
         """Checkpoint and rows after the last confirmed commit."""
-        self._in_flight = False
         self._landed = Signal()
         self._ticket: Ticket | None = None
-        """The last commit that was submitted."""
-
-    @property
-    def is_committing(self) -> bool:
-        """Whether a commit is in flight."""
-        return self._in_flight
+        """The last commit that was handed in."""
+        self._pauses = Pauses(self.rng.random, max_ms=1_000)
+        """The pauses between the tries of a commit that is held up."""
 
     @property
     def committed(self) -> Committed:
         """The partition's checkpoint and counts after the last confirmed commit."""
-        lock, (checkpoint, rows) = self._lock, self._committed
+        lock, (checkpoint, rows) = self.lock, self._committed
         return Committed(lock.epoch, checkpoint, lock.entries + self.records_done, rows, lock.log)
 
     async def submit(self, work: Work) -> None:
@@ -120,34 +91,33 @@ class Commits:
         batch = work.packed
         if batch is None and work.rows is not None:
             batch = await self._encoded(work.rows, work.first)
-        if self._in_flight:
-            await self.flush()
+        await self.flush()
         last = work.last
         request = CommitRequest(
-            partition=self._partition,
-            owner=self._owner,
+            partition=self.partition,
+            owner=self.owner,
             epoch=self.epoch,
             previous=self._previous,
             new=last,
             entries=len(work.entries),
             batch=batch,
-            reads=self._buffer.reads_up_to(last),
+            reads=self.buffer.reads_up_to(last),
             state=work.state,
             dead=work.dead,
             trim=self.trims.with_commit(),
-            acked_limit=self._settings.acked_entries_max,
+            acked_limit=self.settings.acked_entries_max,
             acked_trim_rows=self.trims.acked_rows,
         )
         self._previous = last
-        self._in_flight = True
-        self._ticket = self._committer.hand_in(request, partial(self._answered, request, work), self._hinder)
-        if self._buffer.waiting:
+        self.is_committing = True
+        self._hand_in(request, work)
+        if self.buffer.waiting:
             for _ in range(HANDOVER_YIELDS):
                 await asyncio.sleep(0)
 
     async def flush(self) -> None:
         """Wait until no commit is in flight."""
-        while self._in_flight:
+        while self.is_committing:
             await self._landed.wait()
 
     def withdraw(self) -> None:
@@ -155,51 +125,48 @@ class Commits:
         if self._ticket is not None:
             self._ticket.withdraw()
 
-    async def holds(self, entries: Sequence[Entry]) -> bool:
-        """Return whether the stream still has these entries; True if Redis does not answer."""
-        return await self._committer.holds(self._partition, entries)
-
     async def _encoded(self, rows: pa.RecordBatch, first: EntryId) -> AckedBatch:
         if rows.nbytes < ENCODE_IN_THREAD_BYTES:
             return encode_batch(rows, first)
         return await anyio.to_thread.run_sync(encode_batch, rows, first)
+
+    def _hand_in(self, request: CommitRequest, work: Work) -> None:
+        self._ticket = self.committer.hand_in(request, partial(self._answered, request, work), self._hinder)
 
     def _answered(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
         if reply.code in _DONE:
             self._committed = (request.new, reply.rows)
             self._land(work)
         elif reply.code in _HELD_UP:
-            self._spawn(self._commit_later, request, work, reply)
+            self.spawn(self._commit_later, request, work, reply)
         else:
             detail = _refusal(request, reply)
-            self._log.warning("commit_refused", code=reply.code.name, detail=detail)
-            self._abandon(detail)
+            self.log.warning("commit_refused", code=reply.code.name, detail=detail)
+            self.abandon(detail)
 
     def _land(self, work: Work) -> None:
         count, size = len(work.entries), work.size
-        self._buffer.release(count, size)
+        self.buffer.release(count, size)
         self.records_done += count
         self.trims.committed(count, size)
-        self._in_flight = False
+        self.is_committing = False
         self._landed.fire()
-        if self._activity.is_commit_held_up:
+        self._pauses.reset()
+        if self.activity.is_commit_held_up:
             self._hinder("")
 
     async def _commit_later(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
-        """Retry a commit that is held up until it is done or refused for good."""
-        pauses = Pauses(self._rng.random, max_ms=1_000)
-        while reply.code in _HELD_UP:
-            reason = _held_up(request, reply)
-            if not self._activity.is_commit_held_up:
-                full = reply.code is CommitCode.FULL
-                self._log.warning("acked_log_full" if full else "commit_held_up", reason=reason)
-            self._hinder(reason)
-            await anyio.sleep(pauses.next_ms() / 1000)
-            reply = await self._committer.submit(request, on_trouble=self._hinder)
-        self._answered(request, work, reply)
+        """Try a commit that is held up again after a pause."""
+        reason = _held_up(request, reply)
+        if not self.activity.is_commit_held_up:
+            full = reply.code is CommitCode.FULL
+            self.log.warning("acked_log_full" if full else "commit_held_up", reason=reason)
+        self._hinder(reason)
+        await anyio.sleep(self._pauses.next_ms() / 1000)
+        self._hand_in(request, work)
 
     def _hinder(self, reason: str) -> None:
-        self._activity.hinder("commit", reason)
+        self.activity.hinder("commit", reason)
 
 
 _DONE = frozenset({CommitCode.OK, CommitCode.DUP})

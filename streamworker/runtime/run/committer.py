@@ -14,7 +14,8 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import anyio
 
@@ -30,13 +31,33 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import NotDurable
 from streamworker.runtime.durability import durability_of, pipelines_of
 from streamworker.runtime.run import trail
-from streamworker.runtime.run.tickets import OnReply, OnTrouble, Ticket
 from streamworker.settings import Settings
 
 PIPELINE_BYTES_MAX = 8 * 1024 * 1024
 """A larger group of commits is split, so that one call stays well below its deadline on a slow network."""
 
 _log = get_logger("streamworker.committer")
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One commit on its way from a partition to Redis."""
+
+    request: CommitRequest
+    on_reply: Callable[[CommitReply], None]
+    on_trouble: Callable[[str], None]
+    withdrawn: bool = False
+    tries: int = 0
+    pauses: Pauses | None = None
+
+    def withdraw(self) -> None:
+        """Cancel the callback. The commit may already be in flight, so its outcome is unknown."""
+        self.withdrawn = True
+
+    @property
+    def size(self) -> int:
+        """Bytes that the commit adds to the acked log."""
+        return 0 if self.request.batch is None else len(self.request.batch.data)
 
 
 class Committer:
@@ -65,27 +86,23 @@ class Committer:
         """Pipelines in flight by node, so that one node that hangs does not delay the others."""
         self._places: dict[int, str] = {}
         self._map_version = -1
-        self.pipelines = 0
-        """How many pipelines were sent so far."""
 
     def hand_in(
-        self, request: CommitRequest, on_reply: OnReply, on_trouble: OnTrouble = lambda _: None
+        self,
+        request: CommitRequest,
+        on_reply: Callable[[CommitReply], None],
+        on_trouble: Callable[[str], None],
     ) -> Ticket:
         """Queue a commit; the committer retries it until Redis accepts or refuses it.
 
-        Parameters
-        ----------
-        request
-            The commit.
-        on_reply
-            Called with the result, unless the ticket was withdrawn. ``OK`` and ``DUP`` mean that the
-            commit is done. ``FENCED`` and ``GAP`` mean that it is not, and ``FULL``, ``BADTYPE`` and
-            ``AHEAD`` that it may be sent again later. ``UNKNOWN`` means that the partition was lost while
-            the outcome of an earlier try was open, and that the checkpoint is now at or after the
-            commit's last entry: the try was done, or the next owner has committed those entries.
-        on_trouble
-            Called with a reason each time Redis gave no answer, refused, or did not confirm that the
-            commit is durable, and the commit will be sent again.
+        ``on_reply`` is called with the result, unless the ticket was withdrawn. ``OK`` and ``DUP`` mean that
+        the commit is done. ``FENCED`` and ``GAP`` mean that it is not, and ``FULL``, ``BADTYPE`` and
+        ``AHEAD`` that it may be sent again later. ``UNKNOWN`` means that the partition was lost while the
+        outcome of an earlier try was open, and that the checkpoint is now at or after the commit's last
+        entry: the try was done, or the next owner has committed those entries.
+
+        ``on_trouble`` is called with a reason each time Redis gave no answer, refused, or did not confirm
+        that the commit is durable, and the commit will be sent again.
         """
         ticket = Ticket(request, on_reply, on_trouble)
         self._queue(ticket)
@@ -98,20 +115,6 @@ class Committer:
             return await range_entries(self._backend, key, *bounds) == list(entries)
         except BackendError:
             return True
-
-    async def submit(self, request: CommitRequest, *, on_trouble: OnTrouble = lambda _: None) -> CommitReply:
-        """Queue a commit and wait for the reply. After a cancel the outcome is unknown."""
-        answered: asyncio.Future[CommitReply] = asyncio.get_running_loop().create_future()
-
-        def answer(reply: CommitReply) -> None:
-            if not answered.done():  # A cancelled future is done before its task has run.
-                answered.set_result(reply)
-
-        ticket = self.hand_in(request, answer, on_trouble)
-        try:
-            return await answered
-        finally:
-            ticket.withdraw()
 
     async def run(self) -> None:
         """Send commits until cancelled."""
@@ -153,7 +156,6 @@ class Committer:
                 if not group:
                     break
                 self._under_way[place] += 1
-                self.pipelines += 1
                 self._tasks.start_soon(self._send, group, place, self._tasks)
 
     def _next_group(self, place: str) -> list[Ticket]:
@@ -168,15 +170,16 @@ class Committer:
         return ready[:count]
 
     async def _send(self, group: list[Ticket], place: str, tasks: anyio.abc.TaskGroup) -> None:
-        trail.commits_sent(group)
+        for ticket in group:
+            trail.commit("commit_sent", ticket.request, tries=ticket.tries)
         try:
             requests = [ticket.request for ticket in group]
             replies = await commit_many(self._backend, self._keys, requests, self._durability)
         finally:
             self._under_way[place] -= 1
             self._start_soon()
-        trail.commits_answered(group, replies)
         for ticket, reply in zip(group, replies, strict=True):
+            trail.commit("commit_answered", ticket.request, tries=ticket.tries, code=reply.code.value)
             if reply.code is CommitCode.UNKNOWN:
                 tasks.start_soon(self._again, ticket, reply.error)
             elif ticket.tries and reply.code is CommitCode.FENCED:

@@ -12,23 +12,15 @@ from streamworker.runtime.signals import Gate, Signal
 
 
 class Intake:
-    """The entries of one partition for its mode.
-
-    Parameters
-    ----------
-    buffer
-        The buffer that the fetcher fills.
-    gate
-        Closed while no batch may start.
-    activity
-        Is told of the waits.
-    """
+    """The entries of one partition for its mode, from the buffer that the fetcher fills."""
 
     def __init__(self, buffer: PartitionBuffer, gate: Gate, activity: Activity) -> None:
         self.buffer = buffer
-        self._gate = gate
+        self.gate = gate
+        """Closed while the worker's heartbeats do not get through: no call may start."""
         self._activity = activity
-        self._draining = False
+        self.draining = False
+        """Whether the partition drains or has ended."""
         self._drain = Signal()
         self.pauses = 0
         """Pauses between attempts that are under way."""
@@ -37,51 +29,38 @@ class Intake:
 
     def drain(self) -> None:
         """Let no other call start; the running one is finished."""
-        self._draining = True
+        self.draining = True
         self._drain.fire()
         self.buffer.wake()
 
     def end(self) -> None:
         """Take nothing more. An abandoned thread sees this and handles no further record."""
-        self._draining = True
+        self.draining = True
         self.buffer.close()
-
-    @property
-    def draining(self) -> bool:
-        """Whether the partition drains or has ended."""
-        return self._draining
 
     @property
     def may_start(self) -> bool:
         """Whether the next call may start."""
-        return not self._draining and self._gate.is_open
-
-    @property
-    def gate_is_open(self) -> bool:
-        """Whether the worker's heartbeats get through."""
-        return self._gate.is_open
+        return not self.draining and self.gate.is_open
 
     async def wait_draining(self, timeout_s: float | None = None) -> None:
         """Wait until the partition must drain, or for so long."""
-        if timeout_s is not None and not self._draining:
+        if not self.draining:
             await self._drain.wait(timeout_s)
-            return
-        while not self._draining:
-            await self._drain.wait()
 
     async def wait_may_start(self) -> bool:
         """Wait until a call may start; return False if the partition drains."""
-        while not self._draining and not self._gate.is_open:
+        while not self.draining and not self.gate.is_open:
             self._activity.rests()
             async with anyio.create_task_group() as either:
-                either.start_soon(_first, self._gate.wait, either.cancel_scope)
+                either.start_soon(_first, self.gate.wait, either.cancel_scope)
                 either.start_soon(_first, self._drain.wait, either.cancel_scope)
             self._activity.works()
-        return not self._draining
+        return not self.draining
 
     async def pause(self, pause_ms: int) -> bool:
         """Pause before another attempt; return False if the partition drains meanwhile."""
-        if not self._draining:
+        if not self.draining:
             self._activity.rests()
             self.pauses += 1
             try:
@@ -98,7 +77,7 @@ class Intake:
     ) -> Sequence[Entry]:
         """Wait for the next batch and take it; return none when draining, or when ``interrupted``.
 
-        The code that makes ``interrupted`` true also calls :meth:`wake`.
+        The code that makes ``interrupted`` true also wakes the buffer.
         """
         buffer, activity = self.buffer, self._activity
         while await self.wait_may_start() and not interrupted():
@@ -114,10 +93,6 @@ class Intake:
             await buffer.wait_ready(limits)
         activity.works()
         return []
-
-    def wake(self) -> None:
-        """Let :meth:`next_entries` look again whether it is interrupted."""
-        self.buffer.wake()
 
 
 async def _first(wait: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:

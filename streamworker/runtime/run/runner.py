@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import anyio
@@ -74,86 +73,56 @@ class Stopped:
     detail: str = ""
 
 
+@dataclass(kw_only=True, eq=False)
 class PartitionRunner:
-    """Runs one processor over one partition while this worker has its lock.
+    """Runs one processor over one partition while this worker has its lock."""
 
-    Parameters
-    ----------
-    spec
-        The processor.
-    app_name
-        The application's name, for the context.
-    partition, owner, lock
-        The acquired partition, its owner and its lock.
-    state
-        The partition's stored state at the time of the acquire, encoded.
-    buffer
-        The buffer that the fetcher fills. The runner closes it when it ends.
-    committer
-        The processor's committer; its ``run()`` must be running.
-    settings
-        The application's settings.
-    rng
-        The source of jitter.
-    gate
-        Closed while no batch may start.
-    on_halted
-        Called once with partition and reason when the error policy stops the partition.
-    on_state
-        Called with partition and reason when something holds the partition up, and with an empty
-        reason when it continues.
-    log
-        A logger; the runner binds partition and processor to it.
-    """
+    spec: ProcessorSpec
+    partition: int
+    owner: str
+    lock: Acquired
+    state: Mapping[str, bytes]
+    """The partition's stored state at the time of the acquire, encoded."""
+    buffer: PartitionBuffer
+    """The buffer that the fetcher fills. The runner closes it when it ends."""
+    committer: Committer
+    """The processor's committer; its ``run()`` must be running."""
+    settings: Settings
+    rng: random.Random
+    gate: Gate
+    """Closed while no batch may start."""
+    on_halted: Callable[[str], None]
+    """Called once with the reason when the error policy stops the partition."""
+    on_state: Callable[[str], None]
+    """Called with what holds the partition up, and with an empty reason when it continues."""
+    log: BoundLogger
 
-    def __init__(
-        self,
-        *,
-        spec: ProcessorSpec,
-        app_name: str,
-        partition: int,
-        owner: str,
-        lock: Acquired,
-        state: Mapping[str, bytes],
-        buffer: PartitionBuffer,
-        committer: Committer,
-        settings: Settings,
-        rng: random.Random,
-        gate: Gate,
-        on_halted: Callable[[int, str], None],
-        log: BoundLogger,
-        on_state: Callable[[int, str], None] = lambda *_: None,
-    ) -> None:
-        self._partition = partition
-        self.owner = owner
-        self._settings = settings
-        self._on_halted = on_halted
-        self._on_state = on_state
+    def __post_init__(self) -> None:
+        spec, app, partition, epoch = self.spec, self.spec.stream.app, self.partition, self.lock.epoch
+        self.log = self.log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
-        self._log = log.bind(app=app_name, processor=spec.name, partition=partition, epoch=lock.epoch)
-        name = f"{app_name}:{spec.name}:{partition}:{owner}"
-        self.activity = Activity(name, partial(on_state, partition))
-        self.intake = Intake(buffer, gate, self.activity)
+        self.activity = Activity(f"{app}:{spec.name}:{partition}:{self.owner}", self.on_state)
+        self.intake = Intake(self.buffer, self.gate, self.activity)
         self.commits = Commits(
             partition=partition,
-            owner=owner,
-            lock=lock,
-            buffer=buffer,
-            committer=committer,
-            settings=settings,
-            rng=rng,
+            owner=self.owner,
+            lock=self.lock,
+            buffer=self.buffer,
+            committer=self.committer,
+            settings=self.settings,
+            rng=self.rng,
             activity=self.activity,
             spawn=self._spawn,
             abandon=self.abandon,
-            log=self._log,
+            log=self.log,
         )
-        kept = NoState(spec.name, spec.concurrency) if spec.concurrency > 1 else PartitionState(state)
-        place = Place(app=app_name, processor=spec.name, partition=partition, epoch=lock.epoch, log=self._log)
+        kept = NoState(spec.name, spec.concurrency) if spec.concurrency > 1 else PartitionState(self.state)
+        place = Place(app=app, processor=spec.name, partition=partition, epoch=epoch, log=self.log)
         invoker, mode = _ways_of(spec)
-        self.invoker = invoker(spec, place, kept, settings.handler_threads)
-        self._mode = mode(self.invoker, self.intake, self.activity, self.commits, rng)
-        buffer.use(spec.batch)
+        self.invoker = invoker(spec, place, kept, self.settings.handler_threads)
+        self._mode = mode(self.invoker, self.intake, self.activity, self.commits, self.rng)
+        self.buffer.use(spec.batch)
 
     async def run(self) -> Stopped:
         """Handle records until drained, fenced or cancelled.
@@ -202,7 +171,7 @@ class PartitionRunner:
         """Stop at once as fenced: the current batch could not be committed."""
         if self._tasks is not None and not self.halted:
             self._stopped = Stopped(StopReason.FENCED, detail)
-            self.intake.buffer.close()
+            self.buffer.close()
             self._tasks.cancel_scope.cancel()
 
     def _spawn(self, function: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
@@ -210,16 +179,16 @@ class PartitionRunner:
         self._tasks.start_soon(function, *arguments)
 
     async def _stay_halted(self, reason: str) -> None:
-        self._log.error("partition_halted", reason=reason)
+        self.log.error("partition_halted", reason=reason)
         self._stopped = Stopped(StopReason.HALTED, reason)
         self.activity.hide_trouble()
         self.activity.stops()
         self.activity.rests()
+        self.buffer.close()
+        self.on_halted(reason)
         intake, at = self.intake, self._mode.halted_at
-        intake.buffer.close()
-        self._on_halted(self._partition, reason)
-        while not intake.draining and (not at or await self.commits.holds(at)):
-            await intake.wait_draining(self._settings.trim_interval_ms / 1000)
+        while not intake.draining and (not at or await self.committer.holds(self.partition, at)):
+            await intake.wait_draining(self.settings.trim_interval_ms / 1000)
         if not intake.draining:
-            self._on_state(self._partition, "")
+            self.on_state("")
             self._stopped = Stopped(StopReason.FENCED, "somebody deleted what it had halted at")

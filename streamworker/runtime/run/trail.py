@@ -10,46 +10,39 @@ several workers can be compared:
     lock_released    partition, owner
 
 The standard library's logger decides whether the lines are enabled, and caches the answer: for a worker
-that does not log them, they cost one dictionary lookup for each round trip.
+that does not log them, each costs one dictionary lookup.
 """
 
 import logging
-from collections.abc import Sequence
 
 from streamworker.core.events import AcquireLocks, Effect, Event, LocksAnswered, LocksReleased
 from streamworker.core.ownership.locks import Acquired
 from streamworker.log import get_logger
-from streamworker.redisio.data.commit import CommitReply, CommitRequest
+from streamworker.redisio.data.commit import CommitRequest
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.run.tickets import Ticket
 
 _NAME = "streamworker.trail"
 _asked = logging.getLogger(_NAME)
 _log = get_logger(_NAME)
 
 
-def commits_sent(tickets: Sequence[Ticket]) -> None:
-    """Log commits that are sent to Redis now."""
+def commit(event: str, request: CommitRequest, **details: object) -> None:
+    """Log a commit that is sent now, or its answer; the code ``UNKNOWN`` means that there was none."""
     if not _asked.isEnabledFor(logging.DEBUG):
         return
-    at_ms = monotonic_ms()
-    for ticket in tickets:
-        _log.debug("commit_sent", at_ms=at_ms, tries=ticket.tries, **_commit(ticket.request))
-
-
-def commits_answered(tickets: Sequence[Ticket], replies: Sequence[CommitReply]) -> None:
-    """Log answers to commits; ``UNKNOWN`` means that there was none."""
-    if not _asked.isEnabledFor(logging.DEBUG):
-        return
-    at_ms = monotonic_ms()
-    for ticket, reply in zip(tickets, replies, strict=True):
-        _log.debug(
-            "commit_answered",
-            at_ms=at_ms,
-            code=reply.code.value,
-            tries=ticket.tries,
-            **_commit(ticket.request),
-        )
+    _log.debug(
+        event,
+        at_ms=monotonic_ms(),
+        partition=request.partition,
+        owner=request.owner,
+        epoch=request.epoch,
+        previous=str(request.previous),
+        new=str(request.new),
+        entries=request.entries,
+        rows=0 if request.batch is None else request.batch.rows,
+        dead=len(request.dead),
+        **details,
+    )
 
 
 def locks_answered(effect: Effect, event: Event) -> None:
@@ -72,16 +65,3 @@ def locks_answered(effect: Effect, event: Event) -> None:
     elif isinstance(event, LocksReleased):
         for partition in sorted(event.released):
             _log.debug("lock_released", at_ms=at_ms, partition=partition, owner=event.owner)
-
-
-def _commit(request: CommitRequest) -> dict[str, object]:
-    return {
-        "partition": request.partition,
-        "owner": request.owner,
-        "epoch": request.epoch,
-        "previous": str(request.previous),
-        "new": str(request.new),
-        "entries": request.entries,
-        "rows": 0 if request.batch is None else request.batch.rows,
-        "dead": len(request.dead),
-    }

@@ -326,7 +326,7 @@ class Watchdog:
             return Cause(runner.activity.trouble)
         if runner.commits.is_committing:
             return Cause("Redis: the answer to a commit")
-        if not runner.intake.gate_is_open:
+        if not runner.intake.gate.is_open:
             return Cause("heartbeats that get through: until then nothing new is begun")
         if runner.intake.pauses:
             return Cause("its next attempt, after a failed one")

@@ -161,7 +161,7 @@ class GroupingMode(Mode):
                 work = self._take()
             except BaseException as error:  # noqa: BLE001 - code of the rows' class runs there
                 self.refused = error if isinstance(error, RecordError) else RecordError(in_words(error))
-                self.intake.wake()
+                self.intake.buffer.wake()
             else:
                 await self.commits.submit(work)
             self._taken.fire()

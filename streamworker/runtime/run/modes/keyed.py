@@ -155,7 +155,7 @@ class KeyedMode(GroupingMode):
 
         While heartbeats do not get through, start none at all: the commit would be refused.
         """
-        if self.intake.gate_is_open:
+        if self.intake.gate.is_open:
             self._window.close()
         else:
             self._window.bar(0)
@@ -304,7 +304,7 @@ class KeyedMode(GroupingMode):
 
     def _wake_feed(self) -> None:
         self._changed.fire()
-        self.intake.wake()
+        self.intake.buffer.wake()
 
     def _watch_gate(self) -> None:
         if not self._gate_watched:
