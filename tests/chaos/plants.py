@@ -15,7 +15,6 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import Script
 from streamworker.runtime import partitions
 from streamworker.runtime.run import committer, invoke
-from streamworker.runtime.run.modes import batch as batch_mode
 from streamworker.runtime.run.modes import modes
 from streamworker.runtime.send.producer import Producer
 
@@ -130,7 +129,7 @@ def foreign_cancels_pass_for_ours() -> None:
         return invoke.as_error(raised)
 
     vars(invoke)["returning_errors"] = lambda function, args: function(*args)
-    for module in (batch_mode, modes, partitions):
+    for module in (modes, partitions):
         vars(module)["failure"] = believing
 
 

@@ -27,6 +27,7 @@ from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.processors import Mode, ProcessorSpec
 from streamworker.records.codecs import short
 from streamworker.records.entries import REPLAYED_FOR
+from streamworker.records.types import Kind
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.run.state import Changes, PartitionState
 from streamworker.runtime.run.threads import registered
@@ -75,12 +76,12 @@ class Invoker:
         """Calls that have a thread, or wait for one."""
         self.rows_of: RowsOf | None = None
         """Returns how many rows an entry has; None if each entry has one."""
-        self._row_type: type | None = None
-        if spec.output is not None and isinstance(spec.output.python_type, type):
-            self._row_type = getattr(spec.output.python_type, "__origin__", spec.output.python_type)
+        self._row_type: type = object
+        if spec.output is not None:
+            self._row_type = dict if spec.output.kind is Kind.TYPED_DICT else spec.output.python_type
         self.forwards_input = forwards_input(spec)
         """Whether a call that returns None forwards its records."""
-        self._returns_rows_as_list = not issubclass(self._row_type or object, list)
+        self._returns_rows_as_list = not issubclass(self._row_type, list)
         self._warned = False
         is_plain = spec.is_async and spec.timeout_ms is None and not spec.takes_context
         self.plain = spec.function if is_plain else None
@@ -157,7 +158,11 @@ class Invoker:
 
         The timeout begins when the call has a thread: the wait for a thread does not count.
         """
-        call = partial(self._registered, entries, function, args)
+
+        def call() -> Any:
+            with registered(self.spec.function, self.place, entries):
+                return returning_errors(function, args)
+
         run = partial(anyio.to_thread.run_sync, call, abandon_on_cancel=True)
         self.calls_in_threads += 1
         try:
@@ -168,12 +173,6 @@ class Invoker:
                     return await run(limiter=anyio.CapacityLimiter(1))
         finally:
             self.calls_in_threads -= 1
-
-    def _registered(
-        self, entries: Sequence[Entry], function: Callable[..., Any], args: tuple[Any, ...]
-    ) -> Any:
-        with registered(self.spec.function, self.place, entries):
-            return returning_errors(function, args)
 
     async def _await(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
@@ -246,10 +245,7 @@ class Invoker:
     def to_rows(self, outputs: Sequence[Any]) -> pa.RecordBatch | None:
         """Convert rows to Arrow; None if there are none.
 
-        Raises
-        ------
-        RecordError
-            If a value does not fit its column. Code of the rows' class may raise anything else.
+        A value that does not fit its column is a RecordError; code of the rows' class may raise anything.
         """
         if not outputs or self.spec.output is None:
             return None
@@ -265,29 +261,15 @@ class Invoker:
         return None
 
     def checked(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """Check that each row is of the output type, and return the rows.
-
-        Raises
-        ------
-        RecordError
-            If a row is not; the error names the first one.
-        """
+        """Return the rows; raise RecordError for the first that is not of the output type."""
         row_type = self._row_type
-        if row_type is not None:
-            for row in rows:
-                if type(row) is not row_type and not self._is_row(row, row_type):
-                    raise RecordError(
-                        f"Processor {self.spec.name!r} forwarded {short(row)}.",
-                        remedy=f"Its output type is {self._row_name()}.",
-                    )
+        for row in rows:
+            if type(row) is not row_type and not isinstance(row, row_type):
+                raise RecordError(
+                    f"Processor {self.spec.name!r} forwarded {short(row)}.",
+                    remedy=f"Its output type is {self._row_name()}.",
+                )
         return rows
-
-    @staticmethod
-    def _is_row(row: Any, row_type: type) -> bool:
-        try:
-            return isinstance(row, row_type)
-        except TypeError:  # a TypedDict: its records are dicts
-            return isinstance(row, dict)
 
     def _row_name(self) -> str:
         return "rows" if self.spec.output is None else self.spec.output.name

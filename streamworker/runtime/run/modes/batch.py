@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from streamworker.core.data.batching import BatchLimits, Halving
 from streamworker.core.data.entries import Entry
-from streamworker.runtime.run.invoke import Effects, failure
-from streamworker.runtime.run.modes.modes import Failed, GivenUp, Mode
+from streamworker.runtime.run.invoke import Effects
+from streamworker.runtime.run.modes.modes import Failed, Mode
 from streamworker.runtime.run.work import Work, joined
 
 
@@ -38,25 +38,24 @@ class BatchMode(Mode):
         decoded = self.invoker.decode(entries)
         records, bad = decoded.records, decoded.bad
         halted = ""
-        place = next((place for place in bad if self.halts(bad[place])), len(entries))
-        if place < len(entries):
-            halted = self.reason([entries[place]], Failed(bad[place], 0))
-            entries, records = entries[:place], records[:place]
-            bad = {passed: bad[passed] for passed in bad if passed < place}
+        end = next((place for place in bad if self.halts(bad[place])), len(entries))
+        if end < len(entries):
+            halted = self.reason([entries[end]], Failed(bad[end], 0))
+            entries, records = entries[:end], records[:end]
             if not entries:
                 return halted
-        good = [place for place in range(len(entries)) if place not in bad] if bad else None
-        part = await self._run(
-            entries if good is None else [entries[place] for place in good],
-            records if good is None else [records[place] for place in good],
-        )
-        if not isinstance(part, _Part):
+        poison = {place: Failed(bad[place], 0) for place in bad if place < end}
+        part = _Part()
+        good: Sequence[int] = range(end)
+        if poison:
+            good = [place for place in good if place not in poison]
+            stopped = await self._run([entries[p] for p in good], [records[p] for p in good], part)
+        else:
+            stopped = await self._run(entries, records, part)
+        if stopped is not None:
             self.state.drop_group()
-            return part
-        poison = {place: Failed(error, 0) for place, error in bad.items()}
-        poison.update(
-            {place if good is None else good[place]: failed for place, failed in part.poison.items()}
-        )
+            return stopped
+        poison |= {good[place]: failed for place, failed in part.poison.items()}
         work = Work(entries=entries, rows=joined(part.rows))
         work.packed = None if poison else self.invoker.packed(entries, records, part.rows)
         for place in sorted(poison):
@@ -65,25 +64,24 @@ class BatchMode(Mode):
         await self.commits.submit(work)
         return halted
 
-    async def _run(self, entries: Sequence[Entry], records: list[Any]) -> "_Part | str":
-        """Handle the records of one batch; a text result says why the partition halts, empty if given up."""
-        part = _Part()
-        if not entries:
-            return part
-        outcome = await self._call(entries, records, self.spec.attempts, part)
-        if isinstance(outcome, GivenUp):
-            return ""
-        if isinstance(outcome, Failed):
-            if self.halts(outcome.error):
-                return self.reason(entries, outcome)
-            if len(entries) == 1:
-                part.poison[0] = outcome
-            elif not await self._search(entries, records, part):
-                return ""
-        return part
+    async def _run(self, entries: Sequence[Entry], records: list[Any], part: _Part) -> str | None:
+        """Handle the records of a batch; None if they are done.
 
-    async def _search(self, entries: Sequence[Entry], records: list[Any], part: _Part) -> bool:
-        """Handle a failing batch by halves; return False if it was given up.
+        Otherwise return why the partition halts, or an empty text if the batch was given up.
+        """
+        if not entries:
+            return None
+        outcome = await self._call(entries, records, self.spec.attempts, part)
+        if isinstance(outcome, Failed) and self.halts(outcome.error):
+            return self.reason(entries, outcome)
+        if isinstance(outcome, Failed) and len(entries) > 1:
+            return await self._search(entries, records, part)
+        if isinstance(outcome, Failed):
+            part.poison[0] = outcome
+        return "" if outcome is None else None
+
+    async def _search(self, entries: Sequence[Entry], records: list[Any], part: _Part) -> str | None:
+        """Handle a failing batch by halves; the result is that of :meth:`_run`.
 
         A slice of several records gets one attempt. A single record gets as many attempts as a batch,
         because it is removed after the last.
@@ -93,15 +91,15 @@ class BatchMode(Mode):
             start, end = bounds
             limit = 1 if end - start > 1 else self.spec.attempts
             outcome = await self._call(entries[start:end], records[start:end], limit, part, quiet=True)
-            if isinstance(outcome, GivenUp):
-                return False
+            if outcome is None:
+                return ""
             if isinstance(outcome, Failed):
                 if end - start == 1:
                     part.poison[start] = outcome
                 search.failed()
             else:
                 search.succeeded()
-        return True
+        return None
 
     async def _call(
         self,
@@ -111,7 +109,7 @@ class BatchMode(Mode):
         part: _Part,
         *,
         quiet: bool = False,
-    ) -> Effects | Failed | GivenUp:
+    ) -> Effects | Failed | None:
         rows: pa.RecordBatch | None = None
 
         async def call(attempt: int) -> Effects:
@@ -121,17 +119,7 @@ class BatchMode(Mode):
             rows = self.invoker.to_rows(effects.outputs)
             return effects
 
-        outcome: Effects | Failed | GivenUp
-        self.in_call = entries
-        self.activity.begins()
-        try:
-            # Mostly the first attempt succeeds, and a batch may be one record.
-            outcome = await call(1)
-        except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-            outcome = Failed(failure(raised), 1)
-        self.activity.ends()
-        if isinstance(outcome, Failed):
-            outcome = await self.attempts(call, entries, limit, failed=outcome, quiet=quiet)
+        outcome = await self.attempts(call, entries, limit, quiet=quiet)
         if isinstance(outcome, Effects):
             if outcome.changes:
                 self.state.keep(outcome.changes)

@@ -45,6 +45,7 @@ class GroupingMode(Mode):
         self._idle = False
         self._done = Signal()
         self._taken = Signal()
+        self._loop = asyncio.get_running_loop()
 
     @abstractmethod
     async def handle_all(self) -> str:
@@ -114,11 +115,11 @@ class GroupingMode(Mode):
             self._idle = False
             self._done.fire()
 
-    def poke_from_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+    def poke_from_thread(self) -> None:
         """Do the same as :meth:`poke` from a worker thread."""
         if self._idle:
             self._idle = False
-            loop.call_soon_threadsafe(self._done.fire)
+            self._loop.call_soon_threadsafe(self._done.fire)
 
     async def turn(self) -> None:
         """Yield to the event loop; wait while a whole batch is done and not in a commit."""

@@ -11,6 +11,7 @@ least once, and never more records than the window holds.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -20,7 +21,6 @@ from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.core.data.window import Window
-from streamworker.core.pauses import Pauses
 from streamworker.redisio.data.commit import DeadLetter
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.invoke import as_error, failure
@@ -42,20 +42,17 @@ CLOSING_MS = 500
 next owner from repeating those done after it. The handover waits at most this long for them."""
 
 
+@dataclass(slots=True, eq=False)
 class _InHand:
     """One record of the window."""
 
-    __slots__ = ("attempt", "dead", "entry", "error", "outputs", "pauses", "record")
-
-    def __init__(self, entry: Entry, record: Any, error: Exception | None) -> None:
-        self.entry = entry
-        self.record = record
-        self.error = error
-        """Why the entry has no record or no key; the function is not called for it then."""
-        self.attempt = 0
-        self.outputs: Sequence[Any] = ()
-        self.dead: Sequence[DeadLetter] = ()
-        self.pauses: Pauses | None = None
+    entry: Entry
+    record: Any
+    error: Exception | None
+    """Why the entry has no record or no key; the function is not called for it then."""
+    attempt: int = 0
+    outputs: Sequence[Any] = ()
+    dead: Sequence[DeadLetter] = ()
 
 
 class KeyedMode(GroupingMode):
@@ -220,15 +217,14 @@ class KeyedMode(GroupingMode):
         misused = isinstance(self.state, NoState) and self.state.was_used
         if 0 < failed.attempts < self.spec.attempts and not misused:
             assert self._calls is not None
-            if hand.pauses is None:
-                hand.pauses = self.pauses()
             self._window.defer(place)
-            self._calls.start_soon(self._again, place, hand.pauses.next_ms())
+            self._calls.start_soon(self._again, place, self.pause_ms(failed.attempts))
         elif self.halts(failed.error) or misused:
             self._window.abandon(place)
             if self._halted is None or place < self._halted[0]:
                 self._halted = (place, self.reason([hand.entry], failed))
-            self._wake_feed()
+            self._changed.fire()
+            self.intake.buffer.wake()
         else:
             hand.dead = self.removed(hand.entry, failed)
             self._finish(place)
@@ -301,10 +297,6 @@ class KeyedMode(GroupingMode):
     async def _tell_of_drain(self) -> None:
         await self.intake.wait_draining()
         self._changed.fire()
-
-    def _wake_feed(self) -> None:
-        self._changed.fire()
-        self.intake.buffer.wake()
 
     def _watch_gate(self) -> None:
         if not self._gate_watched:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice
 
 from streamworker.core.data.entries import Entry
-from streamworker.core.pauses import Pauses
+from streamworker.core.pauses import pause_ms
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadLetter
 from streamworker.runtime.run.activity import Activity
@@ -57,27 +57,8 @@ class Failed:
     attempts: int
 
 
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A call that was not retried because the partition drains."""
-
-
 class Mode(ABC):
-    """One way of calling the function, for one partition.
-
-    Parameters
-    ----------
-    invoker
-        Calls the function.
-    intake
-        Says what to take and when to stop.
-    activity
-        Is told which calls run.
-    commits
-        Takes what is done.
-    rng
-        The source of jitter.
-    """
+    """One way of calling the function, for one partition."""
 
     def __init__(
         self, invoker: Invoker, intake: Intake, activity: Activity, commits: Commits, rng: random.Random
@@ -119,31 +100,20 @@ class Mode(ABC):
         *,
         failed: Failed | None = None,
         quiet: bool = False,
-    ) -> Effects | Failed | GivenUp:
-        """Retry a call until it succeeds, ``limit`` attempts are used up or the partition drains.
+    ) -> Effects | Failed | None:
+        """Make a call until it succeeds or ``limit`` attempts are used up; None if the partition drains.
 
-        Parameters
-        ----------
-        call
-            Makes one attempt; its argument is the number of the attempt.
-        entries
-            The entries that the call handles, for the log.
-        limit
-            Number of the last attempt.
-        failed
-            The failed first attempt, if the caller has already made it.
-        quiet
-            Log no failures: they are expected.
+        ``call`` takes the number of the attempt. ``failed`` is the first attempt, if the caller has already
+        made it. Failures that are expected are ``quiet``: they are not logged.
         """
-        pauses = self.pauses()
         while True:
             if failed is not None:
                 if not quiet:
                     self.note_failure(entries, failed, limit)
                 if failed.attempts >= limit:
                     return failed
-                if not await self.intake.pause(pauses.next_ms()):
-                    return GivenUp()
+                if not await self.intake.pause(self.pause_ms(failed.attempts)):
+                    return None
             attempt = failed.attempts + 1 if failed else 1
             self.in_call = entries
             self.activity.begins()
@@ -154,9 +124,10 @@ class Mode(ABC):
             finally:
                 self.activity.ends()
 
-    def pauses(self) -> Pauses:
-        """Return the pauses between the attempts at a record."""
-        return Pauses(self.rng.random, first_ms=self.spec.backoff_ms, max_ms=self.spec.backoff_max_ms)
+    def pause_ms(self, attempt: int) -> int:
+        """Return the pause after a failed attempt at a record."""
+        spec = self.spec
+        return pause_ms(attempt, self.rng.random, first_ms=spec.backoff_ms, max_ms=spec.backoff_max_ms)
 
     def note_failure(self, entries: Sequence[Entry], failed: Failed, limit: int) -> None:
         """Log a failed call, with the traceback of the first attempt only: the others are similar."""

@@ -1,6 +1,5 @@
 """The mode that calls the function with one record; a commit takes all records done since the last."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.invoke import Effects, as_error, failure
 from streamworker.runtime.run.modes.grouping import GroupingMode
-from streamworker.runtime.run.modes.modes import SLICE_MS, Failed, GivenUp
+from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
 from streamworker.runtime.run.work import ids_of
 
 THREAD_SLICE_MS = 5
@@ -67,7 +66,7 @@ class RecordMode(GroupingMode):
                         continue
                     failed = Failed(error, 1)
                 outcome = await self._again(entries[place], records[place], failed)
-                if isinstance(outcome, GivenUp):
+                if outcome is None:
                     return ""
                 failed = outcome if isinstance(outcome, Failed) else None
                 if isinstance(outcome, Effects):
@@ -80,7 +79,7 @@ class RecordMode(GroupingMode):
             await self.turn()
         return ""
 
-    async def _again(self, entry: Entry, record: Any, failed: Failed | None) -> Effects | Failed | GivenUp:
+    async def _again(self, entry: Entry, record: Any, failed: Failed | None) -> Effects | Failed | None:
         """Make the other attempts for a record whose first call failed, or all if ``failed`` is None."""
 
         async def call(attempt: int) -> Effects:
@@ -104,10 +103,10 @@ class RecordMode(GroupingMode):
     ) -> tuple[int, Exception | None]:
         """Handle records for one time slice; return the next index, and what its call raised."""
         if not self.spec.is_async and self.spec.timeout_ms is None:
-            loop = asyncio.get_running_loop()
-            given = entries[start:end], self._slice_here, loop, entries, records, start, end
-            place, error = await self.invoker.in_thread(*given)
-            return place, error
+            here: tuple[int, Exception | None] = await self.invoker.in_thread(
+                entries[start:end], self._slice_here, entries, records, start, end
+            )
+            return here
         invoker, intake = self.invoker, self.intake
         until_ms = monotonic_ms() + SLICE_MS
         self.in_call = ()
@@ -135,12 +134,7 @@ class RecordMode(GroupingMode):
         return end, None
 
     def _slice_here(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        entries: Sequence[Entry],
-        records: list[Any],
-        start: int,
-        end: int,
+        self, entries: Sequence[Entry], records: list[Any], start: int, end: int
     ) -> tuple[int, Exception | None]:
         """Do the same as :meth:`_slice` in a worker thread, while the partition's task waits."""
         until_ms = monotonic_ms() + THREAD_SLICE_MS
@@ -158,7 +152,7 @@ class RecordMode(GroupingMode):
                 self.add_next(effects)
                 if monotonic_ms() >= until_ms or not self.intake.may_start:
                     return place + 1, None
-                self.poke_from_thread(loop)
+                self.poke_from_thread()
         finally:
             self.activity.ends()
         return end, None

@@ -9,7 +9,6 @@ import anyio
 from streamworker.context import Call, Context, Records
 from streamworker.core.data.batching import BatchLimits, Halving
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.core.pauses import pause_ms
 from streamworker.errors import RecordError
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.invoke import failure
@@ -260,7 +259,7 @@ class StreamMode(GroupingMode):
                 self._ahead.extendleft(reversed(hand))
             else:
                 self._search.repeat()
-            return await self._paused()
+            return await self.intake.pause(self.pause_ms(self._failures))
         self._failures = 0
         if self.halts(error) or not hand:
             self._halted = self.reason(entries, failed)
@@ -275,12 +274,6 @@ class StreamMode(GroupingMode):
         if self._search is not None:
             self._search.failed()
         return True
-
-    async def _paused(self) -> bool:
-        first_ms, max_ms = self.spec.backoff_ms, self.spec.backoff_max_ms
-        return await self.intake.pause(
-            pause_ms(self._failures, self.rng.random, first_ms=first_ms, max_ms=max_ms)
-        )
 
     def _next_of_search(self, count: int) -> list[_Item]:
         assert self._search is not None
