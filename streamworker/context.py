@@ -5,6 +5,7 @@ effect with the commit of its records, all or nothing. They are discarded if the
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -23,17 +24,15 @@ HEADER_PREFIX = b"h."
 """Prefix of the entry fields that carry headers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Place:
     """Where calls run: the same for all calls of a partition while this worker owns it."""
 
-    __slots__ = ("app", "epoch", "log", "partition", "processor")
-
-    def __init__(self, *, app: str, processor: str, partition: int, epoch: int, log: "BoundLogger") -> None:
-        self.app = app
-        self.processor = processor
-        self.partition = partition
-        self.epoch = epoch
-        self.log = log
+    app: str
+    processor: str
+    partition: int
+    epoch: int
+    log: "BoundLogger"
 
 
 class Call:
@@ -71,7 +70,14 @@ class Call:
     @cached_property
     def headers(self) -> list[dict[str, str]]:
         """The headers of each record's entry."""
-        return [headers_of(entry.fields) for entry in self._by_record()]
+        return [
+            {
+                name[len(HEADER_PREFIX) :].decode("utf-8", "replace"): value.decode("utf-8", "replace")
+                for name, value in entry.fields.items()
+                if name.startswith(HEADER_PREFIX)
+            }
+            for entry in self._by_record()
+        ]
 
     def _by_record(self) -> Iterator[Entry]:
         for entry in self.entries:
@@ -200,26 +206,18 @@ class Context:
         return entries[0]
 
 
-def show_only(context: Context, entry: Entry) -> None:
-    """Let a context show one entry while the function handles one of its rows."""
-    call = context._call  # noqa: SLF001 - not for users' functions to see
-    call.show((entry,))
+def show_only(contexts: Sequence[Context], entry: Entry) -> None:
+    """Let the context of a call, if it has one, show one entry while the function handles one of its rows."""
+    for context in contexts:
+        context._call.show((entry,))  # noqa: SLF001 - not for users' functions to see
 
 
-def take_forwarded(context: Context) -> list[Any]:
+def take_forwarded(contexts: Sequence[Context]) -> list[Any]:
     """Take the rows forwarded since the last take; called between the rows of an entry."""
-    call = context._call  # noqa: SLF001
-    forwarded, call.outputs = call.outputs, []
+    forwarded: list[Any] = []
+    for context in contexts:
+        forwarded, context._call.outputs = context._call.outputs, []  # noqa: SLF001
     return forwarded
-
-
-def headers_of(fields: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Return the headers among the fields of an entry."""
-    return {
-        name[2:].decode("utf-8", "replace"): value.decode("utf-8", "replace")
-        for name, value in fields.items()
-        if name.startswith(HEADER_PREFIX)
-    }
 
 
 class Feed(Protocol):

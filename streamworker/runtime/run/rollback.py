@@ -110,19 +110,7 @@ class Owned(Protocol):
 
 
 class Witness:
-    """One worker's memory of the commits in one group's partitions.
-
-    Parameters
-    ----------
-    backend, keys
-        The connections, and the keys of the group.
-    runners
-        Returns the runners by partition.
-    rng
-        The source of jitter.
-    log
-        The logger that reports a rollback.
-    """
+    """One worker's memory of the commits in one group's partitions; ``log`` gets what was rolled back."""
 
     def __init__(
         self,
@@ -168,17 +156,10 @@ class Witness:
 
         It compares each answered lock at once, and reads a lock again while Redis does not answer or
         refuses. If several callers ask for all partitions, one of them reads and the others wait for it.
+        A caller that needs to know ``about`` one partition waits only for its lock: the other partitions are
+        compared in the next comparison, at the latest when their node is back.
 
-        Parameters
-        ----------
-        about
-            The partition that the caller needs to know. Only its lock is read again then. The other
-            partitions are compared in the next comparison, at the latest when their node is back.
-
-        Returns
-        -------
-        list[int]
-            The partitions that were rolled back. This worker acquires them again.
+        Returns the partitions that were rolled back. This worker acquires them again.
         """
         asker, ended = object(), set[int]()
         self._askers[asker] = ended
@@ -210,11 +191,12 @@ class Witness:
             found = await locks.read_locks(self._backend, self._keys, list(known))
         except BackendError as error:
             found = dict.fromkeys(known, error)
-        errors = {p: lock for p, lock in found.items() if isinstance(lock, BackendError)}
-        said = set(self._unanswered.values())
+        unanswered = {p: str(lock) for p, lock in found.items() if isinstance(lock, BackendError)}
+        for reason in set(unanswered.values()) - set(self._unanswered.values()):
+            about = sorted(p for p in unanswered if unanswered[p] == reason)
+            self._log.warning("rollback_unknown", partitions=about, error=reason)
         kept = {p: reason for p, reason in self._unanswered.items() if p not in partitions}
-        self._unanswered = kept | {p: str(error) for p, error in errors.items()}
-        self._say_unknown(errors, said)
+        self._unanswered = kept | unanswered
         gone = {
             p: rollback
             for p, lock in found.items()
@@ -226,14 +208,6 @@ class Witness:
             ended.update(gone)
         for partition, rollback in gone.items():
             await self._report(partition, known[partition], rollback)
-
-    def _say_unknown(self, errors: Mapping[int, BackendError], said: Collection[str]) -> None:
-        """Log each reason once why locks could not be compared."""
-        reasons = {
-            str(error): sorted(p for p in errors if str(errors[p]) == str(error)) for error in errors.values()
-        }
-        for reason in reasons.keys() - said:
-            self._log.warning("rollback_unknown", partitions=reasons[reason], error=reason)
 
     async def _report(self, partition: int, known: Committed, rollback: Rollback) -> None:
         if self._told.get(partition) == known:

@@ -23,12 +23,7 @@ LEFT_OUT_MAX = 30
 
 
 class Trims:
-    """The trims of one partition while one runner has it.
-
-    Parameters
-    ----------
-    interval_ms
-        Minimum time between two trims.
+    """The trims of one partition while one runner has it, at least ``interval_ms`` apart.
 
     Examples
     --------
@@ -40,19 +35,6 @@ class Trims:
     >>> trims.with_commit()
     True
     """
-
-    __slots__ = (
-        "_at_ms",
-        "_bytes",
-        "_entries",
-        "_interval_ms",
-        "_known",
-        "_left_out",
-        "_seen",
-        "_total",
-        "_total_bytes",
-        "acked_rows",
-    )
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -90,12 +72,8 @@ class Trims:
 
         A partition with few commits is trimmed by those commits, so it needs no other trim unless its
         readers have committed further. A partition whose commits have stopped needs one more, and a
-        partition with many commits needs more than its commits drop.
-
-        Parameters
-        ----------
-        rows
-            Rows of the acked log that every reader has committed.
+        partition with many commits needs more than its commits drop. ``rows`` is how many rows of the acked
+        log every reader has committed.
         """
         self.acked_rows = rows
         done = (self._total, self._total_bytes)

@@ -14,6 +14,7 @@ The entry remains the unit of commits, attempts, dead letters and the search for
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,7 @@ from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.processors import Mode as ModeName
-from streamworker.processors import ProcessorSpec
+from streamworker.processors import ProcessorSpec, Takes
 from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import as_it_came, rows_of, unpacked
 from streamworker.runtime.run.invoke import Decoded, Effects, Invoker
@@ -49,7 +50,7 @@ class ColumnsInvoker(Invoker):
         self._record = spec.stream.record
         self._is_arrow = spec.stream.codec == "arrow"
         self.rows_of = rows_of if self._is_arrow and spec.mode is not ModeName.RECORD else None
-        self._give = _GIVE[spec.takes]()
+        self._give = _giver(spec.takes)
         self._output_name = b""
         if spec.forward and spec.output is not None:
             self._output_name = schema_fingerprint(spec.output.arrow_schema()).encode()
@@ -97,9 +98,9 @@ class ColumnsInvoker(Invoker):
             async def each(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
                 outputs: list[Any] = []
                 for entry, record in pairs:
-                    self._show(context, entry)
+                    show_only(context, entry)
                     result = await function(record, *context)
-                    outputs += self._one(result, context, record)
+                    outputs += self._one(result, take_forwarded(context), record)
                 return _Gathered(outputs)
 
             return each
@@ -108,22 +109,15 @@ class ColumnsInvoker(Invoker):
         def each_here(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
             outputs: list[Any] = []
             for entry, record in pairs:
-                self._show(context, entry)
-                outputs += self._one(function(record, *context), context, record)
+                show_only(context, entry)
+                result = function(record, *context)
+                outputs += self._one(result, take_forwarded(context), record)
             return _Gathered(outputs)
 
         return each_here
 
-    @staticmethod
-    def _show(context: Sequence[Context], entry: Entry) -> None:
-        for each in context:
-            show_only(each, entry)
-
-    def _one(self, result: Any, context: Sequence[Context], record: Any) -> Sequence[Any]:
+    def _one(self, result: Any, forwarded: list[Any], record: Any) -> Sequence[Any]:
         """Return the rows that a call with one record of several forwards."""
-        forwarded: list[Any] = []
-        for each in context:
-            forwarded = take_forwarded(each)
         return super()._effects(result, forwarded, None, (record,)).outputs
 
     # -- what it returned ----------------------------------------------------------------------
@@ -132,34 +126,22 @@ class ColumnsInvoker(Invoker):
         self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]
     ) -> Effects:
         if isinstance(result, _Gathered):
-            return Effects(result.outputs, changes)
+            return Effects(result, changes)
         return super()._effects(result, outputs, changes, records)
 
     def _forwarded(self, result: Any, outputs: Sequence[Any]) -> Sequence[Any]:
         """Return as columns what the function forwarded and returned."""
         if self.spec.takes == "records":
             return super()._forwarded(result, outputs)
-        batches = self._as_batches(outputs)
-        if result is not None:
-            batches += self._as_batches(result if isinstance(result, list) else [result])
-        return batches
-
-    def _as_batches(self, outputs: Sequence[Any]) -> list[pa.RecordBatch]:
-        """Convert what was forwarded or returned into columns; consecutive rows become one batch."""
+        assert self.spec.output is not None
+        returned = result if isinstance(result, list) else [] if result is None else [result]
         batches: list[pa.RecordBatch] = []
-        rows: list[Any] = []
-        for output in outputs:
-            if _is_table(output):
-                batches += [*self._of_rows(rows), *self._of_table(output)]
-                rows = []
-            else:
-                rows.append(output)
-        return batches + self._of_rows(rows)
-
-    def _of_rows(self, rows: list[Any]) -> list[pa.RecordBatch]:
-        if not rows or self.spec.output is None:
-            return []
-        return [self.spec.output.to_arrow(self.checked(rows))]
+        for are_tables, group in itertools.groupby([*outputs, *returned], _is_table):
+            if are_tables:
+                batches += [batch for table in group for batch in self._of_table(table)]
+            else:  # Consecutive rows become one batch.
+                batches.append(self.spec.output.to_arrow(self.checked(list(group))))
+        return batches
 
     def _of_table(self, table: Any) -> list[pa.RecordBatch]:
         assert self.spec.output is not None
@@ -191,11 +173,8 @@ class ColumnsInvoker(Invoker):
         return as_it_came(entries[0]) if entries[0].fields.get(b"name") == self._output_name else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Gathered:
+class _Gathered(list[Any]):
     """The forwarded rows of the calls with all records of some entries."""
-
-    outputs: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +196,13 @@ class RowsMode(BatchMode):
     async def run(self) -> str:
         """Handle batches until draining; return why the partition halts, or an empty text."""
         spec, buffer = self.spec, self.intake.buffer
-        limits = RowLimits(
-            min(spec.batch, CALL_ENTRIES_MAX),
-            spec.batch_bytes,
-            spec.within_ms,
-            lambda: _has_rows(buffer.each_waiting(), spec.batch),
-        )
+
+        def are_rows_enough() -> bool:
+            counts = (rows_of(entry.fields) for entry in buffer.each_waiting())
+            return any(rows >= spec.batch for rows in itertools.accumulate(counts))
+
+        most = min(spec.batch, CALL_ENTRIES_MAX)
+        limits = RowLimits(most, spec.batch_bytes, spec.within_ms, are_rows_enough)
         while entries := await self.intake.next_entries(limits):
             for start, end in by_rows([rows_of(entry.fields) for entry in entries], spec.batch):
                 # After a call that was given up, nothing may be committed, and the partition drains.
@@ -252,28 +232,16 @@ def by_rows(counts: Sequence[int], most: int) -> list[tuple[int, int]]:
     return [*groups, (start, len(counts))] if counts else groups
 
 
-def _has_rows(entries: Any, wanted: int) -> bool:
-    rows = 0
-    for entry in entries:
-        rows += rows_of(entry.fields)
-        if rows >= wanted:
-            return True
-    return False
-
-
 def _is_table(value: object) -> bool:
     return isinstance(value, pa.RecordBatch | pa.Table) or hasattr(value, "__arrow_c_stream__")
 
 
-def _give_polars() -> Callable[[pa.RecordBatch], Any]:
-    import polars as pl  # a function that takes its frames has it installed
+def _giver(takes: Takes) -> Callable[[pa.RecordBatch], Any]:
+    """Return the function from a batch to the columns that the user's function takes."""
+    if takes == "table":
+        return lambda batch: pa.Table.from_batches([batch])
+    if takes == "polars":
+        import polars as pl  # a function that takes its frames has it installed
 
-    return lambda batch: pl.from_arrow(pa.Table.from_batches([batch]))
-
-
-_GIVE: dict[str, Callable[[], Callable[[pa.RecordBatch], Any]]] = {
-    "records": lambda: lambda batch: batch,
-    "record_batch": lambda: lambda batch: batch,
-    "table": lambda: lambda batch: pa.Table.from_batches([batch]),
-    "polars": _give_polars,
-}
+        return lambda batch: pl.from_arrow(pa.Table.from_batches([batch]))
+    return lambda batch: batch
