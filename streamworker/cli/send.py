@@ -16,7 +16,7 @@ from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import connected, progress_bar, run_async, say
 from streamworker.errors import RecordError
 from streamworker.importing import resolve_stream
-from streamworker.records import PAYLOAD_FIELD, Decoder
+from streamworker.records.codecs import PAYLOAD_FIELD, Decoder
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,40 +14,24 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from streamworker.core.data.entries import Entry
 from streamworker.errors import ConfigurationError
 from streamworker.records.codecs import (
-    CODECS,
-    PAYLOAD_FIELD,
     BatchDecoder,
     Codec,
     Decoder,
     Encoder,
-    Payload,
-    check_codec,
     make_batch_decoder,
+    make_builder,
     make_decoder,
     make_encoder,
 )
-from streamworker.records.declared import Declared
 from streamworker.records.entries import REPLAYED_FOR
-from streamworker.records.types import Field, Kind, Precision, fields_of, kind_of, read_hint
+from streamworker.records.types import Declared, Kind, Precision, kind_of, read_hint
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
     import pyarrow as pa
 
     from streamworker.records.columns import StructColumn
 
-__all__ = [
-    "CODECS",
-    "PAYLOAD_FIELD",
-    "BatchDecoder",
-    "Codec",
-    "Decoder",
-    "Encoder",
-    "Payload",
-    "Precision",
-    "RecordType",
-    "check_codec",
-    "schema_changes",
-]
+__all__ = ["Precision", "RecordType"]
 
 KeySpec = str | Sequence[str] | Callable[[Any], object] | None
 
@@ -71,20 +55,13 @@ class RecordType(Declared):
     Order(order_id=7, customer='ann')
     """
 
-    def __init__(self, python_type: Any, kind: Kind, declared: tuple[Field, ...]) -> None:
-        super().__init__(python_type, kind, declared)
+    def __init__(self, python_type: Any, kind: Kind) -> None:
+        super().__init__(python_type, kind)
         self._batch_decoders: dict[Codec, BatchDecoder] = {}
 
     @classmethod
     def of(cls, python_type: Any) -> Self:
-        """Return the record type of a class.
-
-        Raises
-        ------
-        ConfigurationError
-            If the class is no record class, has no fields, or has a field whose name marks replayed
-            entries.
-        """
+        """Return the record type of a class; raise ConfigurationError if it cannot be one."""
         kind = kind_of(python_type)
         if kind is None:
             raise ConfigurationError(
@@ -92,17 +69,17 @@ class RecordType(Declared):
                 remedy="Use a msgspec.Struct, a dataclass, an attrs class, a TypedDict, a NamedTuple "
                 "or a pydantic model.",
             )
-        declared = fields_of(python_type, kind)
-        if not declared:
+        record_type = cls(python_type, kind)
+        if not record_type.declared:
             raise ConfigurationError(
                 f"{_label(python_type)} has no fields.", remedy="A record needs at least one."
             )
-        if REPLAYED_FOR.decode() in (field.wire_name for field in declared):
+        if REPLAYED_FOR.decode() in (field.wire_name for field in record_type.declared):
             raise ConfigurationError(
                 f"{_label(python_type)} has a field {REPLAYED_FOR.decode()!r}, which marks a replayed entry.",
                 remedy="Give the field another name.",
             )
-        return cls(python_type, kind, declared)
+        return record_type
 
     def __repr__(self) -> str:
         return f"RecordType.of({self.name})"
@@ -116,42 +93,20 @@ class RecordType(Declared):
     def __reduce__(self) -> tuple[Any, ...]:
         return (RecordType.of, (self.python_type,))
 
-    @cached_property
+    @property
     def fields(self) -> tuple[str, ...]:
         """The names of the fields in order."""
         return tuple(field.name for field in self.declared)
 
-    @cached_property
-    def _floats(self) -> frozenset[str]:
-        try:
-            hints = self.hints
-        except ConfigurationError:  # A hint may name a type that is defined later in its module.
-            return frozenset()
-        return frozenset(name for name, hint in hints.items() if read_hint(hint).base is float)
-
-    # -- values ------------------------------------------------------------------------------
-
-    def get(self, record: Any, field: str) -> Any:
-        """Return a field of a record; None for a key that a TypedDict record leaves out."""
-        return record.get(field) if self.kind is Kind.TYPED_DICT else getattr(record, field)
+    # -- keys --------------------------------------------------------------------------------
 
     def key_function(self, spec: KeySpec) -> Callable[[Any], object]:
-        """Return the function from a record to its key.
+        """Return the function from a record to its key, for one or more fields, a function or no key.
 
-        Parameters
-        ----------
-        spec
-            A field's name, several names (the key is the tuple of their values), a function
-            of the record, or None for no key: the producer then spreads records round robin.
-
-        Raises
-        ------
-        ConfigurationError
-            If a field does not exist (the message suggests the nearest name), or is a float: equal
-            floats do not have equal texts in all languages.
+        A float cannot be a key: equal floats do not have equal texts in all languages.
         """
         if spec is None:
-            return _no_key
+            return lambda _: None
         if isinstance(spec, str):
             return self._getter(spec)
         if callable(spec):
@@ -182,7 +137,7 @@ class RecordType(Declared):
                 f"{self.name} has no field {name!r} to be its key.",
                 remedy=f"{hint}Its fields are {', '.join(self.fields)}.",
             )
-        if name in self._floats:
+        if self._is_float(name):
             raise ConfigurationError(
                 f"Field {name!r} of {self.name} is a float, which cannot be a key.",
                 remedy="Use a field that is an int, a str or a Decimal, or a function that makes one.",
@@ -192,6 +147,12 @@ class RecordType(Declared):
         required = next(field.required for field in self.declared if field.name == name)
         return itemgetter(name) if required else lambda record: record.get(name)
 
+    def _is_float(self, name: str) -> bool:
+        try:
+            return read_hint(self.hints[name]).base is float
+        except ConfigurationError:  # A hint may name a type that is defined later in its module.
+            return False
+
     # -- payloads ----------------------------------------------------------------------------
 
     def encoder(self, codec: Codec = "json") -> Encoder:
@@ -200,34 +161,19 @@ class RecordType(Declared):
         The payload is the value of the entry's field ``v``; with the codec ``fields`` it is all of the
         entry's fields. The function raises RecordError for an object of another type, and for
         values that the codec cannot represent (NaN in JSON).
-
-        Raises
-        ------
-        ConfigurationError
-            If the codec does not exist.
         """
         return make_encoder(self, codec)
 
     def decoder(self, codec: Codec = "json") -> Decoder:
         """Return the function that turns an entry's fields into a record.
 
-        The function raises DecodeError for fields that hold no record of this type.
-
-        Raises
-        ------
-        ConfigurationError
-            If the codec does not exist, or the type of a field cannot be decoded.
+        The function raises DecodeError for fields that hold no record of this type. A field whose type
+        cannot be decoded is a ConfigurationError here.
         """
         return make_decoder(self, codec)
 
     def decode_many(self, entries: Sequence[Entry], codec: Codec = "json") -> list[Any]:
-        """Decode the records of many entries.
-
-        Raises
-        ------
-        DecodeError
-            If an entry holds no record of this type; the message names the first such entry.
-        """
+        """Decode the records of many entries; raise DecodeError for the first that holds no record."""
         decode = self._batch_decoders.get(codec)
         if decode is None:
             decode = self._batch_decoders[codec] = make_batch_decoder(self, codec)
@@ -239,27 +185,19 @@ class RecordType(Declared):
     def _columns(self) -> "StructColumn":
         from streamworker.records.arrow import columns_of
 
-        return columns_of(self.python_type, self.kind)
+        return columns_of(self)
 
     def arrow_schema(self) -> "pa.Schema":
         """Return the Arrow schema of the records, which Spark reads too.
 
-        Raises
-        ------
-        ConfigurationError
-            If the type of a field has no Arrow type; the message names the field and an alternative.
+        A field without an Arrow type is a ConfigurationError, as in the other methods about Arrow.
         """
         return self._columns.schema
 
     def to_arrow(self, records: Sequence[Any]) -> "pa.RecordBatch":
         """Convert records to an Arrow record batch with :meth:`arrow_schema`.
 
-        Raises
-        ------
-        ConfigurationError
-            As :meth:`arrow_schema`.
-        RecordError
-            If a value does not fit its column; the message names the field and the record's index.
+        A value that does not fit is a RecordError, which names the field and the record's index.
         """
         from streamworker.records.arrow import to_arrow
 
@@ -270,54 +208,23 @@ class RecordType(Declared):
     ) -> "pa.RecordBatch":
         """Check rows, and convert them to :meth:`arrow_schema` if no value changes.
 
-        Parameters
-        ----------
-        batch
-            The rows; a column that is missing gets the field's default.
-        extra
-            Whether to refuse or drop columns that are no fields.
-
-        Raises
-        ------
-        ConfigurationError
-            As :meth:`arrow_schema`.
-        RecordError
-            If a column does not fit; the message names it, and the row if a single value does not fit.
+        A column that is missing gets the field's default; ``extra`` says what becomes of columns that are no
+        fields. A column that does not fit is a RecordError, which names it, and the row if a single value
+        does not fit.
         """
         from streamworker.records.tables import fit
 
         return fit(self._columns, batch, extra=extra)
 
     def from_arrow(self, batch: "pa.RecordBatch") -> list[Any]:
-        """Convert rows from :meth:`fit_arrow` to records, and validate each record.
-
-        Raises
-        ------
-        ConfigurationError
-            As :meth:`arrow_schema`.
-        DecodeError
-            If a row is no valid record; the message names the row.
-        """
+        """Convert rows from :meth:`fit_arrow` to records; a row that is no valid record is a DecodeError."""
         from streamworker.records.tables import to_records
 
         return to_records(self._columns, batch, self._build_row)
 
     @cached_property
     def _build_row(self) -> Callable[[dict[str, Any]], Any]:
-        from streamworker.records.tables import row_builder
-
-        return row_builder(self)
-
-
-def schema_changes(old: "pa.Schema", new: "pa.Schema") -> list[str]:
-    """Return the incompatible changes from ``old`` to ``new``; see :mod:`streamworker.records.arrow`."""
-    from streamworker.records.arrow import schema_changes as compare
-
-    return compare(old, new)
-
-
-def _no_key(_record: Any) -> None:
-    return None
+        return make_builder(self, from_text=False)
 
 
 def _label(candidate: object) -> str:

@@ -36,7 +36,7 @@ import pyarrow as pa
 
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.columns import Column, Leaf, ListColumn, MapColumn, Member, Misfit, StructColumn
-from streamworker.records.types import Hint, Kind, Precision, fields_of, hints_of, kind_of, read_hint
+from streamworker.records.types import Declared, Hint, Kind, Precision, kind_of, read_hint
 
 _LISTS = (
     list,
@@ -69,6 +69,18 @@ _INSTEAD: dict[Any, str] = {
     dict: "Say what it holds, such as dict[str, int].",
 }
 
+_BINARY = (bytes, bytearray, memoryview)
+_SCALARS: tuple[tuple[tuple[type, ...], pa.DataType, tuple[type, ...], tuple[type, ...]], ...] = (
+    # The types of fields, the type of their column, and the values that it accepts and never accepts.
+    ((bool,), pa.bool_(), (bool,), ()),
+    ((int,), pa.int64(), (int, numbers.Integral), (bool,)),
+    ((float,), pa.float64(), (float, int, numbers.Real), (bool,)),
+    ((str,), pa.string(), (str,), ()),
+    (_BINARY, pa.binary(), _BINARY, ()),
+    ((dt.date,), pa.date32(), (dt.date,), (dt.datetime,)),
+    ((dt.timedelta,), pa.duration("us"), (dt.timedelta,), ()),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -89,26 +101,13 @@ class _Place:
         )
 
 
-def columns_of(python_type: type, kind: Kind) -> StructColumn:
-    """Compile a record type.
-
-    Raises
-    ------
-    ConfigurationError
-        If the type of a field has no Arrow type; the message names record, field, type and an
-        alternative.
-    """
-    return _struct_column(python_type, kind, False, _Place(python_type.__name__, "", ()))
+def columns_of(record: Declared) -> StructColumn:
+    """Compile a record type; raise ConfigurationError for a field whose type has no Arrow type."""
+    return _struct_column(record, False, _Place(record.name, "", ()))
 
 
 def to_arrow(columns: StructColumn, records: Sequence[Any]) -> pa.RecordBatch:
-    """Build a record batch from records.
-
-    Raises
-    ------
-    RecordError
-        If a value does not fit; the message names the field and the record's index in the list.
-    """
+    """Build a record batch from records; raise RecordError for a value that does not fit."""
     values = records if isinstance(records, list) else list(records)
     try:
         columns.check_records(values)
@@ -125,26 +124,24 @@ def to_arrow(columns: StructColumn, records: Sequence[Any]) -> pa.RecordBatch:
 # -- from hints to columns -------------------------------------------------------------------
 
 
-def _struct_column(python_type: type, kind: Kind, nullable: bool, place: _Place) -> StructColumn:
-    if python_type in place.inside:
+def _struct_column(record: Declared, nullable: bool, place: _Place) -> StructColumn:
+    if record.python_type in place.inside:
         raise place.refuse(
-            f"holds {python_type.__name__} within {python_type.__name__}",
+            f"holds {record.name} within {record.name}",
             "Arrow has no recursive types: use a list of ids, or a str with JSON in it.",
         )
-    hints = hints_of(python_type, kind)
+    is_dict = record.kind is Kind.TYPED_DICT
     members = []
-    for field in fields_of(python_type, kind):
-        hint = read_hint(hints[field.name])
-        may_be_absent = kind is Kind.TYPED_DICT and not field.required
-        inner = _Place(place.record, f"{place.path}.{field.name}", (*place.inside, python_type))
+    for field in record.declared:
+        hint = read_hint(record.hints[field.name])
+        may_be_absent = is_dict and not field.required
+        inner = _Place(place.record, f"{place.path}.{field.name}", (*place.inside, record.python_type))
         column = _column(hint, hint.nullable or may_be_absent, inner)
-        fetch = _fetcher(field.name, kind, may_be_absent)
+        fetch = _fetcher(field.name, record.kind, may_be_absent)
         leaves_out_none = may_be_absent or field.default is msgspec.UNSET
         members.append(Member(field.name, column, fetch, field, leaves_out_none))
-    accepts = dict if kind is Kind.TYPED_DICT else python_type
-    config = getattr(python_type, "__struct_config__", None)
-    positional = kind is Kind.NAMED_TUPLE or (config is not None and config.array_like)
-    return StructColumn(python_type.__name__, members, nullable, accepts, positional=positional)
+    accepts = dict if is_dict else record.python_type
+    return StructColumn(record.name, members, nullable, accepts, positional=record.is_positional)
 
 
 def _fetcher(name: str, kind: Kind, may_be_absent: bool) -> Callable[[list[Any]], list[Any]]:
@@ -174,7 +171,7 @@ def _column(hint: Hint, nullable: bool, place: _Place) -> Column:
         return MapColumn(key_column, _inner(value, place.within("{}")), nullable)
     kind = kind_of(base)
     if kind is not None:
-        return _struct_column(base, kind, nullable, place)
+        return _struct_column(Declared(base, kind), nullable, place)
     if isinstance(base, type) and issubclass(base, enum.Enum):
         return _enum_column(base, nullable, place)
     column = _scalar_column(base, hint.annotations, nullable)
@@ -268,29 +265,12 @@ def _scalar_column(base: Any, annotations: tuple[Any, ...], nullable: bool) -> C
         precision = next((a for a in annotations if isinstance(a, Precision)), Precision(38, 18))
         arrow_type = pa.decimal128(precision.digits, precision.scale)
         return Leaf(arrow_type, nullable, (decimal.Decimal, int), (bool,))
-    if base is bool:
-        return Leaf(pa.bool_(), nullable, (bool,))
-    if base is int:
-        return Leaf(pa.int64(), nullable, (int, numbers.Integral), (bool,))
-    if base is float:
-        return Leaf(pa.float64(), nullable, (float, int, numbers.Real), (bool,))
-    if base is str:
-        return Leaf(pa.string(), nullable, (str,))
-    if base in (bytes, bytearray, memoryview):
-        return Leaf(pa.binary(), nullable, (bytes, bytearray, memoryview))
-    if base is dt.date:
-        return Leaf(pa.date32(), nullable, (dt.date,), (dt.datetime,))
-    if base is dt.timedelta:
-        return Leaf(pa.duration("us"), nullable, (dt.timedelta,))
     if base is uuid.UUID:
-        return Leaf(
-            pa.string(),
-            nullable,
-            (uuid.UUID,),
-            prepare=str,
-            wanted="a UUID is 36 characters, lower case",
-            allowed=_is_uuid,
-        )
+        wanted = "a UUID is 36 characters, lower case"
+        return Leaf(pa.string(), nullable, (base,), prepare=str, wanted=wanted, allowed=_is_uuid)
+    for types, arrow_type, accepts, never in _SCALARS:
+        if base in types:
+            return Leaf(arrow_type, nullable, accepts, never)
     return None
 
 
@@ -298,20 +278,10 @@ def _datetime_column(base: Any, annotations: tuple[Any, ...], nullable: bool) ->
     naive = base is not dt.datetime and base.__name__ == "NaiveDatetime"
     naive = naive or any(isinstance(a, msgspec.Meta) and a.tz is False for a in annotations)
     if naive:
-        return Leaf(
-            pa.timestamp("us"),
-            nullable,
-            (dt.datetime,),
-            check=_first_aware,
-            wanted="the field is declared without a time zone",
-        )
-    return Leaf(
-        pa.timestamp("us", tz="UTC"),
-        nullable,
-        (dt.datetime,),
-        check=_first_naive,
-        wanted="a datetime needs a time zone, such as datetime.now(UTC)",
-    )
+        wanted = "the field is declared without a time zone"
+        return Leaf(pa.timestamp("us"), nullable, (dt.datetime,), check=_first_aware, wanted=wanted)
+    wanted = "a datetime needs a time zone, such as datetime.now(UTC)"
+    return Leaf(pa.timestamp("us", tz="UTC"), nullable, (dt.datetime,), check=_first_naive, wanted=wanted)
 
 
 def _first_naive(column: list[Any]) -> int | None:

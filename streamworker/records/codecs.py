@@ -12,15 +12,15 @@ values that the program put in. Decoders validate everything: any wrong payload 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
 from streamworker.core.data.entries import Entry
 from streamworker.errors import ConfigurationError, DecodeError, RecordError, in_words
-from streamworker.records.declared import Declared
 from streamworker.records.entries import REPLAYED_FOR, Entries
-from streamworker.records.types import Field, Kind, is_composite, read_hint
+from streamworker.records.types import Declared, Field, Kind, is_composite, read_hint
 
 Codec = Literal["json", "msgpack", "fields"]
 CODECS: tuple[Codec, ...] = ("json", "msgpack", "fields")
@@ -37,8 +37,7 @@ BatchDecoder = Callable[[Sequence[Entry]], list[Any]]
 ListEncoder = Callable[[Sequence[Any]], list[bytes] | None]
 
 
-def check_codec(codec: str) -> None:
-    """Raise ConfigurationError for a codec that does not exist."""
+def _check_codec(codec: str) -> None:
     if codec not in CODECS:
         raise ConfigurationError(
             f"There is no codec {codec!r}.", remedy=f"Use one of {', '.join(map(repr, CODECS))}."
@@ -50,7 +49,7 @@ def check_codec(codec: str) -> None:
 
 def make_encoder(record_type: Declared, codec: Codec) -> Encoder:
     """Return the function that turns a record into its payload."""
-    check_codec(codec)
+    _check_codec(codec)
     dump = _dumper(record_type, codec)
     name, kind = record_type.name, record_type.kind
     python_type = dict if kind is Kind.TYPED_DICT else record_type.python_type
@@ -71,7 +70,7 @@ def make_encoder(record_type: Declared, codec: Codec) -> Encoder:
             raise
         except Exception as error:  # The record's own code, such as a serializer, may raise anything.
             raise RecordError(
-                f"The {name} cannot be encoded as {codec}: {_one_line(error)}.",
+                f"The {name} cannot be encoded as {codec}: {one_line(error)}.",
                 remedy="Use types that the codec can hold.",
             ) from error
 
@@ -84,7 +83,6 @@ def make_list_encoder(record_type: Declared, codec: Codec) -> ListEncoder | None
     The encoder returns the payloads, or None if a record cannot be encoded. The encoder of
     :func:`make_encoder` then reports which record and why.
     """
-    check_codec(codec)
     if codec == "fields" or record_type.kind not in (Kind.STRUCT, Kind.DATACLASS, Kind.ATTRS):
         return None
     dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
@@ -110,42 +108,25 @@ def make_list_encoder(record_type: Declared, codec: Codec) -> ListEncoder | None
 def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:
     if codec == "fields":
         return _field_dumper(record_type)
-    if codec == "msgpack":
-        pack = msgspec.msgpack.Encoder().encode
-        to_builtins = _to_dict(record_type.kind)
-        return pack if to_builtins is None else lambda record: pack(to_builtins(record))
-    if record_type.kind is Kind.PYDANTIC:
-        dump: Callable[[Any], bytes] = lambda record: record.model_dump_json(by_alias=True).encode()  # noqa: E731
-    else:
-        encode = msgspec.json.Encoder().encode
-        to_dict = _to_dict(record_type.kind)
-        dump = encode if to_dict is None else lambda record: encode(to_dict(record))
-    return _without_lost_floats(record_type, dump)
-
-
-def _to_dict(kind: Kind) -> Callable[[Any], Any] | None:
-    """Return the function that turns a record into a dict for msgspec; None if it needs none.
-
-    msgspec writes a NamedTuple as an array. As an object it can gain fields, and producers in other
-    languages can write it.
-    """
-    if kind is Kind.PYDANTIC:
-        return lambda record: record.model_dump(mode="python", by_alias=True)
+    kind = record_type.kind
+    encode = msgspec.json.Encoder().encode if codec == "json" else msgspec.msgpack.Encoder().encode
+    dump = encode
+    as_builtins: Callable[[Any], Any] = msgspec.to_builtins
     if kind is Kind.NAMED_TUPLE:
-        return lambda record: record._asdict()
-    return None
-
-
-def _without_lost_floats(record_type: Declared, dump: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """Refuse NaN and infinities, which the JSON encoder writes as ``null``, so that they are lost.
-
-    Only the values of a payload that contains ``null`` are checked.
-    """
-    as_builtins: Callable[[Any], Any] = (
-        (lambda record: record.model_dump()) if record_type.kind is Kind.PYDANTIC else msgspec.to_builtins
-    )
+        # msgspec writes it as an array. As an object it can gain fields, and producers in other languages
+        # can write it.
+        dump = lambda record: encode(record._asdict())  # noqa: E731
+    elif kind is Kind.PYDANTIC:
+        as_builtins = lambda record: record.model_dump()  # noqa: E731
+        if codec == "json":
+            dump = lambda record: record.model_dump_json(by_alias=True).encode()  # noqa: E731
+        else:
+            dump = lambda record: encode(record.model_dump(mode="python", by_alias=True))  # noqa: E731
+    if codec == "msgpack":
+        return dump
 
     def checked(record: Any) -> bytes:
+        """Refuse NaN and infinities, which are lost: the JSON encoder writes them as ``null``."""
         payload = dump(record)
         if b"null" in payload and _has_lost_float(as_builtins(record)):
             raise RecordError(
@@ -235,7 +216,7 @@ def _text(value: Any) -> bytes:
 
 def make_decoder(record_type: Declared, codec: Codec) -> Decoder:
     """Return the function that turns an entry's fields into a record."""
-    check_codec(codec)
+    _check_codec(codec)
     load = _loader(record_type, codec)
     name = record_type.name
 
@@ -246,7 +227,7 @@ def make_decoder(record_type: Declared, codec: Codec) -> Decoder:
             raise
         except BaseException as error:  # No error of one entry may stop a worker.
             raise DecodeError(
-                f"The entry holds no {name}: {_one_line(error)}.",
+                f"The entry holds no {name}: {one_line(error)}.",
                 remedy=f"Its producer must write {name} as {codec}, as the stream is declared.",
             ) from error
 
@@ -259,9 +240,8 @@ def make_batch_decoder(record_type: Declared, codec: Codec) -> BatchDecoder:
     The function refuses a list with a replayed entry: the caller must decide whether its group handles
     that entry.
     """
-    check_codec(codec)
-    load = _loader(record_type, codec)
     decode = make_decoder(record_type, codec)
+    load = _loader(record_type, codec)
     load_payload = None if codec == "fields" else _payload_loader(record_type, codec)
 
     def decode_many(entries: Sequence[Entry]) -> list[Any]:
@@ -276,18 +256,15 @@ def make_batch_decoder(record_type: Declared, codec: Codec) -> BatchDecoder:
                 return [load(fields) for fields in found]
         except Exception:  # Find the entry, and report what is wrong with it.
             for entry in entries:
-                _decode_named(decode, entry)
+                try:
+                    decode(entry.fields)
+                except DecodeError as error:
+                    named = f"Entry {entry.id}: {error.message}"
+                    raise DecodeError(named, remedy=error.remedy) from error.__cause__
             raise
         raise DecodeError("One of the entries is replayed.", remedy="Decode each by itself.")
 
     return decode_many
-
-
-def _decode_named(decode: Decoder, entry: Entry) -> Any:
-    try:
-        return decode(entry.fields)
-    except DecodeError as error:
-        raise DecodeError(f"Entry {entry.id}: {error.message}", remedy=error.remedy) from error.__cause__
 
 
 def _loader(record_type: Declared, codec: Codec) -> Decoder:
@@ -326,7 +303,7 @@ def _field_loader(record_type: Declared) -> Decoder:
         for f in record_type.declared
         if f.required and read_hint(record_type.hints[f.name]).nullable
     }
-    build = _builder(record_type)
+    build = make_builder(record_type, from_text=True)
 
     def from_fields(fields: Mapping[bytes, bytes]) -> Any:
         values: dict[str, Any] = dict(absent)
@@ -343,18 +320,20 @@ def _field_loader(record_type: Declared) -> Decoder:
     return from_fields
 
 
-def _builder(record_type: Declared) -> Callable[[dict[str, Any]], Any]:
-    """Return the function that builds a record from texts by field; it converts text to other types."""
+def make_builder(record_type: Declared, *, from_text: bool) -> Callable[[dict[str, Any]], Any]:
+    """Return the function that builds a record from values by wire name, with a decoder's validation.
+
+    It converts text to the types of the fields if it gets ``from_text``.
+    """
     python_type: Any = record_type.python_type
     if record_type.kind is Kind.PYDANTIC:
-        return lambda values: python_type.model_validate(values, strict=False)
+        return partial(python_type.model_validate, strict=False if from_text else None)
     target, finish = _target(record_type, positional=record_type.is_positional)
-    with _typed(record_type):
-        msgspec.json.Decoder(target)  # Refuses an unsupported type now, not at the first entry.
-    convert = msgspec.convert
-    if finish is None:
-        return lambda values: convert(values, target, strict=False, str_keys=True)
-    return lambda values: finish(convert(values, target, strict=False, str_keys=True))
+    if from_text:
+        with _typed(record_type):
+            msgspec.json.Decoder(target)  # Refuses an unsupported type now, not at the first entry.
+    convert = partial(msgspec.convert, type=target, strict=not from_text, str_keys=from_text)
+    return convert if finish is None else lambda values: finish(convert(values))
 
 
 def _layout(record_type: Declared, field: Field) -> Literal["text", "raw", "json"]:
@@ -395,7 +374,7 @@ def _typed(record_type: Declared) -> Iterator[None]:
         yield
     except (TypeError, NameError) as error:
         raise ConfigurationError(
-            f"Records of type {record_type.name} cannot be decoded: {_one_line(error)}.",
+            f"Records of type {record_type.name} cannot be decoded: {one_line(error)}.",
             remedy="Change the type of that field to one that msgspec supports.",
         ) from None
 
@@ -415,6 +394,7 @@ def short(value: object) -> str:
     return f"a {type(value).__name__}: {text if len(text) <= 60 else text[:57] + '...'}"
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return an error in one line without its full stop, for messages."""
     named = not isinstance(error, msgspec.MsgspecError | ValueError)  # Validators need no type name.
     return in_words(error, named=named).rstrip(".")

@@ -12,7 +12,8 @@ import collections.abc
 import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
@@ -39,16 +40,8 @@ class Misfit(Exception):
 class Column(ABC):
     """One column: an Arrow type, and how to build and check its arrays.
 
-    Parameters
-    ----------
-    arrow_type
-        Its Arrow type.
-    nullable
-        Whether None (or msgspec's UNSET) is allowed.
-    accepts
-        The types of values that it accepts, with their subclasses.
-    never
-        Subclasses of ``accepts`` that it refuses.
+    ``accepts`` are the types of values that it accepts, with their subclasses except those in ``never``. If
+    it is nullable, None and msgspec's UNSET are allowed.
     """
 
     def __init__(
@@ -179,11 +172,18 @@ class ListColumn(Column):
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         offsets = _offsets(values)
         present = [v for v in values if v is not None] if nulls else values
-        items = _within(offsets, "[]", self._item.build, list(itertools.chain.from_iterable(present)))
+        with _inside("[]", _owner(offsets)):
+            items = self._item.build(list(itertools.chain.from_iterable(present)))
         return pa.ListArray.from_arrays(_arrow_offsets(offsets, values, nulls), items, type=self.type)
 
     def _check_present(self, array: pa.Array) -> None:
-        _check_items(array, "[]", self._item, array.flatten())
+        def record(index: int) -> int:
+            import pyarrow.compute as pc
+
+            return int(pc.list_parent_indices(array)[index].as_py())
+
+        with _inside("[]", record):
+            self._item.check_array(array.flatten())
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
@@ -208,8 +208,10 @@ class MapColumn(Column):
         offsets = _offsets(values)
         present = [v for v in values if v is not None] if nulls else values
         chain = itertools.chain.from_iterable
-        keys = _within(offsets, " (key)", self._key.build, list(chain(present)))
-        items = _within(offsets, "{}", self._value.build, list(chain(v.values() for v in present)))
+        with _inside(" (key)", _owner(offsets)):
+            keys = self._key.build(list(chain(present)))
+        with _inside("{}", _owner(offsets)):
+            items = self._value.build(list(chain(v.values() for v in present)))
         return pa.MapArray.from_arrays(_arrow_offsets(offsets, values, nulls), keys, items, type=self.type)
 
     def _check_present(self, array: pa.Array) -> None:
@@ -218,11 +220,8 @@ class MapColumn(Column):
         offsets = array.offsets  # They count from the whole array, of which this may be a slice.
         begin, end = offsets[0].as_py(), offsets[-1].as_py()
         for suffix, column, items in ((" (key)", self._key, array.keys), ("{}", self._value, array.items)):
-            try:
+            with _inside(suffix, lambda index: pc.sum(pc.less_equal(offsets, begin + index)).as_py() - 1):
                 column.check_array(items.slice(begin, end - begin))
-            except Misfit as misfit:
-                before = pc.sum(pc.less_equal(offsets, begin + misfit.index)).as_py()
-                raise Misfit(before - 1, suffix + misfit.path, misfit.what) from None
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
@@ -258,16 +257,7 @@ class Member:
 class StructColumn(Column):
     """Records: one column for each field. The root of a record type's tree is a StructColumn.
 
-    Parameters
-    ----------
-    name
-        Name of the record type.
-    members
-        Its fields.
-    nullable, accepts
-        As for all columns.
-    positional
-        Whether a record within another is encoded as an array of its values.
+    A record within another is encoded as an array of its values if it is ``positional``.
     """
 
     def __init__(
@@ -296,8 +286,7 @@ class StructColumn(Column):
                 raise RuntimeError(f"{self.name}.{member.name} raised StopIteration")
             return member.column.build(values)
         except Misfit as misfit:
-            path = misfit.path
-            raise Misfit(misfit.index, f".{member.name}{path}", misfit.what) from None
+            raise Misfit(misfit.index, f".{member.name}{misfit.path}", misfit.what) from None
         except (AttributeError, KeyError):
             for index, record in enumerate(records):
                 try:
@@ -323,10 +312,8 @@ class StructColumn(Column):
         # A field that is not nullable has no value for a null record. So build the arrays of the other
         # records, and then insert the null records.
         places = [place for place, value in enumerate(values) if value is not None]
-        try:
+        with _inside("", places.__getitem__):
             arrays = self.arrays([values[place] for place in places])
-        except Misfit as misfit:
-            raise Misfit(places[misfit.index], misfit.path, misfit.what) from None
         count = itertools.count()
         spread = pa.array([None if value is None else next(count) for value in values], pa.int64())
         return pa.StructArray.from_arrays(arrays, fields=self._fields).take(spread)
@@ -334,10 +321,8 @@ class StructColumn(Column):
     def check_columns(self, columns: Sequence[pa.Array]) -> None:
         """Check one array for each field, of records none of which is null."""
         for member, array in zip(self.members, columns, strict=True):
-            try:
+            with _inside(f".{member.name}", lambda index: index):
                 member.column.check_array(array)
-            except Misfit as misfit:
-                raise Misfit(misfit.index, f".{member.name}{misfit.path}", misfit.what) from None
 
     def _check_present(self, array: pa.Array) -> None:
         if not array.null_count:
@@ -347,10 +332,8 @@ class StructColumn(Column):
 
         # The fields of a null record are null, which is valid.
         places = pc.indices_nonzero(array.is_valid())
-        try:
+        with _inside("", lambda index: int(places[index].as_py())):
             self.check_columns(array.take(places).flatten())
-        except Misfit as misfit:
-            raise Misfit(places[misfit.index].as_py(), misfit.path, misfit.what) from None
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
@@ -384,14 +367,18 @@ def _first(wrong: pa.Array) -> int:
     return int(pc.index(wrong, True).as_py())
 
 
-def _check_items(parents: pa.Array, suffix: str, column: Column, items: pa.Array) -> None:
+@contextmanager
+def _inside(suffix: str, record: Callable[[int], int]) -> Iterator[None]:
+    """Turn the misfit of an inner column into one of the column around it; ``record`` returns its index."""
     try:
-        column.check_array(items)
+        yield
     except Misfit as misfit:
-        import pyarrow.compute as pc
+        raise Misfit(record(misfit.index), suffix + misfit.path, misfit.what) from None
 
-        record = pc.list_parent_indices(parents)[misfit.index].as_py()
-        raise Misfit(record, suffix + misfit.path, misfit.what) from None
+
+def _owner(offsets: list[int]) -> Callable[[int], int]:
+    """Return the function from an item's index to the index of the list that holds it."""
+    return lambda index: bisect_right(offsets, index) - 1
 
 
 def _offsets(values: list[Any]) -> list[int]:
@@ -406,16 +393,6 @@ def _arrow_offsets(offsets: list[int], values: list[Any], nulls: bool) -> pa.Arr
         ]
         return pa.array([*marked, offsets[-1]], pa.int32())
     return pa.array(offsets, pa.int32())
-
-
-def _within(
-    offsets: list[int], suffix: str, build: Callable[[list[Any]], pa.Array], flat: list[Any]
-) -> pa.Array:
-    try:
-        return build(flat)
-    except Misfit as misfit:
-        record = bisect_right(offsets, misfit.index) - 1
-        raise Misfit(record, suffix + misfit.path, misfit.what) from None
 
 
 def short(value: object) -> str:

@@ -10,15 +10,11 @@ allows none.
 from collections.abc import Callable
 from typing import Any, Literal
 
-import msgspec
 import pyarrow as pa
 
 from streamworker.errors import DecodeError, RecordError
-from streamworker.records.codecs import _one_line
-from streamworker.records.codecs import _target as target_of
+from streamworker.records.codecs import one_line
 from streamworker.records.columns import Member, Misfit, StructColumn
-from streamworker.records.declared import Declared
-from streamworker.records.types import Kind
 
 _TYPES = pa.types
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]], ...] = (
@@ -37,21 +33,10 @@ _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataTyp
 
 
 def fit(columns: StructColumn, batch: pa.RecordBatch, *, extra: Literal["refuse", "drop"]) -> pa.RecordBatch:
-    """Check rows, and convert them to the columns of a record type, in its order.
+    """Check rows, and convert them to the columns of a record type, in its order; raise RecordError.
 
-    Parameters
-    ----------
-    columns
-        The record type.
-    batch
-        The rows. A column that is missing gets the field's default.
-    extra
-        Whether to refuse or drop columns that the record type does not have.
-
-    Raises
-    ------
-    RecordError
-        If a column does not fit; the message names it, and the row if a single value does not fit.
+    A column that is missing gets the field's default; ``extra`` says what becomes of columns that the record
+    type does not have.
     """
     rows = batch.num_rows
     try:
@@ -165,59 +150,30 @@ def _may_stand_for(have: pa.DataType, wanted: pa.DataType) -> bool:
     return any(is_wanted(wanted) and any(is_one(have) for is_one in those) for is_wanted, those in _FAMILIES)
 
 
-def row_builder(record_type: Declared) -> Callable[[dict[str, Any]], Any]:
-    """Return the function that builds a record from values by wire name, with a decoder's validation."""
-    python_type: Any = record_type.python_type
-    if record_type.kind is Kind.PYDANTIC:
-        validate: Callable[[dict[str, Any]], Any] = python_type.model_validate
-        return validate
-    target, finish = target_of(record_type, positional=record_type.is_positional)
-    if finish is None:
-        return lambda values: msgspec.convert(values, target)
-    return lambda values: finish(msgspec.convert(values, target))
-
-
-def _values(name: str, array: pa.Array) -> list[Any]:
-    try:
-        values: list[Any] = array.to_pylist()
-    except (ValueError, OverflowError) as error:
-        raise DecodeError(
-            f"Column {name!r} holds a value that Python does not have: {str(error).rstrip('.')}.",
-            remedy="Its producer must send what the record type allows.",
-        ) from None
-    return values
-
-
 def to_records(
     columns: StructColumn, batch: pa.RecordBatch, build: Callable[[dict[str, Any]], Any]
 ) -> list[Any]:
-    """Convert rows to records, with the validation of a decoder.
+    """Convert rows that :func:`fit` has returned to records; raise DecodeError for one that is not valid.
 
-    Parameters
-    ----------
-    columns
-        The record type.
-    batch
-        Rows that :func:`fit` has returned.
-    build
-        Builds a record from its values by wire name.
-
-    Raises
-    ------
-    DecodeError
-        If a row is no valid record; the message names the row.
+    ``build`` makes a record from its values by wire name, with the validation of a decoder.
     """
     plain = columns.plain_row
-    values = [
-        _values(member.name, array) for member, array in zip(columns.members, batch.columns, strict=True)
-    ]
+    values = []
+    for member, array in zip(columns.members, batch.columns, strict=True):
+        try:
+            values.append(array.to_pylist())
+        except (ValueError, OverflowError) as error:
+            raise DecodeError(
+                f"Column {member.name!r} holds a value that Python does not have: {str(error).rstrip('.')}.",
+                remedy="Its producer must send what the record type allows.",
+            ) from None
     records: list[Any] = []
     for row in zip(*values, strict=True):
         try:
             records.append(build(plain(row)))
         except BaseException as error:
             raise DecodeError(
-                f"Row {len(records)} (counted from 0) is no {columns.name}: {_one_line(error)}.",
+                f"Row {len(records)} (counted from 0) is no {columns.name}: {one_line(error)}.",
                 remedy="Its producer must send what the record type allows.",
             ) from error
     return records

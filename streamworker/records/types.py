@@ -9,8 +9,9 @@ import enum
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -198,29 +199,46 @@ def _optional_keys(declared: Any) -> frozenset[str]:
     return frozenset((marked | declared.__optional_keys__) - required)
 
 
-def hints_of(python_type: type, kind: Kind) -> Mapping[str, Any]:
-    """Return the type hints of a record type's fields, resolved and with their annotations.
+class Declared:
+    """The declaration of a record class; codecs and tables work from it."""
 
-    Raises
-    ------
-    ConfigurationError
-        If a hint names a type that is not defined (yet).
-    """
-    declared: Any = python_type
-    if kind is Kind.PYDANTIC:
-        declared.model_rebuild()
-        return {
-            name: typing.Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
-            for name, info in declared.model_fields.items()
-        }
-    try:
-        hints = typing.get_type_hints(declared, include_extras=True)
-    except NameError as error:
-        raise ConfigurationError(
-            f"A type hint of {declared.__qualname__} cannot be resolved: {error}.",
-            remedy="Define the types of its fields at module level, before they are used.",
-        ) from None
-    return {field.name: hints.get(field.name, Any) for field in fields_of(python_type, kind)}
+    def __init__(self, python_type: Any, kind: Kind) -> None:
+        self.python_type = python_type
+        self.kind = kind
+        self.declared = fields_of(python_type, kind)
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return str(self.python_type.__name__)
+
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """The resolved type hint of each field, with its annotations.
+
+        A hint that names a type that is not defined (yet) is a ConfigurationError.
+        """
+        declared = self.python_type
+        if self.kind is Kind.PYDANTIC:
+            declared.model_rebuild()
+            return {
+                name: typing.Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
+                for name, info in declared.model_fields.items()
+            }
+        try:
+            hints = typing.get_type_hints(declared, include_extras=True)
+        except NameError as error:
+            raise ConfigurationError(
+                f"A type hint of {declared.__qualname__} cannot be resolved: {error}.",
+                remedy="Define the types of its fields at module level, before they are used.",
+            ) from None
+        return {field.name: hints.get(field.name, Any) for field in self.declared}
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether msgspec encodes a record as an array of its values."""
+        config = getattr(self.python_type, "__struct_config__", None)
+        return self.kind is Kind.NAMED_TUPLE or (config is not None and config.array_like)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamworker.errors import ConfigurationError, RecordError
-from streamworker.records import Precision, RecordType, schema_changes
+from streamworker.records import Precision, RecordType
+from streamworker.records.arrow import schema_changes
 from tests.records.kinds import KINDS, VALUES, Colour, Level, Place
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import ConfigurationError, DecodeError, RecordError
-from streamworker.records import CODECS, Codec, RecordType
+from streamworker.records import RecordType
+from streamworker.records.codecs import CODECS, Codec
 from tests.records.kinds import KINDS, VALUES, AsNamedTuple
 
 

@@ -76,14 +76,6 @@ def test_two_record_types_of_one_class_are_equal() -> None:
     assert len({RecordType.of(Order), RecordType.of(Order)}) == 1
 
 
-def test_a_field_is_read_from_every_kind() -> None:
-    """A dictionary is asked by key, everything else by attribute."""
-    assert RecordType.of(Order).get(Order(1, "ann"), "customer") == "ann"
-    assert RecordType.of(Legacy).get(Legacy(1, "ann"), "name") == "ann"
-    assert RecordType.of(Partial).get({"number": 1}, "number") == 1
-    assert RecordType.of(Partial).get({"number": 1}, "note") is None
-
-
 # -- keys ------------------------------------------------------------------------------------
 
 

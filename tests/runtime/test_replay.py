@@ -10,7 +10,8 @@ import structlog
 
 from streamworker import App, Records
 from streamworker.errors import ConfigurationError
-from streamworker.records import CODECS, RecordType
+from streamworker.records import RecordType
+from streamworker.records.codecs import CODECS
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data import dead, streams
 from streamworker.redisio.keys import GroupKeys

@@ -7,7 +7,7 @@ readers present; they fill the missing columns of entries with an older schema w
 import pyarrow as pa
 
 from streamworker.errors import ConfigurationError
-from streamworker.records import schema_changes
+from streamworker.records.arrow import schema_changes
 from streamworker.redisio.data.ackedlog import deserialize_schema, schema_fingerprint, serialize_schema
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
