@@ -40,18 +40,10 @@ class Stream(Generic[T]):
     """
 
     def __init__(self, app: "App", spec: StreamSpec) -> None:
-        self._app = app
+        self.app = app
+        """The app that the stream belongs to."""
         self.spec = spec
-
-    @property
-    def name(self) -> str:
-        """Return the stream's name."""
-        return self.spec.name
-
-    @property
-    def app(self) -> "App":
-        """Return the app that the stream belongs to."""
-        return self._app
+        self.name = spec.name
 
     async def send(
         self,
@@ -86,7 +78,7 @@ class Stream(Generic[T]):
         ProducerError
             If Redis does not answer in time: the record may or may not have been written.
         """
-        return await self._app.producer(self).send(record, headers=headers, on_full=on_full, timeout=timeout)
+        return await self.app.producer(self).send(record, headers=headers, on_full=on_full, timeout=timeout)
 
     async def send_many(
         self,
@@ -100,7 +92,7 @@ class Stream(Generic[T]):
         The iterable may be endless: only a bounded chunk is in memory at a time. If a send raises,
         the records before the failed chunk have been written.
         """
-        return await self._app.producer(self).send_many(records, on_full=on_full, timeout=timeout)
+        return await self.app.producer(self).send_many(records, on_full=on_full, timeout=timeout)
 
     async def send_table(
         self,
@@ -123,7 +115,7 @@ class Stream(Generic[T]):
         rows_per_entry
             Maximum rows in one entry; ``entry_bytes_max`` limits an entry, too.
         """
-        return await self._app.producer(self).send_table(
+        return await self.app.producer(self).send_table(
             table, rows_per_entry=rows_per_entry, compression=compression, on_full=on_full, timeout=timeout
         )
 
@@ -134,18 +126,14 @@ class Processor(Generic[P, R]):
     def __init__(self, app: "App", name: str, function: Callable[P, R]) -> None:
         functools.update_wrapper(self, function)
         self._app = app
-        self._name = name
+        self.name = name
+        """The processor's name, which is the name of its group."""
         self._function = function
-
-    @property
-    def name(self) -> str:
-        """Return the processor's name, which is the name of its group."""
-        return self._name
 
     @property
     def spec(self) -> ProcessorSpec:
         """Return the processor's specification; a pipeline that is bound later may change it."""
-        return self._app.processors[self._name]
+        return self._app.processors[self.name]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, for instance from a test."""

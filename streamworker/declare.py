@@ -49,13 +49,7 @@ def describe(
     concurrency: int = 1,
     ordered_by: str = "key",
 ) -> ProcessorSpec:
-    """Read a processor function's annotations and check them against the decorator's arguments.
-
-    Raises
-    ------
-    ConfigurationError
-        If something does not fit; the error names the processor and what is wrong.
-    """
+    """Read a processor function's annotations and check them against the decorator's arguments."""
     name = check_name("processor", name or function.__name__)
     parameters, returns = _signature(function, name)
     takes_context = _takes_context(parameters, name)
@@ -134,20 +128,21 @@ def _columns(annotation: Any) -> Takes | None:
 
     This imports nothing: a program that names one of these types has imported it already.
     """
-    pyarrow, polars = sys.modules.get("pyarrow"), sys.modules.get("polars")
-    if annotation is None:
-        return None
-    if pyarrow is not None and annotation is pyarrow.RecordBatch:
-        return "record_batch"
-    if pyarrow is not None and annotation is pyarrow.Table:
-        return "table"
-    return "polars" if polars is not None and annotation is polars.DataFrame else None
+    names: tuple[tuple[Takes, str, str], ...] = (
+        ("record_batch", "pyarrow", "RecordBatch"),
+        ("table", "pyarrow", "Table"),
+        ("polars", "polars", "DataFrame"),
+    )
+    for takes, module, name in names:
+        if annotation is not None and annotation is getattr(sys.modules.get(module), name, None):
+            return takes
+    return None
 
 
 def _check_columns(name: str, mode: Mode, stream: StreamSpec, takes: Takes | None, returned: Any) -> None:
     record = stream.record.python_type.__name__
     if takes:
-        _check_has_columns(name, stream.record)
+        _check_has_columns(name, stream.record, "takes columns of")
     elif _columns(returned):
         raise _wrong(
             name,
@@ -162,14 +157,12 @@ def _check_columns(name: str, mode: Mode, stream: StreamSpec, takes: Takes | Non
         )
 
 
-def _check_has_columns(name: str, record: RecordType) -> None:
+def _check_has_columns(name: str, record: RecordType, does: str) -> None:
     try:
         record.arrow_schema()
     except ConfigurationError as error:
-        raise ConfigurationError(
-            f"Processor {name!r} takes columns of {record.name}, which has no Arrow form: {error.message}",
-            remedy=error.remedy,
-        ) from error
+        what = f"{does} {record.name}, which has no Arrow form: {error.message}"
+        raise _wrong(name, what, error.remedy) from error
 
 
 def _wrong(name: str, what: str, remedy: str) -> ConfigurationError:
@@ -251,13 +244,7 @@ def _returned(annotation: Any) -> Any:
 
 def _output_type(produced: Any, stream: StreamSpec, name: str) -> RecordType:
     record = stream.record if produced is None else RecordType.of(produced)
-    try:
-        record.arrow_schema()
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"Processor {name!r} forwards {record.name}, which has no Arrow form: {error.message}",
-            remedy=error.remedy,
-        ) from error
+    _check_has_columns(name, record, "forwards")
     return record
 
 

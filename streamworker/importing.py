@@ -11,7 +11,9 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,12 @@ from streamworker.app import App, Processor, Stream
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.processors import ProcessorSpec
 from streamworker.variables import REDIS_URL_OVERRIDE
+
+Names = Callable[[App], Mapping[str, Any]]
+"""Returns the streams or the processors of an app by name."""
+
+_STREAMS: Names = attrgetter("streams")
+_PROCESSORS: Names = attrgetter("processors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +39,7 @@ class Selection:
 
 
 def resolve_app(path: str) -> App:
-    """Return the app that a path names.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none; the error says which part of the path is wrong, and lists the apps.
-    """
+    """Return the app that a path names; an error says which part of the path is wrong, and lists the apps."""
     module, found = _resolve(path)
     if isinstance(found, App):
         return with_override(found)
@@ -47,27 +49,18 @@ def resolve_app(path: str) -> App:
 
 
 def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
-    """Return the stream that a path names.
+    """Return the stream that a path names: ``module:orders``, or ``module:app`` and the name of a stream.
 
-    Parameters
-    ----------
-    path
-        ``module:orders`` for a stream or the name of one, or ``module:app``.
-    stream
-        Name of the stream if the path names an app; not needed if the app has only one stream.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none; the error lists the streams.
+    An app that has only one stream needs no name. An error lists the streams.
     """
-    module, found = _resolve(path, names=lambda app: app.streams)
+    module, found = _resolve(path, _STREAMS)
     if isinstance(found, Stream):
         with_override(found.app)
         return found
     if not isinstance(found, App):
         raise ConfigurationError(
-            f"{path} is {_describe(found)}, not a Stream.", remedy=_list("Streams there", _streams(module))
+            f"{path} is {_describe(found)}, not a Stream.",
+            remedy=_list("Streams there", _inside(module, _STREAMS)),
         )
     with_override(found)
     if stream is None and len(found.streams) == 1:
@@ -81,21 +74,11 @@ def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
 
 
 def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
-    """Return the processors that a path selects: one by its own path, or those of an app.
+    """Return the processors that a path selects: ``module:price``, or with ``module:app`` those of the app.
 
-    Parameters
-    ----------
-    path
-        ``module:price`` for a processor function or the name of one, or ``module:app``.
-    names
-        Names of processors of an app; all processors if empty.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none; the error lists the processors.
+    ``names`` selects some processors of an app. An error lists the processors.
     """
-    module, found = _resolve(path, names=lambda app: app.processors)
+    module, found = _resolve(path, _PROCESSORS)
     if isinstance(found, App):
         app = with_override(found)
         unknown = [name for name in names or () if name not in app.processors]
@@ -119,18 +102,12 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
         )
     raise ConfigurationError(
         f"{path} is {_describe(found)}, neither a processor nor an App.",
-        remedy=_list("Processors there", _processors(module)),
+        remedy=_list("Processors there", _inside(module, _PROCESSORS)),
     )
 
 
 def resolve_processor(path: str) -> Selection:
-    """Return the processor that a path names; an app must have only one.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is not exactly one; the error lists the processors.
-    """
+    """Return the processor that a path names; an app must have only one. An error lists the processors."""
     selection = resolve_processors(path)
     if len(selection.processors) == 1:
         return selection
@@ -141,7 +118,7 @@ def resolve_processor(path: str) -> Selection:
     )
 
 
-def _resolve(path: str, names: Any = None) -> tuple[ModuleType, object]:
+def _resolve(path: str, names: Names | None = None) -> tuple[ModuleType, object]:
     """Import the module, and return its attribute, or the stream or processor of that name in its apps."""
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:
@@ -159,8 +136,8 @@ def _resolve(path: str, names: Any = None) -> tuple[ModuleType, object]:
         return module, found
     except AttributeError:
         pass
-    for app in _apps(module).values() if names is not None else ():
-        if attribute in names(app):
+    for app in _apps(module).values():
+        if names is not None and attribute in names(app):
             named = names(app)[attribute]
             # A processor is found by its name, even if its function has another name.
             return module, named if isinstance(named, Stream) else Processor(app, attribute, named.function)
@@ -229,12 +206,8 @@ def _apps(module: ModuleType) -> dict[str, App]:
     return apps
 
 
-def _streams(module: ModuleType) -> list[str]:
-    return sorted({name for app in _apps(module).values() for name in app.streams})
-
-
-def _processors(module: ModuleType) -> list[str]:
-    return sorted({name for app in _apps(module).values() for name in app.processors})
+def _inside(module: ModuleType, names: Names) -> list[str]:
+    return sorted({name for app in _apps(module).values() for name in names(app)})
 
 
 def _list(what: str, names: list[str]) -> str:
@@ -242,13 +215,12 @@ def _list(what: str, names: list[str]) -> str:
 
 
 def _apps_hint(module: ModuleType) -> str:
-    names = [f"{module.__name__}:{name}" for name in _apps(module)]
-    return _list("Apps in that module", names)
+    return _list("Apps in that module", [f"{module.__name__}:{name}" for name in _apps(module)])
 
 
-def _attribute_hint(module: ModuleType, names: Any) -> str:
+def _attribute_hint(module: ModuleType, names: Names | None) -> str:
     hint = _apps_hint(module)
-    inside = sorted({name for app in _apps(module).values() for name in names(app)}) if names else []
+    inside = _inside(module, names) if names else []
     return f"{hint} {_list('Names in them', inside)}" if inside else hint
 
 

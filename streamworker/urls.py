@@ -129,13 +129,9 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def read_sentinels(url: str) -> Sentinels:
-    """Parse a URL that names sentinels.
+    """Parse a URL that names sentinels; raise ConfigurationError if it is invalid or names no service.
 
-    Raises
-    ------
-    ConfigurationError
-        If the URL is invalid, or names no service. The message contains no part of the URL, since any part
-        may belong to a password that was not encoded.
+    The message contains no part of the URL, since any part may belong to a password that was not encoded.
     """
     scheme, login, places, tail = _taken_apart(url)
     path, _, query = tail.partition("?")
@@ -207,13 +203,7 @@ def _plaintext_host(url: str) -> str | None:
 
 
 def refuse_plaintext(url: str, what: str) -> None:
-    """Refuse a URL of Redis that would send plain text to another machine.
-
-    Raises
-    ------
-    ConfigurationError
-        If it would; the error names the host.
-    """
+    """Refuse a URL of Redis that would send plain text to another machine; the error names the host."""
     host = plaintext_host(url)
     if host is None:
         return
