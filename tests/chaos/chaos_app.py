@@ -34,8 +34,6 @@ VERIFY_TRIES = 30
 
 
 class Thing(msgspec.Struct):
-    """One record of one key."""
-
     producer: str
     key: str
     seq: int
@@ -43,8 +41,6 @@ class Thing(msgspec.Struct):
 
 
 class Done(msgspec.Struct):
-    """What becomes of it."""
-
     producer: str
     key: str
     seq: int
@@ -68,7 +64,6 @@ def plant_in(environ: Mapping[str, str]) -> None:
 
 
 def make_app(environ: Mapping[str, str]) -> App:
-    """Make the app from the variables that a soak sets."""
     plant_in(environ)
     app = App(
         APP, redis_url=environ["STREAMWORKER_REDIS_URL"], assignment=environ.get("CHAOS_ASSIGNMENT", "sticky")

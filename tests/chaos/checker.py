@@ -36,8 +36,6 @@ SHOWN_MAX = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """What depends on the settings of the run."""
-
     silent_ms: float = 15_000
     """How long a partition may stand still before somebody must have said why."""
     stalled_s: float = 120
@@ -50,8 +48,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class Violation:
-    """A promise that was broken."""
-
     promise: str
     text: str
     partition: int | None = None
@@ -98,7 +94,6 @@ class Commit:
 
     @property
     def code(self) -> str:
-        """What was answered; empty for nothing."""
         return "" if self.answered is None else str(self.answered["code"])
 
     def __str__(self) -> str:
@@ -107,22 +102,11 @@ class Commit:
 
 
 def text_of(entry_id: Id) -> str:
-    """Write an entry id."""
     return f"{entry_id[0]}-{entry_id[1]}"
 
 
 class Judge:
-    """Looks at one run.
-
-    Parameters
-    ----------
-    history
-        What all processes wrote down.
-    dump
-        What Redis holds in the end.
-    limits
-        What depends on the settings of the run.
-    """
+    """Looks at one run."""
 
     def __init__(self, history: Sequence[Event], dump: Dump, limits: Limits = Limits()) -> None:
         self.history, self.dump, self.limits = history, dump, limits
@@ -154,14 +138,12 @@ class Judge:
         evidence: Iterable[Event | None] = (),
         ids: Iterable[Id] = (),
     ) -> None:
-        """Note a violation."""
         self._told[promise, partition] += 1
         if self._told[promise, partition] <= SHOWN_MAX:
             shown = tuple(event for event in evidence if event is not None)
             self.violations.append(Violation(promise, text, partition, shown, tuple(ids)))
 
     def judge(self) -> list[Violation]:
-        """Judge all promises; returns the violations."""
         self.nothing_lost()
         self.nothing_twice()
         self.handled_once()
@@ -601,7 +583,6 @@ class Judge:
     # -- evidence --------------------------------------------------------------------------------
 
     def _of_entry(self, partition: int, entry: Entry) -> list[Event]:
-        """Return the tries of the commit that an entry of the log came from."""
         tries = self._tries.get(partition, {}).get(entry.last, [])
         mine = [each for each in tries if (each.owner, each.epoch) == (entry.owner, entry.epoch)]
         return [event for each in mine for event in (each.sent, each.answered) if event is not None]
@@ -636,7 +617,6 @@ class Judge:
         return sorted(delays)
 
     def figures(self) -> dict[str, Any]:
-        """Return what a report says of the run."""
         delays = self.delays_ms()
         there = {p: {*part.rows_by_id(), *part.dead} for p, part in self.dump.partitions.items()}
         stalls = self.stalls(0)
@@ -735,7 +715,6 @@ def _commits(history: Sequence[Event]) -> Iterable[Commit]:
 
 
 def main() -> None:
-    """Judge a folder that a soak left behind."""
     from tests.chaos.timeline import draw
 
     if len(sys.argv) != 2 or not (folder := Path(sys.argv[1])).is_dir():

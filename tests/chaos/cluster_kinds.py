@@ -5,7 +5,6 @@ partitions that it may cost something, and the checker asks that each loss was t
 faults have hold of one primary and its replica at a time, so that what one of them loses is known.
 """
 
-# ruff: noqa: D102 - what the methods of a kind of fault do, its class says
 import time
 from typing import ClassVar
 
@@ -33,7 +32,6 @@ class OnCluster(Nemesis):
 
     @property
     def cluster(self) -> ChaosCluster:
-        """The Cluster."""
         assert isinstance(self.field.server, ChaosCluster)
         return self.field.server
 
@@ -132,7 +130,6 @@ class _Unprepared(OfPair):
         self.hurt()
 
     def hurt(self) -> None:
-        """Let the primary answer no more."""
         self.primary.kill()
 
     def bring_back(self) -> None:
@@ -233,7 +230,6 @@ class _SlotMoves(OnCluster):
         return f"{what} from {source.name} to {target.name}", frozenset({source.holds, target.holds})
 
     def _followed(self) -> bool:
-        """Whether the replica of the new place has what has come."""
         with self.target_node.client() as client:
             return int(client.execute_command("WAIT", 1, 500)) >= 1
 

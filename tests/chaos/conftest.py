@@ -11,7 +11,6 @@ from tests.chaos.yard import SCENES, SEED_VARIABLE, Together, Yard, seed
 
 @pytest.fixture(scope="session")
 def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
-    """Start what workers are forked from."""
     with Forge(tmp_path_factory.mktemp("forge")) as opened:
         yield opened
 
@@ -20,14 +19,12 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
 def together(
     request: pytest.FixtureRequest, forge: Forge, tmp_path_factory: pytest.TempPathFactory
 ) -> Together:
-    """Play the scenes of this file that were asked for."""
     here = [item.name for item in request.session.items if item.path == request.path]
     return Together(forge, tmp_path_factory.mktemp("rows"), [name for name in here if name in SCENES])
 
 
 @pytest.fixture
 def yard(request: pytest.FixtureRequest, forge: Forge, tmp_path: Path) -> Yard:
-    """Play by itself: for what takes minutes."""
     drawn = seed()
     print(f"repeat with: {SEED_VARIABLE}={drawn} pytest -m 'soak or not soak' '{request.node.nodeid}'")
     return Yard(forge, tmp_path, drawn)

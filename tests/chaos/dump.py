@@ -18,14 +18,11 @@ PAGE = 1_000
 
 
 def parse_id(text: str) -> Id:
-    """Read an entry id."""
     ms, _, seq = text.partition("-")
     return int(ms), int(seq or 0)
 
 
 class Row(NamedTuple):
-    """One row of an acked log."""
-
     producer: str
     key: str
     seq: int
@@ -37,8 +34,6 @@ class Row(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry of an acked log."""
-
     id: Id
     rows: int
     first: Id
@@ -56,8 +51,6 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One partition."""
-
     checkpoint: Id
     owner: str
     log: Sequence[Entry]
@@ -67,14 +60,11 @@ class Part:
     """Entries behind the checkpoint."""
 
     def rows_by_id(self) -> dict[Id, Row]:
-        """Return the rows of the log by their source entries."""
         return {row.source: row for entry in self.log for row in entry.values}
 
 
 @dataclass(frozen=True)
 class Dump:
-    """All of it."""
-
     partitions: Mapping[int, Part]
     members: Sequence[str] = ()
     beats: Sequence[str] = ()
@@ -185,12 +175,10 @@ def _entry(
 
 
 def read_dump(path: Path) -> Dump:
-    """Read a dump that was kept."""
     return dump_of(json.loads(path.read_text("utf-8")))
 
 
 def dump_of(found: Mapping[str, Any]) -> Dump:
-    """Return a dump from its JSON."""
     return Dump(
         partitions={int(p): _part_of(part) for p, part in found["partitions"].items()},
         members=found["members"],

@@ -21,35 +21,21 @@ APP = "tests.chaos.rows_app"
 
 
 class Forked:
-    """One worker process."""
-
     def __init__(self, pid: int, name: str, log_path: Path) -> None:
         self.pid, self.name, self.log_path = pid, name, log_path
         self.code: int | None = None
         """Exit code; negative for a signal, None while it runs."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it has not ended."""
         if self.code is None:
             os.kill(self.pid, number)
 
     def log(self) -> str:
-        """Return what it has printed so far."""
         return self.log_path.read_text("utf-8", "replace")
 
 
 class Forge:
-    """The process that workers are forked from; ends with all of them.
-
-    Parameters
-    ----------
-    folder
-        Where logs go.
-    root
-        The tree whose code the workers run; this one if None.
-    app
-        The module whose ``make_app`` makes the app from a worker's variables.
-    """
+    """The process that workers are forked from; ends with all of them."""
 
     def __init__(self, folder: Path, root: Path = ROOT, app: str = APP) -> None:
         self._folder, self._root, self._app = folder, root, app
@@ -87,7 +73,6 @@ class Forge:
 
     @property
     def pid(self) -> int:
-        """Process id of what is forked."""
         return self._process.pid
 
     def fork(self, name: str, environ: Mapping[str, str], log_path: Path | None = None) -> Forked:

@@ -122,7 +122,6 @@ def _fork(order: dict[str, Any], libc: Any, pipe: tuple[int, int]) -> int:
 
 
 def _enter(network: str, libc: Any) -> None:
-    """Go into a network namespace."""
     handle = os.open(f"/run/netns/{network}", os.O_RDONLY)
     if libc.setns(handle, CLONE_NEWNET):
         raise OSError(f"cannot enter the network namespace {network}")

@@ -36,32 +36,22 @@ def monotonic_ms() -> float:
 
 
 class Recorder:
-    """Writes one process's history.
-
-    Parameters
-    ----------
-    path
-        Its file; appended to if it exists.
-    """
+    """Writes one process's history."""
 
     def __init__(self, path: Path) -> None:
         # Unbuffered: a line is the kernel's, or was not written at all.
         self._file = path.open("ab", buffering=0)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Write an event: ``send``, ``exec``, ``fault`` or another kind."""
         line = {"kind": kind, "at": round(monotonic_ms(), 1), "wall": round(time.time(), 3), **fields}
         self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
-        """Write nothing more."""
         self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened."""
-
     at: float
     """ms, by the monotonic clock of the machine."""
     kind: str
@@ -74,7 +64,6 @@ class Event:
         return self.fields[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, or a default."""
         return self.fields.get(name, default)
 
 

@@ -18,13 +18,7 @@ LATE_MS = 8_000
 
 
 class Lapses:
-    """What the faults that name partitions may have cost, and what was said of it.
-
-    Parameters
-    ----------
-    history
-        What all processes wrote down.
-    """
+    """What the faults that name partitions may have cost, and what was said of it."""
 
     def __init__(self, history: Sequence[Event]) -> None:
         self.spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -68,7 +62,6 @@ class Lapses:
         return self._after(partition, at) is not None
 
     def _after(self, partition: int, at: float) -> float | None:
-        """Return when the last such fault was over."""
         ends = [end for start, end in self.spans[partition] if start - BEFORE_MS <= at <= end + LATE_MS]
         return max(ends, default=None)
 
@@ -80,7 +73,6 @@ class Lapses:
         return sum(end < at for _, end in spans)
 
     def is_said(self, producer: str, partition: int, entry_id: Id) -> bool:
-        """Whether a producer has said that an entry is gone."""
         return any(first <= entry_id <= last for first, last in self._lost[producer, partition])
 
     def could_be_said(self, producer: str, partition: int, at: float) -> bool:

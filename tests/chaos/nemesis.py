@@ -13,7 +13,6 @@ must cost nothing that was confirmed.
             time.sleep(0.05)
 """
 
-# ruff: noqa: D102 - what the methods of a kind of fault do, its class says
 import contextlib
 import os
 import random
@@ -61,7 +60,6 @@ class Slot:
 
     @property
     def running(self) -> bool:
-        """Whether a process is there."""
         return self.process is not None and self.process.code is None
 
     def send(self, number: signal.Signals) -> None:
@@ -71,7 +69,6 @@ class Slot:
                 self.process.signal(number)
 
     def begin(self) -> None:
-        """Start a process here."""
         self.process = self.start()
 
 
@@ -85,11 +82,9 @@ class Names:
     partitions: int
 
     def of_group(self, what: str) -> str:
-        """Return a key of the group: members, control, beats."""
         return f"sw:{{{self.app}.{self.stream}:{self.group}}}:{what}"
 
     def events(self, partition: int) -> str:
-        """Return the key of a partition's entries."""
         return f"sw:{{{self.app}.{self.stream}.{partition}}}:events"
 
     def of_partition(self, partition: int, what: str) -> str:
@@ -108,7 +103,6 @@ class Field:
     """Writes an event of the history: what a fault added that must be found again."""
 
     def workers(self) -> list[Slot]:
-        """Return the slots of workers whose process runs."""
         return [slot for slot in self.slots if slot.is_worker and slot.running]
 
 
@@ -331,7 +325,6 @@ class _OfLine(Nemesis):
         return self.slot.name, frozenset({f"line {self.slot.name}"})
 
     def tell(self, what: Callable[..., Any], **options: Any) -> None:
-        """Call something where the proxies run."""
         self.field.server.proxies.tell(what, **options)
 
     def end(self) -> bool:
@@ -504,7 +497,6 @@ class _OfServer(Nemesis):
         return found.name, frozenset({found.holds})
 
     def fits(self, server: ChaosServer) -> bool:
-        """Whether a server can be hurt in this way."""
         return True
 
 
@@ -705,7 +697,6 @@ class _OfData(_OfServer):
         return self.field.names.of_group("members")
 
     def partition(self) -> int:
-        """Pick a partition."""
         return self.rng.randrange(self.field.names.partitions)
 
 

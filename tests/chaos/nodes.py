@@ -34,8 +34,6 @@ repl-backlog-size 32mb
 
 
 class _Node(ClusterNode):
-    """A node with its data in a folder."""
-
     def __init__(self, password: str, folder: Path) -> None:
         super().__init__(password, None, NODE_TIMEOUT_MS)
         self.data_dir, self.appendonly = folder.absolute(), True
@@ -46,27 +44,13 @@ class _Node(ClusterNode):
 
 
 class _Nodes(EmbeddedCluster):
-    """All of them."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(PRIMARIES, 1)
         self.nodes = [_Node(self.password, folder / f"node-{n}") for n in range(len(self.nodes))]
 
 
 class ChaosNode(ChaosServer):
-    """One node.
-
-    Parameters
-    ----------
-    node
-        What runs it.
-    number
-        Tells it from the others.
-    cluster
-        All of them.
-    clock
-        Whether its wall clock can be set.
-    """
+    """One node."""
 
     def __init__(self, node: ClusterNode, number: int, cluster: "ChaosCluster", *, clock: bool) -> None:
         assert node.data_dir is not None
@@ -89,7 +73,6 @@ class ChaosNode(ChaosServer):
 
     @property
     def is_primary(self) -> bool:
-        """Whether it says that it is one."""
         return self.replication().get("role") == "master"
 
     @property
@@ -99,7 +82,6 @@ class ChaosNode(ChaosServer):
         return said.get("role") == "slave" and said.get("master_link_status") == "up"
 
     def may_take_over(self, yes: bool) -> None:
-        """Let it be elected, or not."""
         self.config("cluster-replica-no-failover", "no" if yes else "yes")
 
 
@@ -112,7 +94,6 @@ class ByKey:
         self._clients: dict[int, Any] = {}
 
     def at(self, key: str) -> Any:
-        """Return a client of the node that has a key."""
         port = self._ports.get(key_slot(key.encode()))
         if port is None:
             raise redis.ConnectionError(f"nobody says who has {key}")
@@ -126,21 +107,7 @@ class ByKey:
 
 
 class ChaosCluster:
-    """All nodes, and the proxies before them; offers what a soak asks of a :class:`ChaosServer`.
-
-    Parameters
-    ----------
-    folder
-        Where their data lies.
-    clock
-        Whether the wall clocks of one primary and of its replica can be set. Needs libfaketime.
-
-    Examples
-    --------
-    >>> with ChaosCluster(Path("data")) as cluster:
-    ...     lines = cluster.proxy()
-    ...     cluster.primary(0).kill()
-    """
+    """All nodes, and the proxies before them; offers what a soak asks of a :class:`ChaosServer`."""
 
     def __init__(self, folder: Path, *, clock: bool = False) -> None:
         self.proxies = ProxyThread()
@@ -188,17 +155,14 @@ class ChaosCluster:
         return {}
 
     def primary(self, shard: int) -> ChaosNode | None:
-        """Return the primary of a shard; None while that is not clear."""
         found = [node for node in self.nodes if node.shard == shard and node.is_primary]
         return found[0] if len(found) == 1 else None
 
     def replica(self, shard: int) -> ChaosNode | None:
-        """Return the replica of a shard; None while it does not follow."""
         found = [node for node in self.nodes if node.shard == shard and node.follows]
         return found[0] if len(found) == 1 else None
 
     def free_shards(self, taken: frozenset[str]) -> list[int]:
-        """Return the shards that no fault has hold of."""
         return [shard for shard in range(PRIMARIES) if f"shard {shard}" not in taken]
 
     def any_server(
@@ -207,18 +171,15 @@ class ChaosCluster:
         taken: frozenset[str],
         fits: Callable[[ChaosServer], bool] = lambda _: True,
     ) -> ChaosNode | None:
-        """Return a primary that a fault may be about."""
         shards = self.free_shards(taken)
         found = self.primary(rng.choice(shards)) if shards else None
         return found if found is not None and fits(found) else None
 
     def server_of(self, key: str) -> ChaosNode | None:
-        """Return the primary that has a key."""
         port = self.ports().get(key_slot(key.encode()))
         return next((node for node in self.nodes if node.node.port == port), None)
 
     def held_by(self, node: ChaosNode, keys: Sequence[str]) -> list[int]:
-        """Return the places of the keys that a node has."""
         ports = self.ports()
         return [n for n, key in enumerate(keys) if ports.get(key_slot(key.encode())) == node.node.port]
 
@@ -226,7 +187,6 @@ class ChaosCluster:
 
     @property
     def clock(self) -> object | None:
-        """Whether there is a node whose clock can be set."""
         return self.nodes[0].clock
 
     @property
@@ -241,7 +201,6 @@ class ChaosCluster:
             yield ByKey(self, timeout_s, stack)
 
     def connections(self) -> list[str]:
-        """Return the connections that others have to any node."""
         return [each for node in self.nodes for each in node.connections()]
 
     def crossings(self) -> list[str]:
@@ -250,8 +209,6 @@ class ChaosCluster:
         return self.watch.crossing + refused
 
     def wait_until_whole(self, timeout_s: float = 30.0) -> None:
-        """Wait until each primary and each replica is what it should be."""
-
         def is_whole() -> bool:
             return all(self.primary(shard) and self.replica(shard) for shard in range(PRIMARIES))
 

@@ -23,17 +23,7 @@ PACED_BYTES = 1024
 
 
 class Proxy:
-    """Passes bytes on, or does not. Use it from one event loop.
-
-    Parameters
-    ----------
-    url
-        The server's.
-    host, port
-        Where it listens; at a free port for 0.
-    watch
-        Looks at what passes.
-    """
+    """Passes bytes on, or does not. Use it from one event loop."""
 
     def __init__(
         self, url: str, host: str = "127.0.0.1", port: int = 0, watch: OneSlot | None = None
@@ -68,7 +58,6 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """The URL of the proxy."""
         assert self._server is not None
         port = self._server.sockets[0].getsockname()[1]
         return f"redis://:{self._password}@{self._host}:{port}/0"
@@ -78,14 +67,12 @@ class Proxy:
         return self
 
     def disturb(self, **how: Any) -> None:
-        """Set some of the attributes that say what is done to bytes."""
         for name, value in how.items():
             assert hasattr(self, name), name
             setattr(self, name, value)
 
     @property
     def connections(self) -> int:
-        """Connections that are open, counted on both sides."""
         return len(self._open)
 
     def hold(self, *, up: bool = True, down: bool = True) -> None:
@@ -109,7 +96,6 @@ class Proxy:
             pipe.free.set()
 
     def heal(self) -> None:
-        """Disturb nothing any more."""
         self.lose = self.cut = self.bandwidth = 0
         self.only_after, self.delay_ms, self.refuse = b"", 0.0, False
         self.let_pass()
@@ -122,11 +108,9 @@ class Proxy:
         return len(found)
 
     async def start(self) -> None:
-        """Listen."""
         self._server = await asyncio.start_server(self._serve, self._host, self._port)
 
     async def stop(self) -> None:
-        """Close everything."""
         assert self._server is not None
         self._server.close()
         for task in list(self._pipes):
@@ -233,8 +217,6 @@ class Proxy:
 
 
 class _Pipe:
-    """What both directions of one connection know."""
-
     def __init__(self, requests: Requests | None) -> None:
         self.requests = requests
         self.armed = False
@@ -247,20 +229,13 @@ class _Pipe:
 
 
 class Lines:
-    """The proxies of one process, one before each node of a Cluster; disturbs all of them, or some.
-
-    Parameters
-    ----------
-    proxies
-        One before each node.
-    """
+    """The proxies of one process, one before each node of a Cluster; disturbs all of them, or some."""
 
     def __init__(self, proxies: Sequence[Proxy]) -> None:
         self._proxies = proxies
 
     @property
     def url(self) -> str:
-        """The URL of the Cluster through them."""
         first, *others = [proxy.url.removesuffix("/0") for proxy in self._proxies]
         places = [first.removeprefix("redis://"), *(url.rpartition("@")[2] for url in others)]
         return f"redis+cluster://{','.join(places)}"
@@ -270,12 +245,10 @@ class Lines:
         return self if rng.random() < 0.5 else Lines([rng.choice(self._proxies)])
 
     def disturb(self, **how: Any) -> None:
-        """Set some of the attributes that say what is done to bytes."""
         for proxy in self._proxies:
             proxy.disturb(**how)
 
     def hold(self, *, up: bool = True, down: bool = True) -> None:
-        """Hold back what comes, one way or both."""
         for proxy in self._proxies:
             proxy.hold(up=up, down=down)
 
@@ -284,18 +257,15 @@ class Lines:
         return sum(proxy.strand() for proxy in self._proxies)
 
     def heal(self) -> None:
-        """Disturb nothing any more."""
         for proxy in self._proxies:
             proxy.heal()
 
     def reset(self) -> int:
-        """Reset all connections; returns how many."""
         return sum(proxy.reset() for proxy in self._proxies)
 
 
 @contextlib.asynccontextmanager
 async def proxied(url: str) -> AsyncIterator[Proxy]:
-    """Open a proxy in front of a server."""
     proxy = Proxy(url)
     await proxy.start()
     try:
@@ -305,14 +275,7 @@ async def proxied(url: str) -> AsyncIterator[Proxy]:
 
 
 class ProxyThread:
-    """Proxies in an event loop of their own, for tests that have none.
-
-    Examples
-    --------
-    >>> with ProxyThread() as proxies:
-    ...     proxy = proxies.open("redis://localhost:6379/0")
-    ...     proxies.tell(proxy.hold)
-    """
+    """Proxies in an event loop of their own, for tests that have none."""
 
     def __init__(self) -> None:
         self._proxies: list[Proxy] = []
@@ -338,7 +301,6 @@ class ProxyThread:
         return self.wait(call())
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the proxies' event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     def __enter__(self) -> Self:

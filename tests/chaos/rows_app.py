@@ -21,14 +21,11 @@ STREAM, PROCESSOR = "items", "handled"
 
 
 class Item(msgspec.Struct):
-    """One numbered record of one key."""
-
     key: str
     n: int
 
 
 def make_app(environ: Mapping[str, str]) -> App:
-    """Make the app from the variables that a test sets."""
     made = App(
         environ["ROWS_APP"],
         redis_url=environ.get("STREAMWORKER_REDIS_URL"),

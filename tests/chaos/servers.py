@@ -38,13 +38,7 @@ MS_REMOUNT = 32
 
 
 class FakeClock:
-    """The wall clock of a process, by libfaketime: it reads a file for the difference to the true one.
-
-    Parameters
-    ----------
-    path
-        The file.
-    """
+    """The wall clock of a process, by libfaketime: it reads a file for the difference to the true one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,11 +46,9 @@ class FakeClock:
         self.step(0)
 
     def step(self, seconds: float) -> None:
-        """Let the clock be so many seconds off."""
         self._path.write_text(f"{seconds:+.3f}s\n")
 
     def environ(self) -> dict[str, str]:
-        """Return what a process needs in its environment."""
         assert FAKETIME is not None, "libfaketime is not installed"
         return {
             "LD_PRELOAD": str(FAKETIME),
@@ -81,13 +73,7 @@ class FakeClock:
 
 
 class Namespace:
-    """A network of its own for a process, joined with ours by a link that can be cut. Needs root.
-
-    Parameters
-    ----------
-    number
-        Tells it from others of this process.
-    """
+    """A network of its own for a process, joined with ours by a link that can be cut. Needs root."""
 
     def __init__(self, number: int = 0) -> None:
         own = os.getpid()
@@ -118,7 +104,6 @@ class Namespace:
         _ip("link", "set", self._ours, "down")
 
     def mend(self) -> None:
-        """Bring it up."""
         _ip("link", "set", self._ours, "up")
 
 
@@ -209,7 +194,6 @@ class ChaosServer:
         return self.server.url
 
     def proxy(self, host: str = "127.0.0.1") -> Proxy:
-        """Open a proxy before it."""
         return self.proxies.open(self.server.url, host)
 
     def any_server(
@@ -222,11 +206,9 @@ class ChaosServer:
         return self
 
     def server_of(self, key: str) -> "ChaosServer | None":
-        """Return the server that has a key: this one."""
         return self
 
     def connections(self) -> list[str]:
-        """Return the connections that others have to it."""
         with self.client() as client:
             mine = str(client.client_id())
             # Replicas of a Cluster's primary are connected for good.
@@ -235,7 +217,6 @@ class ChaosServer:
 
     @property
     def has_small_disk(self) -> bool:
-        """Whether its disk can be filled."""
         return self._mounted
 
     @contextlib.contextmanager
@@ -245,7 +226,6 @@ class ChaosServer:
             yield client
 
     def config(self, name: str, value: str | int) -> None:
-        """Set something of its configuration."""
         with self.client() as client:
             client.config_set(name, value)
 
@@ -281,7 +261,6 @@ class ChaosServer:
             self._mounted = False
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
         self.server.kill()
 
     def start(self) -> None:
@@ -299,12 +278,10 @@ class ChaosServer:
         self.start()
 
     def pause(self) -> None:
-        """Stop it where it stands (SIGSTOP)."""
         self.is_paused = True
         os.kill(self.server.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
         os.kill(self.server.pid, signal.SIGCONT)
         self.is_paused = False
 
@@ -315,7 +292,6 @@ class ChaosServer:
         shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
 
     def last_log(self) -> Path:
-        """Return the append-only file that grows."""
         return newest_aof(self.folder)
 
     def truncate(self, count: int) -> int:
@@ -345,7 +321,6 @@ class ChaosServer:
             rewrite(client)
 
     def give_room(self) -> None:
-        """Give the room back, and do nothing else."""
         self._resize(TMPFS_BYTES)
 
     def _resize(self, size: int) -> None:
@@ -357,22 +332,18 @@ class ChaosServer:
     # -- limits --------------------------------------------------------------------------------
 
     def fill_memory(self, room_bytes: int = 16_384) -> None:
-        """Leave so much memory and no more."""
         with self.client() as client:
             client.config_set("maxmemory", client.info("memory")["used_memory"] + room_bytes)
 
     def free_memory(self) -> None:
-        """Give the memory back."""
         self.config("maxmemory", ROOM)
 
     def limit_clients(self, more: int = 1) -> None:
-        """Let so many connections more come in."""
         # Who wants to lift the limit may not be let in any more, so this one stays.
         self._inside = redis.Redis.from_url(self.url, single_connection_client=True, socket_timeout=5)
         self._inside.config_set("maxclients", self._inside.info("clients")["connected_clients"] + more)
 
     def free_clients(self) -> None:
-        """Let all connections in again."""
         if self._inside is not None:
             self._inside.config_set("maxclients", CLIENTS)
             self._inside.close()

@@ -23,15 +23,7 @@ def _slot_of(key: bytes) -> int:
 
 
 def slots_of(words: list[Any]) -> set[int]:
-    """Return the slots of all words of a command that are keys of ours.
-
-    Examples
-    --------
-    >>> len(slots_of([b"XREAD", b"STREAMS", b"sw:{a.b.1}:events", b"sw:{a.b.1}:dead:g", b"0", b"0"]))
-    1
-    >>> len(slots_of([b"DEL", b"sw:{a.b.1}:events", b"sw:{a.b.2}:events"]))
-    2
-    """
+    """Return the slots of all words of a command that are keys of ours."""
     return {
         _slot_of(word)
         for word in words
@@ -57,18 +49,15 @@ class OneSlot:
         """Answers ``MOVED``, ``ASK`` and ``TRYAGAIN``."""
 
     def requests(self) -> "Requests":
-        """Return what reads the commands of one connection."""
         return Requests(self)
 
     def answered(self, data: bytes) -> None:
-        """Look at some bytes of answers."""
         self.refused += data.count(b"-CROSSSLOT")
         if b"-MOVED " in data or b"-ASK " in data or b"-TRYAGAIN " in data:
             for name in ("MOVED", "ASK", "TRYAGAIN"):
                 self.sent_on[name] += data.count(b"-%s " % name.encode())
 
     def take(self, words: Any) -> None:
-        """Look at one command."""
         if not isinstance(words, list) or not words or not isinstance(words[0], bytes):
             self._found(f"no command: {words!r}")
             return

@@ -78,8 +78,6 @@ STOP_S = 60
 
 @dataclass(frozen=True)
 class Plan:
-    """What a soak does."""
-
     seed: int
     minutes: float = 4.0
     events: int = 50_000
@@ -104,7 +102,6 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """The command that repeats it."""
         words = [f"python -m tests.chaos.soak --seed {self.seed} --minutes {self.minutes:g}"]
         words += [f"--events {self.events} --faults {self.faults} --partitions {self.partitions}"]
         words += [f"--workers {self.workers} --producers {self.producers}"]
@@ -117,21 +114,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of it."""
-
     plan: Plan
     violations: list[Violation]
     figures: dict[str, Any]
     report: str
 
     def check(self) -> None:
-        """Raise if anything is wrong.
-
-        Raises
-        ------
-        AssertionError
-            With the violations, their timelines, the seed and the command that repeats it.
-        """
+        """Raise if anything is wrong."""
         assert not self.violations, self.report
 
 
@@ -144,31 +133,18 @@ class Program:
 
     @property
     def code(self) -> int | None:
-        """Exit code; None while it runs."""
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it has not ended."""
         self._process.send_signal(number)
 
     def end(self) -> None:
-        """End it at once."""
         self._process.kill()
         self._process.wait()
 
 
 class Soak:
-    """One run.
-
-    Parameters
-    ----------
-    plan
-        What to do.
-    folder
-        Where histories, logs and the server's data go.
-    say
-        Told how it goes.
-    """
+    """One run."""
 
     def __init__(self, plan: Plan, folder: Path, say: Callable[[str], None] = lambda _: None) -> None:
         self.plan, self.folder, self._say = plan, folder, say
@@ -198,7 +174,6 @@ class Soak:
     # -- the whole -----------------------------------------------------------------------------
 
     def run(self) -> Verdict:
-        """Run it and judge it."""
         server = self._make_server()
         with (
             contextlib.ExitStack() as self._networks,
@@ -588,7 +563,6 @@ def run_soak(
 
 
 def main() -> None:
-    """Run a soak from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     for name in ("events", "faults", "partitions", "workers", "producers", "handler_ms", "haste"):

@@ -46,21 +46,17 @@ where a process stands still for half a second, nobody answers in half a second.
 
 
 def setting(environ: Mapping[str, str], name: str) -> int:
-    """Return a setting of some such variables, in ms."""
     return int(environ[f"STREAMWORKER_{name.upper()}"])
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A partition's lock at one moment."""
-
     owner: str
     """Member id; empty if it is free."""
     epoch: int
 
     @property
     def name(self) -> str:
-        """The worker's name."""
         return self.owner.rpartition(".")[0]
 
 
@@ -76,45 +72,21 @@ class Entry:
 
     @property
     def rows_before(self) -> int:
-        """Rows of the log before this entry, by its id."""
         return int(self.id.split(b"-")[0]) - int(self.fields[b"rows"])
 
     def rows(self, schemas: Mapping[str, pa.Schema]) -> list[dict[str, Any]]:
-        """Return its rows."""
         return list(decode_entry(EntryId.parse(self.id), dict(self.fields), schemas).to_pylist())
 
 
 @dataclass
 class Sends:
-    """What became of the records that were sent."""
-
     confirmed: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
 
 
 class Team:
-    """Some workers of one group on one server; an async context manager.
-
-    Parameters
-    ----------
-    url
-        The server, as the observer and the producer reach it.
-    forge
-        Where workers come from.
-    folder
-        For ledgers.
-    name
-        The app's name, which all keys begin with.
-    partitions
-        How many there are.
-    environ
-        Variables of all workers; settings too.
-    worker_url
-        The server as the workers reach it, if otherwise.
-    producer_url
-        The same for the producer.
-    """
+    """Some workers of one group on one server; an async context manager."""
 
     def __init__(
         self,
@@ -172,7 +144,6 @@ class Team:
     # -- workers -------------------------------------------------------------------------------
 
     def hire(self, *names: str, **environ: str) -> None:
-        """Start workers."""
         for name in names:
             self._given[name] = environ
             log_path = self._folder / f"{self.name}-{name}.log"
@@ -186,11 +157,9 @@ class Team:
         await self.settled()
 
     def kill(self, name: str) -> None:
-        """End a worker at once."""
         self.workers.pop(name).signal(signal.SIGKILL)
 
     def ask_to_leave(self, name: str) -> Forked:
-        """Ask a worker to leave, and return at once."""
         worker = self.workers.pop(name)
         worker.signal(signal.SIGTERM)
         return worker
@@ -202,7 +171,6 @@ class Team:
                 self.hire(name, **self._given[name])
 
     async def ended(self, worker: Forked) -> int:
-        """Wait until a worker has ended; return its exit code."""
         await self.until(f"{worker.name} of {self.name} ends", lambda: worker.code is not None)
         assert worker.code is not None
         return worker.code
@@ -246,8 +214,6 @@ class Team:
             await asyncio.sleep(poll_s)
 
     async def settled(self, timeout_s: float = PATIENCE_S) -> list[Lock]:
-        """Wait until the live workers hold all partitions in even shares."""
-
         async def look() -> list[Lock] | None:
             self._start_again()
             locks = await self.locks()
@@ -263,7 +229,6 @@ class Team:
     # -- looking -------------------------------------------------------------------------------
 
     async def locks(self) -> list[Lock]:
-        """Return all locks as they stand."""
         async with self.raw.pipeline(transaction=False) as pipe:
             for p in range(self.partitions):
                 pipe.hmget(self.keys.lock(p), "owner", "epoch")
@@ -271,7 +236,6 @@ class Team:
         return [Lock((owner or b"").decode(), int(epoch or 0)) for owner, epoch in answers]
 
     async def read_logs(self) -> None:
-        """Read what was committed since the last time."""
         async with self.raw.pipeline(transaction=False) as pipe:
             for p in range(self.partitions):
                 pipe.execute_command("XRANGE", self.keys.acked(p), self._read_to[p], "+", "COUNT", READ_COUNT)
@@ -325,7 +289,6 @@ class Team:
         return dict(found)
 
     async def lag(self) -> int:
-        """Return the entries that are not committed."""
         async with Backend.open(self.url, name="observer", call_timeout_ms=5_000) as backend:
             snapshot = await take_snapshot(backend, self.name, STREAM, PROCESSOR)
         return snapshot.lag
@@ -365,7 +328,6 @@ class Team:
 
     @asynccontextmanager
     async def load(self, per_second: float = 40) -> AsyncIterator[None]:
-        """Send records at a steady pace meanwhile."""
         stop = asyncio.Event()
 
         async def produce() -> None:
@@ -384,7 +346,6 @@ class Team:
             await task
 
     async def told_lost(self) -> int:
-        """Return how many confirmed sends the producer says that the server has lost since."""
         producer = self._app.producer(self._app.streams[STREAM])
         await producer.verify()
         return sum(each.entries for each in producer.lost)
@@ -392,8 +353,6 @@ class Team:
     # -- judging -------------------------------------------------------------------------------
 
     async def drained(self, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until all that was sent is committed."""
-
         async def look() -> bool:
             try:
                 return await self.lag() == 0
@@ -414,7 +373,6 @@ class Team:
         self._read_to = ["-"] * self.partitions
 
     async def numbers(self) -> set[int]:
-        """Return the numbers of all records in the acked logs."""
         await self._read_all()
         schemas = await self._schemas()
         logs = list(self.entries.values())
@@ -471,5 +429,4 @@ class Team:
 
 
 def now_ms() -> float:
-    """Return the time by the clock that servers of this machine have."""
     return time.time() * 1000

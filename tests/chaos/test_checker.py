@@ -67,7 +67,6 @@ class Story:
         self.entry(7, "106-0", [107, 108], "b", 2)
 
     def write(self, at: float, kind: str, **fields: Any) -> dict[str, Any]:
-        """Add an event."""
         self.events.append({"at": at, "kind": kind, **fields})
         return self.events[-1]
 
@@ -77,18 +76,15 @@ class Story:
         self.write(120 + seq, "send", what="ok", places=[[0, f"{100 + seq}-0"]], **who)
 
     def lock(self, at: float, owner: str, epoch: int, checkpoint: str) -> None:
-        """A lock is acquired."""
         self.write(at, "lock", what="acquired", partition=0, owner=owner, epoch=epoch, checkpoint=checkpoint)
 
     def call(self, at: float, epoch: int, ids: list[int], what: str = "begin") -> None:
-        """A handler is called, or returns."""
         self.write(at, "exec", what=what, partition=0, epoch=epoch, ids=[f"{n}-0" for n in ids])
 
     def commit(
         self, sent: float, answered: float, owner: str, epoch: int, previous: str, new: str, code: str,
         *, tries: int = 0, rows: int = 2,
     ) -> None:  # fmt: skip
-        """A commit is sent and answered."""
         words = {"partition": 0, "owner": owner, "epoch": epoch, "previous": previous, "new": new}
         words |= {"rows": rows, "tries": tries}
         self.write(sent, "commit", what="sent", **words)
@@ -97,7 +93,6 @@ class Story:
     def entry(
         self, rows_so_far: int, prev: str, ids: list[int], owner: str, epoch: int, last: str = ""
     ) -> None:
-        """The log holds an entry."""
         self.part["log"].append(
             {
                 "id": f"{rows_so_far}-0", "rows": len(ids), "first": f"{ids[0]}-0",
@@ -107,32 +102,26 @@ class Story:
         )  # fmt: skip
 
     def ends(self, *times: float) -> None:
-        """A call with the same two entries ends at each of some times."""
         for at in times:
             self.call(at, 2, [107, 108], "end")
 
     @property
     def part(self) -> dict[str, Any]:
-        """What Redis holds of the partition."""
         found: dict[str, Any] = self.dump["partitions"]["0"]
         return found
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """The acked log."""
         found: list[dict[str, Any]] = self.part["log"]
         return found
 
     def find(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Return the first event with some fields."""
         return next(e for e in self.events if e["kind"] == kind and fields.items() <= e.items())
 
     def forget(self, *events: dict[str, Any]) -> None:
-        """Take events away."""
         self.events = [event for event in self.events if event not in events]
 
     def history(self) -> list[Event]:
-        """Return the events as they are read."""
         return [
             Event(
                 e["at"],
@@ -144,7 +133,6 @@ class Story:
         ]
 
     def judge(self, limits: Limits = Limits(silent_ms=500)) -> list[Violation]:  # noqa: B008
-        """Judge it."""
         return Judge(self.history(), dump_of(copy.deepcopy(self.dump)), limits).judge()
 
 
@@ -334,7 +322,6 @@ def failed_over(*, said: bool = True, said_of: int = 0, **how: Any) -> Story:
 
 
 def promises(story: Story) -> set[str]:
-    """Return the promises that are found broken."""
     return {violation.promise for violation in story.judge()}
 
 

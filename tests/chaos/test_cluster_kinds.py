@@ -62,7 +62,6 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
 
 
 def held(cluster: ChaosCluster) -> dict[str, Any]:
-    """Return what is under each key, wherever it is."""
     with cluster.client() as client:
         return {key: client.dump(key) for key in KEYS}
 
@@ -184,12 +183,10 @@ def test_a_line_is_disturbed_as_a_whole_or_to_one_node(field: Field) -> None:
 
 
 def each_of(lines: Any) -> list[str]:
-    """Return the URL of each proxy."""
     return [proxy.url for proxy in lines._proxies]
 
 
 def answers(url: str) -> bool:
-    """Whether a node can be reached through a proxy."""
     try:
         with redis.Redis.from_url(url, socket_timeout=2) as client:
             return bool(client.ping())

@@ -63,7 +63,6 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
 
 
 def fill(client: "redis.Redis") -> None:
-    """Keep something under each kind of key."""
     client.flushall()
     client.set(NAMES.of_group("members"), '{"generation":1}')
     client.hset(NAMES.of_group("beats"), "w0", "1")
@@ -97,7 +96,6 @@ class Scene:
         self._probes = 0
 
     def connect(self, url: str) -> Any:
-        """Open one connection."""
         client = redis.Redis.from_url(
             url, socket_timeout=ANSWER_S, retry=Retry(NoBackoff(), 0), single_connection_client=True
         )
@@ -117,11 +115,9 @@ class Scene:
         return "answered"
 
     def pings(self) -> str:
-        """Ask the server itself, on a new connection."""
         return self.asks(lambda: self.connect(self.server.url).ping())
 
     def done(self, command: str) -> int:
-        """Return how often the server has done a command."""
         return int(self.raw.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
 
     def old(self, fault: Any, command: str = "echo", *words: object) -> tuple[str, int]:
@@ -132,7 +128,6 @@ class Scene:
         return said, self.done(command.lower()) - before
 
     def new(self, proxy: Any) -> tuple[str, int]:
-        """Ask on a new connection through a proxy."""
         before = self.done("echo")
         said = self.asks(lambda: self.connect(proxy.url).echo("x"))
         return said, self.done("echo") - before
@@ -144,7 +139,6 @@ class Scene:
         return time.monotonic() - began_s
 
     def writes(self) -> str:
-        """Write something large."""
         self._probes += 1
         return self.asks(lambda: self.raw.set(f"probe {self._probes}", b"x" * 200_000))
 
@@ -154,28 +148,23 @@ class Scene:
         return next((each for each in said if each != "answered"), "answered")
 
     def ahead_s(self) -> float:
-        """Return how far the server's clock is ahead of ours."""
         seconds, micros = self.raw.time()
         return float(seconds) + float(micros) / 1e6 - time.time()
 
     def poisoned(self) -> bool:
-        """Whether there is an entry that is no record."""
         entries = [entry for p in range(NAMES.partitions) for entry in self.raw.xrange(NAMES.events(p))]
         return any(fields in Poisoned.POISON for _, fields in entries)
 
     def is_cut_short(self, fault: Any) -> bool:
-        """Whether the append-only file is as much shorter as a fault says."""
         count = int(fault.target.split()[0])
         return count > 0 and self.server.last_log().stat().st_size == self.log_bytes - count
 
 
 def ended_by(fault: Any, number: signal.Signals) -> bool:
-    """Whether a signal has ended the process of a fault."""
     return bool(fault.slot.process.code == -number)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped where it stands."""
     return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
@@ -305,7 +294,6 @@ class Broken(ChaosServer):
     """One that fails as soon as it has started."""
 
     def start(self) -> None:
-        """Start it, and fail."""
         super().start()
         raise RuntimeError("it failed")
 

@@ -41,7 +41,6 @@ MENDED_MS = 2 * SESSION_MS
 
 
 def damaged(document: bytes, rng: random.Random) -> bytes:
-    """Return what somebody may have made of a membership document."""
     fields = json.loads(document)
     members = fields["members"]
 
@@ -120,7 +119,6 @@ async def names_all(team: Team, above: int) -> bool:
 async def many_corrupts(
     yard: Yard, teams: int, count: int, how: str, environ: Mapping[str, str] = FAST
 ) -> None:
-    """Do so with several teams."""
     samples: list[float] = []
     tally = {"moved nothing": 0}
     await yard.many(teams, lambda team: corrupts(team, count, samples, tally), "corrupt", environ=environ)
@@ -237,7 +235,6 @@ def _number(text: str) -> tuple[int, int]:
 
 
 async def many_poisons(yard: Yard, teams: int, count: int) -> list[float]:
-    """Do so with several teams."""
     samples: list[float] = []
     await yard.many(teams, lambda team: poisons(team, count, samples), "poisoned")
     record(
@@ -331,8 +328,6 @@ BY_SENDER = {"producer"}
 
 @dataclass
 class Cases:
-    """What became of keys of another type."""
-
     kinds: list[str] = field(default_factory=list)
     by_doctor: int = 0
     by_worker: int = 0
@@ -445,12 +440,10 @@ async def refusal(team: Team) -> str:
 
 
 async def has_type(team: Team, key: str, kind: str) -> bool:
-    """Whether a key holds what it should."""
     return bool(await team.raw.type(key) == kind.encode())
 
 
 def is_named_in_logs(team: Team, key: str, said: Mapping[Forked, int]) -> bool:
-    """Whether a worker has named a key since its log was so long."""
     return any(key in worker.log()[said.get(worker, 0) :] for worker in team.all_workers)
 
 

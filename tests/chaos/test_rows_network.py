@@ -210,7 +210,6 @@ async def swizzles(team: Team, count: int, samples: list[float]) -> None:
 
 
 async def many_swizzles(yard: Yard, teams: int, count: int) -> list[float]:
-    """Do so with several teams."""
     samples: list[float] = []
     await yard.many(teams, lambda team: swizzles(team, count, samples), "swizzled", environ=STEADY)
     record(
@@ -257,7 +256,6 @@ async def lost_replies(team: Team, proxy: Proxy, count: int) -> None:
 
 
 async def many_lost_replies(yard: Yard, teams: int, count: int) -> int:
-    """Do so with several teams."""
     lost = 0
 
     async def one(number: int) -> None:

@@ -56,7 +56,6 @@ async def restarts(team: Team, server: EmbeddedServer, count: int, samples: list
 
 
 async def many_restarts(yard: Yard, teams: int, count: int) -> list[float]:
-    """Let several teams go through restarts of their servers."""
     samples: list[float] = []
 
     async def one(number: int) -> None:
@@ -118,7 +117,6 @@ async def emptied(team: Team, server: EmbeddedServer, count: int, samples: list[
 
 
 async def many_emptied(yard: Yard, teams: int, count: int) -> list[float]:
-    """Let several teams lose all their data."""
     samples: list[float] = []
 
     async def one(number: int) -> None:
@@ -158,13 +156,11 @@ async def test_a_hundred_servers_that_lost_all_are_worked_on_again_in_three_seco
 
 
 def data_of(server: EmbeddedServer) -> Path:
-    """Return where a server keeps its data."""
     assert server.data_dir is not None
     return server.data_dir
 
 
 def behind(file: Path, number: int) -> int:
-    """Return how many bytes a file has from a record's payload on."""
     written = file.read_bytes()
     at = written.rfind(b'"n":%d}' % number)
     assert at >= 0, f"record {number} was confirmed, and is not in {file.name}"
@@ -545,7 +541,6 @@ async def full_disk(yard: Yard, *, rounds: int) -> list[float]:
 
 @contextlib.asynccontextmanager
 async def small_disk(where: Path) -> AsyncIterator[None]:
-    """Mount a file system of a few megabytes."""
     mount(where)
     try:
         yield
@@ -554,18 +549,15 @@ async def small_disk(where: Path) -> AsyncIterator[None]:
 
 
 def mount(where: Path) -> None:
-    """Mount a small file system."""
     where.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs", where], check=True)
 
 
 def unmount(where: Path) -> None:
-    """Take it away."""
     subprocess.run(["umount", "--lazy", where], check=True)
 
 
 def fill(disk: Path) -> None:
-    """Leave no room on a disk."""
     with (disk / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))

@@ -73,7 +73,6 @@ async def test_a_log_that_was_tampered_with_is_not_passed(yard: Yard) -> None:
 
 
 def changed(entry: Entry, **fields: object) -> Entry:
-    """Return an entry of a log with other fields."""
     others = {name.encode(): str(value).encode() for name, value in fields.items()}
     return replace(entry, fields={**entry.fields, **others})
 
@@ -368,13 +367,11 @@ async def starved(yard: Yard, *, seconds: float, may_move: int = 0) -> list[tupl
 
 
 def cpu_s(team: Team) -> float:
-    """Return how long a team's workers have run so far."""
     shares = [psutil.Process(worker.pid).cpu_times() for worker in team.workers.values()]
     return float(sum(share.user + share.system for share in shares))
 
 
 def be_nice(pid: int) -> None:
-    """Let all threads of a process run only when nobody else wants to."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
 
@@ -467,7 +464,6 @@ def has_joined(worker: Forked) -> bool:
 
 
 def committed(team: Team) -> int:
-    """Return the rows that were read of the acked logs."""
     last = [entries[-1] for entries in team.entries.values() if entries]
     return sum(entry.rows_before + int(entry.fields[b"rows"]) for entry in last)
 

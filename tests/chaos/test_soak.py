@@ -30,7 +30,6 @@ PLANT_TRIES = 8
 
 
 def run(plan: Plan, folder: Path) -> Verdict:
-    """Run a soak and print its figures."""
     verdict = run_soak(plan, folder, print)
     print(verdict.figures)
     return verdict
@@ -148,13 +147,7 @@ def test_a_mistake_in_the_code_is_caught(name: str, tmp_path: Path) -> None:
 
 
 def check_machine(verdict: Verdict, *, lacks: Collection[str] = ()) -> None:
-    """Where the suite decides about a change, no kind may be left out for what the machine lacks.
-
-    Raises
-    ------
-    AssertionError
-        With each kind that is left out, and what to do about it.
-    """
+    """Where the suite decides about a change, no kind may be left out for what the machine lacks."""
     not_here = {name: why for name, why in verdict.figures["not_here"].items() if name not in lacks}
     assert not not_here or os.environ.get("CI") != "true", (
         f"CI needs all kinds of faults, and has not {not_here}: apt-get install libfaketime iproute2, "

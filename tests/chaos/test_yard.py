@@ -11,23 +11,19 @@ from tests.chaos.yard import SCENES, Together, Yard
 
 
 async def skips(yard: Yard) -> None:
-    """End as a scene does for which this machine has not what it needs."""
     pytest.skip("only root can mount a small disk")
 
 
 async def fails(yard: Yard) -> None:
-    """End as a scene does in which what was to be raised was not."""
     with pytest.raises(ValueError, match="never"):
         await asyncio.sleep(0)
 
 
 async def breaks(yard: Yard) -> None:
-    """End by an error of its own."""
     raise RuntimeError("its own")
 
 
 async def passes(yard: Yard) -> None:
-    """End last, when all others have."""
     await asyncio.sleep(0.05)
 
 

@@ -40,7 +40,6 @@ def draw(history: Sequence[Event], violation: Violation) -> str:
 
 
 def _faults_at(history: Sequence[Event], at: float) -> list[str]:
-    """Return the faults that had begun and not ended."""
     going_on: dict[int, str] = {}
     for event in history:
         if event.at >= at:

@@ -26,24 +26,13 @@ AT_A_TIME = 6
 
 
 class Yard:
-    """Servers and workers for scenes.
-
-    Parameters
-    ----------
-    forge
-        Where workers come from.
-    folder
-        For what servers and workers write.
-    seed
-        Of all that is drawn.
-    """
+    """Servers and workers for scenes."""
 
     def __init__(self, forge: Forge, folder: Path, seed: int) -> None:
         self.forge, self.folder, self.seed = forge, folder, seed
         self._servers = 0
 
     def rng(self, name: object) -> random.Random:
-        """Return a source of chance for one scene."""
         return random.Random(f"{self.seed} {name}")
 
     @asynccontextmanager
@@ -61,7 +50,6 @@ class Yard:
             await asyncio.to_thread(server.stop)
 
     def team(self, url: str, name: str, **options: Any) -> Team:
-        """Make a team; see there."""
         options.setdefault("environ", FAST)
         return Team(url, self.forge, self.folder, name=name, rng=self.rng(name), **options)
 
@@ -99,7 +87,6 @@ class Together:
         self.seed = seed()
 
     def outcome(self, name: str) -> None:
-        """Raise what a scene has raised."""
         if self._outcomes is None:
             self._outcomes = asyncio.run(self._play())
         if (error := self._outcomes[name]) is not None:

@@ -13,18 +13,15 @@ from tests.raw import RawCluster, opened
 
 @pytest.fixture
 def redis_url(nodes: EmbeddedCluster) -> str:
-    """The URL of the Cluster."""
     return nodes.url
 
 
 @pytest.fixture
 def raw(nodes: EmbeddedCluster) -> Iterator[RawCluster]:
-    """A plain client."""
     with opened(nodes.url) as client:
         yield client
 
 
 @pytest.fixture
 def scene(nodes: EmbeddedCluster, tmp_path: Path, spawn: SpawnWorker) -> ClusterScene:
-    """A stage for workers on the Cluster."""
     return ClusterScene(nodes, spawn, tmp_path, partitions=8)

@@ -23,7 +23,6 @@ class StubNode:
         """What it was asked and did not answer."""
 
     def answer(self, words: list[bytes]) -> bytes:
-        """Answer as a node does."""
         if words[0] == self.hangs:
             self.hung.append(words)
             return b""
@@ -47,5 +46,4 @@ class StubNode:
 
 
 def url_of(port: int) -> str:
-    """Return the URL of a Cluster of one node."""
     return f"redis+cluster://127.0.0.1:{port}"

@@ -31,17 +31,14 @@ PROXIES = "127.0.2.1"
 
 
 def client_of(node: ClusterNode) -> "redis.Redis":
-    """Return a plain client of one node."""
     return redis.Redis(port=node.port, password=node.password, protocol=2)
 
 
 def is_primary(node: ClusterNode) -> bool:
-    """Whether a node is running, and a primary."""
     return node.running and node.facts("INFO", "replication")["role"] == "master"
 
 
 def primary_of(cluster: EmbeddedCluster, key: str) -> ClusterNode:
-    """Return the node that has a key."""
     slot = slot_of(key)
     for node in cluster.nodes:
         if not node.running:
@@ -54,12 +51,10 @@ def primary_of(cluster: EmbeddedCluster, key: str) -> ClusterNode:
 
 
 def another_primary(cluster: EmbeddedCluster, than: ClusterNode) -> ClusterNode:
-    """Return a primary that is not this one."""
     return next(node for node in cluster.nodes if is_primary(node) and node is not than)
 
 
 def replica_of(cluster: EmbeddedCluster, primary: ClusterNode) -> ClusterNode:
-    """Return the replica of a primary."""
     for node in cluster.nodes:
         facts = node.facts("INFO", "replication") if node.running else {}
         if facts.get("master_port") == str(primary.port):
@@ -91,7 +86,6 @@ def cut_off(primary: ClusterNode, replica: ClusterNode) -> Iterator[None]:
 
 
 def move_slot(cluster: EmbeddedCluster, key: str, target: ClusterNode, pause_s: float = 0.0) -> int:
-    """Move the slot of a key to another primary, key by key, as ``--cluster reshard`` does."""
     return finish_move(cluster, key, begin_move(cluster, key, target), target, pause_s)
 
 
@@ -105,7 +99,6 @@ def begin_move(cluster: EmbeddedCluster, key: str, target: ClusterNode) -> Clust
 
 
 def move_keys(cluster: EmbeddedCluster, source: ClusterNode, target: ClusterNode, *keys: str) -> None:
-    """Move some keys of a slot that is going to another primary."""
     with client_of(source) as here:
         address = ("127.0.0.1", target.port, "", 0, 5_000)
         here.execute_command("MIGRATE", *address, "AUTH", cluster.password, "KEYS", *keys)
@@ -114,7 +107,6 @@ def move_keys(cluster: EmbeddedCluster, source: ClusterNode, target: ClusterNode
 def finish_move(
     cluster: EmbeddedCluster, key: str, source: ClusterNode, target: ClusterNode, pause_s: float = 0.0
 ) -> int:
-    """Move the keys of a slot that are at the source yet, and let the target have it."""
     slot, moved = slot_of(key), 0
     with client_of(source) as here, client_of(target) as there:
         while names := here.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
@@ -158,8 +150,6 @@ def through_proxies(cluster: EmbeddedCluster, watch: OneSlot) -> Iterator[Lines]
 
 @dataclass
 class Told:
-    """What a sender was told."""
-
     places: dict[int, tuple[int, EntryId]] = field(default_factory=dict)
     """Number of a record to its partition and id, once it was confirmed."""
     unknown: list[int] = field(default_factory=list)
@@ -214,13 +204,7 @@ class ClusterScene(Scene):
             yield told
 
     def check_log(self, *, may_lose: bool = False) -> list[int]:
-        """A chain, nothing twice, each key in order, and lost only what was reported.
-
-        Returns
-        -------
-        list[int]
-            Records that were confirmed and are gone.
-        """
+        """A chain, nothing twice, each key in order, and lost only what was reported."""
         with opened(self.url) as client:
             logs = read_logs(client, KEYS, self.partitions)
         for partition, entries in logs.items():
@@ -238,10 +222,8 @@ class ClusterScene(Scene):
 
 
 def moves_on(scene: Scene, since_s: float) -> bool:
-    """Whether every partition began a batch after a moment."""
     return len(ran_since(scene, since_s)) == scene.partitions
 
 
 def ran_since(scene: Scene, since_s: float) -> set[int]:
-    """Return the partitions that began a batch after a moment."""
     return {call.partition for call in scene.calls() if call.start > since_s}

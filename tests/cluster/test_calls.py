@@ -38,7 +38,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 @pytest.fixture
 async def backend(redis_url: str) -> AsyncIterator[Backend]:
-    """Our own connections to the Cluster."""
     async with Backend.open(redis_url, name="calls") as opened:
         yield opened
 

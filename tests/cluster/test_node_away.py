@@ -55,7 +55,6 @@ def hanging(nodes: EmbeddedCluster) -> Iterator[tuple[list[int], dict[int, Clust
 
 
 def calls(places: Mapping[int, ClusterNode], command: str) -> int:
-    """Return how often the nodes of some partitions ran a command."""
     found = 0
     for node in {node.port: node for node in places.values()}.values():
         with client_of(node) as client:
@@ -72,7 +71,6 @@ class Runner:
         self.abandoned = ""
 
     def abandon(self, reason: str) -> None:
-        """End it."""
         self.abandoned = reason
 
 
@@ -164,7 +162,6 @@ async def test_a_comparison_that_is_overtaken_by_another_is_told_what_it_found(
 
 @asynccontextmanager
 async def fetching(url: str) -> AsyncIterator[tuple[Backend, Fetcher]]:
-    """Run a fetcher."""
     settings = Settings(redis_url=url)
     async with (
         Backend.open(url, name="t", call_timeout_ms=200) as backend,

@@ -46,7 +46,6 @@ class Listener:
                     self.commands.append((found[2] == b"lua", words))
 
     def stop(self) -> None:
-        """Listen no more."""
         self._connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._connection.close()

@@ -22,7 +22,6 @@ PARTITIONS = 8
 
 @pytest.fixture
 async def backend(redis_url: str) -> AsyncIterator[Backend]:
-    """Our own connections to the Cluster."""
     async with Backend.open(redis_url, name="spark") as opened:
         yield opened
 

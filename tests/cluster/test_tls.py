@@ -62,7 +62,6 @@ class Node:
     folder: Path
 
     def config(self, home: Path) -> str:
-        """Return how it is to run."""
         return f"""
             port 0
             tls-port {self.port}
@@ -85,7 +84,6 @@ class Node:
         """
 
     def client(self) -> "redis.Redis":
-        """Return a plain client of it."""
         return redis.Redis(
             host="localhost",
             port=self.port,
@@ -98,13 +96,11 @@ class Node:
         )
 
     def ask(self, *words: Any) -> Any:
-        """Run one command."""
         with self.client() as client:
             return client.execute_command(*words)
 
     @property
     def is_up(self) -> bool:
-        """Whether it answers."""
         try:
             return bool(self.ask("PING"))
         except redis.RedisError:
@@ -112,7 +108,6 @@ class Node:
 
     @property
     def knows_all(self) -> bool:
-        """Whether it sees all slots served, by nodes that it has the names of."""
         served = [(host, first) for first, _, (host, *_), *_ in self.ask("CLUSTER SLOTS")]
         is_named = all(host == b"localhost" for host, _ in served)
         return len(served) == NODES and is_named and b"cluster_state:ok" in self.ask("CLUSTER", "INFO")
@@ -120,8 +115,6 @@ class Node:
 
 @dataclass(frozen=True)
 class TlsCluster:
-    """All nodes."""
-
     nodes: list[Node]
 
     def url(self, authority: str = "ca") -> str:
@@ -132,19 +125,16 @@ class TlsCluster:
         return f"rediss+cluster://:{PASSWORD}@{places}/0?ssl_ca_certs={folder}/{authority}.pem&{files}"
 
     def certify(self, certificate: str) -> None:
-        """Let the nodes have another certificate from now on."""
         for node in self.nodes:
             node.ask("CONFIG", "SET", "tls-cert-file", f"{node.folder}/{certificate}.pem")
 
     def primary_of(self, key: str) -> Node:
-        """Return the node that has a key."""
         for first, last, (_, port, *_), *_ in self.nodes[0].ask("CLUSTER SLOTS"):
             if first <= slot_of(key) <= last:
                 return next(node for node in self.nodes if node.port == port)
         raise AssertionError(f"nobody has {key}")
 
     def form(self) -> None:
-        """Make a Cluster of the nodes."""
         for place, node in enumerate(self.nodes):
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", place + 1)
             low, high = (SLOTS * each // NODES for each in (place, place + 1))
@@ -155,7 +145,6 @@ class TlsCluster:
         wait_for(lambda: all(node.knows_all for node in self.nodes), "the nodes know each other", 30)
 
     def move_slot(self, key: str, target: Node) -> None:
-        """Move the slot of a key to another node, key by key; nodes speak TLS for it, too."""
         slot, source = slot_of(key), self.primary_of(key)
         names = {node: node.ask("CLUSTER", "MYID").decode() for node in (source, target)}
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
@@ -170,7 +159,6 @@ class TlsCluster:
 # The parameter leaves these tests out where there is no redis-server.
 @pytest.fixture(scope="module", params=["redis7"])
 def tls(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsCluster]:
-    """Three primaries."""
     if REDIS_SERVER is None:
         pytest.fail(NO_REDIS_SERVER)
     nodes = [Node(free_port(), free_port(), certificates) for _ in range(NODES)]
@@ -194,7 +182,6 @@ def tls(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def redis_url(tls: TlsCluster) -> Iterator[str]:
-    """The URL, of an empty Cluster."""
     tls.certify("server")
     for node in tls.nodes:
         node.ask("FLUSHALL")
@@ -205,7 +192,6 @@ def redis_url(tls: TlsCluster) -> Iterator[str]:
 
 @pytest.fixture
 def scene(redis_url: str, tmp_path: Path, spawn: SpawnWorker) -> Scene:
-    """A stage for workers."""
     return Scene(redis_url, spawn, tmp_path, PARTITIONS)
 
 
@@ -228,20 +214,17 @@ class Sender:
         await self._app.__aexit__(None, None, None)
 
     async def send(self, count: int) -> None:
-        """Send so many more."""
         numbers = range(self.sent, self.sent + count)
         await asyncio.gather(*(self._items.send(Item(f"k{n % 97}", n)) for n in numbers))
         self.sent += count
 
     async def drained(self) -> None:
-        """Wait until all is committed."""
         with anyio.fail_after(60):
             while (await take_snapshot(self._backend, "ledger", "items", "record")).lag:
                 await anyio.sleep(0.05)
 
 
 def read_all() -> list[int]:
-    """Read all acked logs as the processes of Spark do."""
     logs = AckedLogs(parse_options({**LOGS, "reader": "q", "retryTimeout": "10s"}))
     tails = logs.tails()
     slices = [Slice(p, tail.log, 0, tail.rows) for p, tail in tails.items() if tail.rows]

@@ -34,6 +34,5 @@ def pair(shared_pair: Pair) -> Iterator[Pair]:
 
 @pytest.fixture
 def durable(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server with an append-only file, and ``appendfsync always``, at a port."""
     with AlwaysOnDisk(data_dir=tmp_path / "data", appendonly=True, port=0) as server:
         yield server

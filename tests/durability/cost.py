@@ -33,7 +33,6 @@ Measure = Callable[[Bench, int], Awaitable[float]]
 
 
 async def send(desk: Bench, count: int) -> float:
-    """Milliseconds until one send is confirmed."""
     began = time.perf_counter()
     for n in range(count):
         await desk.producer.send(Order(n))
@@ -41,7 +40,6 @@ async def send(desk: Bench, count: int) -> float:
 
 
 async def commit(desk: Bench, count: int) -> float:
-    """Milliseconds until one commit is confirmed."""
     ids = [await desk.backend.execute("XADD", desk.keys.events(0), "*", "v", "{}") for _ in range(count)]
     lock = await desk.acquire(0, "cost")
     previous = lock.checkpoint
@@ -55,7 +53,6 @@ async def commit(desk: Bench, count: int) -> float:
 
 
 async def send_many(desk: Bench, _count: int) -> float:
-    """Records a second that one producer sends."""
     began = time.perf_counter()
     await desk.producer.send_many(MANY)
     return RECORDS / (time.perf_counter() - began)

@@ -23,7 +23,6 @@ class AlwaysOnDisk(EmbeddedServer):
     """A server that writes to its disk before it answers, also after it was started again."""
 
     def start(self) -> Self:
-        """Start it."""
         super().start()
         with raw(self) as client:
             client.config_set("appendfsync", "always")
@@ -49,7 +48,6 @@ class Pair:
         self.replica._password = self.primary._password
 
     def start(self) -> None:
-        """Start both."""
         self.primary.start()
         self.replica.start()
         self.follow()
@@ -88,24 +86,20 @@ class Pair:
         self.primary, self.replica = self.replica, self.primary
 
     def pause_replica(self) -> None:
-        """Stop the replica where it stands."""
         os.kill(self.replica.pid, signal.SIGSTOP)
 
     def resume_replica(self) -> None:
-        """Let it go on."""
         os.kill(self.replica.pid, signal.SIGCONT)
 
 
 @contextlib.contextmanager
 def raw(server: EmbeddedServer) -> Iterator[Any]:
-    """Open a plain client."""
     with redis.Redis.from_url(server.url, socket_timeout=10) as client:
         yield client
 
 
 @contextlib.asynccontextmanager
 async def switched(url: str) -> AsyncIterator[Switch]:
-    """Open a switch in front of a server."""
     switch = Switch(url)
     await switch.start()
     try:
@@ -115,15 +109,12 @@ async def switched(url: str) -> AsyncIterator[Switch]:
 
 
 def newest_aof(data_dir: Path) -> Path:
-    """Return the file that a server appends to."""
     return max(data_dir.glob("appendonlydir/*.incr.aof"), key=lambda path: path.stat().st_mtime)
 
 
 def cut(path: Path, count: int) -> None:
-    """Take the last bytes off a file."""
     os.truncate(path, max(0, path.stat().st_size - count))
 
 
 async def some_time(rng: random.Random, most_s: float) -> None:
-    """Let what runs go on for a random while."""
     await asyncio.sleep(rng.uniform(0, most_s))

@@ -42,7 +42,6 @@ class Traffic:
         self._next = 0
 
     async def run(self) -> None:
-        """Send and commit until cancelled."""
         async with anyio.create_task_group() as tasks:
             for _ in range(SENDERS):
                 tasks.start_soon(self._send)
@@ -75,7 +74,6 @@ class Traffic:
 
 @contextlib.asynccontextmanager
 async def traffic(url: str, **settings: Any) -> AsyncIterator[Traffic]:
-    """Open a bench and let traffic flow."""
     async with bench(url, trim_interval_ms=FOR_EVER_MS, durability_timeout_ms=1_500, **settings) as desk:
         found = Traffic(desk)
         desk.tasks.start_soon(found.run)
@@ -84,19 +82,16 @@ async def traffic(url: str, **settings: Any) -> AsyncIterator[Traffic]:
 
 
 def source(server: EmbeddedServer, traffic: Traffic) -> set[EntryId]:
-    """Return the ids of all source entries that a server has."""
     with raw(server) as client:
         found = client.xrange(traffic.desk.stream_keys.events(0))
     return {EntryId.parse(entry_id) for entry_id, _ in found}
 
 
 def lost_sends(server: EmbeddedServer, traffic: Traffic) -> set[EntryId]:
-    """Return the ids of confirmed sends that a server has not."""
     return set(traffic.sent.values()) - source(server, traffic)
 
 
 def commits_lost(server: EmbeddedServer, traffic: Traffic) -> bool:
-    """Whether a confirmed commit is gone."""
     with raw(server) as client:
         checkpoint, rows = client.hmget(traffic.desk.keys.lock(0), "checkpoint", "rows")
     return EntryId.parse(checkpoint) < traffic.committed or int(rows) < traffic.rows
@@ -117,7 +112,6 @@ def log_is_right(server: EmbeddedServer, traffic: Traffic) -> bool:
 
 
 def reported(traffic: Traffic) -> set[EntryId]:
-    """Return the ids of confirmed sends that the producer has reported as lost."""
     lost = traffic.desk.producer.lost
     assert all(each.entries > 0 and each.is_all for each in lost)
     return {i for i in traffic.sent.values() if any(each.first <= i <= each.last for each in lost)}
@@ -134,7 +128,6 @@ async def more(traffic: Traffic, count: int) -> None:
 
 @pytest.fixture
 def own_pair() -> Iterator[Pair]:
-    """A pair of this test alone."""
     pair = Pair()
     pair.start()
     yield pair

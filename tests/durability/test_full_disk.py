@@ -29,14 +29,12 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChaosServ
 
 
 def fill_disk(server: ChaosServer, client: "redis.Redis") -> None:
-    """Write until the disk is full."""
     server.fill_disk()
     with pytest.raises(redis.RedisError, match="MISCONF"):
         write(client, 1_000)
 
 
 def write(client: "redis.Redis", count: int) -> None:
-    """Append some entries."""
     for _ in range(count):
         client.xadd("s", {"v": b"x" * 200})
 

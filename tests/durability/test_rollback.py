@@ -35,12 +35,10 @@ pytestmark = pytest.mark.anyio
 
 
 def all_of(log: Iterable[Mapping[str, Any]], event: str) -> list[dict[str, Any]]:
-    """Return what was logged under a name."""
     return [dict(line) for line in log if line["event"] == event]
 
 
 async def bytes_written(server: EmbeddedServer) -> int:
-    """Return the size of the append-only file once everything is in it."""
     with raw(server) as client:
         assert client.execute_command("WAITAOF", 1, 0, 5_000)[0] == 1
     assert server.data_dir is not None
@@ -165,12 +163,9 @@ class Shop:
             return [Priced(order.number, 1.0) for order in batch]
 
     async def send(self, *numbers: int) -> list[EntryId]:
-        """Send orders; return their ids."""
         return [(await self.orders.send(Order(number))).entry_id for number in numbers]
 
     async def until_committed(self, url: str, rows: int) -> None:
-        """Wait until the log has so many rows."""
-
         async def enough() -> bool:
             async with Backend.open(url, name="observer") as backend:
                 lock = await locks.read_lock(backend, self.keys, 0)
@@ -181,7 +176,6 @@ class Shop:
 
 @contextlib.asynccontextmanager
 async def working(url: str) -> AsyncIterator[Shop]:
-    """Run a worker."""
     shop = Shop(url)
     worker = Worker(shop.app)
     async with anyio.create_task_group() as tasks:

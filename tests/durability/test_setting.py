@@ -139,7 +139,6 @@ def test_the_rules_of_roles_that_never_wait_are_the_same() -> None:
 
 
 def server(**info: Any) -> ServerInfo:
-    """What a server says of itself."""
     return read_info("\r\n".join(f"{name}:{value}" for name, value in info.items()).encode())
 
 

@@ -35,7 +35,6 @@ async def first_commit(desk: Bench) -> CommitRequest:
 async def by_another_connection(
     url: str, desk: Bench, request: CommitRequest, durability: Durability
 ) -> CommitReply:
-    """Commit from a connection that has written nothing yet."""
     async with Backend.open(url, name="another", connections=1) as backend:
         (reply,) = await commit_many(backend, desk.keys, [request], durability)
     return reply
@@ -89,8 +88,6 @@ async def test_a_repeat_on_another_connection_proves_nothing_while_the_replica_i
 
 
 async def until_dup(url: str, desk: Bench, request: CommitRequest) -> None:
-    """Wait until a repeat is confirmed."""
-
     async def confirmed() -> bool:
         reply = await by_another_connection(url, desk, request, REPLICA)
         assert reply.code in (CommitCode.DUP, CommitCode.UNKNOWN)

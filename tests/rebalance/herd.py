@@ -57,7 +57,6 @@ class Herd:
 
     @property
     def commands_a_worker(self) -> float:
-        """How many commands a worker sent."""
         return sum(self.commands.values()) / self.workers
 
 
@@ -79,13 +78,7 @@ async def run_herd(
     processes: int = 2,
     timeout_s: float = 60.0,
 ) -> Herd:
-    """Let workers join at once on a server of their own; return what that was like.
-
-    Parameters
-    ----------
-    processes
-        Among which the workers are shared.
-    """
+    """Let workers join at once on a server of their own; return what that was like."""
     # By TCP: MONITOR tells clients apart by their ports, and not at all on a unix socket.
     with EmbeddedServer(port=0) as server, tempfile.TemporaryDirectory(prefix="herd-") as where:
         name = f"herd-{secrets.token_hex(4)}"
@@ -142,7 +135,6 @@ async def _all_ready(backend: Backend, ready: str, workers: int, children: list[
 
 
 async def _names_by_address(backend: Backend) -> dict[str, str]:
-    """Return the worker that each connection belongs to."""
     listed = (await backend.execute("CLIENT", "LIST")).decode()
     fields = [dict(pair.split("=", 1) for pair in line.split(" ")) for line in listed.splitlines() if line]
     return {each["addr"]: each.get("name", "").partition(":")[0] for each in fields}
@@ -157,8 +149,6 @@ def _most_of_one(by_client: Mapping[str, int], names: Mapping[str, str]) -> int:
 
 
 class _Watch:
-    """Looks at a group from outside."""
-
     def __init__(self, backend: Backend, keys: GroupKeys, workers: int, partitions: int) -> None:
         self._backend, self._keys = backend, keys
         self._workers, self._partitions = workers, partitions
@@ -192,7 +182,6 @@ class _Watch:
         return max(since_ms, membership.generation)
 
     async def generations(self) -> int:
-        """Return how many changes were posted."""
         entries = await self._backend.execute("XRANGE", self._keys.control, "-", "+")
         return sum(b"changed" in flat for _, flat in entries)
 

@@ -23,8 +23,6 @@ app = App(
 
 
 class Item(msgspec.Struct):
-    """One numbered record of one key."""
-
     key: str
     n: int
 
@@ -47,7 +45,6 @@ def compute(seconds: float) -> None:
 
 @app.processor(items, batch=int(os.environ.get("BATCH", "20")), within=0.01)
 async def record(batch: list[Item], ctx: Context) -> list[Item]:
-    """Write down the batch and forward it."""
     started = time.monotonic()
     (LEDGER / f"{os.getpid()}.started").touch()
     seconds = HOT_S if ctx.partition == HOT else HANDLER_S

@@ -46,8 +46,6 @@ class Call:
 
 
 class Scene:
-    """Workers of the ledger app on one server."""
-
     def __init__(self, url: str, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
         self.url = url
         self.partitions = partitions
@@ -58,7 +56,6 @@ class Scene:
         self._keys = GroupKeys("ledger", "items", "record")
 
     def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
-        """Start one worker."""
         variables = {"LEDGER": str(self.ledger), "PARTITIONS": str(self.partitions), **environ}
         command = ("run", "ledger_app:app", "--name", name, *arguments)
         return self._spawn(*command, cwd=HERE, environ=variables)
@@ -70,7 +67,6 @@ class Scene:
     # -- sending -------------------------------------------------------------------------------
 
     def send(self, count: int) -> None:
-        """Send so many records over all partitions."""
         asyncio.run(self._send(count))
 
     async def _send(self, count: int) -> None:
@@ -85,8 +81,6 @@ class Scene:
 
     @contextmanager
     def steady_load(self, per_second: int = 400) -> Iterator[None]:
-        """Send records at a steady pace meanwhile."""
-
         async def produce(stop: threading.Event) -> None:
             while not stop.is_set():
                 await self._send(per_second // 20)
@@ -98,8 +92,6 @@ class Scene:
     # -- looking -------------------------------------------------------------------------------
 
     def snapshot(self) -> GroupSnapshot:
-        """Look at the group."""
-
         async def look() -> GroupSnapshot:
             async with Backend.open(self.url, name="observer", call_timeout_ms=10_000) as backend:
                 return await take_snapshot(backend, "ledger", "items", "record")
@@ -118,21 +110,17 @@ class Scene:
         return held
 
     def held_by(self, name: str) -> tuple[PartitionView, ...]:
-        """Return the partitions whose lock a worker holds."""
         snapshot = self.snapshot()
         ids = {member.id for member in snapshot.members if member.name == name}
         return tuple(view for view in snapshot.partitions if view.owner in ids)
 
     def wait_for_owners(self, expected: dict[str, int], timeout_s: float = 20.0) -> None:
-        """Wait until each worker holds so many partitions."""
         wait_for(lambda: self.owners() == expected, f"the owners are {expected}", timeout_s)
 
     def wait_until_drained(self, timeout_s: float = 30.0) -> None:
-        """Wait until all that was sent is committed."""
         wait_for(lambda: self.snapshot().lag == 0, "there is no lag", timeout_s)
 
     def wait_until_busy(self, worker: WorkerProcess) -> None:
-        """Wait until a worker's handler was called."""
         wait_for((self.ledger / f"{worker.pid}.started").exists, "the handler was called")
 
     def calls(self) -> list[Call]:
@@ -150,7 +138,6 @@ class Scene:
         return [n for call in self.calls() for n in call.n]
 
     def acked(self) -> dict[int, list[dict[str, Any]]]:
-        """Return the rows of each partition's acked log."""
         with opened(self.url) as client:
             logs = read_logs(client, self._keys, self.partitions)
         return {p: [row for entry in entries for row in entry.rows] for p, entries in logs.items()}
@@ -161,5 +148,4 @@ class Scene:
 
 
 def slack_for_this_machine() -> float:
-    """Return seconds to allow beyond a promise for the tests' own slowness on few cores."""
     return 0.5 if (os.cpu_count() or 1) < 4 else 0.2

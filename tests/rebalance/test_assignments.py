@@ -13,7 +13,6 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def scene(redis_url: str, spawn: SpawnWorker, tmp_path: Path) -> Scene:
-    """Eight partitions, and nobody there yet."""
     return Scene(redis_url, spawn, tmp_path, partitions=8)
 
 
@@ -63,7 +62,6 @@ def test_a_rolling_restart_with_another_assignment_changes_that_of_the_group(sce
 
 
 def epochs(scene: Scene) -> dict[int, int]:
-    """Return the epoch of each partition's lock."""
     return {view.partition: view.epoch for view in scene.snapshot().partitions}
 
 

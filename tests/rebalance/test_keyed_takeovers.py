@@ -19,10 +19,7 @@ SENT = 4_000
 
 
 class KeyedScene(Scene):
-    """Workers of the app whose calls overlap."""
-
     def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
-        """Start one worker."""
         variables = {
             "LEDGER": str(self.ledger),
             "PARTITIONS": str(self.partitions),
@@ -53,8 +50,6 @@ class KeyedScene(Scene):
             assert numbers == sorted(numbers)
 
     def wait_until_under_way(self, calls: int) -> None:
-        """Wait until so many calls have ended."""
-
         def ended() -> int:
             return sum(path.read_bytes().count(b"\n") for path in self.ledger.glob("*.jsonl"))
 
@@ -63,7 +58,6 @@ class KeyedScene(Scene):
 
 @pytest.fixture
 def scene(redis_url: str, spawn: SpawnWorker, tmp_path: Path) -> KeyedScene:
-    """A stage with two partitions."""
     return KeyedScene(redis_url, spawn, tmp_path, 2)
 
 

@@ -25,7 +25,6 @@ LEASE = {
 
 @pytest.fixture
 def scene(redis_url: str, spawn: SpawnWorker, tmp_path: Path) -> Scene:
-    """Eight partitions, and nobody there yet."""
     return Scene(redis_url, spawn, tmp_path, partitions=8)
 
 

@@ -49,7 +49,6 @@ def story(
 
 
 def loaded(told: Story) -> dict[str, Change]:
-    """Return the changes under load, by what they were."""
     return {each.what: each for each in told.changes if each.commands is None}
 
 
@@ -88,7 +87,6 @@ def test_workers_that_join_at_once_make_a_few_documents_and_not_one_each() -> No
 
 
 def usual(measure: Callable[[], int | None]) -> float:
-    """Return the median of some rounds."""
     found = [measure() for _ in range(ROUNDS)]
     print(f"rounds: {found}")
     assert None not in found, "there was no balance in a round"

@@ -20,19 +20,16 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def durable(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server that keeps its data over a restart."""
     with EmbeddedServer(data_dir=tmp_path / "data", appendonly=True) as server:
         yield server
 
 
 @pytest.fixture
 def scene(durable: EmbeddedServer, spawn: SpawnWorker, tmp_path: Path) -> Scene:
-    """Two workers' stage on the durable server."""
     return Scene(durable.url, spawn, tmp_path, partitions=8)
 
 
 def all_ran_since(scene: Scene, moment: float) -> bool:
-    """Whether every partition began a batch after a moment."""
     return len({call.partition for call in scene.calls() if call.start > moment}) == scene.partitions
 
 

@@ -20,12 +20,10 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def scene(redis_url: str, spawn: SpawnWorker, tmp_path: Path) -> Scene:
-    """Eight partitions, and nobody there yet."""
     return Scene(redis_url, spawn, tmp_path, partitions=8)
 
 
 def finished(rebalances: tuple[Rebalance, ...], cause: str) -> list[Rebalance]:
-    """Return the rebalances of one cause that are over."""
     return [each for each in rebalances if each.cause == cause and each.ms is not None]
 
 
@@ -123,7 +121,6 @@ def test_a_paused_worker_cannot_commit_after_it_wakes_and_rejoins_without_ending
 
 
 def largest_gap(calls: list[Call], since: float, until: float) -> float:
-    """Return the longest time between two batches that ended in a window."""
     times = [call.end for call in calls if since <= call.end <= until]
     return max(after - before for before, after in pairwise(times))
 

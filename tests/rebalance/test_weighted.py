@@ -26,17 +26,14 @@ REST_MS = 6_000
 
 @pytest.fixture
 def scene(redis_url: str, spawn: SpawnWorker, tmp_path: Path) -> Scene:
-    """Eight partitions, and nobody there yet."""
     return Scene(redis_url, spawn, tmp_path, partitions=8)
 
 
 def balanced(scene: Scene) -> list[int]:
-    """Return the partitions that load has moved, in order."""
     return [p for each in scene.snapshot().rebalances if each.cause == "balance" for p in each.moved]
 
 
 def rest_ms(scene: Scene) -> int:
-    """Return how long ago anything moved."""
     snapshot = scene.snapshot()
     return snapshot.taken_ms - max(each.at_ms for each in snapshot.rebalances if each.moved)
 

@@ -16,7 +16,6 @@ UrlOf = Callable[[str], str]
 
 
 def refusals(admin: "redis.Redis") -> set[tuple[str, str]]:
-    """Return users and commands that the server has refused."""
     log = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in admin.execute_command("ACL", "LOG")]
     return {(entry[b"username"].decode(), entry[b"object"].decode()) for entry in log}
 

@@ -42,7 +42,6 @@ class Entry:
     fields: Fields
 
     def with_field(self, name: str, value: str) -> "Entry":
-        """Return it with another field."""
         return replace(self, fields={**self.fields, name.encode(): value.encode()})
 
 
@@ -61,7 +60,6 @@ class Shelf(AckedLogs):
         return SCHEMA
 
     def values(self, part: Slice) -> list[int]:
-        """Return column ``n`` of a slice."""
         return [n for entry in self.read(part) for n in entry.batch["n"].to_pylist()]
 
 
@@ -77,7 +75,6 @@ class Forged:
 
 @cache
 def batch_of(first: int, rows: int) -> ackedlog.AckedBatch:
-    """Return some rows, numbered from ``first``."""
     batch = pa.record_batch({"n": list(range(first, first + rows))}, SCHEMA)
     return encoded(batch, "none")
 
@@ -127,7 +124,6 @@ def changed(rng: random.Random, entry: Entry) -> Entry:
 
 
 def forge(rng: random.Random, entries: list[Entry]) -> list[Entry]:
-    """Do one thing that nobody may do to a log."""
     at, other = rng.randrange(len(entries)), rng.randrange(len(entries))
     less = [*entries[:at], *entries[at + 1 :]] or entries
     match rng.randrange(8):
@@ -175,7 +171,6 @@ def make(rng: random.Random) -> Forged:
 
 
 def cut(rng: random.Random, whole: Slice) -> list[Slice]:
-    """Cut a slice into micro-batches."""
     start, end = whole.start, whole.end
     cuts = sorted({start, end, *(rng.randint(start, end) for _ in range(rng.randrange(3)))})
     parts = [replace(whole, start=a, end=b, last="", epoch=0) for a, b in pairwise(cuts)]
@@ -183,14 +178,7 @@ def cut(rng: random.Random, whole: Slice) -> list[Slice]:
 
 
 def check(log: Forged) -> bool:
-    """Read a log; returns whether it had an answer.
-
-    Raises
-    ------
-    AssertionError
-        If other rows than those that were committed came without an error; or a row came twice or out of
-        order where the reader was told to go on behind what is lost.
-    """
+    """Read a log; returns whether it had an answer."""
     whole = replace(log.parts[0], end=log.parts[-1].end)
     entries = [(EntryId(entry.end, 0), entry.fields) for entry in log.entries]
     anyway = Shelf(entries, fail=False).values(whole)

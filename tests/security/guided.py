@@ -32,12 +32,10 @@ class Drawn(random.Random):
         self._data = data
 
     def getrandbits(self, k: int, /) -> int:
-        """Take the next bits."""
         taken, self._data = self._data[: (k + 7) // 8], self._data[(k + 7) // 8 :]
         return int.from_bytes(taken, "little") & ((1 << k) - 1)
 
     def random(self) -> float:
-        """Take the next number in [0, 1)."""
         return self.getrandbits(53) / 2**53
 
 

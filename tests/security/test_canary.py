@@ -56,7 +56,6 @@ FEW_S = 30
 
 
 def canary_of(url: str) -> str:
-    """Return the password in a URL."""
     found = re.search(r"//[^:@]*:([^@]+)@", url)
     assert found is not None
     assert len(found[1]) > 20
@@ -75,7 +74,6 @@ def command_lines(pids: Iterable[int]) -> str:
 
 
 def files_with(canary: str, *folders: Path) -> list[Path]:
-    """Return the files in which a password is."""
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return [path for path in paths if canary.encode() in path.read_bytes()]
 

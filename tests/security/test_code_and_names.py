@@ -22,7 +22,6 @@ ALLOWED = {
 
 
 def found_in(tree: ast.Module) -> set[str]:
-    """Return what in a module could run what it reads."""
     found = set()
     for node in ast.walk(tree):
         names: list[str] = []

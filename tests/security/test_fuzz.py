@@ -67,15 +67,11 @@ HUGE = (
 
 
 class Line(msgspec.Struct):
-    """A part of a record."""
-
     sku: str
     amount: float | None = None
 
 
 class Order(msgspec.Struct):
-    """A record with a field of each kind."""
-
     id: int
     customer: str
     paid: bool = False
@@ -143,18 +139,15 @@ def damaged_fields(whole: Mapping[bytes, bytes], *only: bytes) -> Make:
 
 
 def damaged_hash(*values: bytes) -> Make:
-    """Return what makes the reply to HGETALL of a hash with damaged values."""
     name, value = damaged(b"w1.a", b"3", b"last"), damaged(*values)
     return lambda rng: [part for _ in range(rng.randint(1, 3)) for part in (name(rng), value(rng))]
 
 
 def flat_of(make: Make) -> Make:
-    """Return what makes fields as Redis lists them."""
     return lambda rng: [part for pair in make(rng).items() for part in pair]
 
 
 def several(*makes: Make, or_none: bool = False) -> Make:
-    """Return what makes a tuple."""
     return lambda rng: tuple(None if or_none and rng.randrange(9) == 0 else make(rng) for make in makes)
 
 
@@ -401,7 +394,6 @@ def test_a_reader_that_does_not_look_at_prev_is_found(monkeypatch: pytest.Monkey
 
 
 def entry_of(batch: pa.RecordBatch) -> dict[bytes, bytes]:
-    """Return an entry as a hostile producer writes it."""
     return columns.Packer(batch.schema).fields(batch, "none")
 
 

@@ -109,8 +109,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], ...]] = {
 
 
 class Order(msgspec.Struct):
-    """A record."""
-
     customer: str
     amount: int
 
@@ -166,7 +164,6 @@ def test_what_a_role_must_not_do_is_refused(url_of: UrlOf, admin: "redis.Redis",
 
 
 def commands_in(admin: "redis.Redis", category: str) -> set[str]:
-    """Return the commands that a server has in a category of its ACL."""
     return {name.decode() for name in admin.execute_command("ACL", "CAT", category)}
 
 
@@ -296,7 +293,6 @@ async def test_a_producer_cannot_trim_a_full_partition_that_a_worker_may_trim(
 
 
 async def view_of(url: str) -> GroupSnapshot:
-    """Return what a user sees of the group."""
     async with Backend.open(url, name="t") as backend:
         return replace(await take_snapshot(backend, "shop", "orders", "price"), taken_ms=0)
 

@@ -124,7 +124,6 @@ def sentinel(tls: Tls, tmp_path: Path) -> Iterator[Tls]:
 
 
 async def ping(url: str) -> None:
-    """Make one call."""
     async with Backend.open(url, name="tls", call_timeout_ms=5_000) as backend:
         assert await backend.execute("PING") == b"PONG"
 

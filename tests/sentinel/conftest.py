@@ -10,13 +10,11 @@ from tests.sentinel.trio import QUIET_MS, Trio
 
 @pytest.fixture(scope="session")
 def calm(sentinel: Trio) -> Trio:
-    """Servers and sentinels that no test disturbs."""
     return sentinel
 
 
 @pytest.fixture
 def trio(tmp_path: Path) -> Iterator[Trio]:
-    """Servers and sentinels of this test alone."""
     with Trio(tmp_path / "trio") as trio:
         yield trio
 

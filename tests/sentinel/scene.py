@@ -46,7 +46,6 @@ class Flow:
     sent: int = 0
 
     def reported(self, sent: Sent) -> bool:
-        """Whether a send is among what was reported as lost."""
         return any(
             each.partition == sent.partition and each.first <= sent.entry_id <= each.last
             for each in self.lost
@@ -55,8 +54,6 @@ class Flow:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a run."""
-
     confirmed: int
     lost: int
     """Confirmed, and not in the log."""
@@ -69,8 +66,6 @@ class Verdict:
 
 
 class FailoverScene(Scene):
-    """Workers and a producer behind sentinels."""
-
     def __init__(self, trio: Trio, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
         super().__init__(trio.url, spawn, folder, partitions)
         self.trio = trio
@@ -89,7 +84,6 @@ class FailoverScene(Scene):
         self.keys = GroupKeys("ledger", "items", "record")
 
     def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
-        """Start one worker."""
         ours = {
             "STREAMWORKER_REDIS_URL": self.url,
             "STREAMWORKER_DURABILITY": self.durability,
@@ -100,7 +94,6 @@ class FailoverScene(Scene):
         return process
 
     def reports(self, event: str) -> list[str]:
-        """Return the lines that workers have logged of an event."""
         return [line for worker in self.workers for line in worker.log().splitlines() if event in line]
 
     @contextmanager
@@ -147,7 +140,6 @@ class FailoverScene(Scene):
     # -- looking -------------------------------------------------------------------------------
 
     def every_partition_ran_since(self, moment: float) -> bool:
-        """Whether each partition began a batch after a moment."""
         # Only what is new is read: the long runs have a million lines.
         for path in self.ledger.glob("*.jsonl"):
             with path.open("rb") as file:
@@ -161,7 +153,6 @@ class FailoverScene(Scene):
         return sum(start > moment for start in self._ran_at.values()) == self.partitions
 
     def log(self) -> dict[int, list[LogEntry]]:
-        """Return the entries of each acked log."""
         with self.primary_client() as client:
             return read_logs(client, self.keys, self.partitions)
 
@@ -236,26 +227,6 @@ def what_cannot_come_back(
 
     A switch that nobody wanted may bring back what another one before it took: at most what was written
     around that one, from the beginning of the fault until the former primary took no more writes.
-
-    Parameters
-    ----------
-    again
-        When the sends were written that were reported and are there, in ms.
-    confirmed
-        When all that were confirmed were written.
-    switches
-        When the primary was replaced, in order.
-    unwanted
-        How many of these nobody wanted.
-    longest_ms
-        Most time from the beginning of a fault until another primary was named.
-
-    Examples
-    --------
-    >>> what_cannot_come_back([90], [90, 150], [100, 200], unwanted=1, longest_ms=50)
-    ''
-    >>> what_cannot_come_back([90], [90, 150], [100, 200], unwanted=0, longest_ms=50)
-    'there was no switch that nobody wanted'
     """
     if unwanted <= 0 or len(switches) < 2:
         return "there was no switch that nobody wanted"

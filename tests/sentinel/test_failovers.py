@@ -34,7 +34,6 @@ Fault = Callable[[Trio, random.Random], Instance]
 
 @pytest.fixture
 def scene(trio: Trio, spawn: SpawnWorker, tmp_path: Path) -> FailoverScene:
-    """Two workers' stage behind sentinels."""
     return FailoverScene(trio, spawn, tmp_path, PARTITIONS)
 
 
@@ -92,7 +91,6 @@ def fail_over(scene: FailoverScene, fault: Fault, rng: random.Random) -> tuple[f
 
 
 def start_workers(scene: FailoverScene) -> None:
-    """Let two workers share the partitions."""
     scene.worker("w1")
     scene.worker("w2")
     scene.wait_for_owners({"w1": PARTITIONS // 2, "w2": PARTITIONS // 2}, 60)
@@ -101,7 +99,6 @@ def start_workers(scene: FailoverScene) -> None:
 def run(
     scene: FailoverScene, faults: list[Fault], rng: random.Random
 ) -> tuple[Flow, list[tuple[float, float]]]:
-    """Let primaries fail while records flow."""
     took = []
     with scene.trio.switches() as switches, scene.flow(PER_SECOND) as flow:
         wait_for(partial(scene.every_partition_ran_since, 0.0), "every partition runs", 20)

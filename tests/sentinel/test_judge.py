@@ -6,7 +6,6 @@ CONFIRMED = [float(at) for at in range(0, 100_000, 100)]
 
 
 def judged(again: list[float], switches: list[float], unwanted: int = 1) -> str:
-    """Judge with faults that took a second until another primary was named."""
     return what_cannot_come_back(again, CONFIRMED, switches, unwanted=unwanted, longest_ms=1_000)
 
 

@@ -28,7 +28,6 @@ EVERYTHING = ReadAllAvailable()
 
 @pytest.fixture(autouse=True)
 def no_client_stays() -> Iterator[None]:
-    """Close what a test has opened."""
     yield
     while connection._clients:
         connection._clients.popitem()[1].close()
@@ -37,13 +36,11 @@ def no_client_stays() -> Iterator[None]:
 
 @pytest.fixture
 def here(calm: Trio, monkeypatch: pytest.MonkeyPatch) -> Connection:
-    """A connection to servers that nobody disturbs."""
     monkeypatch.setenv("STREAMWORKER_CONNECTION_CALM", calm.url)
     return Connection("calm", 20_000)
 
 
 def port_of(client: redis.Redis) -> int:
-    """Return the port of the server that answers."""
     return int(dict(client.config_get("port"))["port"] or 0)
 
 
@@ -156,7 +153,6 @@ class Query:
         self.position = self.reader.initialOffset()
 
     def plan(self) -> list[pa.RecordBatch]:
-        """Plan a micro-batch and read it."""
         end = self.reader.latestOffset(self.position, EVERYTHING)
         tasks = self.reader.partitions(self.position, end)
         found = [batch for task in tasks for batch in self.reader.read(task)]
@@ -165,19 +161,16 @@ class Query:
 
     @property
     def offset(self) -> Offset:
-        """Where it stands."""
         return from_json(self.position)
 
 
 @contextmanager
 def log_at(server: Instance) -> Iterator[AckedLog]:
-    """Write acked logs at one server."""
     with AckedLog(f"redis://:{server.password}@127.0.0.1:{server.port}/0", partitions=1) as log:
         yield log
 
 
 def everywhere(log: AckedLog) -> None:
-    """Wait until both replicas have what was written so far."""
     log.redis.set("mark", "")
     assert log.redis.wait(2, 10_000) == 2
 
@@ -194,7 +187,6 @@ def failover_that_loses(steady: Trio) -> Iterator[None]:
 
 
 def rows(batches: list[pa.RecordBatch]) -> int:
-    """Count rows."""
     return sum(batch.num_rows for batch in batches)
 
 

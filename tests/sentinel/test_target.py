@@ -29,14 +29,11 @@ CALL_TIMEOUT_MS = 2_500
 
 
 async def port_of(backend: Backend) -> int:
-    """Return the port of the server that answers."""
     told = await backend.execute("CONFIG", "GET", "port")
     return int(told[1])
 
 
 def names(host: str, port: int, epoch: int) -> Callable[[list[bytes]], bytes]:
-    """Return what a sentinel does that names a place."""
-
     def bulk(text: object) -> bytes:
         data = str(text).encode()
         return b"$%d\r\n%s\r\n" % (len(data), data)
@@ -55,7 +52,6 @@ def names(host: str, port: int, epoch: int) -> Callable[[list[bytes]], bytes]:
 
 
 def says_primary(words: list[bytes]) -> bytes:
-    """Answer as a primary does that knows little."""
     return b"*2\r\n$4\r\nrole\r\n$6\r\nmaster\r\n" if words[0] == b"HELLO" else b"+OK\r\n"
 
 
@@ -99,7 +95,6 @@ async def test_a_user_of_the_sentinels_needs_few_rights(calm: Trio) -> None:
 
 
 def is_listened_to(sentinel: Instance) -> bool:
-    """Whether somebody listens to all that a sentinel says of failovers."""
     return any(client["user"] == "listener" and client["sub"] == "3" for client in sentinel.clients())
 
 

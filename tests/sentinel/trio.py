@@ -49,8 +49,6 @@ INFO_PERIOD_MS = 500
 
 
 class Instance:
-    """One server or sentinel."""
-
     def __init__(self, binary: Path, folder: Path, port: int, password: str, config: str) -> None:
         self.port = port
         self.password = password
@@ -64,14 +62,12 @@ class Instance:
         self._arguments: list[str] = []
 
     def start(self, *arguments: str) -> None:
-        """Start it and wait until it answers."""
         self._child = Child(
             [str(self._binary), str(self._config), *arguments], log_path=self.folder / "server.log"
         )
         wait_for(self.answers, f"the server at port {self.port} answers; its log: {self._child.log_tail()}")
 
     def client(self) -> redis.Redis:
-        """Return a client of its own for it."""
         return redis.Redis(
             port=self.port,
             password=self.password,
@@ -90,12 +86,10 @@ class Instance:
                 return client.execute_command(*words)
 
     def clients(self) -> list[dict[str, str]]:
-        """Return who is connected."""
         lines = str(self.ask("CLIENT", "LIST")).splitlines()
         return [dict(word.split("=", 1) for word in line.split()) for line in lines]
 
     def answers(self) -> bool:
-        """Whether it is there."""
         try:
             return bool(self.ask("PING"))
         except redis.RedisError:
@@ -111,43 +105,28 @@ class Instance:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
         return self._child is not None and self._child.running
 
     def kill(self) -> None:
-        """End it at once."""
         if self._child is not None:
             self._child.kill()
 
     def pause(self) -> None:
-        """Stop it where it stands."""
         assert self._child is not None
         os.kill(self._child.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
         assert self._child is not None
         os.kill(self._child.pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """End it, whatever its state."""
         if self.running:
             self.resume()
         self.kill()
 
 
 class Trio:
-    """Three servers, one of which is the primary, and three sentinels.
-
-    Parameters
-    ----------
-    folder
-        Where their files go.
-    binary
-        A valkey-server or redis-server; None takes the one that embedded servers are.
-    down_after_ms
-        How soon a silent primary is replaced.
-    """
+    """Three servers, one of which is the primary, and three sentinels."""
 
     def __init__(
         self, folder: Path, binary: str | None = None, *, down_after_ms: int = DOWN_AFTER_MS
@@ -245,7 +224,6 @@ class Trio:
 
     @property
     def url(self) -> str:
-        """The URL to connect with."""
         places = ",".join(f"127.0.0.1:{one.port}" for one in self.sentinels)
         return (
             f"redis+sentinel://:{self.password}@{places}/0?service={SERVICE}"
@@ -253,13 +231,11 @@ class Trio:
         )
 
     def let_sentinels_talk(self, every_ms: int) -> None:
-        """Set how often they tell each other what they know."""
         for sentinel in self.sentinels:
             sentinel.ask("SENTINEL", "DEBUG", "PUBLISH-PERIOD", every_ms)
             sentinel.ask("SENTINEL", "DEBUG", "INFO-PERIOD", INFO_PERIOD_MS)
 
     def let_primary_be_silent(self, for_ms: int) -> None:
-        """Set how long it may be before it is taken for down."""
         for sentinel in self.sentinels:
             sentinel.ask("SENTINEL", "SET", SERVICE, "down-after-milliseconds", for_ms)
 

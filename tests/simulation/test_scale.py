@@ -47,7 +47,6 @@ class CountingModel(RedisModel):
         self.count: Counter[str] = Counter()
 
     def perform(self, effect: ev.Effect, lost: Callable[[], bool] = lambda: False) -> ev.Event:
-        """Count what is asked."""
         kind = type(effect).__name__
         match effect:
             case ev.AcquireLocks(partitions=several) | ev.ReleaseLocks(epochs=several):
@@ -57,17 +56,14 @@ class CountingModel(RedisModel):
         return super().perform(effect, lost)
 
     def heartbeat(self, *args: object, **kwargs: object) -> membership_events.HeartbeatDone:
-        """Count it."""
         self.count["heartbeat"] += 1
         return super().heartbeat(*args, **kwargs)  # type: ignore[arg-type]
 
     def post(self, message: ControlMessage) -> None:
-        """Count it."""
         self.count["post"] += 1
         super().post(message)
 
     def control_after(self, serial: int) -> tuple[int, tuple[ControlMessage, ...]]:
-        """Count it: somebody's blocked read came back."""
         self.count["listen"] += 1
         return super().control_after(serial)
 
@@ -89,7 +85,6 @@ class LargeWorld(World):
             self.start()
 
     def setup(self, worker: SimWorker) -> Setup:
-        """Let each worker be the member that the document names."""
         return replace(super().setup(worker), nonce=lambda: NONCE)
 
     @property
@@ -99,7 +94,6 @@ class LargeWorld(World):
 
 
 def large_group(workers: int, partitions: int, assignment: str) -> Membership:
-    """Return a group with names as long as those of real hosts."""
     members = tuple(
         Member(f"w{n}.{NONCE}", f"w{n}", f"ip-10-0-{n // 256}-{n % 256}", 10_000 + n, START_MS)
         for n in range(1, workers + 1)
@@ -110,15 +104,12 @@ def large_group(workers: int, partitions: int, assignment: str) -> Membership:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one change came to."""
-
     change: str
     took_ms: int
     moved: int
     counted: Counter[str]
 
     def each(self, workers: int, kind: str) -> float:
-        """Return commands of a kind for each worker."""
         return self.counted[kind] / workers
 
 
@@ -137,7 +128,6 @@ def cost_of(world: LargeWorld, change: str) -> Cost:
 
 
 def settled(workers: int, partitions: int, assignment: str) -> LargeWorld:
-    """Return a group that everybody knows to be at rest."""
     world = LargeWorld(workers, partitions, assignment)
     assert world.clock.run_until(lambda: world.is_at_rest, SETTLE_MS, step_ms=500) is not None
     world.clock.run_for(3_000)

@@ -28,7 +28,6 @@ def failures(schedule: Schedule, count: int) -> list[Outcome]:
 
 
 def told(failed: list[Outcome]) -> str:
-    """Say what to look at first."""
     return "\n\n".join(explain(outcome) for outcome in failed[:2])
 
 

@@ -24,12 +24,10 @@ class Says(Coordinator):
         self.heard: list[ev.Event] = []
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
-        """Answer its start."""
         self.heard.append(event)
         return list(self._effects) if isinstance(event, ev.Started) else []
 
     def next_deadline_ms(self) -> int | None:
-        """Return that it waits for nothing."""
         return None
 
 

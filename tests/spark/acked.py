@@ -59,13 +59,11 @@ class AckedLog:
         self._runner.run(declare(self._backend, StreamKeys(app, "orders"), partitions, "json"))
 
     def close(self) -> None:
-        """Let go of the connections."""
         self._runner.run(self._backend.aclose())
         self._runner.close()
         self._held.close()
 
     def reconnect(self) -> None:
-        """Drop connections to a server that was started anew."""
         self._runner.run(self._backend.aclose())
         self._backend = Backend.open(self._url, name="tests")
 
@@ -78,7 +76,6 @@ class AckedLog:
         self.close()
 
     def options(self, **more: str) -> dict[str, str]:
-        """Return the options that read this log."""
         return {"app": self.app, "stream": "orders", "processor": "price", **more}
 
     def declare(self, schema: pa.Schema) -> None:
@@ -86,11 +83,9 @@ class AckedLog:
         self._runner.run(declare_schema(self._backend, self.keys, schema))
 
     def register(self) -> None:
-        """Make the locks, as a worker's start does."""
         self._runner.run(register(self._backend, self.keys, self.partitions, "earliest"))
 
     def identity(self, partition: int) -> str:
-        """Return the identity of a log."""
         return str(self.redis.hget(self.keys.lock(partition), "log").decode())
 
     def append(self, partition: int, batch: pa.RecordBatch, *, check_schema: bool = True) -> int:
@@ -124,22 +119,18 @@ class AckedLog:
         return reply.rows
 
     def fill(self, partition: int, counts: Sequence[int]) -> None:
-        """Commit batches of these sizes with numbers that no other row of the log has."""
         for count in counts:
             first = len(self.written[partition]) + partition * 1_000_000
             self.append(partition, orders(first, count))
 
     def reset(self, partition: int, to: EntryId) -> None:
-        """Move the group's checkpoint, as ``streamworker reset`` does."""
         moved = move_checkpoint(self._backend, self.keys, partition, to, entries=0, owner=OWNER)
         assert isinstance(self._runner.run(moved), EntryId)
 
     def trim(self, partition: int, rows: int) -> None:
-        """Drop entries up to row ``rows``, whoever needs them."""
         self.redis.xtrim(self.keys.acked(partition), minid=f"{rows}-1", approximate=False)
 
     def entries(self, partition: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Return the entries of a log as they are."""
         return list(self.redis.xrange(self.keys.acked(partition)))
 
     def rewrite(self, partition: int, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
@@ -152,7 +143,6 @@ class AckedLog:
         self.redis.hset(self.keys.lock(partition), mapping=lock)
 
     def numbers(self, partition: int | None = None) -> list[int]:
-        """Return column ``n`` of all rows written, in order."""
         chosen = self.written if partition is None else {partition: self.written[partition]}
         return sorted(row["n"] for rows in chosen.values() for row in rows)
 

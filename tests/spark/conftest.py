@@ -62,7 +62,6 @@ def spark_session(connections_file: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def spark(spark_session: Session) -> SparkSession:
-    """The Spark session itself."""
     return spark_session.spark
 
 

@@ -21,12 +21,10 @@ ROWS_A_BATCH = "400"
 
 
 def legs(frame: DataFrame) -> DataFrame:
-    """Return every row with where it comes from."""
     return frame.select("n", "_partition", "_offset")
 
 
 def totals(frame: DataFrame) -> DataFrame:
-    """Return what there is of each user."""
     return frame.groupBy("user").agg(F.count("*").alias("orders"), F.sum("n").alias("n"))
 
 
@@ -40,7 +38,6 @@ def pipelines_in(folder: Path) -> list[PipelineSpec]:
 
 
 def main(folder: Path, master: str = "local[2]") -> int:
-    """Run until told to stop."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     stop = threading.Event()

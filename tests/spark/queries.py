@@ -12,39 +12,32 @@ from tests.helpers import wait_for
 
 
 def rows(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-    """Return the streaming DataFrame."""
     return spark.readStream.format("streamworker").options(**options).load()
 
 
 def batch(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-    """Return the batch DataFrame."""
     return spark.read.format("streamworker").options(**options).load()
 
 
 def start(
     frame: DataFrame, folder: Path, *, trigger: Mapping[str, Any] | None = None, mode: str = "append"
 ) -> StreamingQuery:
-    """Start writing to ``folder``/table, with a checkpoint beside it."""
     writer = frame.writeStream.format("parquet").outputMode(mode)
     writer = writer.option("path", str(folder / "table")).option("checkpointLocation", str(folder / "ck"))
     return writer.trigger(**(trigger or {"availableNow": True})).start()
 
 
 def run(spark: SparkSession, options: Mapping[str, str], folder: Path) -> StreamingQuery:
-    """Run a query over what is there to its end."""
     query = start(rows(spark, options), folder)
     query.awaitTermination()
     return query
 
 
 def table(spark: SparkSession, folder: Path) -> list[int]:
-    """Return column ``n`` of the table, sorted."""
     return sorted(row.n for row in spark.read.parquet(str(folder / "table")).select("n").collect())
 
 
 def wait_for_rows(query: StreamingQuery, count: int) -> None:
-    """Wait until a query has written so many rows."""
-
     def arrived() -> bool:
         error = query.exception()
         assert error is None, str(error)

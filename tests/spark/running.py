@@ -23,23 +23,18 @@ class Running:
         self.code = run_pipelines(specs, session=session, stop=self.stop, on_progress=self.told.append)
 
     def rows(self) -> int:
-        """Return how many rows it has written."""
         return sum(each.rows for each in self.told)
 
     def batches(self) -> int:
-        """Return how many micro-batches it has finished."""
         return sum(each.state == "running" for each in self.told)
 
     def restarts(self) -> int:
-        """Return how often a query of it has failed and was started again."""
         return sum(each.state == "restarting" for each in self.told)
 
     def position(self) -> int:
-        """Return how many rows of the logs are behind it."""
         return sum(self.told[-1].positions.values()) if self.told else 0
 
     def wait_for_rows(self, count: int) -> None:
-        """Wait until it has written so many rows."""
         wait_for(lambda: self.rows() >= count, f"the pipeline has written {count} rows", timeout_s=60)
 
     def wait_for_state(self, state: str) -> PipelineProgress:
@@ -51,7 +46,6 @@ class Running:
         )  # type: ignore[return-value]  # wait_for returns what is true
 
     def end(self) -> int | None:
-        """Stop it and return its code."""
         self.stop.set()
         self._thread.join(60)
         return self.code

@@ -10,8 +10,6 @@ from streamworker.records import RecordType
 
 @dataclass
 class Order:
-    """What the acked logs of tests hold."""
-
     n: int
     user: str
     amount: float

@@ -29,17 +29,14 @@ CHECKPOINT = Path("lake/.streamworker/revenue/revenue/checkpoint")
 
 @pytest.fixture(autouse=True)
 def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results go where the test runs."""
     monkeypatch.chdir(tmp_path)
 
 
 def same(frame: DataFrame) -> DataFrame:
-    """Return the rows as they are."""
     return frame
 
 
 def by_user(frame: DataFrame) -> DataFrame:
-    """Return how many orders each user has."""
     return frame.groupBy("user").agg(F.count("*").alias("orders"))
 
 
@@ -52,12 +49,10 @@ def pass_by(session: Session, acked: AckedLog, function: Callable[[DataFrame], D
 
 
 def lose_it() -> None:
-    """Lose the checkpoint directory."""
     shutil.rmtree(CHECKPOINT)
 
 
 def content(session: Session) -> list[tuple[object, ...]]:
-    """Return what is in the table."""
     return sorted(tuple(row) for row in session.spark.read.parquet(str(TABLE.resolve())).collect())
 
 
@@ -119,7 +114,6 @@ def test_a_query_of_your_own_is_refused_by_the_name_of_its_reader(
 
 
 def reader_of(options: dict[str, str]) -> LogStreamReader:
-    """Return the source's reader as a new process of Spark makes it."""
     return LogStreamReader(parse_options(options, streaming=True), spark_schema(ORDER))
 
 
@@ -147,7 +141,6 @@ def test_a_start_that_spark_did_not_come_to_write_down_may_be_made_again(
 
 
 def places(acked: AckedLog) -> dict[str, int]:
-    """Return up to which row of partition 0 each reader needs nothing any more."""
     told = acked.redis.hgetall(acked.keys.readers)
     return {name.decode(): json.loads(value)["p"]["0"] for name, value in told.items()}
 

@@ -19,8 +19,6 @@ from tests.spark.queries import batch, run
 
 @dataclass
 class Ride:
-    """What is sent."""
-
     n: int
     user: str
     fare: float
@@ -31,8 +29,6 @@ class Ride:
 
 @dataclass
 class Priced:
-    """What is forwarded."""
-
     n: int
     total: float
 

@@ -19,7 +19,6 @@ URL = "redis://:canary-secret@127.0.0.1:6390/0"
 
 
 def secret_file(path: Path, text: str, mode: int = 0o600) -> dict[str, str]:
-    """Write a connections file; return the environment that names it."""
     path.write_text(text)
     path.chmod(mode)
     return {"STREAMWORKER_CONNECTIONS": str(path)}

@@ -22,7 +22,6 @@ OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="
 
 @pytest.fixture
 def acked(nodes: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AckedLog]:
-    """Acked logs in all parts of the Cluster."""
     monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", nodes.url)
     with AckedLog(nodes.url, partitions=PARTITIONS) as log:
         yield log
@@ -31,14 +30,12 @@ def acked(nodes: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 
 
 def read_all(logs: AckedLogs) -> list[int]:
-    """Read all rows that there are."""
     tails = logs.tails()
     slices = [Slice(p, tail.log, 0, tail.rows) for p, tail in tails.items() if tail.rows]
     return sorted(n for part in slices for entry in logs.read(part) for n in entry.batch["n"].to_pylist())
 
 
 def calls_of(node: Any, command: str) -> int:
-    """Return how often a node was asked something."""
     with client_of(node) as client:
         return int(client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 

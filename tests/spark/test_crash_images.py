@@ -58,11 +58,9 @@ class Lives:
         assert self._process.stdout.readline().strip() == word, self.said()
 
     def said(self) -> str:
-        """Return the end of what it has logged."""
         return self.folder.with_suffix(".log").read_text()[-3000:]
 
     def tell(self, word: str) -> None:
-        """Tell it to live or to die."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
@@ -106,7 +104,6 @@ class Lives:
         return code
 
     def kill(self) -> None:
-        """End it whatever it does."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 

@@ -53,11 +53,9 @@ class Driver:
         self._said_before = self.said_so_far()
 
     def said_so_far(self) -> int:
-        """Return how often a driver in this folder has said that it waits."""
         return (self._folder / "driver.log").read_text().count(WAITS)
 
     def waits(self) -> bool:
-        """Whether it has said that the JVM of the one before is still there."""
         return self.alive() and self.said_so_far() > self._said_before
 
     def alive(self) -> bool:
@@ -66,14 +64,12 @@ class Driver:
         return True
 
     def kill(self) -> None:
-        """End driver and JVM with SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
 
     def jvm(self) -> psutil.Process | None:
-        """Return its JVM, once there is one."""
         children = psutil.Process(self._process.pid).children(recursive=True)
         return next((process for process in children if process.name() == "java"), None)
 
@@ -121,12 +117,10 @@ def highest(folder: Path) -> int:
 
 
 def numbered(folder: Path, name: str, kind: str) -> int:
-    """Return the highest number in one of the logs of a pipeline's checkpoint directory."""
     return highest(folder / ".streamworker" / name / name / "checkpoint" / kind)
 
 
 def in_table(folder: Path, name: str) -> int:
-    """Return the number of the last batch that is in a pipeline's table."""
     table = folder / name
     if table.is_symlink():
         return int(table.readlink().name.rpartition("-")[2])
@@ -142,8 +136,6 @@ def stage(folder: Path, name: str) -> str:
 
 
 class Living(Protocol):
-    """A driver."""
-
     def alive(self) -> bool:
         """Whether it runs; fails the test if it has ended by itself."""
 
@@ -250,7 +242,6 @@ def finish(orphan: psutil.Process | None, acked: AckedLog, driver: Driver, folde
 
 
 def assert_swept(scratch: Path) -> None:
-    """Of those that were killed nothing is left but what their JVMs have said."""
     left = {str(each.relative_to(scratch)) for each in scratch.rglob("*") if each.is_file()}
     ours = {name for name in left if name.startswith(PREFIX)}
     assert {name.partition("/")[2] for name in ours} <= {LOCK_NAME, LOG_NAME}, ours

@@ -79,7 +79,6 @@ def test_the_lock_of_a_killed_driver_lasts_as_long_as_its_jvm(tmp_path: Path) ->
 
 
 def is_free(checkpoint: Path) -> bool:
-    """Return whether nobody holds the lock."""
     try:
         with sole_driver({"revenue": checkpoint}, NEVER, wait_s=0):
             return True

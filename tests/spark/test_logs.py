@@ -29,20 +29,17 @@ OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="
 
 @pytest.fixture
 def acked(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[AckedLog]:
-    """Acked logs that this process reads itself."""
     monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
     with AckedLog(redis_url, partitions=2) as log:
         yield log
 
 
 def whole(reader: AckedLogs, partition: int = 0) -> Slice:
-    """Return the slice of all rows of a partition."""
     tail = reader.tails()[partition]
     return Slice(partition, tail.log, 0, tail.rows)
 
 
 def values(entries: Iterator[LogEntry]) -> list[int]:
-    """Return column ``n`` of entries, in order."""
     return [n for entry in entries for n in entry.batch["n"].to_pylist()]
 
 

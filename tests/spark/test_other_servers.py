@@ -17,7 +17,6 @@ PARTITIONS = 4
 
 @pytest.fixture
 def trio(tmp_path: Path) -> Iterator[Trio]:
-    """Servers and sentinels of this test alone."""
     with Trio(tmp_path / "trio") as trio:
         yield trio
 

@@ -35,22 +35,18 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def same(frame: DataFrame) -> DataFrame:
-    """Return the rows as they are."""
     return frame
 
 
 def by_user(frame: DataFrame) -> DataFrame:
-    """Return what each user spent."""
     return frame.groupBy("user").agg(F.sum("amount").alias("amount"), F.count("*").alias("orders"))
 
 
 def numbers(session: Session, path: str = "lake/revenue") -> list[int]:
-    """Return column ``n`` of a table, sorted."""
     return sorted(row.n for row in session.spark.read.parquet(str(Path(path).absolute())).collect())
 
 
 def spent(session: Session) -> dict[str, tuple[float, int]]:
-    """Return the table of :func:`by_user`."""
     rows = session.spark.read.parquet(str(Path("lake/revenue").absolute())).collect()
     return {row.user: (row.amount, row.orders) for row in rows}
 
@@ -284,7 +280,6 @@ def test_a_stop_lets_the_batch_under_way_finish(spark_session: Session, acked: A
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, restarts: int = 5) -> None:
-    """Do not wait long before a query is started again."""
     monkeypatch.setattr(pipelines, "FIRST_PAUSE_MS", 50)
     monkeypatch.setattr(pipelines, "RESTARTS_MAX", restarts)
 

@@ -62,15 +62,7 @@ def kill_one(jvm: psutil.Process, rng: random.Random) -> bool:
 def kill_often(
     kills: int, jvm: psutil.Process, acked: AckedLog, done: Callable[[], int], hits: Callable[[], int]
 ) -> int:
-    """Kill a process so often, and on until a task was hit; returns how often.
-
-    Parameters
-    ----------
-    done
-        How many batches are behind the query.
-    hits
-        How many kills it has noticed. A process that was waiting for work is not missed.
-    """
+    """Kill a process so often, and on until a task was hit; returns how often."""
     rng = random.Random(kills)
     count = 0
 
@@ -118,7 +110,6 @@ def survive_in_one_session(kills: int, session: Session, acked: AckedLog, folder
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait long before a query is started again."""
     monkeypatch.setattr(pipelines, "FIRST_PAUSE_MS", 50)
 
 

@@ -30,12 +30,10 @@ time.sleep(60)
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests' folders are left alone."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def names(folder: Path) -> set[str]:
-    """Return what is in a folder."""
     return {each.name for each in folder.iterdir()}
 
 

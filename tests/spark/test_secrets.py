@@ -22,7 +22,6 @@ EVENT_LOG_BYTES_MIN = 10_000
 
 
 def printed(frame: DataFrame) -> str:
-    """Return the plans of a DataFrame."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         frame.explain(extended=True)

@@ -109,7 +109,6 @@ class Trial:
 
 
 def named_in(warnings: list[str]) -> set[int]:
-    """Return the numbers of the rows that warnings say are missing."""
     found: set[int] = set()
     for first, last in (match.groups() for each in warnings for match in MISSING.finditer(each)):
         found |= set(range(int(first) - 1, int(last)))
@@ -251,18 +250,15 @@ class Watch:
         self.looks = self.trimmed_too_far = 0
 
     def told(self, name: str) -> int:
-        """Return how far a reader has told that it is."""
         value = self._redis.hget(self._keys.readers, name)
         self._look()
         return int(json.loads(value)["p"].get("0", 0)) if value else -1
 
     def length(self) -> int:
-        """Return how many entries the log has."""
         self._look()
         return int(self._redis.xlen(self._keys.acked(0)))
 
     def first(self) -> int:
-        """Return how many rows have been trimmed."""
         entries = self._redis.xrange(self._keys.acked(0), count=1)
         rows_before = int(self._redis.hget(self._keys.lock(0), "rows") or 0)
         if not entries:
