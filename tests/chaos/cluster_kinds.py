@@ -64,11 +64,8 @@ class OfPair(OnCluster):
         return f"{primary.name} with {what}", frozenset(takes)
 
 
-class ReplicaKilled(OfPair):
+class ReplicaKilled(OfPair, name="replica killed", lasts_s=(0.0, 2.0)):
     """SIGKILL of a replica, and started again."""
-
-    name = "replica killed"
-    lasts_s = (0.0, 2.0)
 
     def begin(self) -> None:
         self.replica.kill()
@@ -79,11 +76,8 @@ class ReplicaKilled(OfPair):
         return self.replica.follows
 
 
-class ReplicaFrozen(OfPair):
+class ReplicaFrozen(OfPair, name="replica frozen", lasts_s=(0.5, 5.0)):
     """SIGSTOP and SIGCONT of a replica."""
-
-    name = "replica frozen"
-    lasts_s = (0.5, 5.0)
 
     def begin(self) -> None:
         self.replica.pause()
@@ -94,12 +88,10 @@ class ReplicaFrozen(OfPair):
         return self.replica.follows
 
 
-class FailoverPlanned(OfPair):
+class FailoverPlanned(OfPair, name="failover planned", lasts_s=(0.2, 0.5)):
     """``CLUSTER FAILOVER``: a replica takes over once it has everything."""
 
-    name = "failover planned"
     is_voted = True
-    lasts_s = (0.2, 0.5)
 
     def begin(self) -> None:
         self._until_s = time.monotonic() + TAKE_OVER_S
@@ -115,11 +107,9 @@ class FailoverPlanned(OfPair):
         return time.monotonic() > self._until_s and self.primary.is_primary and self.replica.follows
 
 
-class _Unprepared(OfPair):
+class _Unprepared(OfPair, loses=BEHIND, lasts_s=(0.0, 0.1)):
     """A replica takes over from a primary that does not answer any more."""
 
-    loses = BEHIND
-    lasts_s = (0.0, 0.1)
     is_voted = True
 
     def begin(self) -> None:
@@ -152,26 +142,20 @@ class _Unprepared(OfPair):
         return self.primary.is_primary and self.replica.follows
 
 
-class PrimaryLost(_Unprepared):
+class PrimaryLost(_Unprepared, name="primary killed, its replica takes over"):
     """SIGKILL of a primary; its replica takes over, and it comes back as a replica."""
 
-    name = "primary killed, its replica takes over"
 
-
-class MembershipPrimaryLost(PrimaryLost):
+class MembershipPrimaryLost(PrimaryLost, name="primary of the membership killed, its replica takes over"):
     """The same of the primary that has the membership."""
-
-    name = "primary of the membership killed, its replica takes over"
 
     def choose(self) -> tuple[str, frozenset[str]] | None:
         found = self.cluster.server_of(self.field.names.of_group("members"))
         return None if found is None else self.pair(found.shard)
 
 
-class PrimaryFrozen(_Unprepared):
+class PrimaryFrozen(_Unprepared, name="primary frozen, its replica takes over"):
     """SIGSTOP of a primary until its replica has its place: it wakes, and takes itself for the primary."""
-
-    name = "primary frozen, its replica takes over"
 
     def hurt(self) -> None:
         self.primary.pause()
@@ -181,11 +165,10 @@ class PrimaryFrozen(_Unprepared):
             self.primary.resume()
 
 
-class PrimaryLostUnfollowed(_Unprepared):
+class PrimaryLostUnfollowed(
+    _Unprepared, name="primary killed, its replica had not followed", lasts_s=(0.3, 1.0)
+):
     """A replica that has heard nothing for a moment takes over: what was confirmed meanwhile is lost."""
-
-    name = "primary killed, its replica had not followed"
-    lasts_s = (0.3, 1.0)
 
     def hurt(self) -> None:
         self._is_killed = False
@@ -234,11 +217,8 @@ class _SlotMoves(OnCluster):
             return int(client.execute_command("WAIT", 1, 500)) >= 1
 
 
-class SlotMovesByKeys(_SlotMoves):
+class SlotMovesByKeys(_SlotMoves, name="slot moves key by key", lasts_s=(0.2, 2.0)):
     """Key by key, as ``redis-cli --cluster reshard`` does: some are here for a while, and some there."""
-
-    name = "slot moves key by key"
-    lasts_s = (0.2, 2.0)
 
     def begin(self) -> None:
         self._is_given = False
@@ -269,11 +249,8 @@ class SlotMovesByKeys(_SlotMoves):
         return len(names)
 
 
-class SlotMovesWhole(_SlotMoves):
+class SlotMovesWhole(_SlotMoves, name="slot moves whole", lasts_s=(0.1, 0.5)):
     """In one step, as Valkey 9 does: copied meanwhile, and handed over."""
-
-    name = "slot moves whole"
-    lasts_s = (0.1, 0.5)
 
     def begin(self) -> None:
         self._until_s = time.monotonic() + TAKE_OVER_S

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -116,6 +116,11 @@ class Nemesis(ABC):
     lasts_s: ClassVar[tuple[float, float]] = (0.5, 3.0)
     """How long it may take."""
 
+    def __init_subclass__(
+        cls, *, name: str = "", loses: str = "", lasts_s: tuple[float, float] | None = None
+    ) -> None:
+        cls.name, cls.loses, cls.lasts_s = name, loses or cls.loses, lasts_s or cls.lasts_s
+
     def __init__(self) -> None:
         self.field: Field
         self.rng: random.Random
@@ -160,77 +165,60 @@ class Nemesis(ABC):
 # -- processes -------------------------------------------------------------------------------------
 
 
-class _OfWorker(Nemesis):
-    """A fault of one worker's process."""
+class _OfProcess(Nemesis):
+    """A fault of one process, a worker's, which a signal begins; it is started again once it has ended."""
 
     slot: Slot
+    is_of_worker: ClassVar[bool] = True
+    begins_with: ClassVar[signal.Signals] = signal.SIGKILL
 
     def choose(self) -> tuple[str, frozenset[str]] | None:
-        found = self.field.workers()
+        slots = self.field.slots
+        found = [slot for slot in slots if slot.is_worker is self.is_of_worker and slot.running]
         if not found:
             return None
         self.slot = self.rng.choice(found)
         return self.slot.name, frozenset({f"process {self.slot.name}"})
 
-    def _again(self) -> bool:
+    def begin(self) -> None:
+        self.slot.send(self.begins_with)
+
+    def end(self) -> bool:
         if self.slot.running:
             return False
         self.slot.begin()
         return True
 
 
-class WorkerKilled(_OfWorker):
+class WorkerKilled(_OfProcess, name="worker killed", lasts_s=(0.0, 2.0)):
     """SIGKILL, and started again after a while."""
 
-    name = "worker killed"
-    lasts_s = (0.0, 2.0)
 
-    def begin(self) -> None:
-        self.slot.send(signal.SIGKILL)
-
-    def end(self) -> bool:
-        return self._again()
-
-
-class WorkerStopped(_OfWorker):
+class WorkerStopped(_OfProcess, name="worker asked to leave", lasts_s=(0.2, 2.0)):
     """SIGTERM: it drains and leaves; and started again."""
 
-    name = "worker asked to leave"
-    lasts_s = (0.2, 2.0)
-
-    def begin(self) -> None:
-        self.slot.send(signal.SIGTERM)
-
-    def end(self) -> bool:
-        return self._again()
+    begins_with = signal.SIGTERM
 
 
-class WorkerFrozen(_OfWorker):
+class WorkerFrozen(_OfProcess, name="worker frozen", lasts_s=(0.5, 6.0)):
     """SIGSTOP for longer than it takes to be thought dead, and SIGCONT: a zombie."""
 
-    name = "worker frozen"
-    lasts_s = (0.5, 6.0)
-
-    def begin(self) -> None:
-        self.slot.send(signal.SIGSTOP)
+    begins_with = signal.SIGSTOP
 
     def end(self) -> bool:
         self.slot.send(signal.SIGCONT)
         return True
 
 
-class WorkerFlaps(_OfWorker):
+class WorkerFlaps(_OfProcess, name="worker flaps", lasts_s=(2.0, 5.0)):
     """It comes and goes, and comes and goes: killed again as soon as it has begun."""
-
-    name = "worker flaps"
-    lasts_s = (2.0, 5.0)
 
     def begin(self) -> None:
         self._left = self.rng.randint(1, 3)
-        self.slot.send(signal.SIGKILL)
+        super().begin()
 
     def end(self) -> bool:
-        if not self._again():
+        if not super().end():
             return False
         if not self._left:
             return True
@@ -240,39 +228,18 @@ class WorkerFlaps(_OfWorker):
         return False
 
 
-class ProducerKilled(Nemesis):
+class ProducerKilled(_OfProcess, name="producer killed", lasts_s=(0.0, 1.0)):
     """SIGKILL of a producer, and another one in its place: what was under way may come late."""
 
-    name = "producer killed"
-    lasts_s = (0.0, 1.0)
-    slot: Slot
+    is_of_worker = False
 
     @classmethod
     def missing(cls, field: Field) -> str:
         return "" if any(not slot.is_worker for slot in field.slots) else "there are no producers"
 
-    def choose(self) -> tuple[str, frozenset[str]] | None:
-        found = [slot for slot in self.field.slots if not slot.is_worker and slot.running]
-        if not found:
-            return None
-        self.slot = self.rng.choice(found)
-        return self.slot.name, frozenset({f"process {self.slot.name}"})
 
-    def begin(self) -> None:
-        self.slot.send(signal.SIGKILL)
-
-    def end(self) -> bool:
-        if self.slot.running:
-            return False
-        self.slot.begin()
-        return True
-
-
-class Starved(_OfWorker):
+class Starved(_OfProcess, name="worker starved", lasts_s=(1.0, 4.0)):
     """A worker at the lowest priority, beside processes that compute."""
-
-    name = "worker starved"
-    lasts_s = (1.0, 4.0)
 
     @classmethod
     def missing(cls, field: Field) -> str:
@@ -332,98 +299,72 @@ class _OfLine(Nemesis):
         return True
 
 
-class LineSlow(_OfLine):
+class LineSlow(_OfLine, name="line slow"):
     """Bytes take 20 to 300 ms, each way."""
-
-    name = "line slow"
 
     def begin(self) -> None:
         self.proxy.disturb(delay_ms=self.rng.choice((20, 80, 150, 300)))
 
 
-class LineNarrow(_OfLine):
+class LineNarrow(_OfLine, name="line narrow"):
     """20 to 200 kB a second, each way."""
-
-    name = "line narrow"
 
     def begin(self) -> None:
         self.proxy.disturb(bandwidth=self.rng.choice((20_000, 50_000, 200_000)))
 
 
-class LineCut(_OfLine):
+class LineCut(_OfLine, name="line cut", lasts_s=(0.3, 5.0)):
     """Nothing passes, either way; it comes late."""
 
-    name = "line cut"
-    lasts_s = (0.3, 5.0)
+    ways: ClassVar[Mapping[str, bool]] = {}
 
     def begin(self) -> None:
-        self.tell(self.proxy.hold)
+        self.tell(self.proxy.hold, **self.ways)
 
 
-class RequestsHeld(_OfLine):
+class RequestsHeld(LineCut, name="requests held back"):
     """No request passes: they come late, some of them after their sender has given up."""
 
-    name = "requests held back"
-    lasts_s = (0.3, 5.0)
-
-    def begin(self) -> None:
-        self.tell(self.proxy.hold, up=True, down=False)
+    ways: ClassVar[Mapping[str, bool]] = {"up": True, "down": False}
 
 
-class RepliesHeld(_OfLine):
+class RepliesHeld(LineCut, name="replies held back"):
     """Requests are done, and their replies come late or to nobody."""
 
-    name = "replies held back"
-    lasts_s = (0.3, 5.0)
-
-    def begin(self) -> None:
-        self.tell(self.proxy.hold, up=False, down=True)
+    ways: ClassVar[Mapping[str, bool]] = {"up": False, "down": True}
 
 
-class RepliesLost(_OfLine):
+class RepliesLost(_OfLine, name="replies lost"):
     """Scripts are done, and their replies are lost with their connections."""
-
-    name = "replies lost"
 
     def begin(self) -> None:
         self.proxy.disturb(only_after=b"EVALSHA", lose=self.rng.randint(1, 6))
 
 
-class RepliesCut(_OfLine):
+class RepliesCut(_OfLine, name="replies cut"):
     """Replies end in mid-frame."""
-
-    name = "replies cut"
 
     def begin(self) -> None:
         self.proxy.disturb(cut=self.rng.randint(1, 4))
 
 
-class ConnectionsReset(_OfLine):
+class ConnectionsReset(_OfLine, name="connections reset", lasts_s=(0.0, 0.2)):
     """All connections of a process are reset at once."""
-
-    name = "connections reset"
-    lasts_s = (0.0, 0.2)
 
     def begin(self) -> None:
         self.tell(self.proxy.reset)
 
 
-class ConnectionsRefused(_OfLine):
+class ConnectionsRefused(_OfLine, name="connections refused", lasts_s=(0.3, 4.0)):
     """All connections of a process are reset, and it can make no other."""
-
-    name = "connections refused"
-    lasts_s = (0.3, 4.0)
 
     def begin(self) -> None:
         self.proxy.disturb(refuse=True)
         self.tell(self.proxy.reset)
 
 
-class LinkDown(Nemesis):
+class LinkDown(Nemesis, name="link down", lasts_s=(0.3, 6.0)):
     """The network link of a worker is down: its packets are lost."""
-
-    name = "link down"
-    lasts_s = (0.3, 6.0)
 
     @classmethod
     def missing(cls, field: Field) -> str:
@@ -443,21 +384,15 @@ class LinkDown(Nemesis):
         return True
 
 
-class ConnectionsStranded(_OfLine):
+class ConnectionsStranded(_OfLine, name="connections stranded", lasts_s=(0.5, 5.0)):
     """All connections of a process stand still, and new ones do not: what is on the way comes late."""
-
-    name = "connections stranded"
-    lasts_s = (0.5, 5.0)
 
     def begin(self) -> None:
         self.tell(self.proxy.strand)
 
 
-class Swizzled(Nemesis):
+class Swizzled(Nemesis, name="swizzle-clog", lasts_s=(0.5, 2.0)):
     """Swizzle-clog: lines stop one after the other, and come back in another order."""
-
-    name = "swizzle-clog"
-    lasts_s = (0.5, 2.0)
 
     def choose(self) -> tuple[str, frozenset[str]] | None:
         found = [slot for slot in self.field.slots if slot.proxy is not None]
@@ -500,11 +435,8 @@ class _OfServer(Nemesis):
         return True
 
 
-class ServerKilled(_OfServer):
+class ServerKilled(_OfServer, name="server killed", lasts_s=(0.0, 2.0)):
     """SIGKILL, and started with its append-only file."""
-
-    name = "server killed"
-    lasts_s = (0.0, 2.0)
 
     def begin(self) -> None:
         self.server.kill()
@@ -514,11 +446,8 @@ class ServerKilled(_OfServer):
         return True
 
 
-class ServerFrozen(_OfServer):
+class ServerFrozen(_OfServer, name="server frozen", lasts_s=(0.3, 5.0)):
     """SIGSTOP and SIGCONT."""
-
-    name = "server frozen"
-    lasts_s = (0.3, 5.0)
 
     def begin(self) -> None:
         self.server.pause()
@@ -528,11 +457,9 @@ class ServerFrozen(_OfServer):
         return True
 
 
-class ScriptBusy(_OfServer):
+class ScriptBusy(_OfServer, name="server busy", lasts_s=(0.3, 2.5)):
     """A script of somebody else's takes long: the server serves nobody, or answers BUSY."""
 
-    name = "server busy"
-    lasts_s = (0.3, 2.5)
     ROUNDS = 10**10
     """Half a minute on a fast machine; it is ended before."""
 
@@ -557,11 +484,8 @@ class ScriptBusy(_OfServer):
         return True
 
 
-class MemoryFull(_OfServer):
+class MemoryFull(_OfServer, name="memory full", lasts_s=(0.5, 4.0)):
     """``maxmemory`` just above what is used."""
-
-    name = "memory full"
-    lasts_s = (0.5, 4.0)
 
     def begin(self) -> None:
         self.server.fill_memory(self.rng.choice((0, 4_096, 65_536)))
@@ -571,11 +495,8 @@ class MemoryFull(_OfServer):
         return True
 
 
-class DiskFull(_OfServer):
+class DiskFull(_OfServer, name="disk full", lasts_s=(0.5, 3.0)):
     """No room for the append-only file: every write is refused."""
-
-    name = "disk full"
-    lasts_s = (0.5, 3.0)
 
     @classmethod
     def missing(cls, field: Field) -> str:
@@ -591,11 +512,8 @@ class DiskFull(_OfServer):
         return True
 
 
-class ClientsLimited(_OfServer):
+class ClientsLimited(_OfServer, name="clients limited", lasts_s=(0.5, 3.0)):
     """``maxclients`` just above the connections there are, and these are closed."""
-
-    name = "clients limited"
-    lasts_s = (0.5, 3.0)
 
     def begin(self) -> None:
         self.server.limit_clients(self.rng.randint(1, 4))
@@ -609,11 +527,8 @@ class ClientsLimited(_OfServer):
         return True
 
 
-class ClientsKilled(_OfServer):
+class ClientsKilled(_OfServer, name="clients killed", lasts_s=(0.0, 0.1)):
     """``CLIENT KILL`` of every connection."""
-
-    name = "clients killed"
-    lasts_s = (0.0, 0.1)
 
     def begin(self) -> None:
         with self.server.client() as client:
@@ -621,11 +536,8 @@ class ClientsKilled(_OfServer):
                 self.failure = "nobody was connected"
 
 
-class ScriptsFlushed(_OfServer):
+class ScriptsFlushed(_OfServer, name="scripts flushed", lasts_s=(0.1, 0.5)):
     """``SCRIPT FLUSH``, a few times."""
-
-    name = "scripts flushed"
-    lasts_s = (0.1, 0.5)
 
     def begin(self) -> None:
         self._left = self.rng.randint(0, 4)
@@ -643,11 +555,8 @@ class ScriptsFlushed(_OfServer):
             client.script_flush()
 
 
-class ClockStepped(_OfServer):
+class ClockStepped(_OfServer, name="clock stepped", lasts_s=(0.5, 4.0)):
     """The server's wall clock goes forward or back, and comes right again."""
-
-    name = "clock stepped"
-    lasts_s = (0.5, 4.0)
 
     @classmethod
     def missing(cls, field: Field) -> str:
@@ -678,10 +587,9 @@ class ClockStepped(_OfServer):
 NOT_THERE = "what it was to take away was not there"
 
 
-class _OfData(_OfServer):
+class _OfData(_OfServer, lasts_s=(0.1, 2.0)):
     """A fault of what the server holds, while the server is well; on a Cluster the one that has the key."""
 
-    lasts_s = (0.1, 2.0)
     key: str
 
     def choose(self) -> tuple[str, frozenset[str]] | None:
@@ -700,35 +608,24 @@ class _OfData(_OfServer):
         return self.rng.randrange(self.field.names.partitions)
 
 
-class MembershipCorrupt(_OfData):
+class MembershipCorrupt(_OfData, name="membership corrupt"):
     """The membership document is overwritten with what is none; its group puts that right."""
 
-    name = "membership corrupt"
     WRONG = (
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b'{"generation": "x"}',
-        b'{"generation": 1, "members": 3}',
-        b"\xff\xfe\x00",
-        b'{"members": [{}, {}]}',
-        b"9" * 5_000,
-        b"[" * 5_000,
-    )
+        b"", b"{", b"[]", b"null", b'{"generation": "x"}', b'{"generation": 1, "members": 3}',
+        b"\xff\xfe\x00", b'{"members": [{}, {}]}', b"9" * 5_000, b"[" * 5_000,
+    )  # fmt: skip
 
     def begin(self) -> None:
         with self.server.client() as client:
             client.set(self.key, self.rng.choice(self.WRONG))
 
 
-class MembershipGone(_OfData):
+class MembershipGone(_OfData, name="membership deleted"):
     """The heartbeats are deleted; or the membership document too, or the control stream, or all.
 
     A document that is deleted without the heartbeats leaves theirs behind, which hurts nobody.
     """
-
-    name = "membership deleted"
 
     def begin(self) -> None:
         what = self.rng.choice((("beats",), ("beats", "members"), ("beats", "members", "control")))
@@ -738,10 +635,8 @@ class MembershipGone(_OfData):
                 self.failure = NOT_THERE
 
 
-class ControlTrimmed(_OfData):
+class ControlTrimmed(_OfData, name="control messages deleted"):
     """The control stream is emptied, or deleted."""
-
-    name = "control messages deleted"
 
     def pick(self) -> str:
         return self.field.names.of_group("control")
@@ -753,11 +648,9 @@ class ControlTrimmed(_OfData):
                 self.failure = NOT_THERE
 
 
-class WrongType(_OfData):
+class WrongType(_OfData, name="wrong type", lasts_s=(0.3, 3.0)):
     """A key of ours holds another type for a while, and is then as it was, or as its group made it since."""
 
-    name = "wrong type"
-    lasts_s = (0.3, 3.0)
     PUT_BACK = """
     local kind = redis.call('TYPE', KEYS[1]).ok
     if kind ~= 'none' and kind ~= ARGV[1] then return redis.call('DEL', KEYS[2]) end
@@ -786,11 +679,9 @@ class WrongType(_OfData):
         return True
 
 
-class Poisoned(_OfData):
+class Poisoned(_OfData, name="poison entries", lasts_s=(0.0, 0.1)):
     """Entries that are no records are among the others."""
 
-    name = "poison entries"
-    lasts_s = (0.0, 0.1)
     POISON: ClassVar[tuple[dict[bytes, bytes], ...]] = (
         {b"v": b"{"},
         {b"v": b""},
@@ -816,10 +707,8 @@ class Poisoned(_OfData):
                 self.field.note("poison", partition=partition, id=entry_id.decode())
 
 
-class GroupMoved(_OfData):
+class GroupMoved(_OfData, name="consumer group moved"):
     """The consumer group of a partition, which only shows who has read what, is moved or removed."""
-
-    name = "consumer group moved"
 
     def pick(self) -> str:
         return self.field.names.events(self.partition())
@@ -839,54 +728,36 @@ class GroupMoved(_OfData):
 # -- what loses data, by right ---------------------------------------------------------------------
 
 
-class Emptied(_OfData):
+class Emptied(_OfData, name="database emptied", loses="everything before it"):
     """``FLUSHALL``."""
-
-    name = "database emptied"
-    loses = "everything before it"
 
     def begin(self) -> None:
         with self.server.client() as client:
             client.flushall()
 
 
-class ServerForgot(_OfServer):
+class ServerForgot(
+    ServerKilled, name="server restarted empty", loses="everything before it", lasts_s=(0.0, 1.0)
+):
     """Restarted without what it had written."""
 
-    name = "server restarted empty"
-    loses = "everything before it"
-    lasts_s = (0.0, 1.0)
-
     def begin(self) -> None:
-        self.server.kill()
+        super().begin()
         self.server.forget()
 
-    def end(self) -> bool:
-        self.server.start()
-        return True
 
-
-class PowerLost(_OfServer):
+class PowerLost(
+    ServerKilled, name="append-only file truncated", loses="what was written last", lasts_s=(0.0, 1.0)
+):
     """Restarted with an append-only file that lacks its end."""
 
-    name = "append-only file truncated"
-    loses = "what was written last"
-    lasts_s = (0.0, 1.0)
-
     def begin(self) -> None:
-        self.server.kill()
+        super().begin()
         self.target = f"{self.server.truncate(self.rng.randint(1, 20_000))} bytes"
 
-    def end(self) -> bool:
-        self.server.start()
-        return True
 
-
-class SourceDeleted(_OfData):
+class SourceDeleted(_OfData, name="source deleted", loses="what was not committed"):
     """The entries of a partition are deleted, the unread ones too."""
-
-    name = "source deleted"
-    loses = "what was not committed"
 
     def pick(self) -> str:
         return self.field.names.events(self.partition())
@@ -897,40 +768,13 @@ class SourceDeleted(_OfData):
 
 
 LOSSLESS: tuple[type[Nemesis], ...] = (
-    WorkerKilled,
-    WorkerStopped,
-    WorkerFrozen,
-    WorkerFlaps,
-    ProducerKilled,
-    Starved,
-    LineSlow,
-    LineNarrow,
-    LineCut,
-    RequestsHeld,
-    RepliesHeld,
-    RepliesLost,
-    RepliesCut,
-    ConnectionsReset,
-    ConnectionsRefused,
-    ConnectionsStranded,
-    LinkDown,
-    Swizzled,
-    ServerKilled,
-    ServerFrozen,
-    ScriptBusy,
-    MemoryFull,
-    DiskFull,
-    ClientsLimited,
-    ClientsKilled,
-    ScriptsFlushed,
-    ClockStepped,
-    MembershipCorrupt,
-    MembershipGone,
-    ControlTrimmed,
-    WrongType,
-    Poisoned,
+    WorkerKilled, WorkerStopped, WorkerFrozen, WorkerFlaps, ProducerKilled, Starved,
+    LineSlow, LineNarrow, LineCut, RequestsHeld, RepliesHeld, RepliesLost, RepliesCut,
+    ConnectionsReset, ConnectionsRefused, ConnectionsStranded, LinkDown, Swizzled,
+    ServerKilled, ServerFrozen, ScriptBusy, MemoryFull, DiskFull, ClientsLimited, ClientsKilled,
+    ScriptsFlushed, ClockStepped, MembershipCorrupt, MembershipGone, ControlTrimmed, WrongType, Poisoned,
     GroupMoved,
-)
+)  # fmt: skip
 """Faults that may cost nothing that was confirmed."""
 
 LOSSY: tuple[type[Nemesis], ...] = (Emptied, ServerForgot, PowerLost)
