@@ -151,17 +151,12 @@ def judge(world: LargeWorld, workers: int, report: Callable[[str], None]) -> Non
 
 
 @pytest.mark.parametrize("assignment", ["range", "sticky"])
-def test_a_large_group_takes_a_join_a_leave_and_a_death(assignment: str) -> None:
-    """100 workers and 1,000 partitions; ten times that is below."""
-    judge(settled(100, 1_000, assignment), 100, print)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1_200)
-@pytest.mark.parametrize("assignment", ["range", "sticky"])
-def test_a_thousand_workers_take_a_join_a_leave_and_a_death(assignment: str) -> None:
-    """With 10,000 partitions: about a minute of one core for each assignment."""
-    judge(settled(1_000, 10_000, assignment), 1_000, print)
+@pytest.mark.parametrize(
+    "workers", [100, pytest.param(1_000, marks=[pytest.mark.soak, pytest.mark.timeout(1_200)])]
+)
+def test_a_large_group_takes_a_join_a_leave_and_a_death(workers: int, assignment: str) -> None:
+    """With ten partitions a worker. A thousand workers take a minute of one core for each assignment."""
+    judge(settled(workers, 10 * workers, assignment), workers, print)
 
 
 def some_group(assignment: str) -> Membership:

@@ -12,14 +12,6 @@ from streamworker.sim.simulation import Outcome, Schedule, explain, run, shrink
 from streamworker.sim.transcript import Transcript
 from tests.simulation.planted import PLANTS
 
-QUICK_SCHEDULES = 100
-SCHEDULES = 1_000
-CI_SCHEDULES = 10_000
-"""Under three minutes on two cores; by ``make soak``."""
-QUICK_OTHER_SCHEDULES = 30
-OTHER_SCHEDULES = 300
-SOAK_SCHEDULES = 200_000
-
 
 def failures(schedule: Schedule, count: int) -> list[Outcome]:
     """Run seeds from the schedule's on; return those that broke a promise."""
@@ -31,20 +23,26 @@ def told(failed: list[Outcome]) -> str:
     return "\n\n".join(explain(outcome) for outcome in failed[:2])
 
 
+SOAK = pytest.mark.soak
+
+
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("count", [QUICK_SCHEDULES, pytest.param(SCHEDULES, marks=pytest.mark.full)])
-def test_membership_keeps_its_promises_through_all_faults_and_comes_to_rest_after_them(count: int) -> None:
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        pytest.param(0, 100, id="hundred"),
+        pytest.param(0, 1_000, id="thousand", marks=pytest.mark.full),
+        # As `make soak` asks for it: under three minutes on two cores.
+        pytest.param(0, 10_000, id="ten_thousand", marks=[SOAK, pytest.mark.timeout(900)]),
+        pytest.param(1_000_000, 200_000, id="for_hours", marks=[SOAK, pytest.mark.timeout(0)]),
+    ],
+)
+def test_membership_keeps_its_promises_through_all_faults_and_comes_to_rest_after_them(
+    first: int, count: int
+) -> None:
     """Sizes and faults are drawn by the seed: up to 8 workers at the start, up to 64 partitions."""
-    failed = failures(Schedule(seed=0), count)
-    assert not failed, told(failed)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_ten_thousand_schedules() -> None:
-    """The same, as CI asks for it."""
-    failed = failures(Schedule(seed=0), CI_SCHEDULES)
+    failed = failures(Schedule(seed=first), count)
     assert not failed, told(failed)
 
 
@@ -58,9 +56,7 @@ def test_the_promises_hold_under_every_assignment(assignment: str) -> None:
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"membership"}))
-@pytest.mark.parametrize(
-    "count", [QUICK_OTHER_SCHEDULES, pytest.param(OTHER_SCHEDULES, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.full)])
 def test_other_protocols_lose_nothing_and_repeat_nothing(protocol: str, count: int) -> None:
     """All commits are fenced alike; how long the others take to come to rest is another matter."""
     failed = failures(Schedule(seed=0, protocol=protocol), count)
@@ -77,14 +73,6 @@ def test_workers_that_only_come_and_go_do_nothing_twice() -> None:
 def test_each_fault_alone_is_survived(kind: Kind) -> None:
     """So that a failure under all of them is not taken for one that needs them all."""
     failed = failures(Schedule(seed=0, faults=kind.value), 4)
-    assert not failed, told(failed)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(0)
-def test_two_hundred_thousand_schedules() -> None:
-    """The same, for hours."""
-    failed = failures(Schedule(seed=1_000_000), SOAK_SCHEDULES)
     assert not failed, told(failed)
 
 
