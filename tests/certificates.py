@@ -20,6 +20,21 @@ COMMANDS = (
 )
 
 
+def tls_config(folder: Path, port: int, home: Path) -> str:
+    """Return how a server is to run that speaks TLS only, and asks for client certificates."""
+    return f"""
+        port 0
+        tls-port {port}
+        bind 127.0.0.1
+        tls-cert-file {folder}/server.pem
+        tls-key-file {folder}/server.key
+        tls-ca-cert-file {folder}/ca.pem
+        tls-auth-clients yes
+        tls-replication yes
+        dir {home}
+    """
+
+
 def make_certificates(folder: Path) -> Path:
     """Make them in a folder, and return it.
 

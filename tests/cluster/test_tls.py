@@ -32,12 +32,11 @@ from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import parse_options
-from tests.certificates import make_certificates
-from tests.cluster.support import KEYS
+from tests.certificates import make_certificates, tls_config
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER, SpawnWorker
 from tests.helpers import wait_for
 from tests.rebalance.ledger_app import Item
-from tests.rebalance.scene import Scene
+from tests.rebalance.scene import KEYS, Scene
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -62,25 +61,16 @@ class Node:
     folder: Path
 
     def config(self, home: Path) -> str:
-        return f"""
-            port 0
-            tls-port {self.port}
+        return f"""{tls_config(self.folder, self.port, home)}
             cluster-port {self.bus_port}
-            bind 127.0.0.1
             cluster-enabled yes
             tls-cluster yes
-            tls-replication yes
             cluster-announce-hostname localhost
             cluster-preferred-endpoint-type hostname
-            tls-cert-file {self.folder}/server.pem
-            tls-key-file {self.folder}/server.key
-            tls-ca-cert-file {self.folder}/ca.pem
-            tls-auth-clients yes
             requirepass {PASSWORD}
             masterauth {PASSWORD}
             maxmemory-policy noeviction
             save ""
-            dir {home}
         """
 
     def client(self) -> "redis.Redis":

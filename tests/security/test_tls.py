@@ -15,13 +15,13 @@ import anyio
 import pytest
 from typer.testing import Result
 
-from streamworker.dev.server import EmbeddedServer
+from streamworker.dev.server import EmbeddedServer, free_port
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import tls_remedy
 from streamworker.settings import Settings
 from streamworker.spark.source.connection import URL_VARIABLE, Connection, resolve
-from tests.certificates import make_certificates
+from tests.certificates import make_certificates, tls_config
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for
 from tests.security.test_rights import worked
@@ -60,21 +60,11 @@ def tls(certificates: Path) -> Iterator[Tls]:
     """A server that speaks TLS only: Debian's Redis, since Valkey's wheel has no TLS."""
     if REDIS_SERVER is None:
         pytest.fail(NO_REDIS_SERVER)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free: int = probe.getsockname()[1]
-    config = f"""
-        port 0
-        tls-port {free}
-        bind 127.0.0.1
-        tls-cert-file {certificates}/server.pem
-        tls-key-file {certificates}/server.key
-        tls-ca-cert-file {certificates}/ca.pem
-        tls-auth-clients yes
+    free = free_port()
+    config = f"""{tls_config(certificates, free, certificates)}
         requirepass {PASSWORD}
         maxmemory-policy noeviction
         save ""
-        dir {certificates}
     """
     with subprocess.Popen(
         [REDIS_SERVER, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -96,21 +86,10 @@ def _listens(port: int) -> bool:
 def sentinel(tls: Tls, tmp_path: Path) -> Iterator[Tls]:
     """A sentinel that speaks TLS only, and names the server by its host."""
     assert REDIS_SERVER is not None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free: int = probe.getsockname()[1]
+    free = free_port()
     config = tmp_path / "sentinel.conf"
     config.write_text(
-        f"""
-        port 0
-        tls-port {free}
-        bind 127.0.0.1
-        tls-replication yes
-        tls-cert-file {tls.folder}/server.pem
-        tls-key-file {tls.folder}/server.key
-        tls-ca-cert-file {tls.folder}/ca.pem
-        tls-auth-clients yes
-        dir {tmp_path}
+        f"""{tls_config(tls.folder, free, tmp_path)}
         sentinel resolve-hostnames yes
         sentinel announce-hostnames yes
         sentinel monitor orders localhost {tls.port} 1
@@ -219,9 +198,7 @@ def test_a_file_that_is_not_there_is_named_before_anything_is_sent(tls: Tls) -> 
 
 def test_tls_to_a_port_of_plain_text_says_so() -> None:
     """A ``rediss://`` URL where ``redis://`` is needed: the server waits for more, and the client in vain."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free: int = probe.getsockname()[1]
+    free = free_port()
     with EmbeddedServer(port=free), pytest.raises(BackendUnavailable) as caught:
         anyio.run(ping, f"rediss://localhost:{free}/0")
     assert (
