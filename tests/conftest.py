@@ -71,12 +71,11 @@ FULL = {
 runs on a Cluster or by way of sentinels in tests/contract, and parameters with the marker."""
 
 STAYS = {
+    "chaos/test_rows_server.py::test_a_restart_with_its_data_moves_loses_and_repeats_nothing",
     "cli/test_dev.py::test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it",
     "cluster/test_workers.py::test_workers_process_forward_and_share_on_a_cluster",
-    "rebalance/test_claims.py::test_a_worker_that_leaves_gives_up_its_entries",
     "rebalance/test_keyed_takeovers.py",
-    "rebalance/test_leases.py::test_a_worker_that_leaves_leaves_nothing_in_the_hashes",
-    "rebalance/test_outages.py::test_a_restart_of_redis_moves_nothing_and_loses_nothing",
+    "rebalance/test_protocols.py::test_a_worker_that_leaves_gives_up_its_entries",
     "sentinel/test_doctor.py",
     "sentinel/test_judge.py",
     "sentinel/test_urls.py",

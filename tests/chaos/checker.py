@@ -15,7 +15,7 @@ import sys
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -233,12 +233,9 @@ class Judge:
             for entry in part.log:
                 for row in entry.values:
                     if row.source in where:
-                        both = [
-                            *self._of_entry(partition, where[row.source]),
-                            *self._of_entry(partition, entry),
-                        ]
-                        where_both = f"in {where[row.source]} and {entry}"
-                        text = f"entry {text_of(row.source)} is in the log twice, {where_both}"
+                        first = where[row.source]
+                        both = [*self._of_entry(partition, first), *self._of_entry(partition, entry)]
+                        text = f"entry {text_of(row.source)} is in the log twice, in {first} and {entry}"
                         self.found("I2", text, partition, both, [row.source])
                     elif row.source in part.dead:
                         text = f"entry {text_of(row.source)} is in the log, and a dead letter"
@@ -246,13 +243,8 @@ class Judge:
                     elif (row.producer, row.seq) in seen:
                         other = seen[row.producer, row.seq]
                         text = f"{row} was written twice, as {text_of(other[1])} and {text_of(row.source)}"
-                        self.found(
-                            "I2",
-                            text,
-                            partition,
-                            self._of_sends(row.producer, row.seq),
-                            [other[1], row.source],
-                        )
+                        sends = self._of_sends(row.producer, row.seq)
+                        self.found("I2", text, partition, sends, [other[1], row.source])
                     where[row.source] = entry
                     seen[row.producer, row.seq] = (partition, row.source)
 
@@ -282,16 +274,17 @@ class Judge:
             for entry in part.log:
                 for row in entry.values:
                     key = (row.producer, row.key)
+                    text = ""
                     if row.source < before:
-                        text = f"entry {text_of(row.source)} comes after {text_of(before)}"
+                        late = f"entry {text_of(row.source)} comes after {text_of(before)}"
                         self.found(
-                            "I3", text, partition, self._of_entry(partition, entry), [row.source, before]
+                            "I3", late, partition, self._of_entry(partition, entry), [row.source, before]
                         )
                     if row.seq < last.get(key, -1):
                         text = f"{row} of key {row.key} comes after record {last[key]}"
-                        self.found("I3", text, partition, self._of_sends(row.producer, row.seq), [row.source])
                     if home.setdefault(key, partition) != partition:
                         text = f"key {row.key} of {row.producer} is in partition {home[key]} too"
+                    if text:
                         self.found("I3", text, partition, self._of_sends(row.producer, row.seq), [row.source])
                     before, last[key] = max(before, row.source), row.seq
 
@@ -344,9 +337,7 @@ class Judge:
                 if event.at >= commit.sent.at:
                     break
                 if event["epoch"] > commit.epoch and self._life(event, commit.partition) == life:
-                    text = (
-                        f"{commit} was accepted, and {event['owner']} had the lock at epoch {event['epoch']}"
-                    )
+                    text = f"{commit} was accepted, and {event['owner']} had epoch {event['epoch']}"
                     evidence = [event, commit.sent, commit.answered]
                     self.found("I4", text, commit.partition, evidence, [commit.new])
                     break
@@ -367,15 +358,11 @@ class Judge:
                 # Between two entries there may be commits that added none: those of dead letters alone.
                 follows = entry.prev == last or (entry.prev > last and entry.prev in part.dead)
                 if not follows and (number or not self.lossy):
-                    text = (
-                        f"{entry} follows {text_of(entry.prev)}, and the one before ended at {text_of(last)}"
-                    )
+                    text = f"{entry} follows {text_of(entry.prev)}, the one before ended at {text_of(last)}"
                     self.found("I5", text, partition, evidence, [entry.prev, last])
                 outside = [row for row in entry.values if not entry.prev < row.source <= entry.last]
                 if outside or len(entry.values) != entry.rows:
-                    text = (
-                        f"{entry} says ({text_of(entry.prev)}, {text_of(entry.last)}] and holds other entries"
-                    )
+                    text = f"{entry} says ({text_of(entry.prev)}, {text_of(entry.last)}], holds other entries"
                     self.found("I5", text, partition, evidence, [row.source for row in outside[:3]])
                 last = entry.last
             if part.checkpoint < last or (part.checkpoint > last and part.checkpoint not in part.dead):
@@ -397,24 +384,17 @@ class Judge:
     def _check_answer(self, checkpoint: Id, commit: Commit, *, is_there: bool) -> None:
         assert commit.answered is not None or not commit.code
         evidence, ids = [commit.sent, commit.answered], [commit.new]
+        text = f"{commit} was answered {commit.code}, and"
         if commit.code in REFUSED and not commit.tries and is_there:
-            self.found(
-                "I6", f"{commit} was answered {commit.code}, and is there", commit.partition, evidence, ids
-            )
+            self.found("I6", f"{text} is there", commit.partition, evidence, ids)
         if commit.code not in DONE or commit.answered is None or commit.answered.at <= self.excused_ms:
             return
         if self.lapses.covers(commit.partition, commit.answered.at) and not self.limits.replicated:
             return  # It may be gone; what is gone of its rows is asked of their producers.
         if commit.rows and not is_there:
-            self.found(
-                "I6",
-                f"{commit} was answered {commit.code}, and is not there",
-                commit.partition,
-                evidence,
-                ids,
-            )
+            self.found("I6", f"{text} is not there", commit.partition, evidence, ids)
         if checkpoint < commit.new:
-            text = f"{commit} was answered {commit.code}, and the checkpoint is {text_of(checkpoint)}"
+            text = f"{text} the checkpoint is {text_of(checkpoint)}"
             self.found("I6", text, commit.partition, evidence, ids)
 
     def _rows_come_from_sends(self) -> None:
@@ -422,19 +402,18 @@ class Judge:
         for partition, part in self.dump.partitions.items():
             for row in (row for entry in part.log for row in entry.values):
                 send = known.get((row.producer, row.seq))
+                text = ""
                 if send is None:
-                    self.found("I6", f"{row} is in the log, and nobody sent it", partition, ids=[row.source])
+                    text = f"{row} is in the log, and nobody sent it"
                 elif send.outcome == "refused":
-                    evidence = [send.invoked, send.answered]
-                    self.found(
-                        "I6", f"{send} was refused, and is in the log", partition, evidence, [row.source]
-                    )
+                    text = f"{send} was refused, and is in the log"
                 elif send.doomed:
                     text = f"{send} cannot be handled, and is in the log"
-                    self.found("I6", text, partition, [send.invoked], [row.source])
                 elif send.outcome == "ok" and (send.partition, send.id) != (partition, row.source):
                     text = f"{send} was said to be {text_of(send.id)}, and is {text_of(row.source)} too"
-                    self.found("I6", text, partition, [send.invoked, send.answered], [row.source])
+                if text:
+                    evidence = [send.invoked, send.answered] if send else []
+                    self.found("I6", text, partition, evidence, [row.source])
 
     def _rows_were_executed(self) -> None:
         began: dict[tuple[int, int], set[Id]] = defaultdict(set)
@@ -664,18 +643,8 @@ def _sends(history: Sequence[Event]) -> Iterable[Send]:
             continue
         places = event.get("places") or [(-1, "0-0")] * len(event["seqs"])
         for seq, (partition, entry_id) in zip(event["seqs"], places, strict=True):
-            call = invoked[producer, seq]
-            invoked[producer, seq] = Send(
-                producer,
-                seq,
-                call.key,
-                call.doomed,
-                call.invoked,
-                event["what"],
-                event,
-                partition,
-                parse_id(entry_id),
-            )
+            told = {"outcome": event["what"], "answered": event, "partition": partition}
+            invoked[producer, seq] = replace(invoked[producer, seq], id=parse_id(entry_id), **told)
     return invoked.values()
 
 
@@ -688,29 +657,10 @@ def _commits(history: Sequence[Event]) -> Iterable[Commit]:
         key = (event.who, event["partition"], event["owner"], event["epoch"], previous, new, event["tries"])
         if event["what"] == "sent":
             # A commit that is held up (FULL) is sent again as a first try: the last of them counts.
-            found[key] = Commit(
-                event["partition"],
-                event["owner"],
-                event["epoch"],
-                previous,
-                new,
-                event["rows"],
-                event["tries"],
-                event,
-            )
+            who = (event["partition"], event["owner"], event["epoch"])
+            found[key] = Commit(*who, previous, new, event["rows"], event["tries"], event)
         elif key in found:
-            first = found[key]
-            found[key] = Commit(
-                first.partition,
-                first.owner,
-                first.epoch,
-                previous,
-                new,
-                first.rows,
-                first.tries,
-                first.sent,
-                event,
-            )
+            found[key] = replace(found[key], answered=event)
     return sorted(found.values(), key=lambda commit: commit.sent.at)
 
 

@@ -159,16 +159,9 @@ def _entry(
         batch.validate(full=True)
         values = [row_of(row) for row in batch.to_pylist()]
     return {
-        "id": entry_id,
-        "rows": int(text["rows"]),
-        "first": text["first"],
-        "last": text["last"],
-        "prev": text["prev"],
-        "epoch": int(text["epoch"]),
-        "owner": text["owner"],
-        "values": values,
-        "bad": bad,
-    }
+        **{name: text[name] for name in ("first", "last", "prev", "owner")},
+        **{name: int(text[name]) for name in ("rows", "epoch")},
+    } | {"id": entry_id, "values": values, "bad": bad}
 
 
 # -- from a file -----------------------------------------------------------------------------------
@@ -192,26 +185,17 @@ def dump_of(found: Mapping[str, Any]) -> Dump:
     )
 
 
+def _entry_of(e: Mapping[str, Any]) -> Entry:
+    first, last, prev = (parse_id(e[name]) for name in ("first", "last", "prev"))
+    values = tuple(Row(who, key, seq, parse_id(source)) for who, key, seq, source in e["values"])
+    return Entry(parse_id(e["id"]), e["rows"], first, last, prev, e["epoch"], e["owner"], values, e["bad"])
+
+
 def _part_of(part: Mapping[str, Any]) -> Part:
     return Part(
         checkpoint=parse_id(part["checkpoint"]),
         owner=part["owner"],
-        log=[
-            Entry(
-                parse_id(e["id"]),
-                e["rows"],
-                parse_id(e["first"]),
-                parse_id(e["last"]),
-                parse_id(e["prev"]),
-                e["epoch"],
-                e["owner"],
-                tuple(
-                    Row(producer, key, seq, parse_id(source)) for producer, key, seq, source in e["values"]
-                ),
-                e["bad"],
-            )
-            for e in part["log"]
-        ],
+        log=[_entry_of(e) for e in part["log"]],
         dead={parse_id(entry_id): error for entry_id, error in part["dead"].items()},
         waiting=part["waiting"],
     )

@@ -39,27 +39,15 @@ def record(
     said: str = "",
     why: str = "",
     seed: int | None = None,
+    caller: int = 1,
 ) -> dict[str, Any]:
     """Print what was measured of a row, and keep it where it is to be kept, with the file that measured it.
 
-    Parameters
-    ----------
-    row
-        ``F1`` to ``F40``.
-    what
-        Which measurement of the row it is, in a few words; it replaces the one of the same name.
-    times
-        How often the fault was injected.
-    target
-        What was to be reached, in words.
-    samples_ms
-        How long each took; p50, p99 and the longest are kept.
-    said
-        A result that is no time.
-    why
-        Why a target was missed, or on what a figure depends.
+    ``what`` says which measurement of the row it is, and replaces the one of the same name; ``times`` is how
+    often the fault was injected; ``said`` is a result that is no time; ``why`` tells why a target was missed,
+    or on what a figure depends; ``caller`` is how many calls further up the test is whose file is named.
     """
-    by = sys._getframe(1).f_globals["__name__"].replace(".", "/") + ".py"
+    by = sys._getframe(caller).f_globals["__name__"].replace(".", "/") + ".py"
     figure: dict[str, Any] = {"what": what, "by": by, "times": times, "target": target, "verdict": verdict}
     if samples_ms:
         figure |= {

@@ -29,8 +29,8 @@ def make_app(environ: Mapping[str, str]) -> App:
     made = App(
         environ["ROWS_APP"],
         redis_url=environ.get("STREAMWORKER_REDIS_URL"),
-        assignment=environ.get("ROWS_ASSIGNMENT", "range"),
-        coordination=environ.get("ROWS_COORDINATION", "membership"),
+        assignment=environ.get("ASSIGNMENT", "range"),
+        coordination=environ.get("COORDINATION", "membership"),
     )
     items = made.stream(STREAM, Item, key="key", partitions=int(environ["ROWS_PARTITIONS"]))
     ledger = environ.get("ROWS_LEDGER")
@@ -48,6 +48,8 @@ def make_app(environ: Mapping[str, str]) -> App:
         started = time.monotonic()
         if act == "block":
             time.sleep(seconds)
+        elif act == "compute":
+            compute(seconds)
         elif act == "gil" and any(item.n % 100 == 0 for item in batch):
             hold_the_interpreter(seconds)
         else:
@@ -70,6 +72,13 @@ def write_down(path: Path, line: Mapping[str, object]) -> None:
     """Add a line to a ledger; once this returns it outlives the process."""
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def compute(seconds: float) -> None:
+    """Keep the interpreter busy, as a computation in pure Python does."""
+    end, total = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        total += sum(range(100))
 
 
 def hold_the_interpreter(seconds: float) -> None:

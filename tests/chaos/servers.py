@@ -135,27 +135,8 @@ def _ip(*words: str) -> None:
 class ChaosServer:
     """A server with its data on disk, any number of proxies before it, and handles for faults.
 
-    Parameters
-    ----------
-    folder
-        Where its data lies; made if it does not exist.
-    binary
-        As for :class:`EmbeddedServer`.
-    small_disk
-        Whether its data lies on a file system of its own, for :meth:`fill_disk`; where that cannot be
-        mounted, it has none.
-    clock
-        Whether its wall clock can be set, by ``clock.step``. Needs libfaketime.
-    server
-        What runs it; an embedded server if None.
-    proxies
-        Where proxies run that others open; its own if None.
-
-    Examples
-    --------
-    >>> with ChaosServer(Path("data")) as server:
-    ...     proxy = server.proxy()
-    ...     server.restart()
+    With ``small_disk`` its data lies on a file system of its own, for :meth:`fill_disk`; where that cannot be
+    mounted, it has none. With ``clock`` its wall clock can be set by ``clock.step``, which needs libfaketime.
     """
 
     name = "server"

@@ -22,6 +22,7 @@ import redis.asyncio as aredis
 import redis.exceptions
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.snapshot import GroupSnapshot
 from streamworker.errors import BackendError, BackendRefused, ProducerError, StreamworkerError
 from streamworker.redisio.data.ackedlog import decode_entry
 from streamworker.redisio.keys import GroupKeys
@@ -151,10 +152,10 @@ class Team:
             self.workers[name] = worker
             self.all_workers.append(worker)
 
-    async def hired(self, *names: str, **environ: str) -> None:
+    async def hired(self, *names: str, **environ: str) -> list[Lock]:
         """Start workers, and wait until they and those before them share the partitions evenly."""
         self.hire(*names, **environ)
-        await self.settled()
+        return await self.settled()
 
     def kill(self, name: str) -> None:
         self.workers.pop(name).signal(signal.SIGKILL)
@@ -288,16 +289,32 @@ class Team:
         await self.until(f"partitions {sorted(partitions)} are committed to", look, timeout_s)
         return dict(found)
 
-    async def lag(self) -> int:
+    async def held_by(self, name: str) -> dict[int, int]:
+        """Return the partitions whose locks a worker has, with their epochs."""
+        return {p: lock.epoch for p, lock in enumerate(await self.locks()) if lock.name == name}
+
+    async def takeover_ms(self, since_ms: float, held: Mapping[int, int]) -> float:
+        """Wait until others have committed to partitions at later epochs; return how long that took."""
+        return max((await self.first_commits(since_ms, held, above=held)).values()) - since_ms
+
+    async def resumed_ms(self, since_ms: float) -> float:
+        """Wait until each partition is committed to again; return how long that took."""
+        return max((await self.first_commits(since_ms, range(self.partitions))).values()) - since_ms
+
+    async def snapshot(self) -> GroupSnapshot:
         async with Backend.open(self.url, name="observer", call_timeout_ms=5_000) as backend:
-            snapshot = await take_snapshot(backend, self.name, STREAM, PROCESSOR)
-        return snapshot.lag
+            return await take_snapshot(backend, self.name, STREAM, PROCESSOR)
+
+    async def lag(self) -> int:
+        return (await self.snapshot()).lag
 
     async def rebalances(self) -> list[tuple[str, int, int | None]]:
         """Return the changes of the group on record: cause, when, and how long it took."""
-        async with Backend.open(self.url, name="observer", call_timeout_ms=5_000) as backend:
-            snapshot = await take_snapshot(backend, self.name, STREAM, PROCESSOR)
-        return [(each.cause, each.at_ms, each.ms) for each in snapshot.rebalances]
+        return [(each.cause, each.at_ms, each.ms) for each in (await self.snapshot()).rebalances]
+
+    async def begun(self) -> list[tuple[str, int]]:
+        """Return cause and time of each; how long one took comes later."""
+        return [(cause, at_ms) for cause, at_ms, _ in await self.rebalances()]
 
     def calls(self) -> Iterator[dict[str, Any]]:
         """Return all that was executed, by the workers' ledgers."""

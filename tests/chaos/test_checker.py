@@ -29,21 +29,11 @@ class Story:
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
+        nothing = {"owner": "", "log": [], "waiting": 0}
         self.dump: dict[str, Any] = {
-            "partitions": {
-                "0": {
-                    "checkpoint": "108-0",
-                    "owner": "",
-                    "log": [],
-                    "dead": {"106-0": "Doomed"},
-                    "waiting": 0,
-                }
-            },
-            "members": [],
-            "beats": [],
-            "connections": [],
-            "control": 12,
-        }
+            "partitions": {"0": {"checkpoint": "108-0", "dead": {"106-0": "Doomed"}, **nothing}},
+            "members": [], "beats": [], "connections": [], "control": 12,
+        }  # fmt: skip
         for seq in range(1, 9):
             self._send(seq)
         self.lock(200, "a", 1, "0-0")
@@ -123,12 +113,7 @@ class Story:
 
     def history(self) -> list[Event]:
         return [
-            Event(
-                e["at"],
-                e["kind"],
-                e.get("owner", "soak"),
-                {k: v for k, v in e.items() if k not in ("at", "kind")},
-            )
+            Event(e.pop("at"), e.pop("kind"), e.get("owner", "soak"), e)
             for e in sorted(copy.deepcopy(self.events), key=lambda e: e["at"])
         ]
 
@@ -148,14 +133,8 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "a poison entry is nowhere": ("I1", lambda s: s.write(150, "poison", partition=0, id="105-1")),
     "an entry is in the log twice": ("I2", lambda s: s.entry(9, "108-0", [107, 108], "b", 2)),
     "an entry is in the log and dead": ("I2", lambda s: s.part["dead"].update({"101-0": "?"})),
-    "a send was written twice": (
-        "I2",
-        lambda s: s.log[-1]["values"][1].__setitem__(2, 7),
-    ),
-    "an owner handles an entry twice": (
-        "I2",
-        lambda s: s.ends(385, 388),
-    ),
+    "a send was written twice": ("I2", lambda s: s.log[-1]["values"][1].__setitem__(2, 7)),
+    "an owner handles an entry twice": ("I2", lambda s: s.ends(385, 388)),
     "an entry is twice in one batch": ("I2", lambda s: s.call(385, 2, [107, 107], "end")),
     "the log is out of order": ("I3", lambda s: s.log[1]["values"].reverse()),
     "a key is out of order": (
@@ -173,10 +152,7 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "an entry holds what it does not say": ("I5", lambda s: s.log[0].update(last="101-0")),
     "the checkpoint is behind the log": ("I5", lambda s: s.part.update(checkpoint="106-0")),
     "the checkpoint is past the log": ("I5", lambda s: s.part.update(checkpoint="109-0")),
-    "OK for what is not there": (
-        "I6",
-        lambda s: s.commit(410, 420, "b", 2, "108-0", "109-0", "OK"),
-    ),
+    "OK for what is not there": ("I6", lambda s: s.commit(410, 420, "b", 2, "108-0", "109-0", "OK")),
     "DUP for what is not there": (
         "I6",
         lambda s: s.commit(410, 420, "b", 2, "108-0", "109-0", "DUP", tries=1),
@@ -195,14 +171,8 @@ BROKEN: dict[str, tuple[str, Break]] = {
         "I6",
         lambda s: s.forget(s.find("send", what="invoke", seqs=[4]), s.find("send", what="ok", seqs=[4])),
     ),
-    "what cannot be handled was": (
-        "I6",
-        lambda s: s.find("send", what="invoke", seqs=[3]).update(doomed=[3]),
-    ),
-    "nobody executed what is there": (
-        "I6",
-        lambda s: s.forget(s.find("exec", ids=["103-0", "104-0"])),
-    ),
+    "what cannot be handled was": ("I6", lambda s: s.find("send", seqs=[3]).update(doomed=[3])),
+    "nobody executed what is there": ("I6", lambda s: s.forget(s.find("exec", ids=["103-0", "104-0"]))),
     "entries wait in the end": ("I7", lambda s: s.part.update(waiting=3)),
     "it never settles": ("I7", lambda s: s.forget(s.find("run", what="settled"))),
     "it settles late": ("I7", lambda s: s.find("run", what="settled").update(at=500_000)),
@@ -232,10 +202,7 @@ BROKEN: dict[str, tuple[str, Break]] = {
 def table(story: Story) -> list[list[Any]]:
     """Return the Spark table of a story; made if there is none."""
     rows = [row for entry in story.log for row in entry["values"]]
-    made = {
-        "committed": len(rows),
-        "rows": [[number, *row[:3]] for number, row in enumerate(rows, start=1)],
-    }
+    made = {"committed": len(rows), "rows": [[n, *row[:3]] for n, row in enumerate(rows, start=1)]}
     found: list[list[Any]] = story.dump.setdefault("table", {"0": made})["0"]["rows"]
     return found
 
@@ -269,7 +236,7 @@ def test_who_takes_a_partition_anew_may_handle_entries_again() -> None:
     story = Story()
     story.call(333, 2, [105, 106], "end")
     story.call(355, 2, [105, 106], "end")
-    assert {violation.promise for violation in story.judge()} == {"I2"}
+    assert promises(story) == {"I2"}
     story.lock(352, "b", 2, "104-0")
     assert story.judge() == []
 
@@ -288,7 +255,7 @@ def test_what_a_fault_took_back_by_right_is_not_asked_for() -> None:
     for entry in story.log[2:]:
         story.log.remove(entry)
     story.part.update(checkpoint="104-0", dead={})
-    assert {"I1", "I6"} <= {violation.promise for violation in story.judge()}
+    assert {"I1", "I6"} <= promises(story)
     story.write(450, "fault", what="begin", name="power lost", target="", loses="the end", number=1)
     assert story.judge() == []
 
@@ -298,7 +265,7 @@ def test_a_loss_before_which_nothing_was_lost_does_not_excuse_what_comes_later()
     story = Story()
     story.write(122, "fault", what="begin", name="power lost", target="", loses="the end", number=1)
     story.log.pop()
-    assert "I1" in {violation.promise for violation in story.judge()}
+    assert "I1" in promises(story)
 
 
 def fail_over(story: Story, at: float = 450, *, partitions: Sequence[int] = (0,), ends: bool = True) -> None:
@@ -321,15 +288,20 @@ def failed_over(*, said: bool = True, said_of: int = 0, **how: Any) -> Story:
     return story
 
 
+def clean(story: Story) -> Judge:
+    """Return the judge of a story in which nothing is wrong."""
+    judge = Judge(story.history(), dump_of(copy.deepcopy(story.dump)), Limits(silent_ms=500))
+    assert judge.judge() == []
+    return judge
+
+
 def promises(story: Story) -> set[str]:
     return {violation.promise for violation in story.judge()}
 
 
 def test_what_a_failover_lost_is_right_once_its_producer_has_said_so() -> None:
     """By ids; the rest of the log is judged as always."""
-    story = failed_over()
-    judge = Judge(story.history(), dump_of(story.dump), Limits(silent_ms=500))
-    assert judge.judge() == []
+    judge = clean(failed_over())
     assert judge.figures()["gone_by_failover"] == {
         "reported_by_id": 2,
         "of_producers_killed_before": 0,
@@ -342,8 +314,7 @@ def test_a_fault_that_did_not_come_about_may_have_cost_something_and_is_counted_
     """Half of it may have happened while it was tried."""
     story = failed_over()
     story.find("fault", what="end").update(what="failed", why="nobody took over")
-    judge = Judge(story.history(), dump_of(story.dump), Limits(silent_ms=500))
-    assert judge.judge() == []
+    judge = clean(story)
     assert judge.figures()["faults"] == {}
     assert judge.figures()["faults_that_failed"] == {"primary killed": 1}
     assert judge.lost_and_said == 2
@@ -380,14 +351,12 @@ def test_a_producer_that_was_killed_before_it_could_notice_says_nothing() -> Non
     """It did not ask in the end, and sent nothing more to that partition."""
     story = failed_over(said=False)
     story.forget(story.find("verified"))
-    judge = Judge(story.history(), dump_of(story.dump), Limits(silent_ms=500))
-    assert judge.judge() == []
-    assert judge.figures()["gone_by_failover"]["of_producers_killed_before"] == 2
+    assert clean(story).figures()["gone_by_failover"]["of_producers_killed_before"] == 2
     # Had it sent there again once the failover was over, it would have been told.
     who = {"producer": "p", "seqs": [99]}
     story.write(9_000, "send", what="invoke", keys=["k"], **who)
     story.write(9_100, "send", what="ok", places=[[0, "120-0"]], **who)
-    assert "I1" in {violation.promise for violation in story.judge()}
+    assert "I1" in promises(story)
 
 
 def asked_in_vain(*faults: tuple[float, float, str]) -> Story:
@@ -413,8 +382,7 @@ def asked_in_vain(*faults: tuple[float, float, str]) -> Story:
 def test_a_producer_that_faults_kept_from_asking_what_is_lost_has_an_excuse(takes: str) -> None:
     """What it lost is counted by itself, and not with what killed producers lost."""
     story = asked_in_vain((900, 15_000, takes), (14_000, 25_000, takes), (34_000, 45_000, takes))
-    judge = Judge(story.history(), dump_of(story.dump), Limits(silent_ms=500))
-    assert judge.judge() == []
+    judge = clean(story)
     assert (judge.lost_unheard, judge.lost_unasked) == (0, 2)
 
 
@@ -442,7 +410,7 @@ def test_what_is_reported_as_lost_and_is_there_is_a_violation() -> None:
     """Who sends it again after such a report has it twice."""
     story = failed_over()
     story.find("lost").update(first="103-0")
-    assert "I6" in {violation.promise for violation in story.judge()}
+    assert "I6" in promises(story)
 
 
 @pytest.mark.parametrize(

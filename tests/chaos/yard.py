@@ -5,22 +5,27 @@ own, when the first of its tests asks; each test then tells what became of its s
 """
 
 import asyncio
+import copy
 import functools
+import itertools
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 
 import pytest
 
 from streamworker.dev.server import EmbeddedServer
+from tests.chaos.figures import insist, percentile, record
 from tests.chaos.forked import Forge
 from tests.chaos.team import Team
 from tests.rebalance.scene import FAST
 
 SEED_VARIABLE = "STREAMWORKER_SEED"
+SMALL = "small"
 AT_A_TIME = 6
 """Scenes that are played side by side: on two cores more of them would measure each other."""
 
@@ -30,7 +35,19 @@ class Yard:
 
     def __init__(self, forge: Forge, folder: Path, seed: int) -> None:
         self.forge, self.folder, self.seed = forge, folder, seed
-        self._servers = 0
+        self.size = ""
+        """``small``, or another of the sizes in which the scene is played; empty if it has only one."""
+        self._numbers = itertools.count(1)
+
+    def of_size(self, size: str) -> Self:
+        """Return it for a scene of some size."""
+        twin = copy.copy(self)
+        twin.size = size
+        return twin
+
+    @property
+    def is_small(self) -> bool:
+        return self.size.startswith(SMALL)
 
     def rng(self, name: object) -> random.Random:
         return random.Random(f"{self.seed} {name}")
@@ -40,8 +57,7 @@ class Yard:
         self, *, appendonly: bool = False, data_dir: Path | None = None, **options: Any
     ) -> AsyncIterator[EmbeddedServer]:
         """Start a server; with ``appendonly`` it keeps its data over a restart."""
-        self._servers += 1
-        data = (data_dir or self.folder / f"data-{self._servers}") if appendonly else None
+        data = (data_dir or self.folder / f"data-{next(self._numbers)}") if appendonly else None
         server = EmbeddedServer(data_dir=data, appendonly=appendonly, **options)
         await asyncio.to_thread(server.start)
         try:
@@ -51,6 +67,7 @@ class Yard:
 
     def team(self, url: str, name: str, **options: Any) -> Team:
         options.setdefault("environ", FAST)
+        name += self.size.removeprefix(SMALL).replace("_", "-") if self.is_small else ""
         return Team(url, self.forge, self.folder, name=name, rng=self.rng(name), **options)
 
     async def many(
@@ -64,6 +81,55 @@ class Yard:
                 for n in range(count)
             ]
             await gathered(*(play(team) for team in teams))
+
+    async def apart(
+        self,
+        count: int,
+        play: Callable[[Team, EmbeddedServer], Awaitable[None]],
+        name: str,
+        *,
+        server: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
+        """Let several teams play the same, each on a server of its own."""
+
+        async def one(number: int) -> None:
+            async with self.server(**server) as own, self.team(own.url, f"{name}{number}", **options) as team:
+                await play(team, own)
+
+        await gathered(*map(one, range(count)))
+
+    def record(
+        self,
+        row: str,
+        what: str,
+        *,
+        target: str,
+        met: bool = True,
+        most_ms: float | None = None,
+        samples_ms: Sequence[float] = (),
+        times: int | None = None,
+        strict: bool = False,
+        **more: Any,
+    ) -> None:
+        """Write a figure down; 99 of 100 samples must be within ``most_ms``.
+
+        A target that is missed fails the test, but in small only where it is strict.
+        """
+        is_met = met and (most_ms is None or percentile(samples_ms, 99) <= most_ms)
+        found = record(
+            row,
+            what + (", in small" if self.is_small else ""),
+            target=target,
+            times=len(samples_ms) if times is None else times,
+            verdict="met" if is_met else "missed",
+            samples_ms=samples_ms,
+            seed=self.seed,
+            caller=2,
+            **more,
+        )
+        if strict or not self.is_small:
+            insist(found)
 
 
 async def gathered(*works: Awaitable[None]) -> None:
@@ -120,7 +186,9 @@ def is_time_limit(error: BaseException) -> bool:
 
 
 Scene = Callable[[Yard], Awaitable[None]]
+Sized = Callable[..., Awaitable[None]]
 SCENES: dict[str, Scene] = {}
+"""Those that are played side by side, by the names of their tests."""
 
 
 def scene(play: Scene) -> Callable[[Together], None]:
@@ -134,3 +202,35 @@ def scene(play: Scene) -> Callable[[Together], None]:
 
     del test.__wrapped__  # pytest would ask for the scene's arguments.
     return test
+
+
+def sized(
+    *, minutes: float = 60, **sizes: Mapping[str, Any]
+) -> Callable[[Sized], Callable[[pytest.FixtureRequest, str], None]]:
+    """Make a test of a scene in several sizes.
+
+    Those whose names begin with ``small`` are played beside the other scenes of the file. Each other one is a
+    test for the soak, played alone, and may take so many minutes.
+    """
+
+    def make(play: Sized) -> Callable[[pytest.FixtureRequest, str], None]:
+        def of(size: str) -> Scene:
+            return lambda yard: play(yard.of_size(size), **sizes[size])
+
+        SCENES.update({f"{play.__name__}[{size}]": of(size) for size in sizes if size.startswith(SMALL)})
+        soak = (pytest.mark.soak, pytest.mark.timeout(60 * minutes))
+
+        @pytest.mark.parametrize(
+            "size", [size if size.startswith(SMALL) else pytest.param(size, marks=soak) for size in sizes]
+        )
+        @functools.wraps(play)
+        def test(request: pytest.FixtureRequest, size: str) -> None:
+            if size.startswith(SMALL):
+                request.getfixturevalue("together").outcome(request.node.name)
+            else:
+                asyncio.run(of(size)(request.getfixturevalue("yard")))  # type: ignore[arg-type]
+
+        del test.__wrapped__
+        return test
+
+    return make

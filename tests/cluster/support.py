@@ -1,32 +1,21 @@
-"""What the tests on a Cluster share: nodes by what they hold, slots that move, and what a sender was told."""
+"""What the tests on a Cluster share: nodes by what they hold, and slots that move."""
 
-import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import redis
 
-from streamworker import App
-from streamworker.core.data.entries import EntryId
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
-from streamworker.errors import StreamworkerError
-from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.topology import slot_of
 from tests.chaos.proxy import Lines, ProxyThread
 from tests.chaos.slots import OneSlot
 from tests.conftest import SpawnWorker
-from tests.helpers import beside, wait_for
-from tests.judge import check_chain, check_rows, read_logs
-from tests.raw import opened
-from tests.rebalance.ledger_app import Item
+from tests.helpers import wait_for
+from tests.rebalance.remembered import RememberingScene
 from tests.rebalance.scene import Scene
 
-KEYS = GroupKeys("ledger", "items", "record")
 PROXIES = "127.0.2.1"
 
 
@@ -148,77 +137,12 @@ def through_proxies(cluster: EmbeddedCluster, watch: OneSlot) -> Iterator[Lines]
             name_hosts(True)
 
 
-@dataclass
-class Told:
-    places: dict[int, tuple[int, EntryId]] = field(default_factory=dict)
-    """Number of a record to its partition and id, once it was confirmed."""
-    unknown: list[int] = field(default_factory=list)
-    """Records of which the sender was told that nobody knows."""
-    lost: list[Any] = field(default_factory=list)
-    """What the producer reported as lost."""
-    slowest_s: float = 0.0
-
-
-class ClusterScene(Scene):
-    """Workers of the ledger app on a Cluster, and one sender that remembers what it was told."""
+class ClusterScene(RememberingScene):
+    """Workers of the ledger app on a Cluster."""
 
     def __init__(self, cluster: EmbeddedCluster, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
         super().__init__(cluster.url, spawn, folder, partitions)
         self.cluster = cluster
-        self.told = Told()
-
-    @contextlib.contextmanager
-    def remembered_load(self, per_second: int = 400) -> Iterator[Told]:
-        """Send records one by one at a steady pace meanwhile, by one producer."""
-        told = self.told
-
-        async def send(items: Any, number: int) -> None:
-            began = time.monotonic()
-            try:
-                sent = await items.send(Item(f"k{number % 97}", number))
-            except StreamworkerError:
-                told.unknown.append(number)
-            else:
-                told.places[number] = (sent.partition, sent.entry_id)
-            told.slowest_s = max(told.slowest_s, time.monotonic() - began)
-
-        async def produce(stop: threading.Event) -> None:
-            app = App("ledger", redis_url=self.url)
-            items = app.stream("items", Item, key="key", partitions=self.partitions)
-            under_way: set[asyncio.Task[None]] = set()
-            async with app:
-                producer = app.producer(items)
-                while not stop.is_set():
-                    for _ in range(per_second // 20):
-                        task = asyncio.create_task(send(items, self.sent))
-                        under_way.add(task)
-                        task.add_done_callback(under_way.discard)
-                        self.sent += 1
-                    await asyncio.sleep(0.05)
-                while under_way:
-                    await asyncio.wait(under_way)
-                await producer.verify()
-                told.lost += producer.lost
-
-        with beside(produce):
-            yield told
-
-    def check_log(self, *, may_lose: bool = False) -> list[int]:
-        """A chain, nothing twice, each key in order, and lost only what was reported."""
-        with opened(self.url) as client:
-            logs = read_logs(client, KEYS, self.partitions)
-        for partition, entries in logs.items():
-            check_chain(f"partition {partition}", ((entry.id, entry.fields) for entry in entries))
-        there = check_rows([row for entry in entries for row in entry.rows] for entries in logs.values())
-        gone = sorted(n for n in self.told.places if n not in there)
-        if not may_lose:
-            assert gone == []
-        for number in gone:
-            partition, entry_id = self.told.places[number]
-            assert any(
-                lost.partition == partition and lost.first <= entry_id <= lost.last for lost in self.told.lost
-            ), f"record {number} at {entry_id} of partition {partition} was lost in silence: {self.told.lost}"
-        return gone
 
 
 def moves_on(scene: Scene, since_s: float) -> bool:

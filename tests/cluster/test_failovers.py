@@ -14,7 +14,6 @@ import pytest
 from tests.chaos.figures import percentile, record
 from tests.cluster.roles import make_whole
 from tests.cluster.support import (
-    KEYS,
     ClusterScene,
     cut_off,
     fail_over,
@@ -24,7 +23,7 @@ from tests.cluster.support import (
     replica_of,
 )
 from tests.helpers import wait_for
-from tests.rebalance.scene import FAST
+from tests.rebalance.scene import FAST, KEYS
 
 FAILOVERS = int(os.environ.get("FAILOVERS", "100"))
 SEED = int(os.environ.get("SEED", "7"))
@@ -59,10 +58,10 @@ def test_failovers_again_and_again(scene: ClusterScene) -> None:
             resumed_s.append(time.monotonic() - killed_s)
             make_whole(scene.cluster)
     wait_for(lambda: scene.snapshot().lag == 0, "there is no lag", 60)
-    gone = scene.check_log(may_lose=True)
-    reported = sum(each.entries for each in told.lost)
+    _, gone = scene.judged(told)
+    reported = told.entries_reported
     print(
-        f"\n{FAILOVERS} failovers, seed {SEED}: {len(told.places)} records confirmed, {len(gone)} lost, "
+        f"\n{FAILOVERS} failovers, seed {SEED}: {len(told.confirmed)} records confirmed, {len(gone)} lost, "
         f"{reported} reported as lost"
     )
     for what, times_s in (("elected", elected_s), ("all partitions ran again", resumed_s)):
@@ -74,8 +73,8 @@ def test_failovers_again_and_again(scene: ClusterScene) -> None:
         target="0 twin owners; what is lost is reported",
         verdict="met" if reported == len(gone) else "missed",
         samples_ms=[1_000 * each for each in resumed_s],
-        said=f"{len(told.places)} records confirmed, {len(gone)} lost, {reported} reported by id; 0 doubled, "
-        "out of order or committed by two owners",
+        said=f"{len(told.confirmed)} records confirmed, {len(gone)} lost, {reported} reported by id; 0 "
+        "doubled, out of order or committed by two owners",
         seed=SEED,
     )
     assert reported == len(gone)

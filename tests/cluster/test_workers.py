@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 
 from tests.cluster.support import (
-    KEYS,
     ClusterScene,
     another_primary,
     begin_move,
@@ -25,9 +24,7 @@ from tests.cluster.support import (
     replica_of,
 )
 from tests.helpers import wait_for
-from tests.rebalance.scene import FAST
-from tests.rebalance.test_claims import CLAIM
-from tests.rebalance.test_leases import LEASE
+from tests.rebalance.scene import CLAIM, FAST, KEYS, LEASE
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,13 +43,13 @@ def test_workers_process_forward_and_share_on_a_cluster(scene: ClusterScene, env
     assert len(places) > 1, "the partitions are on several nodes"
     first = scene.worker("w1", **environ)
     scene.wait_for_owners({"w1": 8})
-    with scene.remembered_load(400):
+    with scene.remembered_load() as told:
         second = scene.worker("w2", **environ)
         wait_for(lambda: set(scene.owners()) == {"w1", "w2"}, "both have partitions", 60)
         second.kill()
         scene.wait_for_owners({"w1": 8}, 60)
     scene.wait_until_drained()
-    scene.check_log()
+    assert scene.judged(told)[1] == {}
     first.terminate()
     assert first.wait() == 0
 
@@ -63,8 +60,8 @@ def test_slots_move_while_events_flow(scene: ClusterScene) -> None:
     scene.worker("w2", **FAST)
     scene.wait_for_owners({"w1": 4, "w2": 4})
     generation = scene.snapshot().generation
-    with scene.remembered_load(400) as told:
-        wait_for(lambda: len(told.places) > 200, "records flow")
+    with scene.remembered_load() as told:
+        wait_for(lambda: len(told.confirmed) > 200, "records flow")
         for whole, key in ((False, KEYS.events(0)), (False, KEYS.members), (True, KEYS.events(1))):
             target = another_primary(scene.cluster, primary_of(scene.cluster, key))
             if whole:
@@ -73,9 +70,9 @@ def test_slots_move_while_events_flow(scene: ClusterScene) -> None:
                 assert move_slot(scene.cluster, key, target, pause_s=0.05) >= 3
             assert primary_of(scene.cluster, key) is target
         time.sleep(0.5)
-    assert told.unknown == []
+    assert told.unknown == {}
     scene.wait_until_drained()
-    assert scene.check_log() == []
+    assert scene.judged(told)[1] == {}
     assert scene.snapshot().generation == generation
     print(f"the slowest send while three slots moved took {told.slowest_s:.2f} s")
 
@@ -109,18 +106,18 @@ def test_a_primary_dies_while_events_flow(scene: ClusterScene, what: str) -> Non
     scene.wait_for_owners({"w1": 4, "w2": 4})
     key = KEYS.members if what == "membership" else KEYS.events(0)
     victim = primary_of(scene.cluster, key)
-    with scene.remembered_load(400) as told:
-        wait_for(lambda: len(told.places) > 200, "records flow")
+    with scene.remembered_load() as told:
+        wait_for(lambda: len(told.confirmed) > 200, "records flow")
         took_s = fail_over(scene.cluster, victim)
         back_s = time.monotonic()
         wait_for(lambda: moves_on(scene, back_s), "every partition runs again", 20)
         took_on_s = time.monotonic() - back_s
         time.sleep(0.5)
     scene.wait_until_drained()
-    gone = scene.check_log(may_lose=True)
+    _, gone = scene.judged(told)
     print(
         f"failover after {took_s:.2f} s, all partitions ran {took_on_s:.2f} s later; "
-        f"{len(gone)} of {len(told.places)} confirmed records were lost, and reported"
+        f"{len(gone)} of {len(told.confirmed)} confirmed records were lost, and reported"
     )
 
 
@@ -133,8 +130,8 @@ def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> 
     if primary_of(scene.cluster, KEYS.members) is victim:
         victim = another_primary(scene.cluster, victim)
         others = {p for p in others if primary_of(scene.cluster, KEYS.events(p)) is not victim}
-    with scene.remembered_load(400) as told:
-        wait_for(lambda: len(told.places) > 200, "records flow")
+    with scene.remembered_load() as told:
+        wait_for(lambda: len(told.confirmed) > 200, "records flow")
         began = time.monotonic()
         os.kill(victim.pid, signal.SIGSTOP)
         time.sleep(1.0)
@@ -145,7 +142,7 @@ def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> 
         starts = [c.start for c in scene.calls() if c.partition == partition and began < c.start < ended]
         gaps = [after - before for before, after in pairwise([began, *starts, ended])]
         assert max(gaps) < 0.5, f"partition {partition} stood still for {max(gaps):.2f} s"
-    assert scene.check_log() == []
+    assert scene.judged(told)[1] == {}
 
 
 def test_what_a_failover_lost_is_said_by_its_ids(scene: ClusterScene) -> None:
@@ -154,22 +151,22 @@ def test_what_a_failover_lost_is_said_by_its_ids(scene: ClusterScene) -> None:
     scene.wait_for_owners({"w1": 4, "w2": 4})
     victim = primary_of(scene.cluster, KEYS.events(0))
     theirs = {p for p in range(scene.partitions) if primary_of(scene.cluster, KEYS.events(p)) is victim}
-    with scene.remembered_load(400) as told:
-        wait_for(lambda: len(told.places) > 200, "records flow")
+    with scene.remembered_load() as told:
+        wait_for(lambda: len(told.confirmed) > 200, "records flow")
         with cut_off(victim, replica_of(scene.cluster, victim)):
-            since, before = time.monotonic(), len(told.places)
+            since, before = time.monotonic(), len(told.confirmed)
             wait_for(lambda: theirs <= ran_since(scene, since), "all of them run on")
-            wait_for(lambda: len(told.places) > before + 200, "records flow on")
+            wait_for(lambda: len(told.confirmed) > before + 200, "records flow on")
             fail_over(scene.cluster, victim)
         back_s = time.monotonic()
         wait_for(lambda: moves_on(scene, back_s), "every partition runs again", 20)
     scene.wait_until_drained()
-    gone = scene.check_log(may_lose=True)
+    _, gone = scene.judged(told)
     assert gone, "what the replica had not received is gone"
-    lost = {told.places[n][0] for n in gone}
+    lost = {sent.partition for sent in gone.values()}
     assert lost <= theirs
-    assert sum(each.entries for each in told.lost) == len(gone), "each of them was reported, and nothing else"
+    assert told.entries_reported == len(gone), "each of them was reported, and nothing else"
     said = "\n".join(worker.log() for worker in workers)
     for partition in lost:
         assert re.search(rf"(partition_rolled_back|stream_went_back).*partition={partition}\b", said), said
-    print(f"{len(gone)} of {len(told.places)} records were lost in {len(lost)} partitions, and reported")
+    print(f"{len(gone)} of {len(told.confirmed)} records were lost in {len(lost)} partitions, and reported")

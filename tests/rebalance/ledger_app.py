@@ -2,7 +2,8 @@
 
 A line is one call of the handler: partition, epoch, the records' numbers, and the times of its
 start and end by CLOCK_MONOTONIC, which all processes of a machine share. What the variables
-``HANDLER`` and ``HANDLER_S`` say happens in between; ``HOT`` names a partition that takes ``HOT_S``.
+``HANDLER`` and ``HANDLER_S`` say happens in between; ``HOT`` names a partition that takes ``HOT_S``. With
+``CONCURRENCY`` calls with one record each overlap.
 """
 
 import asyncio
@@ -36,31 +37,35 @@ HOT = int(os.environ.get("HOT", "-1"))
 HOT_S = float(os.environ.get("HOT_S", "0.01"))
 
 
-def compute(seconds: float) -> None:
-    """Keep the interpreter busy, as a computation in pure Python does."""
-    end, total = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        total += sum(range(100))
+def write_down(ctx: Context, numbers: list[int], started: float) -> None:
+    line = {"partition": ctx.partition, "epoch": ctx.epoch, "n": numbers, "start": started}
+    with (LEDGER / f"{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps(line | {"end": time.monotonic()}) + "\n")
 
 
-@app.processor(items, batch=int(os.environ.get("BATCH", "20")), within=0.01)
 async def record(batch: list[Item], ctx: Context) -> list[Item]:
+    """Write down the batch and forward it."""
     started = time.monotonic()
     (LEDGER / f"{os.getpid()}.started").touch()
     seconds = HOT_S if ctx.partition == HOT else HANDLER_S
     if HANDLER == "block":
         time.sleep(seconds)
-    elif HANDLER == "compute":
-        compute(seconds)
     else:
         await asyncio.sleep(seconds)
-    line = {
-        "partition": ctx.partition,
-        "epoch": ctx.epoch,
-        "n": [item.n for item in batch],
-        "start": started,
-        "end": time.monotonic(),
-    }
-    with (LEDGER / f"{os.getpid()}.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    write_down(ctx, [item.n for item in batch], started)
     return batch
+
+
+async def record_one(item: Item, ctx: Context) -> Item:
+    """Write down one record and forward it."""
+    started = time.monotonic()
+    (LEDGER / f"{os.getpid()}.started").touch()
+    await asyncio.sleep(0.005 + item.n % 7 / 500)
+    write_down(ctx, [item.n], started)
+    return item
+
+
+if "CONCURRENCY" in os.environ:
+    app.processor(items, name="record", concurrency=int(os.environ["CONCURRENCY"]))(record_one)
+else:
+    app.processor(items, batch=int(os.environ.get("BATCH", "20")), within=0.01)(record)

@@ -21,6 +21,7 @@ from tests.raw import opened
 from tests.rebalance.ledger_app import Item
 
 HERE = Path(__file__).parent
+KEYS = GroupKeys("ledger", "items", "record")
 FAST = {
     "STREAMWORKER_HEARTBEAT_INTERVAL_MS": "200",
     "STREAMWORKER_CALL_TIMEOUT_MS": "500",
@@ -31,6 +32,20 @@ FAST = {
     "STREAMWORKER_DRAIN_DEADLINE_MS": "3000",
 }
 """Times short enough for tests that wait for them; the relations are those of the defaults."""
+CLAIM = {
+    **FAST,
+    "COORDINATION": "claim",
+    "STREAMWORKER_CLAIM_CYCLE_MS": "200",
+    "STREAMWORKER_CLAIM_EXPIRY_MS": "1500",
+}
+LEASE = {
+    **FAST,
+    "COORDINATION": "lease",
+    "STREAMWORKER_LEASE_NORMAL_MS": "1500",
+    "STREAMWORKER_LEASE_MAX_MS": "5000",
+    "STREAMWORKER_LEASE_MAX_SHUTDOWN_MS": "2000",
+    "STREAMWORKER_LEASE_MIN_GRAB_MS": "1000",
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +68,6 @@ class Scene:
         self.ledger.mkdir()
         self.sent = 0
         self._spawn = spawn
-        self._keys = GroupKeys("ledger", "items", "record")
 
     def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
         variables = {"LEDGER": str(self.ledger), "PARTITIONS": str(self.partitions), **environ}
@@ -117,6 +131,17 @@ class Scene:
     def wait_for_owners(self, expected: dict[str, int], timeout_s: float = 20.0) -> None:
         wait_for(lambda: self.owners() == expected, f"the owners are {expected}", timeout_s)
 
+    def wait_until_even(self, *names: str) -> None:
+        """Wait until these workers hold all partitions, none of them two more than another."""
+
+        def is_even() -> bool:
+            owners, sizes = self.owners(), self.owners().values()
+            return (
+                set(owners) == set(names) and sum(sizes) == self.partitions and max(sizes) - min(sizes) <= 1
+            )
+
+        wait_for(is_even, f"{names} share the partitions", 30)
+
     def wait_until_drained(self, timeout_s: float = 30.0) -> None:
         wait_for(lambda: self.snapshot().lag == 0, "there is no lag", timeout_s)
 
@@ -139,7 +164,7 @@ class Scene:
 
     def acked(self) -> dict[int, list[dict[str, Any]]]:
         with opened(self.url) as client:
-            logs = read_logs(client, self._keys, self.partitions)
+            logs = read_logs(client, KEYS, self.partitions)
         return {p: [row for entry in entries for row in entry.rows] for p, entries in logs.items()}
 
     def check_acked_log(self) -> None:

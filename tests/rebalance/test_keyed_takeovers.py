@@ -1,6 +1,5 @@
 """Calls that overlap, and a worker that goes: nothing lost, nothing out of order, little repeated."""
 
-import os
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from streamworker.runtime.run.modes.keyed import WINDOW_MIN, WINDOW_PER_CALL
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
-from tests.rebalance.scene import FAST, HERE, Call, Scene
+from tests.rebalance.scene import FAST, Call, Scene
 
 KEYS = 97
 CONCURRENCY = 64
@@ -20,14 +19,7 @@ SENT = 4_000
 
 class KeyedScene(Scene):
     def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
-        variables = {
-            "LEDGER": str(self.ledger),
-            "PARTITIONS": str(self.partitions),
-            "CONCURRENCY": str(CONCURRENCY),
-            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
-        }
-        command = ("run", "keyed_app:app", "--name", name, *arguments)
-        return self._spawn(*command, cwd=HERE, environ=variables | environ)
+        return super().worker(name, *arguments, CONCURRENCY=str(CONCURRENCY), **environ)
 
     def check_calls(self) -> None:
         """While a worker owned a partition, no key overlapped itself or went back."""
@@ -61,33 +53,27 @@ def scene(redis_url: str, spawn: SpawnWorker, tmp_path: Path) -> KeyedScene:
     return KeyedScene(redis_url, spawn, tmp_path, 2)
 
 
-def test_after_a_kill_all_is_in_the_log_once_and_in_order(scene: KeyedScene) -> None:
-    """The next owner does again what was done behind a gap, and no more than the window holds."""
+@pytest.mark.parametrize("how", ["killed", "asked to leave"])
+def test_what_a_worker_had_that_goes_is_in_the_log_once_and_in_order(scene: KeyedScene, how: str) -> None:
+    """After a kill the next owner does again what was done behind a gap, and no more than the window holds.
+
+    Who is asked to leave finishes what is in hand, and what lies before that: nothing is repeated.
+    """
     first, _ = scene.worker("first", **FAST), scene.worker("second", **FAST)
     scene.wait_for_owners({"first": 1, "second": 1})
     scene.send(SENT)
     scene.wait_until_under_way(SENT // 5)
-    first.kill()
+    if how == "killed":
+        first.kill()
+    else:
+        first.terminate()
+        assert first.wait() == 0
     scene.wait_until_drained()
     scene.check_log()
     scene.check_calls()
     executed = scene.executed()
     assert set(executed) == set(range(SENT))
     in_hand = max(WINDOW_MIN, WINDOW_PER_CALL * CONCURRENCY) + 2 * 500
-    assert 0 < len(executed) - SENT <= in_hand
-    scene.check_that_one_partition_moved()
-
-
-def test_a_worker_that_is_asked_to_leave_has_nothing_repeated(scene: KeyedScene) -> None:
-    """It finishes what is in hand, and what lies before that: the next owner begins behind it."""
-    first, _ = scene.worker("first", **FAST), scene.worker("second", **FAST)
-    scene.wait_for_owners({"first": 1, "second": 1})
-    scene.send(SENT)
-    scene.wait_until_under_way(SENT // 5)
-    first.terminate()
-    assert first.wait() == 0
-    scene.wait_until_drained()
-    scene.check_log()
-    scene.check_calls()
-    assert sorted(scene.executed()) == list(range(SENT))
+    repeated = len(executed) - SENT
+    assert 0 < repeated <= in_hand if how == "killed" else not repeated
     scene.check_that_one_partition_moved()

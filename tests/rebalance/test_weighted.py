@@ -1,11 +1,9 @@
 """Sharing by load with real workers: what a hot partition makes move, and that it then rests."""
 
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 from tests.rebalance.scene import FAST, Scene
 
@@ -22,11 +20,6 @@ HOT = {"HANDLER_S": "0.002", "HOT": "6", "HOT_S": "0.2"}
 """Partition 6 takes a worker's whole time, the others a tenth or less."""
 REST_MS = 6_000
 """Twelve looks."""
-
-
-@pytest.fixture
-def scene(redis_url: str, spawn: SpawnWorker, tmp_path: Path) -> Scene:
-    return Scene(redis_url, spawn, tmp_path, partitions=8)
 
 
 def balanced(scene: Scene) -> list[int]:

@@ -1,55 +1,20 @@
-"""A stage for failovers: real workers, a producer that remembers what it was told, and a judge."""
+"""A stage for failovers behind sentinels, and a judge of what they may have brought back."""
 
-import asyncio
 import json
-import threading
-import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import redis
-
-from streamworker import App
 from streamworker.errors import StreamworkerError
-from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.send.ledger import LostSends
-from streamworker.runtime.send.producer import Producer, Sent
-from streamworker.settings import Settings
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, beside, wait_for
-from tests.judge import LogEntry, check_chain, check_rows, read_logs
-from tests.rebalance.ledger_app import Item
-from tests.rebalance.scene import Scene
+from tests.helpers import WorkerProcess, wait_for
+from tests.rebalance.remembered import RememberingScene, Told
 from tests.sentinel.trio import Trio
 
-KEYS = 97
-"""Fewer than the records under way at a time, so that some share a key."""
-UNDER_WAY_MAX = 2_000
 ZOMBIE_MS = 8_000
 """For so long after another one was named the former primary may take writes: docs/sentinel.md."""
 REPLICAS = 2
 """All of them must have what is to survive: sentinels may take any, and not the one that had the most."""
-
-
-@dataclass
-class Flow:
-    """What one producer sent, and what it was told."""
-
-    confirmed: dict[int, Sent] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    """Sends that failed, by what was said: these may be there or not."""
-    lost: tuple[LostSends, ...] = ()
-    """What the producer reported of its confirmed sends."""
-    sent: int = 0
-
-    def reported(self, sent: Sent) -> bool:
-        return any(
-            each.partition == sent.partition and each.first <= sent.entry_id <= each.last
-            for each in self.lost
-        )
 
 
 @dataclass(frozen=True)
@@ -65,10 +30,10 @@ class Verdict:
         return f"{self.confirmed} sends confirmed, {lost}; {self.executed_again} records handled again"
 
 
-class FailoverScene(Scene):
+class FailoverScene(RememberingScene):
     def __init__(self, trio: Trio, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
         super().__init__(trio.url, spawn, folder, partitions)
-        self.trio = trio
+        self.trio, self.replicas = trio, REPLICAS
         self.workers: list[WorkerProcess] = []
         self._read_up_to: dict[Path, int] = {}
         self._ran_at: dict[int, float] = {}
@@ -79,9 +44,6 @@ class FailoverScene(Scene):
         """When it was, in ms."""
         self.longest_s = 0.0
         """Most time from the beginning of a fault until another primary was named."""
-        self.durability = "memory"
-        """Of workers and of the producer."""
-        self.keys = GroupKeys("ledger", "items", "record")
 
     def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
         ours = {
@@ -95,47 +57,6 @@ class FailoverScene(Scene):
 
     def reports(self, event: str) -> list[str]:
         return [line for worker in self.workers for line in worker.log().splitlines() if event in line]
-
-    @contextmanager
-    def flow(self, per_second: int = 400) -> Iterator[Flow]:
-        """Send records at a steady pace meanwhile, and in the end ask what of them was lost."""
-        flow = Flow()
-        with beside(lambda stop: self._produce(flow, stop, per_second), 60):
-            yield flow
-
-    async def _produce(self, flow: Flow, stop: threading.Event, per_second: int) -> None:
-        app = App("ledger", redis_url=self.url)
-        items = app.stream("items", Item, key="key", partitions=self.partitions)
-        async with Backend.open(self.url, name="flow") as backend:
-            settings = Settings(redis_url=self.url, durability=self.durability, durability_replicas=REPLICAS)
-            producer = Producer(backend, items.spec, settings)
-            under_way: set[asyncio.Task[None]] = set()
-            began = time.monotonic()
-            while not stop.is_set():
-                due = int((time.monotonic() - began) * per_second)
-                while flow.sent < due and len(under_way) < UNDER_WAY_MAX:
-                    task = asyncio.create_task(self._send_one(producer, flow, flow.sent))
-                    under_way.add(task)
-                    task.add_done_callback(under_way.discard)
-                    flow.sent += 1
-                await asyncio.sleep(0.01)
-            while under_way:
-                await asyncio.wait(under_way)
-            # Until there is an answer: it is asked right after a failover.
-            for _ in range(100):
-                try:
-                    await producer.verify()
-                    break
-                except StreamworkerError:
-                    await asyncio.sleep(0.1)
-            flow.lost = tuple(producer.lost)
-
-    @staticmethod
-    async def _send_one(producer: Producer, flow: Flow, n: int) -> None:
-        try:
-            flow.confirmed[n] = await producer.send(Item(f"k{n % KEYS}", n), timeout=40)
-        except StreamworkerError as error:
-            flow.refused[n] = str(error)
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -152,33 +73,17 @@ class FailoverScene(Scene):
                 self._ran_at[partition] = max(start, self._ran_at.get(partition, 0.0))
         return sum(start > moment for start in self._ran_at.values()) == self.partitions
 
-    def log(self) -> dict[int, list[LogEntry]]:
-        with self.primary_client() as client:
-            return read_logs(client, self.keys, self.partitions)
-
-    def primary_client(self) -> redis.Redis:
-        """Return a client of the primary, whose replies are bytes."""
-        server = self.trio.primary
-        return redis.Redis(port=server.port, password=server.password, protocol=2)
-
     # -- judging -------------------------------------------------------------------------------
 
-    def judge(self, flow: Flow) -> Verdict:
+    def judge(self, flow: Told) -> Verdict:
         """See that what is left is right, and that what is lost was reported.
 
         Nothing is in the log twice; each key is in order; each partition's log is a chain of commits,
         each of one owner at one epoch, and epochs only grow; each send that was confirmed is in the log
         or among what the producer reported.
         """
-        log = self.log()
-        for partition, entries in log.items():
-            check_chain(f"partition {partition}", ((entry.id, entry.fields) for entry in entries))
-        there = check_rows([row for entry in entries for row in entry.rows] for entries in log.values())
-        assert there <= set(flow.confirmed) | set(flow.refused)
-        missing = {n: sent for n, sent in flow.confirmed.items() if n not in there}
-        silent = {n: sent for n, sent in missing.items() if not flow.reported(sent)}
-        assert not silent, f"lost without a word: {sorted(silent.items())[:20]} of {len(silent)}"
-        reported = sum(each.entries for each in flow.lost)
+        there, missing = self.judged(flow)
+        reported = flow.entries_reported
         said = f"{reported} were reported, and {len(missing)} are missing"
         assert reported >= len(missing), said
         if reported > len(missing):
@@ -186,14 +91,14 @@ class FailoverScene(Scene):
         executed = self.executed()
         return Verdict(len(flow.confirmed), len(missing), len(executed) - len(set(executed)))
 
-    def _judge_what_came_back(self, flow: Flow, there: set[int], surplus: int, said: str) -> None:
+    def _judge_what_came_back(self, flow: Told, there: set[int], surplus: int, said: str) -> None:
         # Sentinels of a busy machine may replace a primary that nobody killed by the one before it, and what
         # was lost with that is there again.
         again = [n for n, sent in flow.confirmed.items() if n in there and flow.reported(sent)]
         switches = f"{len(self.switches)} switches, {self.failovers} wanted"
         print(f"REPORTED AS LOST AND THERE AGAIN: {said}; {switches}")
         # A send that timed out for its caller may be known to the producer as confirmed.
-        assert surplus <= len(again) + len(flow.refused), said
+        assert surplus <= len(again) + len(flow.unknown), said
         fault = what_cannot_come_back(
             [flow.confirmed[n].entry_id.ms for n in again],
             [sent.entry_id.ms for sent in flow.confirmed.values()],

@@ -16,7 +16,8 @@ import pytest
 from tests.chaos.figures import insist, percentile, record
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
-from tests.sentinel.scene import FailoverScene, Flow
+from tests.rebalance.remembered import Told
+from tests.sentinel.scene import FailoverScene
 from tests.sentinel.trio import Instance, Trio
 
 pytestmark = pytest.mark.timeout(120)
@@ -98,9 +99,9 @@ def start_workers(scene: FailoverScene) -> None:
 
 def run(
     scene: FailoverScene, faults: list[Fault], rng: random.Random
-) -> tuple[Flow, list[tuple[float, float]]]:
+) -> tuple[Told, list[tuple[float, float]]]:
     took = []
-    with scene.trio.switches() as switches, scene.flow(PER_SECOND) as flow:
+    with scene.trio.switches() as switches, scene.remembered_load(PER_SECOND) as flow:
         wait_for(partial(scene.every_partition_ran_since, 0.0), "every partition runs", 20)
         for fault in faults:
             scene.trio.wait_until_whole(ZOMBIE_NOTICES_S)

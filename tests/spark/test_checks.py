@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,29 @@ from streamworker.spark.driver.checks import (
 )
 from tests.spark.specs import pipeline
 
+READ = ("app", "Stream", "processor")
+"""What a pipeline reads is no option of it."""
 
-def test_a_pipeline_over_a_processor_that_forwards_nothing_is_refused() -> None:
-    """It would wait for rows for ever."""
-    with pytest.raises(ConfigurationError, match=r"'price', which forwards nothing.*forward=True"):
-        check_pipeline(pipeline(forward=False))
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        pytest.param({"forward": False}, r"'price', which forwards nothing.*forward=True", id="no rows"),
+        *(({"trigger": each}, "10 seconds") for each in ("soon", "10", "seconds", "continuous", "")),
+        pytest.param({"mode": "update"}, "mode='complete'", id="files updated in place"),
+        pytest.param({"mode": "overwrite"}, "append, complete or update", id="an unknown mode"),
+        pytest.param({"path": "."}, "belongs to the result", id="a path that is everything"),
+        *(({"options": {each: "other"}}, f"has option '{each}'.*Leave it out") for each in READ),
+        pytest.param(
+            {"options": {"startingOffsets": "frist"}}, r"'revenue' .*startingOffsets is 'frist'.*earliest",
+            id="a wrong option of the source",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pipeline_that_cannot_be_is_refused_with_what_to_write(given: dict[str, Any], says: str) -> None:
+    """Before Spark is started: it would wait for ever, or read one processor's rows with another's schema."""
+    with pytest.raises(ConfigurationError, match=says):
+        check_pipeline(pipeline(**given))
 
 
 @pytest.mark.parametrize(
@@ -38,50 +57,12 @@ def test_available_now_is_a_trigger_of_its_own() -> None:
     assert trigger_of(pipeline(trigger="10 Seconds")) == {"processingTime": "10 seconds"}
 
 
-@pytest.mark.parametrize("trigger", ["soon", "10", "seconds", "continuous", ""])
-def test_a_trigger_that_is_no_time_is_refused(trigger: str) -> None:
-    """With an example."""
-    with pytest.raises(ConfigurationError, match="10 seconds"):
-        check_pipeline(pipeline(trigger=trigger))
-
-
-def test_files_cannot_be_updated_in_place() -> None:
-    """The remedy is the mode that can be done with files."""
-    with pytest.raises(ConfigurationError, match="mode='complete'"):
-        check_pipeline(pipeline(mode="update"))
-
-
 def test_a_whole_result_is_swapped_in_on_a_local_disk_only() -> None:
     """An object store cannot replace a directory at once."""
     with pytest.raises(ConfigurationError, match="replaced at once"):
         check_pipeline(pipeline(mode="complete", path="s3a://bucket/revenue"))
     check_pipeline(pipeline(mode="complete", path="file:///lake/revenue"))
     check_pipeline(pipeline(mode="complete", path="s3a://bucket/revenue", format="delta"))
-
-
-@pytest.mark.parametrize("option", ["app", "Stream", "processor"])
-def test_what_a_pipeline_reads_is_no_option_of_it(option: str) -> None:
-    """It would read one processor's rows with the schema of another."""
-    with pytest.raises(ConfigurationError, match=f"has option '{option}'.*Leave it out"):
-        check_pipeline(pipeline(options={option: "other"}))
-
-
-def test_a_wrong_option_of_the_source_is_said_by_the_name_of_its_pipeline() -> None:
-    """Before Spark is started, and whichever of its pipelines is."""
-    with pytest.raises(ConfigurationError, match=r"'revenue' .*startingOffsets is 'frist'.*earliest"):
-        check_pipeline(pipeline(options={"startingOffsets": "frist"}))
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    """With the ones there are."""
-    with pytest.raises(ConfigurationError, match="append, complete or update"):
-        check_pipeline(pipeline(mode="overwrite"))
-
-
-def test_a_path_that_is_everything_is_refused() -> None:
-    """A result owns its directory."""
-    with pytest.raises(ConfigurationError, match="belongs to the result"):
-        check_pipeline(pipeline(path="."))
 
 
 def test_the_checkpoint_lies_beside_the_result_and_not_in_it() -> None:

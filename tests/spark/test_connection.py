@@ -24,26 +24,23 @@ def secret_file(path: Path, text: str, mode: int = 0o600) -> dict[str, str]:
     return {"STREAMWORKER_CONNECTIONS": str(path)}
 
 
-def test_a_name_is_an_environment_variable() -> None:
-    """Of the process that connects."""
-    assert resolve("eu-prod", {variable_for("eu-prod"): URL}) == URL
+@pytest.mark.parametrize(
+    ("name", "environ"),
+    [
+        pytest.param("eu-prod", {variable_for("eu-prod"): URL}, id="a variable of the process"),
+        pytest.param("default", {"STREAMWORKER_REDIS_URL": URL}, id="the URL that workers use"),
+    ],
+)
+def test_a_name_is_a_variable_of_the_process_that_connects(name: str, environ: dict[str, str]) -> None:
+    """A laptop needs no connection at all."""
+    assert resolve(name, environ) == URL
 
 
 def test_a_name_is_a_line_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
-    """For where an environment is shown to others."""
+    """For where an environment is shown to others; a variable, which is nearer to the process, wins."""
     environ = secret_file(tmp_path / "connections.toml", f'prod = "{URL}"\n')
     assert resolve("prod", environ) == URL
-
-
-def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
-    """What is nearer to the process is what was meant."""
-    environ = secret_file(tmp_path / "connections.toml", 'prod = "rediss://elsewhere"\n')
-    assert resolve("prod", {**environ, "STREAMWORKER_CONNECTION_PROD": URL}) == URL
-
-
-def test_default_is_the_url_that_workers_use() -> None:
-    """A laptop needs no connection at all."""
-    assert resolve("default", {"STREAMWORKER_REDIS_URL": URL}) == URL
+    assert resolve("prod", {**environ, "STREAMWORKER_CONNECTION_PROD": "rediss://near"}) == "rediss://near"
 
 
 def test_an_unknown_name_says_where_it_was_looked_for() -> None:

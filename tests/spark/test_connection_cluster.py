@@ -13,7 +13,14 @@ from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import SourceOptions
-from tests.cluster.support import client_of, fail_over, is_primary, primary_of
+from tests.cluster.support import (
+    another_primary,
+    client_of,
+    fail_over,
+    is_primary,
+    move_slot,
+    primary_of,
+)
 from tests.spark.acked import AckedLog
 
 PARTITIONS = 12
@@ -71,6 +78,9 @@ def test_logs_of_all_slots_are_read_from_their_primaries(acked: AckedLog, cluste
     logs.register(tails, at_ms, retry=False)
     assert acked.redis.hexists(acked.keys.readers, "r")
     assert [(calls_of(node, "hmget"), calls_of(node, "xrange")) for node in replicas] == before
+    source = primary_of(cluster, acked.keys.acked(3))
+    move_slot(cluster, acked.keys.acked(3), another_primary(cluster, source))
+    assert read_all(logs) == acked.numbers(), "one log is elsewhere since it was planned"
 
 
 def test_what_is_wrong_with_a_cluster_is_said_without_a_password(

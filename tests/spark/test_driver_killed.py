@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 import pytest
@@ -27,6 +26,7 @@ from tests.spark.acked import AckedLog
 from tests.spark.driver import ROWS_A_BATCH
 
 BATCHES_A_LIFE = 4
+ENTRIES_A_BATCH = 20
 POLL_S = 0.001
 """Between the file of a batch in the table and its commit lie some 20 ms."""
 START_S = 300.0
@@ -135,12 +135,7 @@ def stage(folder: Path, name: str) -> str:
     return "written" if in_table(folder, name) == batch else "planned"
 
 
-class Living(Protocol):
-    def alive(self) -> bool:
-        """Whether it runs; fails the test if it has ended by itself."""
-
-
-def live_a_little(driver: Living, folder: Path, rng: random.Random) -> None:
+def live_a_little(driver: Driver, folder: Path, rng: random.Random) -> None:
     """Wait until a driver is in the middle of a batch, at a moment of its own.
 
     Of its second batch at the earliest: the first may be one that the driver before left in the middle.
@@ -162,7 +157,7 @@ def live_a_little(driver: Living, folder: Path, rng: random.Random) -> None:
         time.sleep(rng.random() / 4)
 
 
-def keep_busy(acked: AckedLog, folder: Path, *, entries_a_batch: int) -> None:
+def keep_busy(acked: AckedLog, folder: Path) -> None:
     """Have enough in the log for a life to be in the midst of it, and no more: the last reads all.
 
     Enough for the pipeline that is ahead: the other one has what lies between besides.
@@ -171,8 +166,7 @@ def keep_busy(acked: AckedLog, folder: Path, *, entries_a_batch: int) -> None:
     done = max(numbered(folder, name, "commits") for name in PIPELINES) * rows
     if sum(map(len, acked.written.values())) - done < rows * batches:
         for p in range(acked.partitions):
-            entries = [rows // entries_a_batch] * entries_a_batch
-            acked.fill(p, entries * (batches // acked.partitions))
+            acked.fill(p, [rows // ENTRIES_A_BATCH] * ENTRIES_A_BATCH * (batches // acked.partitions))
 
 
 def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: SparkSession) -> None:
@@ -186,7 +180,7 @@ def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: Sp
     orphan: psutil.Process | None = None
     with tempfile.TemporaryDirectory(prefix="sw") as scratch:
         for life in range(kills):
-            keep_busy(acked, folder, entries_a_batch=20)
+            keep_busy(acked, folder)
             driver = Driver(folder, redis_url, scratch)
             try:
                 outlive(orphan, driver)
@@ -217,7 +211,7 @@ def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: Sp
     )
 
 
-def read_all(driver: Living, acked: AckedLog, folder: Path) -> None:
+def read_all(driver: Driver, acked: AckedLog, folder: Path) -> None:
     """Wait until both pipelines have all there is, for as long as they get on."""
     expected = sum(len(rows) for rows in acked.written.values())
     batches, deadline = 0, time.monotonic() + START_S
@@ -305,22 +299,17 @@ def violations_of_i9(
     return judge.violations
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_driver_killed_three_times_in_mid_batch_leaves_no_trace(
-    spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path
-) -> None:
-    """Alone and with its JVM in turn: appended rows are there once, and the replaced result is whole."""
-    survive(3, acked, redis_url, tmp_path, spark)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("kills", [10, 100])
-def test_a_driver_killed_many_times_in_mid_batch_leaves_no_trace(
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(3, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+        pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
+    ],
+)
+def test_a_driver_killed_in_mid_batch_leaves_no_trace(
     spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path, kills: int
 ) -> None:
-    """The same, longer: ten kills take two minutes, a hundred twenty."""
+    """Alone and with its JVM in turn: appended rows are there once, and the replaced result is whole."""
     survive(kills, acked, redis_url, tmp_path, spark)
 
 

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 from pyspark.sql.streaming.query import StreamingQuery
 
 from streamworker.errors import ConfigurationError
+from streamworker.processors import PipelineSpec
 from streamworker.spark.driver import pipelines
 from streamworker.spark.driver.failures import TOO_BUSY
 from streamworker.spark.driver.pipelines import run_pipelines
@@ -40,6 +41,11 @@ def same(frame: DataFrame) -> DataFrame:
 
 def by_user(frame: DataFrame) -> DataFrame:
     return frame.groupBy("user").agg(F.sum("amount").alias("amount"), F.count("*").alias("orders"))
+
+
+def for_each(function: Callable[[DataFrame, int], None], name: str = "revenue") -> PipelineSpec:
+    """Return a pipeline with a sink of the user's own."""
+    return pipeline(lambda frame: frame.writeStream.foreachBatch(function), name=name, path=None)
 
 
 def numbers(session: Session, path: str = "lake/revenue") -> list[int]:
@@ -198,7 +204,7 @@ def test_a_stream_writer_that_is_returned_is_started_with_our_checkpoint_and_tri
         seen.extend(row.n for row in frame.collect())
 
     acked.fill(0, [5])
-    spec = pipeline(lambda frame: frame.writeStream.foreachBatch(keep), path=None)
+    spec = for_each(keep)
     assert run_pipelines([spec], session=spark_session, once=True) == 0
     assert run_pipelines([spec], session=spark_session, once=True) == 0
     assert sorted(seen) == acked.numbers()
@@ -268,9 +274,7 @@ def test_a_stop_lets_the_batch_under_way_finish(spark_session: Session, acked: A
         go_on.wait(30)
 
     acked.fill(0, [3])
-    running = Running(
-        spark_session, pipeline(lambda frame: frame.writeStream.foreachBatch(slowly), path=None)
-    )
+    running = Running(spark_session, for_each(slowly))
     assert entered.wait(60)
     running.stop.set()
     go_on.set()
@@ -284,27 +288,31 @@ def quick(monkeypatch: pytest.MonkeyPatch, restarts: int = 5) -> None:
     monkeypatch.setattr(pipelines, "RESTARTS_MAX", restarts)
 
 
+@pytest.mark.parametrize(
+    ("restarts", "errors"),
+    [(5, ["the disk is away"] * 2), (1, [TOO_BUSY, TOO_BUSY, "the disk is away"])],
+    ids=["a failure that passes", "a busy machine"],
+)
 def test_a_failed_query_is_started_again_from_its_checkpoint(
-    spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch
+    spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch, restarts: int, errors: list[str]
 ) -> None:
-    """A failure that passes costs a restart, and no rows."""
-    quick(monkeypatch)
+    """It costs restarts, and no rows. Python processes that start too late use up none of them."""
+    quick(monkeypatch, restarts)
     seen: list[int] = []
-    failures = iter([True, True])
+    left = iter(errors)
 
     def sometimes(frame: DataFrame, batch: int) -> None:
-        if next(failures, False):
-            raise OSError("the disk is away")
+        if error := next(left, None):
+            raise OSError(error)
         seen.extend(row.n for row in frame.collect())
 
     acked.fill(0, [3])
-    spec = pipeline(lambda frame: frame.writeStream.foreachBatch(sometimes), path=None)
-    running = Running(spark_session, spec)
+    running = Running(spark_session, for_each(sometimes))
     running.wait_for_rows(3)
     assert running.end() == 0
     assert seen == [0, 1, 2]
-    restarts = [each for each in running.told if each.state == "restarting"]
-    assert [each.error for each in restarts] == ["OSError: the disk is away"] * 2
+    said = [each.error for each in running.told if each.state == "restarting"]
+    assert len(said) == len(errors) and said[-1] == "OSError: the disk is away"
 
 
 def test_no_rows_are_held_for_a_pipeline_that_is_done_and_was_forgotten(
@@ -322,7 +330,7 @@ def test_no_rows_are_held_for_a_pipeline_that_is_done_and_was_forgotten(
 
     acked.fill(0, [3])
     done = pipeline(same, name="done", path="lake/done", trigger="available now")
-    goes_on = pipeline(lambda frame: frame.writeStream.foreachBatch(sometimes), name="goes-on", path=None)
+    goes_on = for_each(sometimes, "goes-on")
     running = Running(spark_session, done, goes_on)
     running.wait_for_state("done")
     running.wait_for_rows(6)
@@ -336,28 +344,6 @@ def test_no_rows_are_held_for_a_pipeline_that_is_done_and_was_forgotten(
     assert acked.redis.hkeys(acked.keys.readers) == [b"goes-on"]
 
 
-def test_a_busy_machine_does_not_use_up_the_restarts_for_what_is_really_wrong(
-    spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python processes that start too late say nothing about the disk."""
-    quick(monkeypatch, restarts=1)
-    seen: list[int] = []
-    errors = iter([TOO_BUSY, TOO_BUSY, "the disk is away"])
-
-    def sometimes(frame: DataFrame, batch: int) -> None:
-        if error := next(errors, None):
-            raise OSError(error)
-        seen.extend(row.n for row in frame.collect())
-
-    acked.fill(0, [3])
-    spec = pipeline(lambda frame: frame.writeStream.foreachBatch(sometimes), path=None)
-    running = Running(spark_session, spec)
-    running.wait_for_rows(3)
-    assert running.end() == 0
-    assert seen == [0, 1, 2]
-    assert [each.state for each in running.told].count("restarting") == 3
-
-
 def test_a_query_that_keeps_failing_ends_all_with_1(
     spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,7 +354,7 @@ def test_a_query_that_keeps_failing_ends_all_with_1(
         raise OSError("the disk is gone")
 
     acked.fill(0, [3])
-    bad = pipeline(lambda frame: frame.writeStream.foreachBatch(always), path=None, name="bad")
+    bad = for_each(always, "bad")
     running = Running(spark_session, bad, pipeline(same))
     failed = running.wait_for_state("failed")
     assert failed.pipeline == "bad"

@@ -81,21 +81,33 @@ def kill_often(
     return count
 
 
-def survive_in_one_session(kills: int, session: Session, acked: AckedLog, folder: Path) -> None:
-    """Let a pipeline run in a session that tries no task again, while its tasks' processes are killed."""
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(2, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_a_killed_python_process_costs_a_restart_and_no_row(
+    spark_session: Session, acked: AckedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    """As when it takes more memory than there is; in a session that tries no task again."""
+    monkeypatch.setattr(pipelines, "FIRST_PAUSE_MS", 50)
     options = {"maxRowsPerTrigger": ROWS_A_BATCH, "includeMetadata": "true"}
-    running = Running(session, pipeline(same, name="legs", path=str(folder / "legs"), options=options))
-    assert session._jvm is not None
+    spec = pipeline(same, name="legs", path=str(tmp_path / "legs"), options=options)
+    running = Running(spark_session, spec)
+    assert spark_session._jvm is not None
     try:
         acked.fill(0, [10])
         wait_for(lambda: running.position() == 10, "it runs", timeout_s=MAY_TAKE_S)
-        count = kill_often(kills, psutil.Process(session._jvm.pid), acked, running.batches, running.restarts)
+        jvm = psutil.Process(spark_session._jvm.pid)
+        count = kill_often(kills, jvm, acked, running.batches, running.restarts)
         total = len(acked.numbers())
         wait_for(lambda: running.position() == total, "all rows are behind it", timeout_s=MAY_TAKE_S)
     finally:
         assert running.end() == 0
     assert running.restarts(), "no task was hit"
-    found = session.spark.read.parquet(str(folder / "legs")).collect()
+    found = spark_session.spark.read.parquet(str(tmp_path / "legs")).collect()
     assert sorted((row._partition, row._offset, row.n) for row in found) == acked.placed()
     record(
         "F36",
@@ -106,28 +118,3 @@ def survive_in_one_session(kills: int, session: Session, acked: AckedLog, folder
         said=f"the query ended {running.restarts()} times and went on from its checkpoint",
         seed=kills,
     )
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines, "FIRST_PAUSE_MS", 50)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("impatient")
-def test_a_killed_python_process_costs_a_restart_and_no_row(
-    spark_session: Session, acked: AckedLog, tmp_path: Path
-) -> None:
-    """As when it takes more memory than there is."""
-    survive_in_one_session(2, spark_session, acked, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("impatient")
-def test_a_hundred_killed_python_processes_cost_restarts_and_no_row(
-    spark_session: Session, acked: AckedLog, tmp_path: Path
-) -> None:
-    """The same, longer."""
-    survive_in_one_session(100, spark_session, acked, tmp_path)

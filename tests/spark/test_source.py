@@ -4,7 +4,9 @@ import datetime as dt
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -306,87 +308,79 @@ def test_a_processor_that_has_not_forwarded_yet_is_told_from_one_that_is_not_the
 # -- losses ----------------------------------------------------------------------------------
 
 
-def test_trimmed_rows_that_were_not_read_end_the_query(
-    spark: SparkSession, acked: AckedLog, tmp_path: Path
-) -> None:
-    """Loudly, with the rows that are missing; or with a warning, behind them."""
-    acked.fill(0, [4])
-    run(spark, acked.options(), tmp_path)
-    acked.fill(0, [4, 4])
-    acked.trim(0, 8)
-    with pytest.raises(PySparkException, match=r"DataLoss: Rows 5 to 8 are missing"):
-        run(spark, acked.options(), tmp_path)
-    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
-    assert table(spark, tmp_path) == [0, 1, 2, 3, 8, 9, 10, 11]
+def trimmed(log: AckedLog) -> None:
+    log.fill(0, [4, 4])
+    log.trim(0, 8)
 
 
-def test_a_hole_in_the_middle_is_found(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
-    """An entry that somebody deleted."""
-    acked.fill(0, [2, 2, 2])
-    acked.redis.xdel(acked.keys.acked(0), "4-0")
-    with pytest.raises(PySparkException, match=r"DataLoss: Rows 3 to 4 are missing"):
-        run(spark, acked.options(), tmp_path)
+def deleted(log: AckedLog, entry: str = "") -> None:
+    if entry:
+        log.redis.xdel(log.keys.acked(0), entry)
+    else:
+        log.redis.delete(log.keys.lock(0), log.keys.acked(0))
 
 
-def test_a_deleted_end_is_found(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
-    """The lock says that there are more rows than the log holds."""
-    acked.fill(0, [2, 2])
-    acked.redis.xdel(acked.keys.acked(0), "4-0")
-    with pytest.raises(PySparkException, match=r"DataLoss: Rows 3 to 4 are missing"):
-        run(spark, acked.options(), tmp_path)
+def made_again(log: AckedLog) -> None:
+    """Where it has more rows than the old one."""
+    deleted(log)
+    log.append(0, orders(100, 9))
 
 
-def test_a_deleted_log_ends_the_query(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
-    """As after FLUSHALL; without failOnDataLoss it waits for what comes."""
-    acked.fill(0, [4])
-    run(spark, acked.options(), tmp_path)
-    acked.redis.delete(acked.keys.lock(0), acked.keys.acked(0))
-    with pytest.raises(PySparkException, match=r"DataLoss.*not there any more"):
-        run(spark, acked.options(), tmp_path)
-    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
-    assert table(spark, tmp_path) == [0, 1, 2, 3]
-
-
-def test_a_log_that_was_made_again_ends_the_query(
-    spark: SparkSession, acked: AckedLog, tmp_path: Path
-) -> None:
-    """Even where it has more rows than the old one; or it is read from its beginning."""
-    acked.fill(0, [4])
-    run(spark, acked.options(), tmp_path)
-    acked.redis.delete(acked.keys.lock(0), acked.keys.acked(0))
-    acked.append(0, orders(100, 9))
-    with pytest.raises(PySparkException, match=r"DataLoss.*made again"):
-        run(spark, acked.options(), tmp_path)
-    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
-    assert table(spark, tmp_path) == [0, 1, 2, 3, *range(100, 109)]
-
-
-def test_a_log_that_was_rolled_back_ends_the_query(
-    spark: SparkSession, acked: AckedLog, tmp_path: Path
-) -> None:
-    """A restore or a failover lost rows that are in the table."""
-    acked.fill(0, [4, 4])
-    run(spark, acked.options(), tmp_path)
-    acked.rewrite(0, acked.entries(0)[:1])
-    with pytest.raises(PySparkException, match=r"DataLoss.*shorter than what was already read"):
-        run(spark, acked.options(), tmp_path)
-    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
-    acked.append(0, orders(100, 2))
-    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
-    assert table(spark, tmp_path) == [*range(8), 100, 101]
-
-
-def test_a_log_that_was_rolled_back_and_has_grown_again_ends_the_query(
-    spark: SparkSession, acked: AckedLog, tmp_path: Path
-) -> None:
+def grown_again(log: AckedLog) -> None:
     """The row numbers fit, and the source entries behind them do not."""
-    acked.fill(0, [4, 4])
-    run(spark, acked.options(), tmp_path)
-    kept, (_, lost) = acked.entries(0)
-    acked.rewrite(0, [kept, (b"8-0", {**lost, b"last": b"5004-0"})])
-    acked.append(0, orders(200, 4))
-    with pytest.raises(PySparkException, match=r"DataLoss.*rolled back and has grown again"):
+    kept, (_, lost) = log.entries(0)
+    log.rewrite(0, [kept, (b"8-0", {**lost, b"last": b"5004-0"})])
+    log.append(0, orders(200, 4))
+
+
+def damaged(log: AckedLog) -> None:
+    """Flipped bytes crash Arrow's reader if nobody looks."""
+    first, (entry_id, fields) = log.entries(0)
+    data = bytearray(fields[b"batch"])
+    data[len(data) // 2] ^= 0xFF
+    log.rewrite(0, [first, (entry_id, {**fields, b"batch": bytes(data)})])
+    log.append(0, orders(4, 1))
+
+
+@pytest.mark.parametrize(
+    ("written", "is_read", "lose", "says", "left"),
+    [
+        pytest.param([4], True, trimmed, "Rows 5 to 8 are missing", [*range(4), *range(8, 12)], id="trimmed"),
+        pytest.param([2, 2, 2], False, partial(deleted, entry="4-0"), "Rows 3 to 4 are missing", None,
+                     id="a hole in the middle"),
+        pytest.param([2, 2], False, partial(deleted, entry="4-0"), "Rows 3 to 4 are missing", None,
+                     id="a deleted end"),
+        pytest.param([4], True, deleted, ".*not there any more", [*range(4)], id="a deleted log"),
+        pytest.param([4], True, made_again, ".*made again", [*range(4), *range(100, 109)], id="made again"),
+        pytest.param([4, 4], True, lambda log: log.rewrite(0, log.entries(0)[:1]),
+                     ".*shorter than what was already read", [*range(8)], id="rolled back"),
+        pytest.param([4, 4], True, grown_again, ".*rolled back and has grown again", None,
+                     id="rolled back and grown again"),
+        pytest.param([2, 2], False, damaged, "Entry 4-0 .* does not match its CRC", [0, 1, 4], id="damaged"),
+    ],
+)  # fmt: skip
+def test_a_loss_ends_the_query_by_its_name(
+    spark: SparkSession,
+    acked: AckedLog,
+    tmp_path: Path,
+    written: list[int],
+    is_read: bool,
+    lose: Callable[[AckedLog], None],
+    says: str,
+    left: list[int] | None,
+) -> None:
+    """Loudly, with what is missing; without failOnDataLoss it goes on behind that, with what comes later."""
+    acked.fill(0, written)
+    if is_read:
         run(spark, acked.options(), tmp_path)
+    lose(acked)
+    with pytest.raises(PySparkException, match=f"DataLoss(: )?{says}"):
+        run(spark, acked.options(), tmp_path)
+    if left is not None:
+        run(spark, acked.options(failOnDataLoss="false"), tmp_path)
+        acked.append(0, orders(300, 2))
+        run(spark, acked.options(failOnDataLoss="false"), tmp_path)
+        assert table(spark, tmp_path) == [*left, 300, 301]
 
 
 def test_a_group_that_was_reset_is_no_loss(spark: SparkSession, acked: AckedLog, tmp_path: Path) -> None:
@@ -400,22 +394,6 @@ def test_a_group_that_was_reset_is_no_loss(spark: SparkSession, acked: AckedLog,
     acked.append(0, orders(101, 1))
     run(spark, acked.options(), tmp_path)
     assert table(spark, tmp_path) == [*range(8), 100, 101]
-
-
-def test_a_damaged_entry_is_named_and_never_taken_for_data(
-    spark: SparkSession, acked: AckedLog, tmp_path: Path
-) -> None:
-    """Flipped bytes crash Arrow's reader if nobody looks; skipped where loss is accepted."""
-    acked.fill(0, [2, 2])
-    first, (entry_id, fields) = acked.entries(0)
-    data = bytearray(fields[b"batch"])
-    data[len(data) // 2] ^= 0xFF
-    acked.rewrite(0, [first, (entry_id, {**fields, b"batch": bytes(data)})])
-    acked.append(0, orders(4, 1))
-    with pytest.raises(PySparkException, match=r"DataLoss: Entry 4-0 .* does not match its CRC"):
-        run(spark, acked.options(), tmp_path)
-    run(spark, acked.options(failOnDataLoss="false"), tmp_path)
-    assert table(spark, tmp_path) == [0, 1, 4]
 
 
 # -- outages ---------------------------------------------------------------------------------

@@ -115,22 +115,30 @@ def named_in(warnings: list[str]) -> set[int]:
     return found
 
 
-def trials(acked: AckedLog, count: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Read a log so often while parts of it go; nothing may be left out in silence."""
+@pytest.fixture
+def here(acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AckedLog:
+    """Acked logs that this process reads itself, with the code that runs in Spark's Python processes."""
+    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
+    return acked
+
+
+@pytest.mark.parametrize(
+    "count", [150, pytest.param(5_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+)
+def test_rows_that_were_trimmed_are_never_left_out_in_silence(
+    here: AckedLog, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    """Whenever they go while a log is read, and however the rows are split into tasks."""
     rng = random.Random(SEED)
-    acked.fill(0, [rng.randrange(1, 6) for _ in range(25)])
-    entries = acked.entries(0)
-    options = parse_options(acked.options(), streaming=True)
+    here.fill(0, [rng.randrange(1, 6) for _ in range(25)])
+    entries = here.entries(0)
+    options = parse_options(here.options(), streaming=True)
     damaged = 0
     with caplog.at_level(logging.WARNING, "streamworker.spark.source.logs"):
         for number in range(count):
             caplog.clear()
-            fail = number % 2 == 0
-            pieces = rng.choice([None, 3])
-            trial = Trial(
-                acked, entries, rng, replace(options, fail_on_data_loss=fail, min_partitions=pieces)
-            )
-            damaged += trial.run(caplog)
+            how = replace(options, fail_on_data_loss=number % 2 == 0, min_partitions=rng.choice([None, 3]))
+            damaged += Trial(here, entries, rng, how).run(caplog)
     record(
         "F38",
         "entries trimmed or deleted before planning, before reading or meanwhile",
@@ -140,27 +148,6 @@ def trials(acked: AckedLog, count: int, caplog: pytest.LogCaptureFixture) -> Non
         seed=SEED,
         said=f"{damaged} times rows that were wanted went: read before, or DataLoss, or named in a warning",
     )
-
-
-@pytest.fixture
-def here(acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AckedLog:
-    """Acked logs that this process reads itself, with the code that runs in Spark's Python processes."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
-    return acked
-
-
-def test_rows_that_were_trimmed_are_never_left_out_in_silence(
-    here: AckedLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whenever they go, and however the rows are split into tasks."""
-    trials(here, 150, caplog)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_five_thousand_trims_are_all_noticed(here: AckedLog, caplog: pytest.LogCaptureFixture) -> None:
-    """The same, longer."""
-    trials(here, 5_000, caplog)
 
 
 # -- F39 -------------------------------------------------------------------------------------
