@@ -40,18 +40,25 @@ FAR = EntryId(9, 0)
 
 
 @contextmanager
+def stopped(node: ClusterNode) -> Iterator[None]:
+    """Stop a node where it stands; then it goes on."""
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+
+
+@contextmanager
 def hanging(nodes: EmbeddedCluster) -> Iterator[tuple[list[int], dict[int, ClusterNode]]]:
     """Stop a node; give the partitions that are there, and those elsewhere with their nodes."""
     places = {p: primary_of(nodes, KEYS.lock(p)) for p in PARTITIONS}
     hung = places[0]
-    os.kill(hung.pid, signal.SIGSTOP)
-    try:
+    with stopped(hung):
         yield (
             [p for p in PARTITIONS if places[p] is hung],
             {p: node for p, node in places.items() if node is not hung},
         )
-    finally:
-        os.kill(hung.pid, signal.SIGCONT)
 
 
 def calls(places: Mapping[int, ClusterNode], command: str) -> int:
@@ -216,29 +223,60 @@ async def test_a_node_that_gives_no_answer_is_left_alone_though_others_change_pl
         assert 2 <= reads <= 7
 
 
+@contextmanager
+def keeping(settings: Settings) -> Iterator[Keeper]:
+    """Run what renews heartbeats."""
+    keeper = Keeper(settings, "w1")
+    keeper.start()
+    try:
+        yield keeper
+    finally:
+        keeper.stop()
+
+
+GROUPS = [GroupKeys("shop", "orders", f"p{n}") for n in range(12)]
+
+
+async def test_a_node_that_hangs_delays_the_heartbeats_of_its_groups_only(nodes: EmbeddedCluster) -> None:
+    """The others are renewed at their pace meanwhile; those of the node again when it answers."""
+    settings = Settings(
+        redis_url=nodes.url, heartbeat_interval_ms=200, call_timeout_ms=500, dead_after_ms=600,
+        session_timeout_ms=1_500, slow_after_ms=2_000,
+    )  # fmt: skip
+    here = GROUPS[0]
+    hung = primary_of(nodes, here.members)
+    there = next(keys for keys in GROUPS if primary_of(nodes, keys.members) is not hung)
+    beats: dict[str, list[HeartbeatDone]] = {here.group: [], there.group: []}
+    with keeping(settings) as keeper:
+        for keys in (here, there):
+            keeper.keep(keys, "w1.a", beats[keys.group].append)
+        await wait_for_async(lambda: all(len(each) > 2 for each in beats.values()), "both groups are renewed")
+        run_ids = {beats[keys.group][-1].run_id for keys in (here, there)}
+        assert len(run_ids) == 2, "each is renewed at its own server"
+        with stopped(hung):
+            before = {name: len(each) for name, each in beats.items()}
+            await asyncio.sleep(1.0)
+            late = {name: len(each) - before[name] for name, each in beats.items()}
+        assert late[here.group] <= 1
+        assert late[there.group] >= 3
+        count = len(beats[here.group])
+        await wait_for_async(lambda: len(beats[here.group]) > count + 1, "it is renewed again")
+
+
 async def test_a_new_membership_is_renewed_at_once_while_a_node_hangs(nodes: EmbeddedCluster) -> None:
     """It does not wait out the round of those that are late."""
     settings = Settings(redis_url=nodes.url, heartbeat_interval_ms=3_000, dead_after_ms=6_000)
     hung = primary_of(nodes, KEYS.members)
-    elsewhere = [
-        keys
-        for keys in (GroupKeys("shop", "orders", f"p{n}") for n in range(12))
-        if primary_of(nodes, keys.members) is not hung
-    ]
+    elsewhere = [keys for keys in GROUPS if primary_of(nodes, keys.members) is not hung]
     beats: list[HeartbeatDone] = []
-    keeper = Keeper(settings, "w1")
-    keeper.start()
-    try:
+    with keeping(settings) as keeper:
         keeper.keep(elsewhere[0], "w1.a", beats.append)
         await wait_for_async(lambda: beats, "it is renewed")
-        os.kill(hung.pid, signal.SIGSTOP)
-        keeper.keep(KEYS, "w1.a", lambda _: None)
-        await asyncio.sleep(0.2)
-        asked = time.monotonic()
-        renewed: list[HeartbeatDone] = []
-        keeper.keep(elsewhere[1], "w1.a", renewed.append)
-        await wait_for_async(lambda: renewed, "the new one is renewed")
-        assert time.monotonic() - asked < 1.0
-    finally:
-        os.kill(hung.pid, signal.SIGCONT)
-        await asyncio.to_thread(keeper.stop)
+        with stopped(hung):
+            keeper.keep(KEYS, "w1.a", lambda _: None)
+            await asyncio.sleep(0.2)
+            asked = time.monotonic()
+            renewed: list[HeartbeatDone] = []
+            keeper.keep(elsewhere[1], "w1.a", renewed.append)
+            await wait_for_async(lambda: renewed, "the new one is renewed")
+            assert time.monotonic() - asked < 1.0

@@ -10,7 +10,7 @@ import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
-from streamworker.errors import AuthenticationFailed, BackendRefused, BackendUnavailable, DataLoss
+from streamworker.errors import BackendUnavailable, DataLoss
 from streamworker.redisio.wire.primaries import Answer
 from streamworker.spark.source import connection
 from streamworker.spark.source.connection import Connection
@@ -20,18 +20,10 @@ from streamworker.spark.source.offsets import Offset, from_json
 from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema
 from tests.helpers import wait_for
-from tests.sentinel.trio import DOWN_AFTER_MS, QUIET_MS, SERVICE, Instance, Trio
+from tests.sentinel.trio import DOWN_AFTER_MS, QUIET_MS, Instance, Trio
 from tests.spark.acked import ORDER, AckedLog
 
 EVERYTHING = ReadAllAvailable()
-
-
-@pytest.fixture(autouse=True)
-def no_client_stays() -> Iterator[None]:
-    yield
-    while connection._clients:
-        connection._clients.popitem()[1].close()
-    connection._epochs.clear()
 
 
 @pytest.fixture
@@ -51,19 +43,6 @@ def test_the_primary_is_read(here: Connection, calm: Trio) -> None:
         True,
         b"1",
     ]
-
-
-def test_what_a_user_gets_wrong_is_named(calm: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, without a password."""
-    for url, error, said in (
-        (calm.url.replace(f"service={SERVICE}", "service=other"), BackendRefused, "no primary 'other'"),
-        (calm.url.replace(calm.sentinel_password, "wrong"), AuthenticationFailed, "sentinel_password"),
-        (calm.url.replace(f":{calm.password}@", ":wrong@"), AuthenticationFailed, "connection's name"),
-    ):
-        monkeypatch.setenv("STREAMWORKER_CONNECTION_WRONG", url)
-        with pytest.raises(error, match=said) as caught:
-            Connection("wrong", 60_000).call(port_of)
-        assert calm.password not in str(caught.value)
 
 
 def test_a_replica_is_never_read(calm: Trio, monkeypatch: pytest.MonkeyPatch) -> None:

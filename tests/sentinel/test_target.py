@@ -11,6 +11,7 @@ from streamworker.redisio.wire import sentinel as sentinel_module
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.node import Node
 from streamworker.redisio.wire.sentinel import SentinelTarget
+from streamworker.spark.source.connection import Connection
 from tests.helpers import wait_for_async
 from tests.sentinel.trio import SERVICE, Instance, Trio
 from tests.stub import stub
@@ -67,16 +68,26 @@ async def test_calls_go_to_the_primary_that_the_sentinels_name(calm: Trio) -> No
         await waiting.aclose()
 
 
-async def test_what_a_user_gets_wrong_is_named(calm: Trio) -> None:
-    """The name of the service, the sentinels' password, that of Redis."""
+@pytest.mark.parametrize("by", ["a worker", "Spark"])
+async def test_what_a_user_gets_wrong_is_named(calm: Trio, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """The name of the service, the sentinels' password, that of Redis; at once, and without a password."""
+
+    async def call(url: str) -> None:
+        if by == "Spark":
+            monkeypatch.setenv("STREAMWORKER_CONNECTION_WRONG", url)
+            await asyncio.to_thread(Connection("wrong", 60_000).call, lambda client: client.ping())
+        else:
+            async with Backend.open(url, name="t") as backend:
+                await backend.execute("PING")
+
+    setting = "connection's name" if by == "Spark" else "redis_url"
     for url, error, said in (
         (calm.url.replace(f"service={SERVICE}", "service=other"), BackendRefused, "no primary 'other'"),
         (calm.url.replace(calm.sentinel_password, "wrong"), AuthenticationFailed, "sentinel_password"),
-        (calm.url.replace(f":{calm.password}@", ":wrong@"), AuthenticationFailed, "redis_url"),
+        (calm.url.replace(f":{calm.password}@", ":wrong@"), AuthenticationFailed, setting),
     ):
-        async with Backend.open(url, name="t") as backend:
-            with pytest.raises(error, match=said) as caught:
-                await backend.execute("PING")
+        with pytest.raises(error, match=said) as caught:
+            await call(url)
         assert calm.password not in str(caught.value)
         assert calm.sentinel_password not in str(caught.value)
 
