@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
@@ -99,9 +99,22 @@ class Bench:
     @classmethod
     def running(cls, *ids: str, partitions: int = 8, generation: int = 10) -> "Bench":
         """Return a core that is a member of this group and runs all that it is assigned."""
-        bench = cls(partitions=partitions)
-        bench.send(ev.Started())
+        bench = cls.started(partitions=partitions)
         bench.grant(bench.read(group(*ids, partitions=partitions, generation=generation)))
+        return bench
+
+    @classmethod
+    def started(cls, **how: Any) -> "Bench":
+        """Return a core that waits for the document."""
+        bench = cls(**how)
+        assert bench.send(ev.Started()) == [membership_events.ReadDocument()]
+        return bench
+
+    @classmethod
+    def joining(cls, known: Membership | None) -> "Bench":
+        """Return a core that has read this document, and joins."""
+        bench = cls.started()
+        bench.read(known)
         return bench
 
     def send(self, event: ev.Event, *, after_ms: int = 0) -> list[ev.Effect]:

@@ -93,6 +93,20 @@ class Node:
         return self
 
 
+def begun(partitions: int = 1) -> Node:
+    """Return a node that has begun, and waits for its first list."""
+    node = Node(partitions)
+    node.tell(ev.Started())
+    return node
+
+
+def claiming(partitions: int = 1) -> Node:
+    """Return a node that claims partition 0, since nobody has any."""
+    node = begun(partitions)
+    assert node.listed() == [ClaimPartitions(ME, {0: NO_ENTRY})]
+    return node
+
+
 def found(effects: list[ev.Effect], kind: type[ev.Effect]) -> list[ev.Effect]:
     """Return the effects of one kind."""
     return [effect for effect in effects if isinstance(effect, kind)]
@@ -111,38 +125,25 @@ def test_the_cycle_begins_when_the_worker_comes_up_and_repeats() -> None:
     assert node.pass_ms(1) == [ListOwnership()]
 
 
-def test_a_cycle_claims_at_most_one_new_partition() -> None:
-    """Each run claims "ownership of at most 1 new partition"."""
-    node = Node(partitions=5)
-    node.tell(ev.Started())
-    assert node.listed() == [ClaimPartitions(ME, {0: NO_ENTRY})]
+@pytest.mark.parametrize("added", [False, True], ids=["five from the beginning", "four that were added"])
+def test_a_cycle_claims_at_most_one_new_partition_of_those_that_there_are_now(added: bool) -> None:
+    """Each run claims "at most 1 new partition"; their number "may no longer be immutable"."""
+    node = claiming(1 if added else 5)
     assert not found(node.claimed({0: 100}), ClaimPartitions)
-    (renew,) = found(node.pass_ms(CYCLE), UpdateCheckpoints)
-    assert renew == UpdateCheckpoints(ME, {0: 100})
+    node.acquired(0)
+    node.partitions = 5
+    assert found(node.pass_ms(CYCLE), UpdateCheckpoints) == [UpdateCheckpoints(ME, {0: 100})]
     assert node.renewed({0: 101}) == [ListOwnership()]
     assert node.listed(node.entry(0, ME, 101)) == [ClaimPartitions(ME, {1: NO_ENTRY})]
 
 
-def test_the_number_of_partitions_is_read_each_time() -> None:
-    """The number of partitions "may no longer be immutable"."""
-    node = Node(partitions=1)
-    node.tell(ev.Started())
-    node.listed()
-    node.claimed({0: 100})
-    node.acquired(0)
-    node.partitions = 2
-    node.pass_ms(CYCLE)
-    node.renewed({0: 101})
-    assert node.listed(node.entry(0, ME, 101)) == [ClaimPartitions(ME, {1: NO_ENTRY})]
-
-
 def test_entries_that_were_not_modified_for_the_expiry_are_removed_from_the_list() -> None:
-    """By the server's clock: "remove entries not modified for more than y seconds"."""
-    node = Node(partitions=1)
-    node.tell(ev.Started())
+    """Those "not modified for more than y seconds"; their owner's lock is not waited for."""
+    node = begun()
     assert node.listed(node.entry(0, OTHER, 7, age_ms=EXPIRY)) == []
     node.pass_ms(CYCLE)
     assert node.listed(node.entry(0, OTHER, 7, age_ms=EXPIRY + 1)) == [ClaimPartitions(ME, {0: 7})]
+    assert ev.AcquireLocks((0,), ME, 100, ()) in node.claimed({0: 100})
 
 
 def test_our_own_clock_has_no_part_in_it() -> None:
@@ -159,9 +160,7 @@ def test_our_own_clock_has_no_part_in_it() -> None:
 
 def test_a_claim_that_is_won_is_followed_by_the_lock_and_the_start() -> None:
     """Then processing starts; the lock is asked for with the ETag of the claim."""
-    node = Node(partitions=1)
-    node.tell(ev.Started())
-    node.listed()
+    node = claiming()
     effects = node.claimed({0: 100})
     assert effects == [
         ev.PostControl(GroupChanged(100, "claim", "w1", (0,))),
@@ -174,9 +173,7 @@ def test_a_claim_that_is_won_is_followed_by_the_lock_and_the_start() -> None:
 
 def test_a_claim_that_somebody_else_won_is_dropped_until_the_next_cycle() -> None:
     """One of two requests succeeds; the other one "will fail and return an error"."""
-    node = Node(partitions=1)
-    node.tell(ev.Started())
-    node.listed()
+    node = claiming()
     assert node.claimed({}, {0: node.entry(0, OTHER, 100)}) == []
     assert node.core.owned == frozenset()
     assert node.pass_ms(CYCLE) == [ListOwnership()]
@@ -184,8 +181,7 @@ def test_a_claim_that_somebody_else_won_is_dropped_until_the_next_cycle() -> Non
 
 def test_a_steal_is_repeated_with_the_new_etag_while_the_old_owner_only_renewed() -> None:
     """The ETag loop: update the ETag to the latest, and go to (a)."""
-    node = Node(partitions=4)
-    node.tell(ev.Started())
+    node = begun(4)
     (steal,) = node.listed(*(node.entry(p, OTHER, 7) for p in range(4)))
     assert steal == ClaimPartitions(ME, {0: 7})
     assert node.claimed({}, {0: node.entry(0, OTHER, 8)}) == [ClaimPartitions(ME, {0: 8})]
@@ -193,27 +189,23 @@ def test_a_steal_is_repeated_with_the_new_etag_while_the_old_owner_only_renewed(
     assert ev.PostControl(GroupChanged(9, "steal", "w1", (0,))) in effects
 
 
-def test_a_steal_ends_when_somebody_beat_us_to_it() -> None:
-    """Whoever has it now is not the old owner: "some other instance beat this instance to it"."""
-    node = Node(partitions=4)
-    node.tell(ev.Started())
-    node.listed(*(node.entry(p, OTHER, 7) for p in range(4)))
-    assert node.claimed({}, {0: node.entry(0, THIRD, 8)}) == []
-
-
-def test_an_expired_owner_that_came_back_in_time_keeps_its_partition() -> None:
-    """The loop is for stealing: what we took for nobody's is not, so we do not go on."""
-    node = Node(partitions=1)
-    node.tell(ev.Started())
-    node.listed(node.entry(0, OTHER, 7, age_ms=EXPIRY + 1))
-    assert node.claimed({}, {0: node.entry(0, OTHER, 8)}) == []
+@pytest.mark.parametrize(
+    "partitions, age_ms, stands",
+    [(4, 0, THIRD), (1, EXPIRY + 1, OTHER)],
+    ids=["somebody beat us to a steal", "an owner that had expired is back"],
+)
+def test_a_claim_of_what_another_has_by_now_is_not_repeated(
+    partitions: int, age_ms: int, stands: str
+) -> None:
+    """Then "some other instance beat this instance to it"; and the loop is for stealing from who lives."""
+    node = begun(partitions)
+    node.listed(*(node.entry(p, OTHER, 7, age_ms=age_ms) for p in range(partitions)))
+    assert node.claimed({}, {0: node.entry(0, stands, 8)}) == []
 
 
 def test_a_claim_whose_answer_was_lost_is_found_in_the_list() -> None:
     """The cycle begins anew after a pause, and the entry is there under our name."""
-    node = Node(partitions=1)
-    node.tell(ev.Started())
-    node.listed()
+    node = claiming()
     assert node.tell(StoreFailed()) == []
     assert node.pass_ms(RETRY) == [ListOwnership()]
     effects = node.listed(node.entry(0, ME, 100))
@@ -257,8 +249,7 @@ def test_who_is_fenced_looks_at_once() -> None:
 
 def test_a_thief_waits_through_the_lock_and_tries_when_told() -> None:
     """The old owner counts as alive for as long as an entry of its could: HELD, then ``released``."""
-    node = Node(partitions=2)
-    node.tell(ev.Started())
+    node = begun(2)
     node.listed(node.entry(0, OTHER), node.entry(1, OTHER))
     effects = node.claimed({0: 100})
     assert ev.AcquireLocks((0,), ME, 100, (OTHER,)) in effects
@@ -267,19 +258,9 @@ def test_a_thief_waits_through_the_lock_and_tries_when_told() -> None:
     assert effects == [ev.AcquireLocks((0,), ME, 100, (OTHER,))]
 
 
-def test_an_owner_that_expired_is_not_waited_for() -> None:
-    """Its lock is free for whoever claimed the partition."""
-    node = Node(partitions=1)
-    node.tell(ev.Started())
-    node.listed(node.entry(0, OTHER, 7, age_ms=EXPIRY + 1))
-    assert ev.AcquireLocks((0,), ME, 100, ()) in node.claimed({0: 100})
-
-
 def test_a_lock_that_knows_a_later_claim_refuses_until_the_store_says_it_is_ours() -> None:
     """Then the store went back in time (a failover); the next update brings an ETag that is later."""
-    node = Node(partitions=1)
-    node.tell(ev.Started())
-    node.listed()
+    node = claiming()
     node.claimed({0: 100})
     assert node.tell(ev.LocksAnswered(ME, (0,), {0: Stale(500)})) == [UpdateCheckpoints(ME, {0: 100})]
     node.renewed({0: 600})
@@ -288,9 +269,7 @@ def test_a_lock_that_knows_a_later_claim_refuses_until_the_store_says_it_is_ours
 
 def test_entries_that_the_store_lost_are_claimed_anew_all_at_once() -> None:
     """They are not new partitions. Nothing else is claimed while others do the same."""
-    node = Node(partitions=2)
-    node.tell(ev.Started())
-    node.listed()
+    node = claiming(2)
     node.claimed({0: 100})
     node.acquired(0)
     node.pass_ms(CYCLE)
@@ -346,9 +325,7 @@ def test_who_stops_goes_on_renewing_while_it_drains() -> None:
 
 def test_a_giving_up_without_an_answer_is_repeated() -> None:
     """Until it is heard that nothing is left."""
-    node = Node(partitions=1)
-    node.tell(ev.Started())
-    node.listed()
+    node = claiming()
     node.tell(ev.StopRequested())
     assert node.claimed({0: 100})[-1] == GiveUpPartitions(ME, (0,))
     assert node.tell(StoreFailed()) == []

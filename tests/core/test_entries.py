@@ -44,18 +44,29 @@ def test_an_id_without_a_sequence_is_the_first_of_its_millisecond() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-", "5-", "-5", "a-1", "1-a", "1-2-3", "1.5-0", "+1-0", " 1-0", "1-0\n", "٣-0", "$", b"\xff-1"],
+    [
+        *(
+            "",
+            "-",
+            "5-",
+            "-5",
+            "a-1",
+            "1-a",
+            "1-2-3",
+            "1.5-0",
+            "+1-0",
+            " 1-0",
+            "1-0\n",
+            "٣-0",
+            "$",
+            b"\xff-1",
+        ),
+        *("9" * 21, f"{SEQUENCE_MAX + 1}-0", f"0-{SEQUENCE_MAX + 1}", "9" * 5_000),
+    ],
 )
 def test_what_is_no_id_is_refused_with_an_example(text: str | bytes) -> None:
-    """A user types ids after ``reset --to``; the error shows what one looks like."""
+    """A user types ids after ``reset --to``. Both halves are unsigned 64-bit integers."""
     with pytest.raises(ConfigurationError, match=r"is not an entry id.*such as 1732186412345-0"):
-        EntryId.parse(text)
-
-
-@pytest.mark.parametrize("text", ["9" * 21, f"{SEQUENCE_MAX + 1}-0", f"0-{SEQUENCE_MAX + 1}", "9" * 5_000])
-def test_a_number_that_redis_cannot_hold_is_refused(text: str) -> None:
-    """Both halves are unsigned 64-bit integers."""
-    with pytest.raises(ConfigurationError, match="is not an entry id"):
         EntryId.parse(text)
 
 

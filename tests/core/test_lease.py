@@ -69,11 +69,29 @@ class Node:
         self.now_ms = end_ms
         return done
 
-    def started(self) -> None:
-        """Start, where other nodes have everything."""
-        (ask,) = self.tell(ev.Started())
+    @classmethod
+    def started(cls, partitions: int = 4) -> "Node":
+        """Return a node that has started, where other nodes have everything."""
+        node = cls(partitions)
+        (ask,) = node.tell(ev.Started())
         assert isinstance(ask, ChallengeLeases)
-        self.tell(LeasesChallenged(tuple(ask.challenges), frozenset()))
+        node.tell(LeasesChallenged(tuple(ask.challenges), frozenset()))
+        return node
+
+    @classmethod
+    def owner(cls) -> "Node":
+        """Return a node that processes the only partition."""
+        node = cls.started(1)
+        node.own(0)
+        return node
+
+    @classmethod
+    def racing(cls) -> "Node":
+        """Return a node that races for the only partition."""
+        node = cls.started(1)
+        node.control(challenged(0))
+        assert node.pass_ms(DELAY) == [RaceForLease(ME, 0)]
+        return node
 
     def own(self, *partitions: int) -> None:
         """Win some partitions that nobody has, and process them."""
@@ -114,8 +132,7 @@ def test_a_new_node_challenges_what_nobody_has_at_once() -> None:
 
 def test_once_a_normal_lease_a_node_challenges_what_it_does_not_own() -> None:
     """Step 1a: and not what it owns."""
-    node = Node(2)
-    node.started()
+    node = Node.started(2)
     node.own(0)
     assert asked(node.effects[1:]) == {1: DUE}
     node.tell(LeasesChallenged((1,), frozenset({1})))
@@ -125,8 +142,7 @@ def test_once_a_normal_lease_a_node_challenges_what_it_does_not_own() -> None:
 
 def test_hearing_a_challenge_starts_the_lease_anew() -> None:
     """Step 2: "the timer for this publication is reset", so that few nodes send it."""
-    node = Node(1)
-    node.started()
+    node = Node.started(1)
     node.pass_ms(190)
     node.control(challenged(0))
     node.pass_ms(DELAY)
@@ -137,8 +153,7 @@ def test_hearing_a_challenge_starts_the_lease_anew() -> None:
 
 def test_what_stays_won_for_the_maximum_lease_is_cleared_and_challenged() -> None:
     """Step 1b: its winner died between steps 3 and 6."""
-    node = Node(1)
-    node.started()
+    node = Node.started(1)
     begun_ms = node.now_ms
     seen: list[tuple[int, Challenge]] = []
     while not seen or seen[-1][1] is not OVERDUE:
@@ -153,8 +168,7 @@ def test_what_stays_won_for_the_maximum_lease_is_cleared_and_challenged() -> Non
 
 def test_a_node_that_slept_calls_nobody_overdue() -> None:
     """It did not hear the challenges: it looks first, as after any lease."""
-    node = Node(1)
-    node.started()
+    node = Node.started(1)
     node.now_ms += 10 * MOST
     assert asked(node.tell(ev.DeadlinePassed())) == {0: DUE}
 
@@ -170,16 +184,15 @@ def test_a_challenge_without_an_answer_is_asked_for_again() -> None:
 # -- 2: wait ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("active, wait_ms", [(1, 0), (2, 100), (5, 400)])
-def test_the_owner_waits_for_each_other_partition_that_it_has(active: int, wait_ms: int) -> None:
-    """Step 2a: (active - 1) x delay."""
-    assert race_delay_ms(active * UNIT, DELAY, is_processing=True) == wait_ms
-
-
-@pytest.mark.parametrize("active, wait_ms", [(0, 50), (1, 150), (5, 550)])
-def test_another_node_waits_half_a_delay_longer_than_for_what_it_has(active: int, wait_ms: int) -> None:
-    """Step 2b: (active + 1/2) x delay."""
-    assert race_delay_ms(active * UNIT, DELAY, is_processing=False) == wait_ms
+@pytest.mark.parametrize(
+    "active, is_processing, wait_ms",
+    [(1, True, 0), (2, True, 100), (5, True, 400), (0, False, 50), (1, False, 150), (5, False, 550)],
+)
+def test_the_owner_waits_for_each_other_partition_that_it_has_and_another_half_a_delay_longer(
+    active: int, is_processing: bool, wait_ms: int
+) -> None:
+    """Step 2a: (active - 1) x delay. Step 2b: (active + 1/2) x delay."""
+    assert race_delay_ms(active * UNIT, DELAY, is_processing=is_processing) == wait_ms
 
 
 @pytest.mark.parametrize("theirs", range(6))
@@ -194,8 +207,7 @@ def test_a_partition_moves_only_if_that_makes_the_load_more_even(owners: int, th
 
 def test_a_node_tries_after_its_wait() -> None:
     """Neither before nor without a challenge."""
-    node = Node()
-    node.started()
+    node = Node.started()
     node.own(0)
     node.control(challenged(1))
     assert node.pass_ms(DELAY + DELAY // 2 - 1) == []
@@ -204,8 +216,7 @@ def test_a_node_tries_after_its_wait() -> None:
 
 def test_of_many_partitions_that_are_challenged_at_once_each_one_makes_it_slower() -> None:
     """The wait goes by what a node has when it ends: or whoever has least would take them all."""
-    node = Node(3)
-    node.started()
+    node = Node.started(3)
     node.control(challenged(0, 1, 2))
     first_ms = node.now_ms
     tries: list[int] = []
@@ -219,8 +230,7 @@ def test_of_many_partitions_that_are_challenged_at_once_each_one_makes_it_slower
 
 def test_a_second_challenge_of_the_same_partition_does_not_begin_the_wait_again() -> None:
     """It "can happen twice if two nodes send them out at the same time"."""
-    node = Node(1)
-    node.started()
+    node = Node.started(1)
     node.control(challenged(0))
     node.pass_ms(40)
     node.control(challenged(0))
@@ -232,9 +242,7 @@ def test_a_second_challenge_of_the_same_partition_does_not_begin_the_wait_again(
 
 def test_an_owner_that_was_not_first_shuts_down_then_ends_its_allocation_and_says_so() -> None:
     """Step 3a, 3b: in this order; and it skips the other steps."""
-    node = Node(1)
-    node.started()
-    node.own(0)
+    node = Node.owner()
     node.control(challenged(0))
     drained = node.tell(LeaseRaced(0, OTHER, 99, ME))
     assert ev.DrainRunner(0, 1) in drained
@@ -246,19 +254,12 @@ def test_an_owner_that_was_not_first_shuts_down_then_ends_its_allocation_and_say
 
 def test_who_loses_a_race_for_what_it_does_not_have_does_nothing() -> None:
     """It heard the challenge, so its next one is a normal lease away."""
-    node = Node(1)
-    node.started()
-    node.control(challenged(0))
-    node.pass_ms(DELAY)
-    assert node.tell(LeaseRaced(0, OTHER, 99, OTHER)) == []
+    assert Node.racing().tell(LeaseRaced(0, OTHER, 99, OTHER)) == []
 
 
 def test_a_race_without_an_answer_is_run_again() -> None:
     """It may have been won; asking again tells."""
-    node = Node(1)
-    node.started()
-    node.control(challenged(0))
-    node.pass_ms(DELAY)
+    node = Node.racing()
     node.tell(LeaseRaced(0, None))
     assert node.pass_ms(200) == [RaceForLease(ME, 0)]
 
@@ -268,10 +269,7 @@ def test_a_race_without_an_answer_is_run_again() -> None:
 
 def winner(allocated: str) -> tuple[Node, list[ev.Effect]]:
     """Return a node that has just won partition 0, and what it does then."""
-    node = Node(1)
-    node.started()
-    node.control(challenged(0))
-    node.pass_ms(DELAY)
+    node = Node.racing()
     return node, node.tell(LeaseRaced(0, ME, 77, allocated))
 
 
@@ -283,8 +281,7 @@ def test_a_winner_starts_at_once_where_nobody_processes_the_partition() -> None:
 
 def test_locks_that_were_refused_are_asked_for_at_the_generation_of_each_win() -> None:
     """At the newest of all wins an older winner would displace a newer one."""
-    node = Node(2)
-    node.started()
+    node = Node.started(2)
     for partition, generation in ((0, 77), (1, 78)):
         node.control(challenged(partition))
         node.pass_ms(2 * DELAY)
@@ -295,45 +292,37 @@ def test_locks_that_were_refused_are_asked_for_at_the_generation_of_each_win() -
     assert again == [ev.AcquireLocks((0,), ME, 77, ()), ev.AcquireLocks((1,), ME, 78, ())]
 
 
-def test_a_winner_waits_for_the_former_owner_to_say_that_it_ended() -> None:
-    """Step 4: the allocated lease notification."""
+@pytest.mark.parametrize("is_said", [True, False])
+def test_a_winner_waits_for_the_former_owner_to_say_that_it_ended_or_the_maximum_shutdown_time(
+    is_said: bool,
+) -> None:
+    """Step 4. Nobody counts as alive for its lock then, so that it is taken and its epoch fences."""
     node, effects = winner(OTHER)
-    assert effects == []
-    assert node.pass_ms(SHUTDOWN - 1) == []
-    assert node.control(LeaseEnded((0,), OTHER, 5)) == [ev.AcquireLocks((0,), ME, 77, ())]
-
-
-def test_a_winner_starts_anyway_after_the_maximum_shutdown_time() -> None:
-    """Step 4: nobody counts as alive for its lock, so that it is taken and its epoch fences."""
-    node, _ = winner(OTHER)
-    effects = node.pass_ms(SHUTDOWN)
+    assert effects == [] == node.pass_ms(SHUTDOWN - 1)
+    if is_said:
+        assert node.control(LeaseEnded((0,), OTHER, 5)) == [ev.AcquireLocks((0,), ME, 77, ())]
+        return
+    effects = node.pass_ms(1)
     assert ev.Note("lease_overtaken", {"partition": 0, "owner": OTHER}) in effects
     assert ev.AcquireLocks((0,), ME, 77, ()) in effects
 
 
 def test_an_end_that_is_heard_before_the_answer_of_the_race_is_not_missed() -> None:
     """The two come by different connections."""
-    node = Node(1)
-    node.started()
-    node.control(challenged(0))
-    node.pass_ms(DELAY)
+    node = Node.racing()
     node.control(LeaseEnded((0,), OTHER, 5))
     assert node.tell(LeaseRaced(0, ME, 77, OTHER)) == [ev.AcquireLocks((0,), ME, 77, ())]
 
 
-def test_a_start_is_put_into_the_allocation_hash() -> None:
-    """Step 5."""
+def test_a_start_is_put_into_the_allocation_hash_and_out_of_the_grab_hash_after_the_minimum_grab_time() -> (
+    None
+):
+    """Steps 5 and 6: counted from the start."""
     node, _ = winner("")
+    node.pass_ms(1_000)
     effects = node.tell(granted(0))
     assert any(isinstance(effect, ev.StartRunner) for effect in effects)
     assert UpdateLeases(ME, {0: 77}, (), {}) in effects
-
-
-def test_a_win_is_taken_out_of_the_grab_hash_after_the_minimum_grab_time() -> None:
-    """Step 6: counted from the start."""
-    node, _ = winner("")
-    node.pass_ms(1_000)
-    node.tell(granted(0))
     node.tell(LeasesUpdated(done=True))
     assert node.pass_ms(GRAB - 1) == []
     assert node.pass_ms(1) == [UpdateLeases(ME, {}, (), {0: 77})]
@@ -341,9 +330,7 @@ def test_a_win_is_taken_out_of_the_grab_hash_after_the_minimum_grab_time() -> No
 
 def test_an_owner_that_wins_again_goes_on_without_a_stop() -> None:
     """Only the number of its win changes."""
-    node = Node(1)
-    node.started()
-    node.own(0)
+    node = Node.owner()
     assert node.control(challenged(0)) == [RaceForLease(ME, 0)]
     effects = node.tell(LeaseRaced(0, ME, node.now_ms, ME))
     assert effects == [UpdateLeases(ME, {0: node.now_ms}, (), {})]
@@ -366,17 +353,14 @@ def test_what_redis_was_not_told_is_told_again_but_for_what_changed_since() -> N
 
 def test_an_answer_that_nobody_waits_for_is_a_bug_of_ours() -> None:
     """It is never passed over."""
-    node = Node()
-    node.started()
+    node = Node.started()
     with pytest.raises(InternalError):
         node.tell(LeasesUpdated(done=True))
 
 
 def test_a_fenced_partition_is_given_up() -> None:
     """Somebody started it anyway: it is theirs, until the next race."""
-    node = Node(1)
-    node.started()
-    node.own(0)
+    node = Node.owner()
     node.tell(ev.RunnerFenced(0, 1))
     assert node.core.owned == frozenset()
     assert not [e for e in node.pass_ms(NORMAL - 1) if isinstance(e, ev.AcquireLocks)]
@@ -395,9 +379,7 @@ def test_a_winner_that_was_overtaken_by_a_later_one_gives_up() -> None:
 
 def test_a_node_that_leaves_drains_releases_clears_its_fields_and_has_the_others_race() -> None:
     """In this order; it is finished when all of it is answered."""
-    node = Node(1)
-    node.started()
-    node.own(0)
+    node = Node.owner()
     assert ev.DrainRunner(0, 1) in node.tell(ev.StopRequested())
     assert node.tell(ev.RunnerStopped(0, 1)) == [ev.ReleaseLocks(ME, {0: 1})]
     assert node.tell(ev.LocksReleased(ME, (0,), frozenset({0}))) == [UpdateLeases(ME, {}, (0,), {})]
@@ -408,10 +390,7 @@ def test_a_node_that_leaves_drains_releases_clears_its_fields_and_has_the_others
 
 def test_a_race_that_is_won_while_leaving_is_given_back() -> None:
     """Or its partition would wait for the maximum lease."""
-    node = Node(1)
-    node.started()
-    node.control(challenged(0))
-    node.pass_ms(DELAY)
+    node = Node.racing()
     assert node.tell(ev.StopRequested()) == []
     assert node.tell(LeaseRaced(0, ME, 77)) == [UpdateLeases(ME, {}, (), {0: 77})]
     assert node.tell(LeasesUpdated(done=True)) == [ev.Finished()]

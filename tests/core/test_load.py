@@ -1,5 +1,6 @@
 """What a partition asks of its owner."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,53 +21,43 @@ def looks(
     return loads
 
 
-def test_the_load_is_the_share_of_the_time_at_work() -> None:
-    """In thousandths, whatever the time between two looks."""
-    assert looks((300, 5, 0)) == [300]
-    assert looks((300, 5, 0), every_ms=2_000) == [150]
-    assert looks((1_000, 1, 0)) == [1_000]
+@pytest.mark.parametrize(
+    "steps, loads",
+    [
+        pytest.param([(300, 5, 0)], [300], id="the share of the time at work, in thousandths"),
+        pytest.param([(1_000, 1, 0)], [1_000], id="all of the time"),
+        pytest.param([(1_000, 500, 900), (1_000, 500, 400)], [1_000] * 2, id="a backlog that shrinks"),
+        pytest.param([(1_000, 0, 50), (1_000, 0, 90)], [1_000] * 2, id="a handler that does not come back"),
+        pytest.param([(100, 1, 0), (900, 1, 0), (100, 1, 0)], [100, 300, 250], id="one slow look: a fourth"),
+        pytest.param([(0, 1, 0), *[(1_000, 1, 0)] * 8], [900], id="a change that stays: 90 % in eight looks"),
+        pytest.param([(1_000, 1, 0), *[(0, 0, 0)] * 40], [0], id="an average can fall to nothing"),
+    ],
+)
+def test_the_load_is_an_average_of_the_share_of_the_time_at_work(
+    steps: list[tuple[int, int, int]], loads: list[int]
+) -> None:
+    """Whoever works a backlog off has no more time than it has; nothing is divided by zero."""
+    assert looks(*steps)[-len(loads) :] == loads
+    assert looks(*steps, every_ms=2_000)[0] == looks(*steps)[0] // 2
 
 
-def test_a_backlog_that_grows_counts_as_the_work_that_it_would_have_been() -> None:
-    """Half as much as was done came on top: half as much load on top."""
+@pytest.mark.parametrize(
+    "before, counters, load",
+    [
+        pytest.param(100, Counters(1, 1_000, 600, 40, 120), 900, id="half as much came on top"),
+        pytest.param(
+            0, Counters(1, 1_000, 500, 1, 1_000_000), 500 * GROWTH_MOST, id="a flood: so much, no more"
+        ),
+        pytest.param(None, Counters(1, 1_000, 500, 10, 70), 500, id="unknown, as after an XDEL: nothing"),
+    ],
+)
+def test_a_backlog_that_grows_counts_as_the_work_that_it_would_have_been(
+    before: int | None, counters: Counters, load: int
+) -> None:
+    """Up to a limit, or one partition would be all that there is to see."""
     meter = LoadMeter()
-    meter.look({0: Counters(1, 0, 0, 0, 100)})
-    assert meter.look({0: Counters(1, 1_000, 600, 40, 120)}) == {0: 900}
-
-
-def test_a_backlog_that_shrinks_makes_nobody_look_idle() -> None:
-    """Whoever works it off has no more time than it has."""
-    assert looks((1_000, 500, 900), (1_000, 500, 400))[-1] == 1_000
-
-
-def test_a_flood_counts_for_so_much_and_no_more() -> None:
-    """Or one partition would be all that there is to see."""
-    meter = LoadMeter()
-    meter.look({0: Counters(1, 0, 0, 0, 0)})
-    assert meter.look({0: Counters(1, 1_000, 500, 1, 1_000_000)}) == {0: 500 * GROWTH_MOST}
-
-
-def test_a_handler_that_does_not_come_back_is_at_work() -> None:
-    """Nothing is done, and nothing is divided by zero."""
-    assert looks((1_000, 0, 50), (1_000, 0, 90)) == [1_000, 1_000]
-
-
-def test_an_unknown_backlog_counts_for_nothing() -> None:
-    """As after an XDEL, when the server has lost count."""
-    meter = LoadMeter()
-    meter.look({0: Counters(1, 0, 0, 0, None)})
-    assert meter.look({0: Counters(1, 1_000, 500, 10, 70)}) == {0: 500}
-
-
-def test_one_slow_look_changes_the_average_by_a_fourth() -> None:
-    """And a change that stays is followed by 90 % in eight looks."""
-    assert looks((100, 1, 0), (900, 1, 0), (100, 1, 0)) == [100, 300, 250]
-    assert looks((0, 1, 0), *[(1_000, 1, 0)] * 8)[-1] == 900
-
-
-def test_an_average_can_fall_to_nothing() -> None:
-    """The fraction that is kept sees to it."""
-    assert looks((1_000, 1, 0), *[(0, 0, 0)] * 40)[-1] == 0
+    meter.look({0: Counters(1, 0, 0, 0, before)})
+    assert meter.look({0: counters}) == {0: load}
 
 
 def test_a_partition_that_came_back_is_measured_anew() -> None:

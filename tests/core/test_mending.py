@@ -117,8 +117,7 @@ def test_held_places_and_weights_are_what_they_were() -> None:
     held = Member("s.1", "s", "host", 1, 1, "held", static_id="place", held_until_ms=9_000_000)
     me = Member(ME, "w1", "host", 1, 0)
     known = Membership(10, 3, "weighted", (me, held), (ME, "s.1", ME), (5, 7, 9), ((4_000, 1),))
-    bench = Bench(partitions=3)
-    bench.send(ev.Started())
+    bench = Bench.started(partitions=3)
     bench.read(known)
     shown(bench, b"[]")
     assert mends(bench.wait(PAUSE_MS)).membership == known
@@ -145,8 +144,7 @@ def test_who_is_behind_lets_those_go_first_who_are_not() -> None:
 
 def test_who_is_no_member_waits_until_members_would_have_done_it() -> None:
     """It knows nothing of them: the document is put aside, and it founds the group as usual."""
-    bench = Bench()
-    bench.send(ev.Started())
+    bench = Bench.started()
     bench.send(membership_events.DocumentRead(b"{}", 5_000))
     assert names(bench.wait(STRANGER_BEATS * TIMING.heartbeat_interval_ms - 1)) == []
     asked = mends(bench.wait(1))
@@ -157,8 +155,7 @@ def test_who_is_no_member_waits_until_members_would_have_done_it() -> None:
 
 def test_who_is_no_member_and_has_read_a_version_writes_that_one() -> None:
     """It wanted to join, and the members died since: the group goes on from what it was."""
-    bench = Bench()
-    bench.send(ev.Started())
+    bench = Bench.started()
     assert names(bench.read(group("w2.1", "w3.1"))) == ["ChangeDocument"]
     bench.send(membership_events.ChangeRefused(b"{}", 5_000))
     assert names(bench.wait(STRANGER_BEATS * TIMING.heartbeat_interval_ms - 1)) == []
@@ -184,8 +181,7 @@ def test_a_document_of_a_later_release_is_never_put_aside() -> None:
         bench.heartbeat(generation=11)
         assert names(bench.wait(TIMING.heartbeat_interval_ms)) == ["ReadDocument"]
         bench.send(membership_events.DocumentRead(LATER, 5_000))
-    bench = Bench()
-    bench.send(ev.Started())
+    bench = Bench.started()
     for _ in range(5):
         bench.send(membership_events.DocumentRead(LATER, 5_000))
         assert names(bench.wait(TIMING.heartbeat_interval_ms)) == ["ReadDocument"]
@@ -253,8 +249,7 @@ def test_damage_behind_the_generation_shows_in_the_fingerprint() -> None:
 
 def test_a_document_that_we_wrote_ourselves_has_a_fingerprint_as_well() -> None:
     """It was never read."""
-    bench = Bench()
-    bench.send(ev.Started())
+    bench = Bench.started()
     (made,) = of_type(bench.read(None), membership_events.ChangeDocument)
     bench.grant(bench.send(membership_events.DocumentChanged(5_000)))
     document = b'{"generation":5000,' + made.membership.body()[1:].encode()

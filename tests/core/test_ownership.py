@@ -33,6 +33,11 @@ class Desk:
         effects = self.ownership.assign(frozenset(partitions), generation, live, self.now_ms)
         return effects + self.advance()
 
+    def asking(self, *partitions: int) -> "Desk":
+        """Assign these, and return the desk."""
+        self.assign(*partitions)
+        return self
+
     def advance(self, ms: int = 0) -> list[ev.Effect]:
         """Let time pass."""
         self.now_ms += ms
@@ -69,15 +74,11 @@ def ask(*partitions: int, generation: int = 5) -> ev.AcquireLocks:
     return ev.AcquireLocks(partitions, OWNER, generation, (OWNER, "w2.1"))
 
 
-def test_what_is_assigned_is_asked_for_in_one_call() -> None:
-    """A worker that gets a hundred partitions makes one round trip."""
+def test_what_is_assigned_is_asked_for_in_one_call_and_what_stays_assigned_is_not_touched() -> None:
+    """A worker that gets a hundred partitions makes one round trip; what it has it keeps."""
     desk = Desk()
     assert desk.assign(3, 1, 2) == [ask(1, 2, 3)]
     assert [desk.ownership.state(p) for p in (1, 2, 3)] == [State.ACQUIRING] * 3
-
-
-def test_what_stays_assigned_is_not_touched() -> None:
-    """Nothing at all happens to it, whatever the generation."""
     desk = Desk().running(1, 2, 3)
     assert desk.assign(1, 2, 3, generation=6) == []
     assert desk.assign(1, 2, 3, 4, generation=7) == [ask(4, generation=7)]
@@ -85,8 +86,7 @@ def test_what_stays_assigned_is_not_touched() -> None:
 
 def test_a_call_that_answers_for_some_starts_those() -> None:
     """One runs, one is held, one got no answer."""
-    desk = Desk()
-    desk.assign(1, 2, 3)
+    desk = Desk().asking(1, 2, 3)
     effects = desk.answer((1, 2, 3), {1: lock(101), 2: HELD})
     assert effects == [
         ev.StartRunner(1, OWNER, lock(101)),
@@ -99,14 +99,14 @@ def test_a_call_that_answers_for_some_starts_those() -> None:
 def test_a_lock_that_was_not_granted_is_asked_for_after_a_pause_with_jitter(
     reply: AcquireReply | None,
 ) -> None:
-    """Not before; and there is a deadline for it."""
-    desk = Desk()
-    desk.assign(1)
+    """Not before; and there is a deadline for it. Once it is granted it is worked on."""
+    desk = Desk().asking(1)
     assert desk.answer((1,), {} if reply is None else {1: reply}) == []
     assert desk.ownership.next_deadline_ms() == RETRY_MS + RETRY_MS // 4
     assert desk.advance(RETRY_MS + RETRY_MS // 4 - 1) == []
     assert desk.advance(1) == [ask(1)]
     assert desk.ownership.next_deadline_ms() is None
+    assert ev.StartRunner(1, OWNER, lock(101)) in desk.answer((1,), {1: lock(101)})
 
 
 def test_only_a_stale_answer_says_that_the_view_is_old() -> None:
@@ -118,18 +118,17 @@ def test_only_a_stale_answer_says_that_the_view_is_old() -> None:
         assert desk.ownership.looks_stale() is stale
 
 
-def test_a_release_that_is_heard_of_while_waiting_ends_the_pause() -> None:
-    """Ask at once."""
-    desk = Desk()
-    desk.assign(1, 2)
-    desk.answer((1, 2), {1: HELD, 2: HELD})
+@pytest.mark.parametrize("replies", [{1: HELD, 2: HELD}, {}], ids=["held", "no answer"])
+def test_a_release_that_is_heard_of_while_waiting_ends_the_pause(replies: dict[int, AcquireReply]) -> None:
+    """Ask at once, for what was released and is waited for."""
+    desk = Desk().asking(1, 2)
+    desk.answer((1, 2), replies)
     assert desk.told(2, 7) == [ask(2)]
 
 
 def test_a_release_that_is_heard_of_while_asking_is_not_forgotten() -> None:
     """The question may have been answered just before the release: ask again at once."""
-    desk = Desk()
-    desk.assign(1, 2)
+    desk = Desk().asking(1, 2)
     assert desk.told(2) == []
     assert desk.answer((1, 2), {1: HELD, 2: HELD}) == [ask(2)]
     assert desk.answer((2,), {2: HELD}) == []
@@ -139,24 +138,6 @@ def test_a_release_that_is_heard_of_means_nothing_for_what_we_run() -> None:
     """Our own messages come back to us, too."""
     desk = Desk().running(1)
     assert desk.told(1) == []
-
-
-@pytest.mark.parametrize("reply", [HELD, Stale(9), None])
-def test_a_lock_that_is_granted_in_the_end_is_worked_on(reply: AcquireReply | None) -> None:
-    """Whatever was answered before."""
-    desk = Desk()
-    desk.assign(1)
-    desk.answer((1,), {} if reply is None else {1: reply})
-    desk.advance(2 * RETRY_MS)
-    assert ev.StartRunner(1, OWNER, lock(101)) in desk.answer((1,), {1: lock(101)})
-
-
-def test_a_release_that_is_heard_of_after_a_call_without_an_answer_ends_the_pause() -> None:
-    """As it does after a refusal."""
-    desk = Desk()
-    desk.assign(1)
-    desk.answer((1,), {})
-    assert desk.told(1) == [ask(1)]
 
 
 def test_a_partition_that_is_assigned_and_taken_away_in_one_moment_is_never_asked_for() -> None:
@@ -170,37 +151,26 @@ def test_a_partition_that_is_assigned_and_taken_away_in_one_moment_is_never_aske
 
 def test_a_partition_that_is_taken_away_before_it_was_asked_for_is_forgotten() -> None:
     """Nothing is under way."""
-    desk = Desk()
-    desk.assign(1)
+    desk = Desk().asking(1)
     desk.answer((1,), {1: HELD})
     assert desk.assign() == []
     assert desk.ownership.is_idle
 
 
-def test_a_lock_that_is_granted_after_it_was_taken_away_is_given_back() -> None:
-    """No runner is started for it."""
-    desk = Desk()
-    desk.assign(1)
+def test_a_lock_that_is_answered_for_after_it_was_taken_away_is_given_back_if_it_was_granted() -> None:
+    """No runner is started for it; where it was refused there is nothing to give back."""
+    desk = Desk().asking(1, 2)
     assert desk.assign() == []
-    assert desk.answer((1,), {1: lock(101)}) == [ev.ReleaseLocks(OWNER, {1: 101})]
+    assert desk.answer((1, 2), {1: lock(101), 2: HELD}) == [ev.ReleaseLocks(OWNER, {1: 101})]
+    assert desk.ownership.state(2) is State.IDLE
     assert desk.released((1,), 1) == [ev.PostControl(PartitionsReleased((1,), OWNER, 5))]
-    assert desk.ownership.is_idle
-
-
-def test_a_lock_that_is_refused_after_it_was_taken_away_is_forgotten() -> None:
-    """There is nothing to give back."""
-    desk = Desk()
-    desk.assign(1)
-    desk.assign()
-    assert desk.answer((1,), {1: HELD}) == []
     assert desk.ownership.is_idle
     assert desk.ownership.next_deadline_ms() is None
 
 
 def test_an_acquire_without_an_answer_is_asked_again_even_if_it_was_taken_away() -> None:
     """It may have been granted: only an answer tells the epoch that is to be released."""
-    desk = Desk()
-    desk.assign(1)
+    desk = Desk().asking(1)
     desk.assign()
     assert desk.answer((1,), {}) == []
     assert not desk.ownership.is_idle
@@ -214,8 +184,7 @@ def test_a_partition_that_is_taken_away_after_a_call_without_an_answer_is_not_fo
     It is asked for in the generation that gave it to us: in a later one its next owner would be taken for
     somebody who has just begun to wait (simulator, seed 1038565).
     """
-    desk = Desk()
-    desk.assign(1, 2)
+    desk = Desk().asking(1, 2)
     assert desk.answer((1,), {}) == []
     assert desk.answer((2,), {}) == []
     desk.assign(2, generation=6)
@@ -227,8 +196,7 @@ def test_a_partition_that_is_taken_away_after_a_call_without_an_answer_is_not_fo
 
 def test_a_partition_that_comes_back_while_it_is_withdrawn_runs_when_granted() -> None:
     """The question that is under way will do."""
-    desk = Desk()
-    desk.assign(1)
+    desk = Desk().asking(1)
     desk.assign(generation=6)
     assert desk.assign(1, generation=7) == []
     assert ev.StartRunner(1, OWNER, lock(101)) in desk.answer((1,), {1: lock(101)})
@@ -292,27 +260,26 @@ def test_a_fenced_partition_is_asked_for_again_only_if_it_is_assigned(stays: boo
     assert desk.advance(GRACE_MS) == ([ask(1)] if stays else [])
 
 
+@pytest.mark.parametrize("is_taken_away", [True, False])
 @pytest.mark.parametrize("is_halted", [True, False])
-def test_a_fenced_partition_runs_again_when_its_lock_is_granted_anew(is_halted: bool) -> None:
-    """After a pause, or when we hear of a release. A halted one, too: others may have got past it."""
+def test_a_fenced_partition_runs_again_when_its_lock_is_granted_anew_or_is_forgotten(
+    is_halted: bool, is_taken_away: bool
+) -> None:
+    """After a pause, or when we hear of a release. A halted one, too: others may have got past it.
+
+    One that is taken away is somebody else's: there is nothing to give back.
+    """
     desk = Desk().running(1)
     if is_halted:
         desk.ownership.handle(ev.RunnerHalted(1, 101, "poison"), desk.now_ms)
     desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms)
+    if is_taken_away:
+        desk.assign(generation=6)
+        assert desk.ownership.is_idle
+        return
     assert desk.advance(RETRY_MS - 1) == []
     assert desk.told(1) == [ask(1)]
     assert ev.StartRunner(1, OWNER, lock(102)) in desk.answer((1,), {1: lock(102)})
-
-
-@pytest.mark.parametrize("is_halted", [True, False])
-def test_a_fenced_partition_that_is_taken_away_before_it_is_asked_for_is_forgotten(is_halted: bool) -> None:
-    """Its lock is somebody else's: there is nothing to give back."""
-    desk = Desk().running(1)
-    if is_halted:
-        desk.ownership.handle(ev.RunnerHalted(1, 101, "poison"), desk.now_ms)
-    desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms)
-    desk.assign(generation=6)
-    assert desk.ownership.is_idle
 
 
 def test_what_a_fenced_runner_says_later_is_passed_over() -> None:
@@ -338,22 +305,13 @@ def test_a_fenced_partition_that_came_back_while_it_drained_is_asked_for() -> No
     assert desk.advance() == [ask(1, generation=7)]
 
 
-def test_a_runner_that_halts_is_shown_with_its_reason_and_keeps_its_partition() -> None:
-    """Nothing is released and nothing is asked."""
-    desk = Desk().running(1)
-    assert desk.ownership.handle(ev.RunnerHalted(1, 101, "poison"), desk.now_ms) == [
-        ev.MarkLock(1, OWNER, 101, "halted", "poison")
-    ]
-    assert desk.advance(60_000) == []
-    assert desk.ownership.state(1) is State.HALTED
-
-
-def test_a_runner_that_halts_again_shows_the_new_reason_and_still_drains_when_revoked() -> None:
-    """Several records may fail at a time."""
+def test_a_runner_that_halts_is_shown_with_its_newest_reason_and_keeps_its_partition() -> None:
+    """Nothing is released and nothing is asked. Several records may fail; it drains when it is revoked."""
     desk = Desk().running(1)
     for reason in ("poison", "more poison"):
         effects = desk.ownership.handle(ev.RunnerHalted(1, 101, reason), desk.now_ms)
         assert effects == [ev.MarkLock(1, OWNER, 101, "halted", reason)]
+        assert desk.advance(60_000) == []
         assert desk.ownership.state(1) is State.HALTED
     assert ev.DrainRunner(1, 101) in desk.assign(generation=6)
 
@@ -367,22 +325,17 @@ def test_a_runner_that_halts_while_it_drains_still_has_to_stop() -> None:
     assert desk.advance(GRACE_MS) == [ev.CancelRunner(1, 101)]
 
 
-def test_events_of_an_earlier_epoch_are_passed_over() -> None:
-    """Runners end in their own time; a new one may run already."""
+def test_what_concerns_an_earlier_epoch_or_a_former_self_is_passed_over() -> None:
+    """Runners end in their own time, a new one may run already; locks of who is no member are free."""
     desk = Desk().running(1)
+    desk.assign(1, 2)
     assert desk.stopped(1, 100) == []
     assert desk.ownership.handle(ev.RunnerFenced(1, 100), 0) == []
     assert desk.ownership.handle(ev.RunnerHalted(1, 100, "poison"), desk.now_ms) == []
     assert desk.ownership.state(1) is State.RUNNING
-
-
-def test_answers_to_a_former_self_are_passed_over() -> None:
-    """Its locks are free, since it is no member."""
-    desk = Desk()
-    desk.assign(1)
-    assert desk.ownership.handle(ev.LocksAnswered("w1.0", (1, 2), {1: lock(9)}), 0) == []
-    assert desk.ownership.handle(ev.LocksReleased("w1.0", (1, 2), frozenset({1})), 0) == []
-    assert desk.ownership.state(1) is State.ACQUIRING
+    assert desk.ownership.handle(ev.LocksAnswered("w1.0", (2, 3), {2: lock(9)}), 0) == []
+    assert desk.ownership.handle(ev.LocksReleased("w1.0", (2, 3), frozenset({2})), 0) == []
+    assert desk.ownership.state(2) is State.ACQUIRING
 
 
 def test_dropping_stops_what_runs_and_nothing_else() -> None:

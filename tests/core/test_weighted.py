@@ -19,8 +19,7 @@ def weighted(*ids: str, generation: int = 10) -> Membership:
 
 def member_of(membership: Membership) -> Bench:
     """Return a member that runs all that it is assigned."""
-    bench = Bench()
-    bench.send(ev.Started())
+    bench = Bench.started()
     bench.grant(bench.read(membership))
     return bench
 
@@ -47,8 +46,7 @@ def decision(bench: Bench) -> membership_events.ChangeDocument:
 
 def test_load_is_measured_from_when_the_group_shares_by_it_until_it_does_not() -> None:
     """By the document, whatever this worker's own setting is."""
-    bench = Bench()
-    bench.send(ev.Started())
+    bench = Bench.started()
     assert of_type(bench.read(weighted(ME, "w2.1")), membership_events.ReportLoad) == [
         membership_events.ReportLoad(RULES.interval_ms)
     ]
@@ -62,8 +60,7 @@ def test_load_is_measured_from_when_the_group_shares_by_it_until_it_does_not() -
 
 def test_nobody_measures_or_looks_under_another_assignment() -> None:
     """It costs nothing where it is not used."""
-    bench = Bench()
-    bench.send(ev.Started())
+    bench = Bench.started()
     assert of_type(bench.read(group(ME, "w2.1")), membership_events.ReportLoad) == []
     bench.heartbeat(after_ms=INTERVAL_MS)
     assert of_type(bench.wait(10 * RULES.interval_ms), membership_events.ReadLoads) == []

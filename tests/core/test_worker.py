@@ -34,14 +34,19 @@ def test_starting_reads_the_document_and_does_nothing_else() -> None:
 
 
 def test_the_first_worker_of_a_group_takes_every_partition() -> None:
-    """It writes the first document, beats, asks for all locks and runs what it gets."""
-    bench = Bench()
-    bench.send(ev.Started())
+    """It writes the first document, beats, asks for all locks and runs what it gets.
+
+    It says when it joined by the clock of the server, since people compare these times.
+    """
+    bench = Bench.started()
     asked = change(bench.read(None))
     assert asked.expected == 0
     assert asked.message == GroupChanged(0, "join", "w1", tuple(range(8)))
     assert asked.membership.owners == (ME,) * 8
     assert (asked.added, asked.removed) == ((ME,), ())
+    joined = asked.membership.get(ME)
+    assert joined is not None
+    assert (joined.joined_ms, joined.name, joined.host, joined.pid) == (5_000, "w1", "host", 1)
 
     effects = bench.send(membership_events.DocumentChanged(1_700))
     assert names(effects) == ["StartHeartbeat", "AcquireLocks"]
@@ -57,8 +62,7 @@ def test_the_first_worker_of_a_group_takes_every_partition() -> None:
 
 def test_a_worker_that_joins_a_group_takes_its_range_and_names_what_moves() -> None:
     """The message lists the partitions that change hands, and no others."""
-    bench = Bench()
-    bench.send(ev.Started())
+    bench = Bench.started()
     asked = change(bench.read(group("w2.1", generation=7)))
     assert asked.expected == 7
     assert asked.membership.owners == ("w2.1",) * 4 + (ME,) * 4
@@ -67,37 +71,21 @@ def test_a_worker_that_joins_a_group_takes_its_range_and_names_what_moves() -> N
     assert of_type(effects, ev.AcquireLocks) == [ev.AcquireLocks((4, 5, 6, 7), ME, 8, ("w2.1", ME))]
 
 
-def test_a_member_records_when_it_joined_by_the_clock_of_the_server() -> None:
-    """Clocks of machines differ; people compare these times."""
-    bench = Bench()
-    bench.send(ev.Started())
-    joined = change(bench.read(None)).membership.get(ME)
-    assert joined is not None
-    assert (joined.joined_ms, joined.name, joined.host, joined.pid) == (5_000, "w1", "host", 1)
-
-
 def test_a_worker_beyond_the_number_of_partitions_stands_by() -> None:
     """24 members on 16 partitions: the last 8 beat and own nothing."""
     for rank, standing_by in ((15, False), (16, True), (23, True)):
         ids = [f"w{n + 2}.1" for n in range(24)]
         ids[rank] = ME
-        bench = Bench(partitions=16)
-        bench.send(ev.Started())
+        bench = Bench.started(partitions=16)
         effects = bench.read(group(*ids, partitions=16))
         assert ("AcquireLocks" in names(effects)) is not standing_by
         assert "StartHeartbeat" in names(effects)
 
 
-def test_a_group_with_another_number_of_partitions_is_a_configuration_error() -> None:
-    """The error names both numbers."""
-    bench = Bench(partitions=8)
-    bench.send(ev.Started())
+def test_what_its_group_cannot_share_is_a_configuration_error() -> None:
+    """Another number of partitions, both of which it names; an assignment that does not exist."""
     with pytest.raises(ConfigurationError, match=r"16 partitions.*started with 8"):
-        bench.read(group("w2.1", partitions=16))
-
-
-def test_an_assignment_that_does_not_exist_is_a_configuration_error() -> None:
-    """Before anything is read or written."""
+        Bench.joining(group("w2.1", partitions=16))
     with pytest.raises(ConfigurationError, match="no assignment 'best'"):
         Bench(strategy="best")
 
@@ -107,9 +95,7 @@ def test_an_assignment_that_does_not_exist_is_a_configuration_error() -> None:
 
 def test_who_lost_the_race_for_the_document_asks_to_be_let_in() -> None:
     """It reads what the winner wrote once it hears of a change, and finds itself in it."""
-    bench = Bench()
-    bench.send(ev.Started())
-    bench.read(None)
+    bench = Bench.joining(None)
     (knock,) = of_type(bench.refuse(group("w2.1", generation=5)), ev.PostControl)
     assert isinstance(knock.message, JoinWanted) and knock.message.name == "w1"
     assert bench.wait(CONFLICT_PAUSE_MS) == []
@@ -131,24 +117,18 @@ def test_who_is_not_let_in_in_time_joins_by_itself_on_what_the_winner_wrote() ->
     assert asked.membership.ids == ("w2.1", ME)
 
 
-def test_who_is_told_to_stop_while_it_waits_to_be_let_in_leaves_if_it_is_let_in_after_all() -> None:
-    """Or its place would stay behind, and its partitions with it, until somebody takes it for dead."""
-    bench = Bench()
-    bench.send(ev.Started())
-    bench.read(None)
+@pytest.mark.parametrize("is_let_in", [True, False])
+def test_who_is_told_to_stop_while_it_waits_to_be_let_in_leaves_if_it_is_let_in_after_all(
+    is_let_in: bool,
+) -> None:
+    """Or its place would stay behind, and its partitions with it. After its patience nobody lets it in."""
+    bench = Bench.joining(None)
     bench.refuse(group("w2.1", generation=5))
     assert bench.send(ev.StopRequested()) == []
-    bench.send(ev.ControlReceived((GroupChanged(6, "join", "w1", ()),)))
-    assert change(bench.read(group("w2.1", ME, generation=6))).message.cause == "leave"
-
-
-def test_who_is_told_to_stop_while_it_waits_and_is_not_let_in_is_gone() -> None:
-    """After its patience nobody lets it in any more."""
-    bench = Bench()
-    bench.send(ev.Started())
-    bench.read(None)
-    bench.refuse(group("w2.1", generation=5))
-    assert bench.send(ev.StopRequested()) == []
+    if is_let_in:
+        bench.send(ev.ControlReceived((GroupChanged(6, "join", "w1", ()),)))
+        assert change(bench.read(group("w2.1", ME, generation=6))).message.cause == "leave"
+        return
     assert bench.wait(CONFLICT_PAUSE_MS) == []
     assert bench.core.next_deadline_ms() == PATIENCE_MS, "it sleeps until then"
     assert names(bench.wait(PATIENCE_MS - CONFLICT_PAUSE_MS)) == ["StopHeartbeat", "Finished"]
@@ -166,25 +146,16 @@ def test_the_pause_after_lost_races_doubles_up_to_a_second() -> None:
     assert bench.jitter_asked[-1] == CONFLICT_PAUSE_MAX_MS
 
 
-def test_a_join_whose_answer_was_lost_is_looked_up_before_it_is_repeated() -> None:
-    """It had been done: no second member."""
-    bench = Bench()
-    bench.send(ev.Started())
-    bench.read(None)
-    bench.send(CALL_FAILED)
-    assert names(bench.wait(TIMING.acquire_retry_ms)) == ["ReadDocument"]
-    effects = bench.read(group(ME, generation=1_700))
-    assert names(effects) == ["StartHeartbeat", "AcquireLocks"]
-
-
-def test_a_join_that_was_lost_on_its_way_is_repeated_under_the_same_id() -> None:
-    """It had not been done; should it still arrive, it conflicts with the repetition."""
-    bench = Bench()
-    bench.send(ev.Started())
-    bench.read(None)
-    bench.send(CALL_FAILED)
-    bench.wait(TIMING.acquire_retry_ms)
-    assert change(bench.read(None)).added == (ME,)
+def test_a_join_whose_answer_was_lost_is_looked_up_before_it_is_repeated_under_the_same_id() -> None:
+    """It had been done: no second member. It had not: should it still arrive, it conflicts with this one."""
+    for was_done in (True, False):
+        bench = Bench.joining(None)
+        bench.send(CALL_FAILED)
+        assert names(bench.wait(TIMING.acquire_retry_ms)) == ["ReadDocument"]
+        if was_done:
+            assert names(bench.read(group(ME, generation=1_700))) == ["StartHeartbeat", "AcquireLocks"]
+        else:
+            assert change(bench.read(None)).added == (ME,)
 
 
 def test_a_document_that_cannot_be_read_leaves_everything_as_it_is() -> None:
@@ -204,8 +175,7 @@ def test_a_document_that_cannot_be_read_leaves_everything_as_it_is() -> None:
 
 def test_answers_to_questions_that_were_not_asked_are_bugs() -> None:
     """A shell that mixes up answers must not go unnoticed."""
-    bench = Bench()
-    bench.send(ev.Started())
+    bench = Bench.started()
     with pytest.raises(InternalError, match="not asked for"):
         bench.send(membership_events.DocumentChanged(5))
 
@@ -213,25 +183,17 @@ def test_answers_to_questions_that_were_not_asked_are_bugs() -> None:
 # -- a change of the group -----------------------------------------------------------------------
 
 
-def test_a_second_worker_makes_the_first_drain_only_what_moved() -> None:
-    """Partitions 4 to 7 are handed over; 0 to 3 are not touched."""
+def test_a_second_worker_makes_the_first_drain_only_what_moved_and_release_it() -> None:
+    """Partitions 4 to 7 are handed over, 0 to 3 are not touched; the message says that it is done."""
     bench = Bench.running(ME)
     assert names(bench.changed(11)) == ["ReadDocument"]
     effects = bench.read(group(ME, "w2.1", generation=11))
     assert of_type(effects, ev.DrainRunner) == [ev.DrainRunner(p, 100 + p) for p in (4, 5, 6, 7)]
     assert names(effects) == ["DrainRunner"] * 4
     assert [mark.state for mark in of_type(effects, ev.MarkLock)] == ["draining"] * 4
-
-
-def test_a_drained_partition_is_released_and_the_others_are_told() -> None:
-    """Release first; the message says that it is done."""
-    bench = Bench.running(ME)
-    bench.changed(11)
-    bench.read(group(ME, "w2.1", generation=11))
     effects = bench.send(ev.RunnerStopped(4, 104))
     assert effects == [ev.ReleaseLocks(ME, {4: 104})]
-    effects = bench.release(effects)
-    assert effects == [ev.PostControl(PartitionsReleased((4,), ME, 11))]
+    assert bench.release(effects) == [ev.PostControl(PartitionsReleased((4,), ME, 11))]
 
 
 def test_a_batch_that_outlives_the_grace_period_is_cancelled() -> None:
@@ -250,50 +212,35 @@ def test_a_batch_that_outlives_the_grace_period_is_cancelled() -> None:
 
 
 def test_a_worker_acts_on_the_newest_generation_and_not_on_each() -> None:
-    """A member that came and went in between moves nothing."""
+    """A member that came and went in between moves nothing. What is known is not asked for; many ask once."""
     bench = Bench.running(ME)
+    assert bench.changed(10) == []
     bench.changed(11)
     assert names(bench.read(group(ME, generation=12))) == []
     assert bench.core.membership.generation == 12
-
-
-def test_messages_about_generations_that_are_known_ask_nothing() -> None:
-    """Also many at once ask once."""
-    bench = Bench.running(ME)
-    assert bench.changed(10) == []
-    news = tuple(GroupChanged(generation, "join", "w2", ()) for generation in (11, 12, 13))
+    news = tuple(GroupChanged(generation, "join", "w2", ()) for generation in (13, 14, 15))
     assert bench.send(ev.ControlReceived(news)) == [membership_events.ReadDocument()]
-    assert bench.changed(14) == []
-    assert names(bench.read(group(ME, generation=13))) == ["ReadDocument"]
+    assert bench.changed(16) == []
+    assert names(bench.read(group(ME, generation=15))) == ["ReadDocument"]
 
 
-def test_a_partition_that_somebody_still_holds_is_asked_for_again_after_a_pause() -> None:
-    """The pause has jitter, so that members do not ask in step."""
-    bench = Bench()
+def test_a_partition_that_somebody_still_holds_is_asked_for_again_after_a_pause_or_its_release() -> None:
+    """The pause has jitter, so that members do not ask in step; the message saves it."""
+    bench = Bench.started()
     bench.jitter = 30
-    bench.send(ev.Started())
     bench.read(group("w2.1", ME))
     replies = {p: Held("w2.1", 0) for p in (4, 5, 6, 7)}
     assert bench.send(ev.LocksAnswered(ME, (4, 5, 6, 7), replies)) == []
-    assert names(bench.wait(TIMING.acquire_retry_ms + 29)) == []
-    assert names(bench.wait(1)) == ["AcquireLocks"]
-
-
-def test_a_released_partition_is_asked_for_at_once() -> None:
-    """The message saves the pause."""
-    bench = Bench()
-    bench.send(ev.Started())
-    bench.read(group("w2.1", ME))
-    bench.send(ev.LocksAnswered(ME, (4, 5, 6, 7), {p: Held("w2.1", 0) for p in (4, 5, 6, 7)}))
     effects = bench.send(ev.ControlReceived((PartitionsReleased((2, 5, 6), "w2.1", 10),)))
     assert [ask.partitions for ask in of_type(effects, ev.AcquireLocks)] == [(5, 6)]
+    assert names(bench.wait(TIMING.acquire_retry_ms + 29)) == []
+    (again,) = of_type(bench.wait(1), ev.AcquireLocks)
+    assert again.partitions == (4, 7)
 
 
 def test_a_lock_that_knows_a_later_generation_makes_the_worker_read_the_document() -> None:
     """Our view is old; the lock is asked for again with the new one."""
-    bench = Bench()
-    bench.send(ev.Started())
-    bench.read(group("w2.1", ME, generation=10))
+    bench = Bench.joining(group("w2.1", ME, generation=10))
     effects = bench.send(ev.LocksAnswered(ME, (4, 5, 6, 7), dict.fromkeys((4, 5, 6, 7), Stale(11))))
     assert names(effects) == ["ReadDocument"]
     bench.read(group("w2.1", ME, "w3.1", generation=11))
@@ -304,9 +251,7 @@ def test_a_lock_that_knows_a_later_generation_makes_the_worker_read_the_document
 
 def test_a_document_that_went_back_behind_a_lock_is_written_anew() -> None:
     """After a failover a lock may know a generation that the document has lost; no request would pass."""
-    bench = Bench()
-    bench.send(ev.Started())
-    bench.read(group("w2.1", ME, generation=10))
+    bench = Bench.joining(group("w2.1", ME, generation=10))
     bench.send(ev.LocksAnswered(ME, (4, 5, 6, 7), dict.fromkeys((4, 5, 6, 7), Stale(12))))
     known = group("w2.1", ME, generation=10)
     asked = change(bench.read(known))
@@ -391,19 +336,14 @@ def test_a_leaving_worker_drains_says_so_releases_and_only_then_is_gone() -> Non
     assert bench.core.next_deadline_ms() is None
 
 
-def test_a_worker_that_owns_nothing_leaves_all_the_same_in_two_steps() -> None:
-    """Standing by is being a member."""
+def test_a_worker_that_owns_nothing_and_the_last_one_leave_all_the_same_in_two_steps() -> None:
+    """Standing by is being a member; whoever joins after the last one takes its partitions."""
     bench = Bench.running(*(f"w{n + 2}.1" for n in range(4)), ME, partitions=4)
     assert change(bench.send(ev.StopRequested())).message.cause == "leave"
     assert change(bench.send(membership_events.DocumentChanged(11))).message.cause == "left"
-
-
-def test_the_last_one_leaves_partitions_without_owner() -> None:
-    """Nobody is left to own them; whoever joins next takes them."""
-    bench = Bench.running(ME)
-    asked = change(bench.send(ev.StopRequested()))
+    asked = change(Bench.running(ME).send(ev.StopRequested()))
     assert asked.membership.owners == (None,) * 8
-    assert asked.message.moved == ()
+    assert (asked.message.cause, asked.message.moved) == ("leave", ())
 
 
 def test_a_leaving_worker_takes_nothing_whatever_the_document_says() -> None:
@@ -422,24 +362,18 @@ def test_stopping_twice_is_stopping_once() -> None:
     assert bench.send(ev.StopRequested()) == []
 
 
-def test_a_worker_that_is_stopped_before_it_started_is_finished_at_once() -> None:
-    """There is nothing to undo."""
-    assert Bench().send(ev.StopRequested()) == [membership_events.StopHeartbeat(), ev.Finished()]
-
-
 def test_a_worker_that_is_stopped_before_it_joined_writes_nothing() -> None:
-    """The document is still on its way."""
-    bench = Bench()
-    bench.send(ev.Started())
+    """There is nothing to undo, also while the document is still on its way."""
+    gone = [membership_events.StopHeartbeat(), ev.Finished()]
+    assert Bench().send(ev.StopRequested()) == gone
+    bench = Bench.started()
     assert bench.send(ev.StopRequested()) == []
-    assert bench.read(group("w2.1")) == [membership_events.StopHeartbeat(), ev.Finished()]
+    assert bench.read(group("w2.1")) == gone
 
 
 def test_a_worker_that_is_stopped_while_it_joins_leaves_again() -> None:
     """The join is under way and succeeds: it must not stay behind as a dead member."""
-    bench = Bench()
-    bench.send(ev.Started())
-    bench.read(None)
+    bench = Bench.joining(None)
     assert bench.send(ev.StopRequested()) == []
     effects = bench.send(membership_events.DocumentChanged(1_700))
     assert names(effects) == ["StartHeartbeat", "ChangeDocument"]
@@ -450,9 +384,7 @@ def test_a_worker_that_is_stopped_while_it_joins_leaves_again() -> None:
 
 def test_a_join_without_an_answer_is_undone_if_it_was_done() -> None:
     """Stopped while nobody knows whether it is a member: the document is read first."""
-    bench = Bench()
-    bench.send(ev.Started())
-    bench.read(None)
+    bench = Bench.joining(None)
     bench.send(ev.StopRequested())
     bench.send(CALL_FAILED)
     assert names(bench.wait(TIMING.acquire_retry_ms)) == ["ReadDocument"]
