@@ -3,15 +3,14 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import redis
 
 from streamworker.redisio.wire.client import Backend
-from tests.contract.support import GROUP, STREAM, Group
+from tests.contract.support import GROUP, STREAM, Group, Raw
 from tests.raw import opened
 
 
 @pytest.fixture
-def raw(redis_url: str) -> Iterator["redis.Redis"]:
+def raw(redis_url: str) -> Iterator[Raw]:
     """A plain client: what other programs may do to our keys, and what they see of them."""
     with opened(redis_url) as client:
         yield client
@@ -31,14 +30,14 @@ def group(backend: Backend) -> Group:
 
 
 @pytest.fixture
-def full_memory(raw: "redis.Redis") -> Iterator["redis.Redis"]:
+def full_memory(raw: Raw) -> Iterator[Raw]:
     """A client whose ``config_set("maxmemory", 1)`` makes the server full; room comes back after the test."""
     yield raw
     raw.config_set("maxmemory", "1gb")
 
 
 @pytest.fixture
-def small_nodes(raw: "redis.Redis") -> Iterator[None]:
+def small_nodes(raw: Raw) -> Iterator[None]:
     """Make stream nodes of one entry, so that trimming by whole nodes is exact."""
     raw.config_set("stream-node-max-entries", 1)
     yield

@@ -1,7 +1,7 @@
 """What many contract cases need: a group with partitions, entries and commits in few words."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
@@ -20,6 +20,9 @@ from streamworker.redisio.wire.client import Backend
 STREAM = StreamKeys("shop", "orders")
 GROUP = GroupKeys("shop", "orders", "price")
 OTHER_GROUP = GroupKeys("shop", "orders", "audit")
+
+Raw: TypeAlias = "redis.Redis"
+"""A plain client: what other programs may do to our keys, and what they see of them."""
 
 GENERATION = 7
 DRAIN_DEADLINE_MS = 60_000
@@ -93,6 +96,10 @@ class Group:
         assert isinstance(reply, Acquired), reply
         return reply
 
+    async def begun(self, count: int) -> tuple[list[Entry], Acquired]:
+        """Send some entries and take the lock."""
+        return await self.send(count), await self.own()
+
     async def release(self, owner: str, epoch: int, partition: int = 0) -> bool:
         """Give one lock back."""
         return (await locks.release_many(self.backend, self.keys, {partition: epoch}, owner))[partition]
@@ -149,7 +156,7 @@ def batch_of(rows: int, first: EntryId = ZERO) -> AckedBatch:
     return encode_batch(pa.record_batch({"n": list(range(rows))}), first)
 
 
-def everything(raw: "redis.Redis") -> dict[bytes, Any]:
+def everything(raw: Raw) -> dict[bytes, Any]:
     """Return the whole content of a server, to compare it before and after."""
     return {key: raw.dump(key) for key in raw.scan_iter()}
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import redis
 
 from streamworker import App
 from streamworker.cli.doctor.repair import _do
@@ -23,7 +22,7 @@ from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import SourceOptions
 from streamworker.testing import local_worker
-from tests.contract.support import GROUP, Group, everything, request
+from tests.contract.support import GROUP, Group, Raw, everything, request
 
 pytestmark = pytest.mark.anyio
 
@@ -94,7 +93,7 @@ class Filled:
 
 
 @pytest.fixture
-async def filled(group: Group, raw: "redis.Redis") -> Filled:
+async def filled(group: Group, raw: Raw) -> Filled:
     """A log of some hundred entries."""
     filled = Filled(group, raw)
     await filled.commit(COMMITS)
@@ -266,7 +265,7 @@ async def test_what_is_trimmed_while_the_log_is_copied_does_not_come_back(filled
 
 
 @pytest.mark.parametrize("id", ["5-0", "*"])
-async def test_a_log_without_a_commit_is_mended_too(group: Group, raw: "redis.Redis", id: str) -> None:
+async def test_a_log_without_a_commit_is_mended_too(group: Group, raw: Raw, id: str) -> None:
     """The first thing that anybody wrote to it was another program's."""
     filled = Filled(group, raw)
     await group.register()
@@ -313,7 +312,7 @@ class Order(msgspec.Struct):
 
 @pytest.mark.parametrize("cause", ["entry", "lock"])
 async def test_a_running_worker_goes_on_by_itself_once_its_log_is_mended(
-    redis_url: str, backend: Backend, raw: "redis.Redis", cause: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, backend: Backend, raw: Raw, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says meanwhile what holds it up. Of thousands of rows no reader misses one or has one twice."""
     monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)

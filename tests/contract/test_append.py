@@ -3,14 +3,13 @@
 import asyncio
 
 import pytest
-import redis
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.errors import BackendRefused, RecordError
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.streams import Append, AppendCode, append_many
 from streamworker.redisio.scripts import ARGS_MAX
-from tests.contract.support import OTHER_GROUP, STREAM, Group, everything, request
+from tests.contract.support import OTHER_GROUP, STREAM, Group, Raw, everything, request
 
 pytestmark = pytest.mark.anyio
 
@@ -99,7 +98,7 @@ async def test_each_producer_and_partition_counts_for_itself(group: Group) -> No
 
 
 async def test_two_appends_of_one_producer_keep_their_order_when_scripts_are_lost(
-    group: Group, raw: "redis.Redis"
+    group: Group, raw: Raw
 ) -> None:
     """Whatever the server forgets in between, the second never overtakes the first."""
     flushing = True
@@ -155,7 +154,7 @@ async def test_a_full_partition_makes_room_of_what_every_group_has_done(group: G
     assert [entry.id for entry in left][:7] == [entry.id for entry in entries[3:]]
 
 
-async def test_an_append_under_full_memory_writes_nothing(group: Group, full_memory: "redis.Redis") -> None:
+async def test_an_append_under_full_memory_writes_nothing(group: Group, full_memory: Raw) -> None:
     """It is refused with the reason, and the same append goes through when there is room."""
     append = Append(0, "p", 1, 0, [(b"a", None)] * 100)
     full_memory.config_set("maxmemory", 1)
@@ -168,7 +167,7 @@ async def test_an_append_under_full_memory_writes_nothing(group: Group, full_mem
     assert (reply.code, reply.length) == (AppendCode.OK, 100)
 
 
-async def test_one_broken_partition_refuses_only_its_own_appends(group: Group, raw: "redis.Redis") -> None:
+async def test_one_broken_partition_refuses_only_its_own_appends(group: Group, raw: Raw) -> None:
     """The reply names the key; the others are written."""
     raw.set(STREAM.events(0), "mine")
     broken, fine = await append_many(
@@ -187,7 +186,7 @@ async def test_an_entry_that_no_script_can_store_is_refused_here(group: Group, f
         await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, [(payload, None)])])
 
 
-async def test_the_memory_of_a_send_expires(group: Group, raw: "redis.Redis") -> None:
+async def test_the_memory_of_a_send_expires(group: Group, raw: Raw) -> None:
     """A producer that is gone leaves nothing behind after an hour."""
     await group.send(1, producer="p1")
     assert 3_500_000 < raw.pttl(STREAM.producer(0, "p1")) <= 3_600_000

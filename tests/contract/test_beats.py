@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import redis
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
@@ -22,7 +21,7 @@ from streamworker.redisio.admin import repair
 from streamworker.redisio.group import control, loads, membership, operations
 from streamworker.redisio.group.operation import Access
 from streamworker.redisio.wire.client import Backend
-from tests.contract.support import GROUP, Group, everything, url_of_user
+from tests.contract.support import GROUP, Group, Raw, everything, url_of_user
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +38,7 @@ MEMBERS = (Member("a.1", "a", "host", 1, 1), Member("b.1", "b", "host", 1, 1), L
 KNOWN = Membership(10, 2, "range", MEMBERS, ("a.1", "b.1"))
 
 
-def put(raw: "redis.Redis", key: str, kind: str = "list") -> None:
+def put(raw: Raw, key: str, kind: str = "list") -> None:
     """Let another program write over a key."""
     command, *arguments = OTHER_TYPES[kind]
     raw.delete(key)
@@ -69,7 +68,7 @@ async def change(group: Group, after: Membership, *, removed: tuple[str, ...] = 
 
 @pytest.mark.parametrize("kind", OTHER_TYPES)
 async def test_heartbeats_begin_anew_with_the_members_of_the_document(
-    group: Group, raw: "redis.Redis", kind: str
+    group: Group, raw: Raw, kind: str
 ) -> None:
     """Nobody is lost, who was removed stays so, and what stood there is kept."""
     raw.set(GROUP.members, KNOWN.document())
@@ -85,7 +84,7 @@ async def test_heartbeats_begin_anew_with_the_members_of_the_document(
         assert (reply.lost, reply.foreign) == (lost, ""), member
 
 
-async def test_a_copy_that_is_kept_already_stays(group: Group, raw: "redis.Redis") -> None:
+async def test_a_copy_that_is_kept_already_stays(group: Group, raw: Raw) -> None:
     """It may be that of the document, and a group knows its heartbeats anew in a second."""
     raw.set(GROUP.members, KNOWN.document())
     raw.set(GROUP.damaged, "no document")
@@ -95,7 +94,7 @@ async def test_a_copy_that_is_kept_already_stays(group: Group, raw: "redis.Redis
     assert raw.hlen(GROUP.beats) == 3
 
 
-async def test_of_a_large_value_its_kind_is_kept(group: Group, raw: "redis.Redis") -> None:
+async def test_of_a_large_value_its_kind_is_kept(group: Group, raw: Raw) -> None:
     """As of one in place of a document."""
     raw.set(GROUP.members, KNOWN.document())
     raw.rpush(GROUP.beats, *["x" * 10_000] * 200)
@@ -103,7 +102,7 @@ async def test_of_a_large_value_its_kind_is_kept(group: Group, raw: "redis.Redis
     assert b"a list of about" in raw.get(GROUP.damaged)  # type: ignore[operator]
 
 
-async def test_without_a_document_nobody_is_a_member(group: Group, raw: "redis.Redis") -> None:
+async def test_without_a_document_nobody_is_a_member(group: Group, raw: Raw) -> None:
     """As where it was deleted; whoever lives joins again."""
     put(raw, GROUP.beats)
     assert (await beat(group.backend, "a.1")).lost
@@ -125,7 +124,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 async def test_nobody_is_lost_where_the_document_cannot_be_read_either(
-    group: Group, raw: "redis.Redis", what: str
+    group: Group, raw: Raw, what: str
 ) -> None:
     """Nothing is written; the fingerprint tells of the document, and who mends it mends both."""
     raw.set(GROUP.members, BROKEN[what])
@@ -146,7 +145,7 @@ async def test_nobody_is_lost_where_the_document_cannot_be_read_either(
     assert (await beat(group.backend, "gone.1")).lost
 
 
-async def test_a_join_begins_heartbeats_anew(group: Group, raw: "redis.Redis") -> None:
+async def test_a_join_begins_heartbeats_anew(group: Group, raw: Raw) -> None:
     """There may be nobody else to do it."""
     raw.set(GROUP.members, KNOWN.document())
     put(raw, GROUP.beats)
@@ -158,9 +157,7 @@ async def test_a_join_begins_heartbeats_anew(group: Group, raw: "redis.Redis") -
     assert raw.type(GROUP.damaged) == b"list"
 
 
-async def test_a_group_is_founded_whatever_stands_in_place_of_heartbeats(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_a_group_is_founded_whatever_stands_in_place_of_heartbeats(group: Group, raw: Raw) -> None:
     """Of no document nobody is a member."""
     put(raw, GROUP.beats)
     first = Membership.empty(2, "range").with_member(Member("c.1", "c", "host", 1, 2))
@@ -168,7 +165,7 @@ async def test_a_group_is_founded_whatever_stands_in_place_of_heartbeats(
     assert (await beat(group.backend, "c.1")).beats.keys() == {"c.1"}
 
 
-async def test_heartbeats_begin_anew_when_memory_is_full(group: Group, full_memory: "redis.Redis") -> None:
+async def test_heartbeats_begin_anew_when_memory_is_full(group: Group, full_memory: Raw) -> None:
     """Something is moved or removed first, and that is allowed."""
     full_memory.set(GROUP.members, KNOWN.document())
     for _ in range(2):
@@ -179,7 +176,7 @@ async def test_heartbeats_begin_anew_when_memory_is_full(group: Group, full_memo
 
 
 async def test_who_lacks_the_right_changes_nothing_and_names_the_key(
-    group: Group, raw: "redis.Redis", redis_url: str
+    group: Group, raw: Raw, redis_url: str
 ) -> None:
     """Rules of an earlier release let nobody put heartbeats aside; the worker's other groups go on."""
     raw.set(GROUP.members, KNOWN.document())
@@ -203,7 +200,7 @@ async def test_who_lacks_the_right_changes_nothing_and_names_the_key(
 
 @pytest.mark.parametrize("kind", OTHER_TYPES)
 async def test_something_else_in_place_of_the_loads_is_named_and_left_alone(
-    group: Group, raw: "redis.Redis", kind: str
+    group: Group, raw: Raw, kind: str
 ) -> None:
     """Heartbeats, changes and repairs do without; the balancer sees that nothing was measured."""
     raw.set(GROUP.members, KNOWN.document())
@@ -227,7 +224,7 @@ async def test_something_else_in_place_of_the_loads_is_named_and_left_alone(
     assert (await loads.read_loads(group.backend, GROUP))[0] == {"a.1": {0: 7}}
 
 
-async def test_a_group_changes_without_a_control_stream(group: Group, raw: "redis.Redis") -> None:
+async def test_a_group_changes_without_a_control_stream(group: Group, raw: Raw) -> None:
     """Heartbeats say that there is another generation, and mending and repair do without it too."""
     raw.set(GROUP.members, KNOWN.document())
     raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "b.1": "5|6|run|0"})
@@ -246,7 +243,7 @@ async def test_a_group_changes_without_a_control_stream(group: Group, raw: "redi
     assert await control.foreign_types(group.backend, [GROUP]) == {}
 
 
-async def test_a_group_changes_where_nothing_fits_behind_a_message(group: Group, raw: "redis.Redis") -> None:
+async def test_a_group_changes_where_nothing_fits_behind_a_message(group: Group, raw: Raw) -> None:
     """Somebody wrote a message with the highest id. A message is a hint: the change is made without it."""
     raw.set(GROUP.members, KNOWN.document())
     raw.xadd(GROUP.control, {"kind": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
@@ -255,7 +252,7 @@ async def test_a_group_changes_where_nothing_fits_behind_a_message(group: Group,
     assert (await beat(group.backend, "a.1")).generation == done.generation
 
 
-async def test_leases_change_hands_without_a_control_stream(group: Group, raw: "redis.Redis") -> None:
+async def test_leases_change_hands_without_a_control_stream(group: Group, raw: Raw) -> None:
     """A message may be missed at any time."""
     raw.set(GROUP.control, "mine")
 

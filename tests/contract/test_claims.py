@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-import redis
 
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.claim.events import (
@@ -24,8 +23,7 @@ from streamworker.errors import BackendRefused
 from streamworker.redisio.data import streams
 from streamworker.redisio.group.operation import Access
 from streamworker.redisio.group.operations import OPERATIONS
-from streamworker.sim.server.claim import ModelClaims
-from tests.contract.support import DRAIN_DEADLINE_MS, GROUP, Group, everything, request
+from tests.contract.support import DRAIN_DEADLINE_MS, GROUP, Group, Raw, everything, request
 
 pytestmark = pytest.mark.anyio
 
@@ -94,7 +92,7 @@ async def test_of_two_claims_in_the_same_instant_one_wins(group: Group) -> None:
     assert (await entries(group))[0].owner == f"w.{winners[0]}"
 
 
-async def test_an_etag_grows_with_each_change(group: Group, raw: "redis.Redis") -> None:
+async def test_an_etag_grows_with_each_change(group: Group, raw: Raw) -> None:
     """It starts from the server's time, so that it does so too after the store was lost."""
     etag = (await claim(group, "a.1", {0: NO_ENTRY})).done[0]
     for _ in range(3):
@@ -170,7 +168,7 @@ async def test_only_own_entries_are_given_up_and_that_may_be_repeated(group: Gro
     assert 0 in (await claim(group, "b.2", {0: NO_ENTRY})).done
 
 
-async def test_ownership_moves_when_memory_is_full(group: Group, full_memory: "redis.Redis") -> None:
+async def test_ownership_moves_when_memory_is_full(group: Group, full_memory: Raw) -> None:
     """Else nothing would be handled any more, and so nothing trimmed."""
     etag = (await claim(group, "a.1", {0: NO_ENTRY})).done[0]
     full_memory.config_set("maxmemory", 1)
@@ -181,7 +179,7 @@ async def test_ownership_moves_when_memory_is_full(group: Group, full_memory: "r
     assert await entries(group) == {}
 
 
-async def test_what_another_program_wrote_is_no_entry(group: Group, raw: "redis.Redis") -> None:
+async def test_what_another_program_wrote_is_no_entry(group: Group, raw: Raw) -> None:
     """A field that cannot be read is passed over, and a key of another type is named and kept."""
     raw.hset(GROUP.of_group("claims"), mapping={"0": "nonsense", "x": "1|2|0|0-0|w"})
     assert await entries(group) == {}
@@ -206,54 +204,3 @@ EVERY_KIND: Sequence[Effect] = (
 def test_no_answer_is_an_answer_of_its_own() -> None:
     """Whatever was asked; the core then lists what was done unheard."""
     assert {OPERATIONS[type(effect)].failed(effect) for effect in EVERY_KIND} == {StoreFailed()}
-
-
-async def test_the_store_in_memory_answers_as_the_servers_do(group: Group) -> None:
-    """Step by step over every kind of refusal, but for the numbers of ETags and the times."""
-    model = ModelClaims(lambda: 4)
-    await streams.declare(group.backend, group.stream, 4, "json")
-    script: list[tuple[str, str, dict[int, str]]] = [
-        ("claim", "a.1", {0: "none", 1: "none"}),
-        ("claim", "b.2", {0: "none", 1: "now", 2: "none"}),
-        ("update", "a.1", {0: "now", 1: "now"}),
-        ("update", "b.2", {0: "now", 1: "old", 2: "now", 3: "none"}),
-        ("give up", "b.2", {0: "now", 1: "now"}),
-        ("claim", "a.1", {0: "old", 1: "now", 2: "now", 3: "none"}),
-        ("give up", "a.1", {0: "now", 3: "now"}),
-    ]
-    for step, (verb, owner, which) in enumerate(script):
-        real_now = await entries(group)
-        answers = []
-        for now in (real_now, model.entries):
-            etags = {
-                p: {"none": NO_ENTRY, "old": 1, "now": now[p].etag if p in now else NO_ENTRY}[word]
-                for p, word in which.items()
-            }
-            effect: Effect = {
-                "claim": ClaimPartitions(owner, etags),
-                "update": UpdateCheckpoints(owner, etags),
-                "give up": GiveUpPartitions(owner, tuple(which)),
-            }[verb]
-            answers.append(
-                await do(group, effect) if now is real_now else model.perform(effect, 1_000 + step)
-            )
-        real, modelled = answers
-        assert real is not None
-        assert modelled is not None
-        assert shape(real) == shape(modelled), (verb, owner, which)
-        assert shape_of(await entries(group)) == shape_of(model.entries)
-
-
-def shape_of(found: dict[int, OwnershipEntry]) -> dict[int, tuple[str, str, int]]:
-    """Return entries without ETags and times."""
-    return {p: (entry.owner, entry.sequence, entry.level) for p, entry in sorted(found.items())}
-
-
-def shape(answer: Event) -> object:
-    """Return an answer without ETags and times."""
-    match answer:
-        case PartitionsClaimed(done, refused) | CheckpointsUpdated(done, refused):
-            stands = {p: (entry.owner if entry else None) for p, entry in refused.items()}
-            return type(answer), set(done), stands
-        case _:
-            return answer

@@ -27,7 +27,7 @@ from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import parse_options
 from tests.chaos.proxy import proxied
-from tests.contract.support import GROUP, STREAM, Group, register_reader, request, url_of_user
+from tests.contract.support import GROUP, STREAM, Group, Raw, register_reader, request, url_of_user
 from tests.helpers import wait_for_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
@@ -90,7 +90,7 @@ async def test_nobody_at_the_address_is_said_at_once(tmp_path: object) -> None:
     [("noeviction", False), ("allkeys-lru", True), ("volatile-ttl", True), ("allkeys-random", True)],
 )
 async def test_a_server_that_evicts_is_refused(
-    backend: Backend, raw: "redis.Redis", policy: str, refused: bool
+    backend: Backend, raw: Raw, policy: str, refused: bool
 ) -> None:
     """It would drop streams, locks and checkpoints when memory is full."""
     raw.config_set("maxmemory-policy", policy)
@@ -116,7 +116,7 @@ async def test_the_server_says_what_it_is(backend: Backend, server: EmbeddedServ
     assert abs(await backend.time_ms() - time.time() * 1000) < 60_000
 
 
-async def test_an_idle_connection_that_was_closed_is_not_used(backend: Backend, raw: "redis.Redis") -> None:
+async def test_an_idle_connection_that_was_closed_is_not_used(backend: Backend, raw: Raw) -> None:
     """The next call connects anew instead of failing, though its command may not be repeated."""
     await backend.execute("PING")
     raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -125,7 +125,7 @@ async def test_an_idle_connection_that_was_closed_is_not_used(backend: Backend, 
 
 
 async def test_a_connection_that_dies_under_a_call_leaves_the_next_one_unharmed(
-    backend: Backend, raw: "redis.Redis"
+    backend: Backend, raw: Raw
 ) -> None:
     """The call has no answer; the next one gets its own."""
     task = asyncio.create_task(backend.execute("BLPOP", "nothing", 0))
@@ -172,7 +172,7 @@ async def _ended(task: "asyncio.Task[None]") -> None:
     raise asyncio.CancelledError  # It had finished before the cancel came.
 
 
-async def test_many_calls_share_a_few_connections(redis_url: str, raw: "redis.Redis") -> None:
+async def test_many_calls_share_a_few_connections(redis_url: str, raw: Raw) -> None:
     """No more than allowed, and each call gets one in turn."""
     async with Backend.open(redis_url, name="few", connections=2) as backend:
         answers = await asyncio.gather(*(backend.execute("ECHO", b"%d" % n) for n in range(200)))
@@ -192,7 +192,7 @@ async def test_a_closed_backend_says_so(redis_url: str) -> None:
         await backend.execute("PING")
 
 
-async def test_a_heartbeats_connection_can_be_told_from_others(redis_url: str, raw: "redis.Redis") -> None:
+async def test_a_heartbeats_connection_can_be_told_from_others(redis_url: str, raw: Raw) -> None:
     """The id is that of the connection that the next call uses, also after it was lost."""
     async with Backend.open(redis_url, name="beat") as backend:
         seen = []
@@ -206,7 +206,7 @@ async def test_a_heartbeats_connection_can_be_told_from_others(redis_url: str, r
         assert seen[0] != seen[1]
 
 
-async def test_a_pipeline_returns_each_refusal_in_its_place(backend: Backend, raw: "redis.Redis") -> None:
+async def test_a_pipeline_returns_each_refusal_in_its_place(backend: Backend, raw: Raw) -> None:
     """The other commands are done."""
     raw.set("text", "a")
     fine, refused, unknown, last = await backend.pipeline(
@@ -219,7 +219,7 @@ async def test_a_pipeline_returns_each_refusal_in_its_place(backend: Backend, ra
     assert await backend.pipeline([]) == []
 
 
-async def test_a_user_without_a_right_is_told_which(redis_url: str, raw: "redis.Redis") -> None:
+async def test_a_user_without_a_right_is_told_which(redis_url: str, raw: Raw) -> None:
     """NOPERM names the command; the remedy says where the rights are listed."""
     raw.execute_command(
         "ACL", "SETUSER", "poor", "reset", "on", f">{SECRET}", "~*", "+ping", "+client|setname"
@@ -233,7 +233,7 @@ async def test_a_user_without_a_right_is_told_which(redis_url: str, raw: "redis.
     raw.execute_command("ACL", "DELUSER", "poor")
 
 
-async def test_the_documented_rights_are_enough(redis_url: str, raw: "redis.Redis") -> None:
+async def test_the_documented_rights_are_enough(redis_url: str, raw: Raw) -> None:
     """An operator can do all that a worker, a producer and the command line do."""
     rules = acl_rules("shop", "operator")
     raw.execute_command("ACL", "SETUSER", "worker", "reset", "on", f">{SECRET}", *rules)
@@ -275,7 +275,7 @@ async def test_the_documented_rights_are_enough(redis_url: str, raw: "redis.Redi
 
 
 async def test_the_documented_rights_of_readers_are_enough(
-    backend: Backend, redis_url: str, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+    backend: Backend, redis_url: str, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Spark query can plan, read and say where it is, and can change nothing else."""
     group = Group(backend, STREAM, GROUP)
@@ -310,7 +310,7 @@ async def test_the_documented_rights_of_readers_are_enough(
 
 
 async def test_a_server_at_its_limit_of_connections_is_unavailable(
-    redis_url: str, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+    redis_url: str, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lets us in when there is room. It says why not, unless it has hung up before we had sent
     our name: then it is a lost connection like any other.
@@ -327,7 +327,7 @@ async def test_a_server_at_its_limit_of_connections_is_unavailable(
         raw.config_set("maxclients", 1_000)
 
 
-async def test_a_server_busy_with_a_script_is_unavailable(redis_url: str, raw: "redis.Redis") -> None:
+async def test_a_server_busy_with_a_script_is_unavailable(redis_url: str, raw: Raw) -> None:
     """BUSY passes by itself; what was asked was not done."""
     raw.config_set("busy-reply-threshold", 20)
     async with (

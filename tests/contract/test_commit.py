@@ -1,9 +1,9 @@
 """The commit: what it writes, and each reason for which it writes nothing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-import redis
 
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import BackendRefused, RecordError
@@ -13,15 +13,14 @@ from streamworker.redisio.data.commit import CommitCode, DeadLetter
 from streamworker.redisio.data.state import read_state
 from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.scripts import ARGS_MAX
-from tests.contract.support import GROUP, STREAM, Group, batch_of, everything, request
+from tests.contract.support import GROUP, STREAM, Group, Raw, batch_of, everything, request
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_commit_moves_the_checkpoint_and_appends_its_rows(group: Group, raw: "redis.Redis") -> None:
+async def test_a_commit_moves_the_checkpoint_and_appends_its_rows(group: Group, raw: Raw) -> None:
     """One step: checkpoint, counts, acked log, and the position that stock tools show."""
-    entries = await group.send(5)
-    lock = await group.own()
+    entries, lock = await group.begun(5)
     reply = await group.commit(request(lock, entries[:3], rows=30))
     assert (reply.code, reply.checkpoint, reply.rows) == (CommitCode.OK, entries[2].id, 30)
 
@@ -48,8 +47,7 @@ async def test_an_acked_entry_can_be_decoded(group: Group) -> None:
     """What a commit wrote is what a reader gets, and its id counts the rows of the log."""
     import pyarrow as pa
 
-    entries = await group.send(2)
-    lock = await group.own()
+    entries, lock = await group.begun(2)
     await group.commit(request(lock, entries[:1], rows=4))
     await group.commit(request(lock, entries[1:], rows=6, previous=entries[0].id))
     first, second = await range_entries(group.backend, GROUP.acked(0), EntryId(0, 1), None, 10)
@@ -59,10 +57,9 @@ async def test_an_acked_entry_can_be_decoded(group: Group) -> None:
     assert decoded.column(0).to_pylist() == list(range(6))
 
 
-async def test_committing_twice_is_one_commit(group: Group, raw: "redis.Redis") -> None:
+async def test_committing_twice_is_one_commit(group: Group, raw: Raw) -> None:
     """A commit whose answer was lost is sent again, recognised, and changes nothing."""
-    entries = await group.send(2)
-    lock = await group.own()
+    entries, lock = await group.begun(2)
     sent = request(lock, entries, rows=2, state={"a": b"1"}, dead=[_letter(entries[0].id)])
     assert (await group.commit(sent)).code is CommitCode.OK
     before = everything(raw)
@@ -71,30 +68,32 @@ async def test_committing_twice_is_one_commit(group: Group, raw: "redis.Redis") 
     assert everything(raw) == before
 
 
-async def test_another_owner_cannot_commit_at_the_right_epoch(group: Group, raw: "redis.Redis") -> None:
-    """After a failover two owners may hold the same number: the name decides as well."""
-    entries = await group.send(1)
-    lock = await group.own("w1")
+@pytest.mark.parametrize(
+    "owner, step", [("w2", 0), ("w1", -1), ("w1", 1)], ids=["another owner", "epoch before", "epoch after"]
+)
+async def test_only_the_owner_commits_and_only_at_its_epoch(
+    group: Group, raw: Raw, owner: str, step: int
+) -> None:
+    """After a failover two may hold the same number; one that got its lock back began before it lost it."""
+    entries, lock = await group.begun(1)
     before = everything(raw)
-    assert (await group.commit(request(lock, entries, rows=1, owner="w2"))).code is CommitCode.FENCED
-    assert everything(raw) == before
-
-
-@pytest.mark.parametrize("step", [-1, 1])
-async def test_the_owner_cannot_commit_at_another_epoch(group: Group, raw: "redis.Redis", step: int) -> None:
-    """A worker that lost its lock and got it back does not commit what it began before."""
-    entries = await group.send(1)
-    lock = await group.own("w1")
-    before = everything(raw)
-    stale = request(lock, entries, rows=1, epoch=lock.epoch + step)
+    stale = request(lock, entries, rows=1, owner=owner, epoch=lock.epoch + step)
     assert (await group.commit(stale)).code is CommitCode.FENCED
     assert everything(raw) == before
 
 
-async def test_nobody_commits_without_a_lock(group: Group, raw: "redis.Redis") -> None:
+async def test_a_commit_that_skips_entries_is_a_gap(group: Group, raw: Raw) -> None:
+    """A batch that does not begin at the checkpoint is refused, whatever its owner believes."""
+    entries, lock = await group.begun(3)
+    before = everything(raw)
+    reply = await group.commit(request(lock, entries[2:], rows=1, previous=entries[1].id))
+    assert (reply.code, reply.checkpoint) == (CommitCode.GAP, lock.checkpoint)
+    assert everything(raw) == before
+
+
+async def test_nobody_commits_without_a_lock(group: Group, raw: Raw) -> None:
     """After FLUSHALL, and after a release, there is no owner to compare with."""
-    entries = await group.send(1)
-    lock = await group.own("w1")
+    entries, lock = await group.begun(1)
     await group.release("w1", lock.epoch)
     assert (await group.commit(request(lock, entries))).code is CommitCode.FENCED
     raw.flushall()
@@ -103,23 +102,11 @@ async def test_nobody_commits_without_a_lock(group: Group, raw: "redis.Redis") -
     assert everything(raw) == {}
 
 
-async def test_a_commit_that_skips_entries_is_a_gap(group: Group, raw: "redis.Redis") -> None:
-    """A batch that does not begin at the checkpoint is refused, whatever its owner believes."""
-    entries = await group.send(3)
-    lock = await group.own()
-    before = everything(raw)
-    skipping = request(lock, entries[2:], rows=1, previous=entries[1].id)
-    reply = await group.commit(skipping)
-    assert (reply.code, reply.checkpoint) == (CommitCode.GAP, lock.checkpoint)
-    assert everything(raw) == before
-
-
 async def test_entries_that_the_server_lost_after_they_were_read_are_not_committed(
-    group: Group, raw: "redis.Redis"
+    group: Group, raw: Raw
 ) -> None:
     """A failover may lose them: their sender sends them again, and they would be in the log twice."""
-    entries = await group.send(2)
-    lock = await group.own()
+    entries, lock = await group.begun(2)
     raw.xdel(STREAM.events(0), str(entries[1].id))
     before = everything(raw)
     reply = await group.commit(request(lock, entries, rows=2))
@@ -129,14 +116,13 @@ async def test_entries_that_the_server_lost_after_they_were_read_are_not_committ
 
 @pytest.mark.parametrize("read_twice", [False, True])
 async def test_what_was_trimmed_while_somebody_else_had_the_lock_is_not_skipped_when_it_is_back(
-    group: Group, raw: "redis.Redis", read_twice: bool
+    group: Group, raw: Raw, read_twice: bool
 ) -> None:
     """A failover takes back the other's commits and what was trimmed for them, and the lock is ours again.
 
     We had read on meanwhile, past what was not there (simulator, seed 1045498).
     """
-    entries = await group.send(4)
-    lock = await group.own()
+    entries, lock = await group.begun(4)
     before = everything(raw)
     if read_twice:  # the first before the lock was lost, the second after
         seen, reads = (
@@ -154,14 +140,13 @@ async def test_what_was_trimmed_while_somebody_else_had_the_lock_is_not_skipped_
 
 @pytest.mark.parametrize("handled_before", [0, 1])
 async def test_a_batch_of_two_reads_is_refused_when_the_end_of_the_first_is_lost(
-    group: Group, raw: "redis.Redis", handled_before: int
+    group: Group, raw: Raw, handled_before: int
 ) -> None:
     """A failover lost what one read brought last, and the next read brought what came in its place.
 
     Each read begins where it says, and the last entry is there; what is gone lies between them.
     """
-    entries = await group.send(3)
-    lock = await group.own()
+    entries, lock = await group.begun(3)
     reads = [(lock.checkpoint, entries[0].id)]
     if handled_before:  # The first read's beginning was committed, and its end is in this batch.
         await group.commit(request(lock, entries[:1], rows=1))
@@ -183,8 +168,7 @@ async def test_a_batch_of_two_reads_is_refused_when_the_end_of_the_first_is_lost
 @pytest.mark.usefixtures("small_nodes")
 async def test_a_full_acked_log_makes_commits_wait_until_readers_move_on(group: Group) -> None:
     """At the limit nothing is written; once the readers are past the first batch it goes."""
-    entries = await group.send(3)
-    lock = await group.own()
+    entries, lock = await group.begun(3)
     await group.commit(request(lock, entries[:1], rows=10))
     await group.commit(request(lock, entries[1:2], rows=10, previous=entries[0].id))
 
@@ -199,8 +183,7 @@ async def test_a_full_acked_log_makes_commits_wait_until_readers_move_on(group: 
 
 async def test_a_full_acked_log_does_not_stop_commits_without_rows(group: Group) -> None:
     """What forwards nothing needs no room."""
-    entries = await group.send(2)
-    lock = await group.own()
+    entries, lock = await group.begun(2)
     await group.commit(request(lock, entries[:1], rows=1))
     without = request(lock, entries[1:], previous=entries[0].id, acked_limit=1)
     assert (await group.commit(without)).code is CommitCode.OK
@@ -208,8 +191,7 @@ async def test_a_full_acked_log_does_not_stop_commits_without_rows(group: Group)
 
 async def test_state_and_dead_letters_are_part_of_the_commit(group: Group) -> None:
     """State is set and deleted, and a dead letter carries its entry and why it was given up."""
-    entries = await group.send(3)
-    lock = await group.own()
+    entries, lock = await group.begun(3)
     await group.commit(request(lock, entries[:1], state={"seen": b"1", "gone": b"x"}))
     letter = DeadLetter(entries[1].id, {b"v": b"\xff\x00", b"h.a": b"b"}, "ValueError: no", 3)
     await group.commit(
@@ -233,8 +215,7 @@ async def test_state_and_dead_letters_are_part_of_the_commit(group: Group) -> No
 
 async def test_a_commit_of_thousands_of_states_and_letters_is_one_step(group: Group) -> None:
     """Lua passes 8,000 values on at once; more than that goes in parts, in the same step."""
-    entries = await group.send(1)
-    lock = await group.own()
+    entries, lock = await group.begun(1)
     state: dict[str, bytes | None] = {f"key-{n}": b"%d" % n for n in range(9_000)}
     dead = [_letter(entries[0].id)] * 900
     reply = await group.commit(request(lock, entries, rows=1, state=state, dead=dead))
@@ -251,16 +232,13 @@ async def test_a_commit_of_thousands_of_states_and_letters_is_one_step(group: Gr
 
 async def test_a_dead_letter_with_too_many_fields_is_refused_here(group: Group) -> None:
     """It cannot be passed on by a script; the message names the entry."""
-    entries = await group.send(1)
-    lock = await group.own()
+    entries, lock = await group.begun(1)
     wide = DeadLetter(entries[0].id, {b"%d" % n: b"" for n in range(ARGS_MAX // 2)}, "no", 1)
     with pytest.raises(RecordError, match=f"Entry {entries[0].id} has {ARGS_MAX // 2} fields"):
         await group.commit(request(lock, entries, dead=[wide]))
 
 
-async def test_the_lag_that_redis_shows_is_the_truth_after_every_commit(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_the_lag_that_redis_shows_is_the_truth_after_every_commit(group: Group, raw: Raw) -> None:
     """``XINFO GROUPS`` counts what is not committed, also when the source was trimmed meanwhile."""
     lock = await group.own()
     previous = lock.checkpoint
@@ -283,24 +261,18 @@ async def test_the_lag_that_redis_shows_is_the_truth_after_every_commit(
             assert info["lag"] == 0
 
 
-async def test_a_group_that_was_destroyed_comes_back_with_the_next_commit(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_a_group_that_was_destroyed_comes_back_with_the_next_commit(group: Group, raw: Raw) -> None:
     """The checkpoint is in the lock, so nothing is lost; and trimming sees the group again."""
-    entries = await group.send(2)
-    lock = await group.own()
+    entries, lock = await group.begun(2)
     raw.xgroup_destroy(STREAM.events(0), "price")
     assert (await group.commit(request(lock, entries[:1]))).code is CommitCode.OK
     (info,) = raw.xinfo_groups(STREAM.events(0))
     assert (EntryId.parse(info["last-delivered-id"]), info["lag"]) == (entries[0].id, 1)
 
 
-async def test_an_acked_log_that_is_ahead_of_its_lock_is_not_written_to(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_an_acked_log_that_is_ahead_of_its_lock_is_not_written_to(group: Group, raw: Raw) -> None:
     """Redis refuses an id that does not grow. The commit is refused whole, and says what is where."""
-    entries = await group.send(1)
-    lock = await group.own()
+    entries, lock = await group.begun(1)
     raw.xadd(GROUP.acked(0), {"a": "b"}, id="500-0")
     before = everything(raw)
     reply = await group.commit(request(lock, entries, rows=1, state={"a": b"1"}))
@@ -316,22 +288,15 @@ async def test_an_acked_log_that_is_ahead_of_its_lock_is_not_written_to(
     [
         *(("checkpoint", "x"), ("rows", "x"), ("rows", None), ("entries", "x"), ("entries", None)),
         # What Lua takes for numbers, and we have not written.
-        *(
-            ("rows", "1e3"),
-            ("rows", "0x10"),
-            ("entries", "nan"),
-            ("entries", "-5"),
-            ("entries", "1.5"),
-            ("rows", "007"),
-        ),
+        *(("rows", "1e3"), ("rows", "0x10"), ("rows", "007")),
+        *(("entries", "nan"), ("entries", "-5"), ("entries", "1.5")),
     ],
 )
 async def test_a_lock_that_somebody_wrote_to_is_named_and_nothing_is_written(
-    group: Group, raw: "redis.Redis", field: str, value: str | None
+    group: Group, raw: Raw, field: str, value: str | None
 ) -> None:
     """Not half of it either: rows in the log without their checkpoint could never be committed any more."""
-    entries = await group.send(1)
-    lock = await group.own()
+    entries, lock = await group.begun(1)
     right = raw.hget(GROUP.lock(0), field)
     if value is None:
         raw.hdel(GROUP.lock(0), field)
@@ -347,12 +312,9 @@ async def test_a_lock_that_somebody_wrote_to_is_named_and_nothing_is_written(
     assert (await group.commit(sent)).code is CommitCode.OK
 
 
-async def test_what_a_stranger_wrote_to_a_lock_of_somebody_else_stops_nobody(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_what_a_stranger_wrote_to_a_lock_of_somebody_else_stops_nobody(group: Group, raw: Raw) -> None:
     """Whoever commits is told that it is not the owner, and the worker's other partitions go on."""
-    entries = await group.send(1)
-    lock = await group.own()
+    entries, lock = await group.begun(1)
     for field in ("epoch", "checkpoint", "rows"):
         raw.hset(GROUP.lock(0), field, "x")
         assert (await group.commit(request(lock, entries))).code is CommitCode.FENCED
@@ -370,11 +332,17 @@ async def test_many_partitions_commit_in_one_round_trip(group: Group) -> None:
     assert [reply.code.value for reply in replies] == ["OK", "OK", "FENCED", "OK"]
 
 
-async def test_a_commit_under_full_memory_is_all_or_nothing(group: Group, full_memory: "redis.Redis") -> None:
-    """Out of memory changes nothing; the same commit succeeds when there is room again."""
-    entries = await group.send(2)
-    lock = await group.own()
-    sent = request(lock, entries, rows=2, state={"a": b"1"}, dead=[_letter(entries[0].id)])
+@pytest.mark.parametrize("what", [["state"], ["dead"], ["rows"], ["state", "dead", "rows"]], ids="-".join)
+async def test_a_commit_under_full_memory_is_all_or_nothing(
+    group: Group, full_memory: Raw, what: list[str]
+) -> None:
+    """State alone, a dead letter alone, rows alone and all of them are refused before anything is written.
+
+    The same commit succeeds when there is room again.
+    """
+    entries, lock = await group.begun(2)
+    wanted: dict[str, Any] = {"state": {"a": b"1"}, "dead": [_letter(entries[0].id)], "rows": 2}
+    sent = request(lock, entries, **{name: wanted[name] for name in what})
     before = everything(full_memory)
     full_memory.config_set("maxmemory", 1)
     reply = await group.commit(sent)
@@ -386,30 +354,9 @@ async def test_a_commit_under_full_memory_is_all_or_nothing(group: Group, full_m
     assert (await group.commit(sent)).code is CommitCode.OK
 
 
-@pytest.mark.parametrize("what", ["state", "dead", "rows"])
-async def test_whatever_needs_memory_is_tried_first(
-    group: Group, full_memory: "redis.Redis", what: str
-) -> None:
-    """State alone, a dead letter alone and rows alone are refused before anything is written."""
-    entries = await group.send(1)
-    lock = await group.own()
-    sent = {
-        "state": request(lock, entries, state={"a": b"1"}),
-        "dead": request(lock, entries, dead=[_letter(entries[0].id)]),
-        "rows": request(lock, entries, rows=1),
-    }[what]
-    before = everything(full_memory)
-    full_memory.config_set("maxmemory", 1)
-    assert (await group.commit(sent)).code is CommitCode.UNKNOWN
-    assert everything(full_memory) == before
-
-
-async def test_a_commit_that_adds_nothing_passes_under_full_memory(
-    group: Group, full_memory: "redis.Redis"
-) -> None:
+async def test_a_commit_that_adds_nothing_passes_under_full_memory(group: Group, full_memory: Raw) -> None:
     """It is what lets the source be trimmed, and so what makes room."""
-    entries = await group.send(500)
-    lock = await group.own()
+    entries, lock = await group.begun(500)
     full_memory.config_set("maxmemory", 1)
     assert (await group.commit(request(lock, entries, trim=True))).code is CommitCode.OK
     assert full_memory.xlen(STREAM.events(0)) < 500

@@ -1,13 +1,12 @@
 """Dead letters: looked at, run again, dropped."""
 
 import pytest
-import redis
 
 from streamworker.core.data.entries import EntryId
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data import dead, streams
 from streamworker.redisio.data.commit import DeadLetter
-from tests.contract.support import GROUP, STREAM, Group, everything, request
+from tests.contract.support import GROUP, STREAM, Group, Raw, everything, request
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +53,7 @@ async def test_a_replayed_letter_is_an_entry_again(group: Group) -> None:
     assert await dead.list_dead(group.backend, GROUP, [0]) == [second]
 
 
-async def test_replaying_twice_makes_one_entry(group: Group, raw: "redis.Redis") -> None:
+async def test_replaying_twice_makes_one_entry(group: Group, raw: Raw) -> None:
     """Letter and entry change places in one step."""
     first, _ = await bury(group)
     await dead.replay_dead(group.backend, GROUP, 0, [first.id])
@@ -72,7 +71,7 @@ async def test_dropped_letters_are_gone(group: Group) -> None:
     assert await dead.list_dead(group.backend, GROUP, [0]) == []
 
 
-async def test_a_letter_of_somebody_else_is_shown_and_not_replayed(group: Group, raw: "redis.Redis") -> None:
+async def test_a_letter_of_somebody_else_is_shown_and_not_replayed(group: Group, raw: Raw) -> None:
     """It has no fields of an entry; nothing is made of it."""
     raw.xadd(GROUP.dead(0), {"note": "hello"}, id="5-0")
     (letter,) = await dead.list_dead(group.backend, GROUP, [0])

@@ -3,7 +3,6 @@
 from itertools import count
 
 import pytest
-import redis
 
 from streamworker.core.data.entries import ZERO
 from streamworker.core.events import MarkLock
@@ -12,7 +11,7 @@ from streamworker.errors import BackendRefused
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import locks
-from tests.contract.support import DRAIN_DEADLINE_MS, GENERATION, GROUP, Group, request
+from tests.contract.support import DRAIN_DEADLINE_MS, GENERATION, GROUP, Group, Raw, request
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -28,17 +27,11 @@ async def test_a_free_lock_is_acquired_with_a_higher_epoch_each_time(group: Grou
     assert second.log == first.log
 
 
-async def test_acquiring_twice_gives_the_same_epoch(group: Group) -> None:
-    """An acquire whose answer was lost is sent again and changes nothing."""
-    first = await group.own()
-    assert await group.own() == first
-
-
-async def test_the_owner_keeps_its_epoch_in_a_later_generation(group: Group) -> None:
-    """A partition that stays where it is does not stop: the generation is stamped anew, no more."""
+async def test_the_owner_that_acquires_again_keeps_its_epoch(group: Group) -> None:
+    """After a lost answer, and in a later generation, which is stamped anew, no more: nothing stops."""
     first = await group.own(generation=7)
-    later = await group.own(generation=9)
-    assert later == first
+    assert await group.own(generation=7) == first
+    assert await group.own(generation=9) == first
     assert (await group.lock()).generation == 9
 
 
@@ -60,16 +53,12 @@ async def test_the_lock_of_a_removed_member_is_free(group: Group) -> None:
     assert (await group.commit(request(old, entries, owner="w1"))).code is CommitCode.FENCED
 
 
-async def test_an_old_view_of_the_group_takes_no_lock(group: Group) -> None:
-    """A worker whose membership is older than the lock's is told the newer generation."""
-    await group.own("w1", generation=9)
-    assert await group.acquire("w2", generation=8) == Stale(9)
-
-
-async def test_an_old_view_takes_no_lock_that_was_released_later(group: Group) -> None:
-    """Release keeps the generation, so a late message of an earlier one takes nothing."""
+@pytest.mark.parametrize("released", [False, True])
+async def test_an_old_view_of_the_group_takes_no_lock(group: Group, released: bool) -> None:
+    """A worker whose membership is older than the lock's is told the newer generation; release keeps it."""
     lock = await group.own("w1", generation=9)
-    await group.release("w1", lock.epoch)
+    if released:
+        await group.release("w1", lock.epoch)
     assert await group.acquire("w2", generation=8) == Stale(9)
 
 
@@ -137,7 +126,7 @@ async def test_a_wait_goes_on_when_an_owner_that_is_behind_renews_what_it_is_to_
     assert isinstance(held, Held) and held.waited_ms >= 30
 
 
-async def test_a_contender_that_slept_has_not_waited(group: Group, raw: "redis.Redis") -> None:
+async def test_a_contender_that_slept_has_not_waited(group: Group, raw: Raw) -> None:
     """Seconds without a try do not count: the owner may have drained in the meantime."""
     await group.own("w1")
     await group.acquire("w2", live=["w1"])
@@ -156,20 +145,13 @@ async def test_a_wait_ends_with_the_lock(group: Group) -> None:
 
 
 async def test_release_keeps_epoch_and_checkpoint(group: Group) -> None:
-    """The next owner goes on where this one stopped."""
-    entries = await group.send(2)
-    lock = await group.own()
+    """The next owner goes on where this one stopped; a release whose answer was lost is sent again."""
+    entries, lock = await group.begun(2)
     await group.commit(request(lock, entries))
-    assert await group.release("w1", lock.epoch)
-    view = await group.lock()
-    assert (view.owner, view.state, view.epoch, view.checkpoint) == ("", "", lock.epoch, entries[-1].id)
-
-
-async def test_releasing_twice_is_a_release(group: Group) -> None:
-    """A release whose answer was lost is sent again."""
-    lock = await group.own()
-    assert await group.release("w1", lock.epoch)
-    assert await group.release("w1", lock.epoch)
+    for _ in range(2):
+        assert await group.release("w1", lock.epoch)
+        view = await group.lock()
+        assert (view.owner, view.state, view.epoch, view.checkpoint) == ("", "", lock.epoch, entries[-1].id)
 
 
 async def test_nobody_releases_the_lock_of_another(group: Group) -> None:
@@ -191,7 +173,7 @@ async def test_a_mark_shows_what_the_owner_does(group: Group) -> None:
     assert (await group.lock()).state == "halted"
 
 
-async def test_one_broken_lock_does_not_stop_the_others(group: Group, raw: "redis.Redis") -> None:
+async def test_one_broken_lock_does_not_stop_the_others(group: Group, raw: Raw) -> None:
     """A key that another program wrote to is left out of the answer; alone, it is an error."""
     raw.set(GROUP.lock(1), "mine")
     replies = await locks.acquire_many(
@@ -204,7 +186,7 @@ async def test_one_broken_lock_does_not_stop_the_others(group: Group, raw: "redi
 
 @pytest.mark.parametrize("epoch", ["x", "", "-3", "007", "9" * 19])
 async def test_an_epoch_that_another_program_wrote_over_begins_anew_and_fences_who_had_it(
-    group: Group, raw: "redis.Redis", epoch: str
+    group: Group, raw: Raw, epoch: str
 ) -> None:
     """Nobody can commit at it, so whoever asks has the lock, its owner too; and it is above all before."""
     entries = await group.send(1)
@@ -221,9 +203,7 @@ async def test_an_epoch_that_another_program_wrote_over_begins_anew_and_fences_w
     assert (await group.commit(request(other, entries, owner="w2"))).code is CommitCode.OK
 
 
-async def test_a_checkpoint_is_moved_where_the_epoch_was_written_over(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_a_checkpoint_is_moved_where_the_epoch_was_written_over(group: Group, raw: Raw) -> None:
     """A reset is what an operator reaches for then."""
     first = await group.own("w1")
     await group.release("w1", first.epoch)
@@ -232,9 +212,7 @@ async def test_a_checkpoint_is_moved_where_the_epoch_was_written_over(
     assert (await group.own("w1")).epoch > first.epoch
 
 
-async def test_what_is_waited_for_and_the_generation_may_be_written_over(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_what_is_waited_for_and_the_generation_may_be_written_over(group: Group, raw: Raw) -> None:
     """They order who asks, and are begun anew."""
     await group.own("w1")
     others: list[str | int] = ["generation", "x", "wanted_since", "x", "wanted_at", "x", "wanted_in", "x"]
@@ -246,9 +224,7 @@ async def test_what_is_waited_for_and_the_generation_may_be_written_over(
 
 
 @pytest.mark.parametrize("field", ["checkpoint", "entries", "rows"])
-async def test_a_lock_whose_place_was_written_over_is_not_taken(
-    group: Group, raw: "redis.Redis", field: str
-) -> None:
+async def test_a_lock_whose_place_was_written_over_is_not_taken(group: Group, raw: Raw, field: str) -> None:
     """What was done is not to be guessed: the key is named, and stays as it is, of a free lock too."""
     first = await group.own("w1")
     await group.release("w1", first.epoch)
@@ -265,10 +241,9 @@ async def test_there_is_no_lock_of_a_group_that_never_was(group: Group) -> None:
     assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0) is None
 
 
-async def test_a_checkpoint_is_moved_back_while_nobody_owns_it(group: Group, raw: "redis.Redis") -> None:
+async def test_a_checkpoint_is_moved_back_while_nobody_owns_it(group: Group, raw: Raw) -> None:
     """After a reset the entries are read again, and the lag shows it."""
-    entries = await group.send(5)
-    lock = await group.own()
+    entries, lock = await group.begun(5)
     await group.commit(request(lock, entries))
     await group.release("w1", lock.epoch)
 
@@ -284,8 +259,7 @@ async def test_a_checkpoint_is_not_moved_under_an_owner(group: Group) -> None:
     """The reset is refused, unless it names the owner as one that is known to be dead; then that
     one's commits are fenced.
     """
-    entries = await group.send(1)
-    lock = await group.own("w1")
+    entries, lock = await group.begun(1)
     assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0) == Held("w1", 0)
     assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0, owner="w1") == ZERO
     assert (await group.commit(request(lock, entries, owner="w1"))).code is CommitCode.FENCED

@@ -10,7 +10,7 @@ from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data import streams, trimming
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
-from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, request
+from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, request
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ class Party:
         self.told += trimmed[0].gone
 
 
-def meddle(raw: "redis.Redis", random: Random) -> None:
+def meddle(raw: Raw, random: Random) -> None:
     """Move, remove or make a group of Redis by hand."""
     name = random.choice(["price", "audit"])
     ids = ["$", "0", f"{random.randrange(2**42)}-0"]
@@ -69,7 +69,7 @@ def meddle(raw: "redis.Redis", random: Random) -> None:
         pass  # It is not there, or there already.
 
 
-def delete(raw: "redis.Redis", random: Random, there: list[EntryId]) -> None:
+def delete(raw: Raw, random: Random, there: list[EntryId]) -> None:
     """Delete one entry, all of them, or the oldest ones."""
     if there and random.random() < 0.7:
         raw.xdel(KEY, *map(str, random.sample(there, random.choice([1, 1, len(there)]))))
@@ -85,7 +85,7 @@ async def ids_in(backend: Backend) -> set[EntryId]:
 @pytest.mark.usefixtures("small_nodes")
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_nothing_unread_is_trimmed_and_lag_is_right_whatever_others_do(
-    group: Group, raw: "redis.Redis", seed: int
+    group: Group, raw: Raw, seed: int
 ) -> None:
     """Two groups, of which one is often away; groups are moved and entries deleted at every moment."""
     await others_meddle(group, raw, seed)
@@ -96,13 +96,13 @@ async def test_nothing_unread_is_trimmed_and_lag_is_right_whatever_others_do(
 @pytest.mark.usefixtures("small_nodes")
 @pytest.mark.parametrize("seed", range(SEEDS, SOAK_SEEDS))
 async def test_nothing_unread_is_trimmed_in_many_more_drawn_histories(
-    group: Group, raw: "redis.Redis", seed: int
+    group: Group, raw: Raw, seed: int
 ) -> None:
     """On one server: how a Cluster and sentinels differ, the first seeds have shown."""
     await others_meddle(group, raw, seed)
 
 
-async def others_meddle(group: Group, raw: "redis.Redis", seed: int) -> None:
+async def others_meddle(group: Group, raw: Raw, seed: int) -> None:
     """Send, commit, trim, and do what another program might, and look after each step."""
     random, deletes = Random(seed), seed % 2
     await streams.declare(group.backend, STREAM, 1, "json")
@@ -149,10 +149,9 @@ async def check(backend: Backend, parties: list[Party], sent: list[Entry], delet
         assert snapshot.lag == len(unread)
 
 
-async def test_a_worker_is_told_what_was_deleted_before_it_read_it(group: Group, raw: "redis.Redis") -> None:
+async def test_a_worker_is_told_what_was_deleted_before_it_read_it(group: Group, raw: Raw) -> None:
     """Once, with the number; it stays in the lock."""
-    entries = await group.send(10)
-    lock = await group.own()
+    entries, lock = await group.begun(10)
     await group.commit(request(lock, entries[:3]))
     raw.xtrim(KEY, maxlen=5, approximate=False)
     raw.xdel(KEY, str(entries[7].id))
@@ -162,7 +161,7 @@ async def test_a_worker_is_told_what_was_deleted_before_it_read_it(group: Group,
     assert (await group.lock()).gone == 3
 
 
-async def test_a_group_whose_lock_is_gone_keeps_everything(group: Group, raw: "redis.Redis") -> None:
+async def test_a_group_whose_lock_is_gone_keeps_everything(group: Group, raw: Raw) -> None:
     """Nobody can tell how far it was."""
     entries = await group.send(10)
     await group.commit(request(await group.own(), entries))
@@ -173,10 +172,9 @@ async def test_a_group_whose_lock_is_gone_keeps_everything(group: Group, raw: "r
     assert (await trimming.trim_many(group.backend, GROUP, {0: 0}))[0].events == 0
 
 
-async def test_a_group_of_redis_that_somebody_moved_is_put_right(group: Group, raw: "redis.Redis") -> None:
+async def test_a_group_of_redis_that_somebody_moved_is_put_right(group: Group, raw: Raw) -> None:
     """By the next acquire, commit or trim, for whoever looks at it with other tools."""
-    entries = await group.send(10)
-    lock = await group.own()
+    entries, lock = await group.begun(10)
 
     def shown() -> tuple[str, int, int]:
         found = raw.xinfo_groups(KEY)[0]

@@ -5,14 +5,13 @@ import json
 from typing import Any
 
 import pytest
-import redis
 
 from streamworker.core.data.entries import ZERO
 from streamworker.errors import BackendRefused
 from streamworker.redisio.group import control, loads, membership
 from streamworker.redisio.group.membership import Changed, Conflict, HeartbeatReply, Renewal
 from streamworker.redisio.keys import GroupKeys
-from tests.contract.support import GROUP, OTHER_GROUP, Group, everything
+from tests.contract.support import GROUP, OTHER_GROUP, Group, Raw, everything
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +46,7 @@ async def beat(group: Group, *beats: tuple[GroupKeys, str, int, str, int]) -> li
     return answered
 
 
-async def test_the_first_document_gets_a_generation_that_never_was(group: Group, raw: "redis.Redis") -> None:
+async def test_the_first_document_gets_a_generation_that_never_was(group: Group, raw: Raw) -> None:
     """It is the server's time, so that a group which is deleted and made again does not repeat one."""
     first = await change(group, 0, '{"v":1,"members":[]}')
     assert isinstance(first, Changed)
@@ -62,17 +61,6 @@ async def test_the_first_document_gets_a_generation_that_never_was(group: Group,
     assert again.generation >= first.generation
 
 
-async def test_each_change_gets_a_generation_that_is_the_time_and_above_the_last(group: Group) -> None:
-    """And is seen by all in the answer to their heartbeat."""
-    first = await change(group, 0, added=["a.1"])
-    assert isinstance(first, Changed)
-    second = await change(group, first.generation)
-    assert isinstance(second, Changed)
-    assert second.generation == max(second.server_ms, first.generation + 1)
-    (reply,) = await beat(group, (GROUP, "a.1", 5, "run", 3))
-    assert reply.generation == second.generation
-
-
 async def test_a_change_and_its_message_are_one_step(group: Group) -> None:
     """There is never a generation without its message, nor a message without its generation."""
     first = await change(group, 0, added=["a.1", "b.1"])
@@ -84,7 +72,7 @@ async def test_a_change_and_its_message_are_one_step(group: Group) -> None:
     assert fields == {**MESSAGE, "generation": str(first.generation)}
 
 
-async def test_a_conflict_changes_nothing_and_returns_the_document(group: Group, raw: "redis.Redis") -> None:
+async def test_a_conflict_changes_nothing_and_returns_the_document(group: Group, raw: Raw) -> None:
     """Whoever was second gets what the first wrote, and starts from there."""
     first = await change(group, 0, '{"by":"first"}', added=["a.1"])
     assert isinstance(first, Changed)
@@ -98,9 +86,7 @@ async def test_a_conflict_changes_nothing_and_returns_the_document(group: Group,
     assert everything(raw) == before
 
 
-async def test_heartbeats_of_a_document_that_was_deleted_do_not_outlive_it(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_heartbeats_of_a_document_that_was_deleted_do_not_outlive_it(group: Group, raw: Raw) -> None:
     """Nobody would take them away: who sent them is no member, and comes back under another id."""
     await change(group, 0, added=["a.1", "b.1"])
     raw.hset(GROUP.loads, "b.1", "0:5")
@@ -112,9 +98,7 @@ async def test_heartbeats_of_a_document_that_was_deleted_do_not_outlive_it(
     assert reply.lost
 
 
-async def test_a_change_of_a_document_that_was_deleted_is_a_conflict(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_a_change_of_a_document_that_was_deleted_is_a_conflict(group: Group, raw: Raw) -> None:
     """Nothing is there to return, and nothing is written."""
     reply = await change(group, 12345)
     assert isinstance(reply, Conflict)
@@ -123,9 +107,7 @@ async def test_a_change_of_a_document_that_was_deleted_is_a_conflict(
 
 
 @pytest.mark.parametrize("document", ["", "[]", "garbage", '{"v":1}', ' {"generation":5,"v":1}'])
-async def test_a_document_of_somebody_else_is_not_overwritten(
-    group: Group, raw: "redis.Redis", document: str
-) -> None:
+async def test_a_document_of_somebody_else_is_not_overwritten(group: Group, raw: Raw, document: str) -> None:
     """Whoever reads it says so; no worker takes it for an empty group."""
     raw.set(GROUP.members, document)
     reply = await change(group, 0)
@@ -147,18 +129,21 @@ async def test_of_many_who_change_at_once_one_wins(group: Group) -> None:
     assert json.loads(document or b"")["by"] == winners[0]
 
 
-async def test_a_heartbeat_renews_and_shows_all_members(group: Group) -> None:
-    """One answer carries the beats of all, by one clock."""
+async def test_a_heartbeat_renews_and_shows_all_members_and_the_last_change(group: Group) -> None:
+    """One answer carries the beats of all, by one clock; a generation is the time, and above the last."""
     first = await change(group, 0, added=["a.1", "b.1"])
     assert isinstance(first, Changed)
+    second = await change(group, first.generation)
+    assert isinstance(second, Changed)
+    assert second.generation == max(second.server_ms, first.generation + 1)
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run-1", 3))
-    assert not reply.lost
+    assert (reply.lost, reply.generation) == (False, second.generation)
     ours = reply.beats["a.1"]
     assert (ours.connection, ours.run_id, ours.load, ours.server_ms) == (5, "run-1", 3, reply.server_ms)
     assert reply.beats["b.1"].server_ms == first.server_ms
 
 
-async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: "redis.Redis") -> None:
+async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: Raw) -> None:
     """Its heartbeat does not bring it back: it has to join again."""
     first = await change(group, 0, added=["a.1", "b.1"])
     assert isinstance(first, Changed)
@@ -171,7 +156,7 @@ async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: "redis
 
 
 async def test_a_heartbeat_carries_what_was_measured_and_only_who_asks_reads_it(
-    group: Group, raw: "redis.Redis"
+    group: Group, raw: Raw
 ) -> None:
     """A measurement stands until the next one, and goes when its member does."""
     first = await change(group, 0, added=["a.1", "b.1"])
@@ -199,9 +184,7 @@ async def test_heartbeats_of_several_groups_share_a_round_trip(group: Group) -> 
     assert theirs.generation is None
 
 
-async def test_a_broken_key_of_one_group_holds_up_no_heartbeat_of_another(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_a_broken_key_of_one_group_holds_up_no_heartbeat_of_another(group: Group, raw: Raw) -> None:
     """The worker's other processors go on, and the answer names the key."""
     await change(group, 0, added=["a.1"])
     raw.set(OTHER_GROUP.members, "mine")
@@ -214,7 +197,7 @@ async def test_a_broken_key_of_one_group_holds_up_no_heartbeat_of_another(
     assert not ours.lost
 
 
-async def test_a_beat_that_is_not_ours_is_ignored(group: Group, raw: "redis.Redis") -> None:
+async def test_a_beat_that_is_not_ours_is_ignored(group: Group, raw: Raw) -> None:
     """Another program's field cannot make a heartbeat fail."""
     await change(group, 0, added=["a.1"])
     raw.hset(GROUP.beats, mapping={"x": "nonsense", "y": "1|2|3|z", "z": b"\xff"})
@@ -222,9 +205,7 @@ async def test_a_beat_that_is_not_ours_is_ignored(group: Group, raw: "redis.Redi
     assert sorted(reply.beats) == ["a.1"]
 
 
-async def test_the_living_are_told_from_the_dead_when_memory_is_full(
-    group: Group, full_memory: "redis.Redis"
-) -> None:
+async def test_the_living_are_told_from_the_dead_when_memory_is_full(group: Group, full_memory: Raw) -> None:
     """Heartbeats, removals, locks and releases still work: ownership moves, and only data waits."""
     entries = await group.send(1)
     lock = await group.own("a.1")
@@ -250,7 +231,7 @@ async def test_the_server_tells_which_connections_it_still_has(group: Group) -> 
 
 
 @pytest.mark.one_server  # two groups by one read; on a Cluster each has a read of its own
-async def test_messages_are_posted_and_waited_for(group: Group, raw: "redis.Redis") -> None:
+async def test_messages_are_posted_and_waited_for(group: Group, raw: Raw) -> None:
     """A listener starts at the newest, and gets those of all its groups, oldest first."""
     await control.post(group.backend, GROUP, [{"kind": "old"}])
     positions = {GROUP: await control.last_control_id(group.backend, GROUP), OTHER_GROUP: ZERO}
@@ -272,7 +253,7 @@ async def test_a_group_without_messages_is_listened_to_from_the_start(group: Gro
 
 
 async def test_the_control_stream_does_not_grow_for_ever(
-    group: Group, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+    group: Group, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old messages go, in whole nodes."""
     monkeypatch.setattr(control, "MESSAGES_MAX", 150)
@@ -280,7 +261,7 @@ async def test_the_control_stream_does_not_grow_for_ever(
     assert raw.xlen(GROUP.control) <= 250
 
 
-async def test_posting_to_a_key_of_another_type_says_so(group: Group, raw: "redis.Redis") -> None:
+async def test_posting_to_a_key_of_another_type_says_so(group: Group, raw: Raw) -> None:
     """Nothing is swallowed here; the caller decides that a message is only a hint."""
     raw.set(GROUP.control, "mine")
     with pytest.raises(BackendRefused, match="WRONGTYPE"):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import redis
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
@@ -15,7 +14,7 @@ from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.mending import LOOKED_AT_BYTES, fingerprint
 from streamworker.redisio.group import membership, operations
 from streamworker.redisio.group.operation import Access
-from tests.contract.support import GROUP, Group
+from tests.contract.support import GROUP, Group, Raw
 
 pytestmark = pytest.mark.anyio
 
@@ -58,9 +57,7 @@ async def beat(group: Group, member: str) -> membership.HeartbeatReply:
     return reply
 
 
-async def test_damage_is_put_aside_and_the_document_is_written_in_one_step(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_damage_is_put_aside_and_the_document_is_written_in_one_step(group: Group, raw: Raw) -> None:
     """With a generation by the server's clock, a message, and the heartbeats of its members alone."""
     raw.set(GROUP.members, "no document")
     raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "gone.1": "5|6|run|0"})
@@ -80,9 +77,7 @@ async def test_damage_is_put_aside_and_the_document_is_written_in_one_step(
 
 
 @pytest.mark.parametrize("kind", OTHER_TYPES)
-async def test_a_value_of_another_type_is_put_aside_as_it_is(
-    group: Group, raw: "redis.Redis", kind: str
-) -> None:
+async def test_a_value_of_another_type_is_put_aside_as_it_is(group: Group, raw: Raw, kind: str) -> None:
     """The other program finds what it wrote under the other key."""
     command, *arguments = OTHER_TYPES[kind]
     raw.execute_command(command, GROUP.members, *arguments)
@@ -93,7 +88,7 @@ async def test_a_value_of_another_type_is_put_aside_as_it_is(
     assert raw.type(GROUP.members) == b"string" and raw.type(GROUP.damaged) == kind.encode()
 
 
-async def test_a_group_that_nobody_knows_begins_without_a_document(group: Group, raw: "redis.Redis") -> None:
+async def test_a_group_that_nobody_knows_begins_without_a_document(group: Group, raw: Raw) -> None:
     """And without heartbeats: who lives learns that it is no member, and joins again."""
     raw.set(GROUP.members, "no document")
     raw.hset(GROUP.beats, "a.1", "5|6|run|0")
@@ -104,7 +99,7 @@ async def test_a_group_that_nobody_knows_begins_without_a_document(group: Group,
     assert (await beat(group, "a.1")).lost
 
 
-async def test_what_is_not_the_same_any_more_is_left_alone(group: Group, raw: "redis.Redis") -> None:
+async def test_what_is_not_the_same_any_more_is_left_alone(group: Group, raw: Raw) -> None:
     """Of two that mend one comes second; and it is told what stands there now."""
     healthy = replace(known("a.1"), generation=12).document()
     for there in (healthy, b"other damage"):
@@ -128,9 +123,7 @@ async def test_what_is_not_the_same_any_more_is_left_alone(group: Group, raw: "r
 
 
 @pytest.mark.parametrize("length", [0, 1, KEPT_BYTES, KEPT_BYTES + 1, LOOKED_AT_BYTES, LOOKED_AT_BYTES + 7])
-async def test_what_is_kept_is_bounded_whatever_was_written(
-    group: Group, raw: "redis.Redis", length: int
-) -> None:
+async def test_what_is_kept_is_bounded_whatever_was_written(group: Group, raw: Raw, length: int) -> None:
     """Python and Lua make the same fingerprint of a value of any length; the last copy is there."""
     raw.rpush(GROUP.damaged, "an older one")
     raw.set(GROUP.members, b"\xff" * length)
@@ -139,16 +132,14 @@ async def test_what_is_kept_is_bounded_whatever_was_written(
     assert raw.get(GROUP.damaged) == b"\xff" * min(length, KEPT_BYTES)
 
 
-async def test_a_large_value_of_another_type_is_named_and_not_kept(group: Group, raw: "redis.Redis") -> None:
+async def test_a_large_value_of_another_type_is_named_and_not_kept(group: Group, raw: Raw) -> None:
     """A megabyte and more would stay for as long as nobody looks."""
     raw.rpush(GROUP.members, *["x" * 10_000] * 200)
     assert isinstance(await mend(group, "list", known("a.1")), membership_events.DocumentChanged)
     assert b"a list of about" in raw.get(GROUP.damaged)  # type: ignore[operator]
 
 
-async def test_the_generation_is_above_the_last_whatever_the_clock_says(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_the_generation_is_above_the_last_whatever_the_clock_says(group: Group, raw: Raw) -> None:
     """Of two workers one knows a later one, and of a lock."""
     raw.set(GROUP.members, "x")
     after = replace(known("a.1"), generation=2**52)
@@ -156,9 +147,7 @@ async def test_the_generation_is_above_the_last_whatever_the_clock_says(
     assert isinstance(done, membership_events.DocumentChanged) and done.generation == 2**52 + 1
 
 
-async def test_a_heartbeat_goes_on_whatever_stands_in_place_of_the_document(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_a_heartbeat_goes_on_whatever_stands_in_place_of_the_document(group: Group, raw: Raw) -> None:
     """Without a generation; a group of up to three makes the fingerprint at each of them."""
     document = known("a.1").document()
     raw.hset(GROUP.beats, "a.1", "5|6|run|0")
@@ -176,7 +165,7 @@ async def test_a_heartbeat_goes_on_whatever_stands_in_place_of_the_document(
     assert (reply.lost, reply.generation, reply.fingerprint) == (False, None, "list")
 
 
-async def test_the_fingerprint_is_made_by_a_few_members_a_round(group: Group, raw: "redis.Redis") -> None:
+async def test_the_fingerprint_is_made_by_a_few_members_a_round(group: Group, raw: Raw) -> None:
     """It takes the whole document, which is large where the members are many."""
     members = [f"w{n}.1" for n in range(100)]
     raw.set(GROUP.members, known("a.1").document())

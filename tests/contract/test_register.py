@@ -1,7 +1,6 @@
 """How a group gets its place in a stream."""
 
 import pytest
-import redis
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
@@ -10,7 +9,7 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
-from tests.contract.support import GROUP, STREAM, Group, request
+from tests.contract.support import GROUP, STREAM, Group, Raw, request
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +22,7 @@ async def test_a_new_group_begins_before_the_first_entry(group: Group) -> None:
     assert (await group.lock()).entries == 0
 
 
-async def test_a_group_that_starts_at_latest_has_no_lag(group: Group, raw: "redis.Redis") -> None:
+async def test_a_group_that_starts_at_latest_has_no_lag(group: Group, raw: Raw) -> None:
     """``latest`` puts the checkpoint at the last entry, and stock tools see no lag."""
     entries = await group.send(3)
     checkpoints = await streams.register(group.backend, GROUP, 1, "latest")
@@ -44,9 +43,7 @@ async def test_registering_again_changes_nothing(group: Group) -> None:
     assert await group.lock() == before
 
 
-async def test_a_group_counts_what_was_trimmed_before_it_came_as_done(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_a_group_counts_what_was_trimmed_before_it_came_as_done(group: Group, raw: Raw) -> None:
     """The lag of a new group is what there is to read, not what ever was."""
     await group.send(10)
     raw.xtrim(STREAM.events(0), maxlen=4, approximate=False)
@@ -56,7 +53,7 @@ async def test_a_group_counts_what_was_trimmed_before_it_came_as_done(
     assert (await group.lock()).entries == 6
 
 
-async def test_a_lost_lock_resumes_where_its_group_stood(group: Group, raw: "redis.Redis") -> None:
+async def test_a_lost_lock_resumes_where_its_group_stood(group: Group, raw: Raw) -> None:
     """Without the lock hash the consumer group still knows the checkpoint; nothing is done twice."""
     entries = await group.send(4)
     await group.register()
@@ -71,7 +68,7 @@ async def test_a_lost_lock_resumes_where_its_group_stood(group: Group, raw: "red
     assert new.epoch >= old.epoch
 
 
-async def test_a_lock_that_somebody_wrote_to_is_named(group: Group, raw: "redis.Redis") -> None:
+async def test_a_lock_that_somebody_wrote_to_is_named(group: Group, raw: Raw) -> None:
     """Whoever starts a worker or looks at the group learns which it is, and what to do."""
     await group.register(2)
     raw.hset(GROUP.lock(1), "checkpoint", "x")
@@ -84,7 +81,7 @@ async def test_a_lock_that_somebody_wrote_to_is_named(group: Group, raw: "redis.
     assert set(await locks.read_locks(group.backend, GROUP, [0, 1])) == {0}
 
 
-async def test_a_lost_group_comes_back_at_the_checkpoint(group: Group, raw: "redis.Redis") -> None:
+async def test_a_lost_group_comes_back_at_the_checkpoint(group: Group, raw: Raw) -> None:
     """Trimming asks the group, so one that somebody destroyed is made again."""
     entries = await group.send(4)
     await group.register()
@@ -96,7 +93,7 @@ async def test_a_lost_group_comes_back_at_the_checkpoint(group: Group, raw: "red
     assert info["lag"] == 2
 
 
-async def test_workers_go_on_after_flushall(group: Group, raw: "redis.Redis") -> None:
+async def test_workers_go_on_after_flushall(group: Group, raw: Raw) -> None:
     """A lock that is gone is made again by acquiring it. Its epoch begins at the server's time, and
     should it be the old one by chance, then its owner differs.
     """

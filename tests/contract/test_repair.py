@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import redis
 
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Member, Membership
@@ -13,7 +12,7 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import membership, readers
 from streamworker.redisio.keys import GroupKeys
-from tests.contract.support import Group, everything, register_reader, request
+from tests.contract.support import Group, Raw, everything, register_reader, request
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +34,7 @@ async def join(group: Group, names: Sequence[str]) -> int:
     return changed.generation
 
 
-async def test_members_that_are_dead_are_removed_as_a_peer_would(group: Group, raw: "redis.Redis") -> None:
+async def test_members_that_are_dead_are_removed_as_a_peer_would(group: Group, raw: Raw) -> None:
     """With their heartbeats, a higher generation, and a message for the history."""
     generation = await join(group, ["w1", "w2"])
     facts = await repair.look(group.backend, group.keys, 1)
@@ -52,9 +51,7 @@ async def test_members_that_are_dead_are_removed_as_a_peer_would(group: Group, r
 
 
 @pytest.mark.parametrize("change", ["a heartbeat", "a join"])
-async def test_members_stay_where_one_of_them_woke_meanwhile(
-    group: Group, raw: "redis.Redis", change: str
-) -> None:
+async def test_members_stay_where_one_of_them_woke_meanwhile(group: Group, raw: Raw, change: str) -> None:
     """One heartbeat of one of them is enough, and nothing at all is changed."""
     generation = await join(group, ["w1", "w2"])
     facts = await repair.look(group.backend, group.keys, 1)
@@ -85,7 +82,7 @@ async def test_a_released_lock_fences_its_former_owner_and_keeps_the_checkpoint(
 
 @pytest.mark.parametrize("epoch", ["x", "", "9" * 19, "007", "nan"])
 async def test_a_lock_is_released_and_forgotten_whatever_was_written_for_its_epoch(
-    group: Group, raw: "redis.Redis", epoch: str
+    group: Group, raw: Raw, epoch: str
 ) -> None:
     """Script and looker read it alike: it was left alone for ever, as one that had changed meanwhile."""
     await group.register()
@@ -100,9 +97,7 @@ async def test_a_lock_is_released_and_forgotten_whatever_was_written_for_its_epo
 @pytest.mark.parametrize(
     "taken", [{"owner": "w2.1"}, {"epoch": 6}, {"owner": "w2.1", "epoch": 6}], ids=["owner", "epoch", "both"]
 )
-async def test_a_lock_that_was_taken_meanwhile_stays(
-    group: Group, raw: "redis.Redis", taken: dict[Any, Any]
-) -> None:
+async def test_a_lock_that_was_taken_meanwhile_stays(group: Group, raw: Raw, taken: dict[Any, Any]) -> None:
     """By another, again by the same owner, or, after a failover, by another under the same number."""
     await group.register()
     raw.hset(group.keys.lock(0), mapping={"owner": "w1.1", "epoch": 5})
@@ -114,7 +109,7 @@ async def test_a_lock_that_was_taken_meanwhile_stays(
     assert everything(raw) == before
 
 
-async def test_a_reader_that_moved_meanwhile_is_not_forgotten(group: Group, raw: "redis.Redis") -> None:
+async def test_a_reader_that_moved_meanwhile_is_not_forgotten(group: Group, raw: Raw) -> None:
     """It lives; the look was old."""
     position = ReaderPosition({0: 5}, {0: "L"}, 1)
     await register_reader(group.backend, group.keys, "spark", position)
@@ -129,7 +124,7 @@ async def test_a_reader_that_moved_meanwhile_is_not_forgotten(group: Group, raw:
 
 
 async def test_a_log_is_dropped_up_to_the_rows_that_were_seen_and_never_another_log(
-    group: Group, raw: "redis.Redis"
+    group: Group, raw: Raw
 ) -> None:
     """Rows that came later stay, to the row; and so does a log that was made anew."""
     await group.register()
@@ -147,9 +142,7 @@ async def test_a_log_is_dropped_up_to_the_rows_that_were_seen_and_never_another_
     assert everything(raw) == before
 
 
-async def test_what_was_put_aside_is_dropped_only_if_it_is_what_was_looked_at(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_what_was_put_aside_is_dropped_only_if_it_is_what_was_looked_at(group: Group, raw: Raw) -> None:
     """A string or anything else; the group may damage another one meanwhile."""
     nothing = await repair.look(group.backend, group.keys, 1)
     assert nothing.damaged == "" and not await repair.drop_damaged(group.backend, nothing)
@@ -166,7 +159,7 @@ async def test_what_was_put_aside_is_dropped_only_if_it_is_what_was_looked_at(
 
 
 async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notices(
-    group: Group, raw: "redis.Redis"
+    group: Group, raw: Raw
 ) -> None:
     """The stream keeps its entries, and is trimmed without waiting for it from now on."""
     other = group.other(GroupKeys("shop", "orders", "audit"))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import redis
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.protocols.membership.mending import fingerprint
@@ -19,7 +18,7 @@ from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.link import Argument, Link
-from tests.contract.support import GROUP, STREAM, Group, batch_of, everything, url_of_user
+from tests.contract.support import GROUP, STREAM, Group, Raw, batch_of, everything, url_of_user
 
 pytestmark = pytest.mark.anyio
 
@@ -150,9 +149,7 @@ async def prepare(group: Group) -> None:
 
 @pytest.mark.usefixtures("small_nodes")
 @pytest.mark.parametrize("name", sorted(set(CALLS) - {"count", "claim_list"}))
-async def test_every_script_writes_where_the_types_are_right(
-    group: Group, raw: "redis.Redis", name: str
-) -> None:
+async def test_every_script_writes_where_the_types_are_right(group: Group, raw: Raw, name: str) -> None:
     """Without this the next test would prove nothing."""
     await prepare(group)
     if name in {"acquire", "register"}:
@@ -174,7 +171,7 @@ async def test_every_script_writes_where_the_types_are_right(
 
 @pytest.mark.parametrize("name, place", KEY_PLACES)
 async def test_a_key_of_another_type_stops_a_script_before_it_writes(
-    group: Group, raw: "redis.Redis", name: str, place: int
+    group: Group, raw: Raw, name: str, place: int
 ) -> None:
     """The reply names the key, and nothing at all was changed."""
     await prepare(group)
@@ -188,9 +185,7 @@ async def test_a_key_of_another_type_stops_a_script_before_it_writes(
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
-async def test_a_script_that_the_server_forgot_is_sent_again(
-    group: Group, raw: "redis.Redis", name: str
-) -> None:
+async def test_a_script_that_the_server_forgot_is_sent_again(group: Group, raw: Raw, name: str) -> None:
     """SCRIPT FLUSH, or a restart, between two calls is not noticed by the caller."""
     call = CALLS[name]
     for _ in range(2):
@@ -200,9 +195,7 @@ async def test_a_script_that_the_server_forgot_is_sent_again(
     assert not [reply for reply in replies if isinstance(reply, Exception)]
 
 
-async def test_scripts_that_are_forgotten_all_the_time_still_run_once_each(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_scripts_that_are_forgotten_all_the_time_still_run_once_each(group: Group, raw: Raw) -> None:
     """Whatever another program does to the script cache, each call is done, and done once."""
     flushing = True
 
@@ -222,7 +215,7 @@ async def test_scripts_that_are_forgotten_all_the_time_still_run_once_each(
 
 
 async def test_a_script_forgotten_between_its_load_and_its_call_is_loaded_again(
-    group: Group, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+    group: Group, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server reads a long script in parts, and serves others between them."""
     whole, flushes = Link.roundtrip, 0
@@ -245,7 +238,7 @@ async def test_a_script_forgotten_between_its_load_and_its_call_is_loaded_again(
 
 @pytest.mark.parametrize("name", sorted(CALLS))
 async def test_a_script_touches_only_the_keys_that_it_declares(
-    group: Group, raw: "redis.Redis", redis_url: str, name: str
+    group: Group, raw: Raw, redis_url: str, name: str
 ) -> None:
     """A user with rights to these keys alone can run it: what Cluster and ACLs need."""
     await prepare(group)

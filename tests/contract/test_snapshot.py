@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import redis
 from msgspec import structs
 
 from streamworker.core.control import GroupChanged, PartitionsAcquired
@@ -15,7 +14,7 @@ from streamworker.redisio.data.commit import DeadLetter
 from streamworker.redisio.group import control, locks, membership
 from streamworker.redisio.group.membership import Changed
 from streamworker.redisio.snapshot import take_snapshot
-from tests.contract.support import GROUP, STREAM, Group, everything, register_reader, request
+from tests.contract.support import GROUP, STREAM, Group, Raw, everything, register_reader, request
 
 pytestmark = pytest.mark.anyio
 
@@ -83,7 +82,7 @@ async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> Non
     assert view.lag == 6
 
 
-async def test_a_group_that_never_ran_is_an_empty_snapshot(group: Group, raw: "redis.Redis") -> None:
+async def test_a_group_that_never_ran_is_an_empty_snapshot(group: Group, raw: Raw) -> None:
     """Its partitions wait; looking makes nothing."""
     await streams.declare(group.backend, STREAM, 2, "json")
     await group.send(3, 1)
@@ -94,7 +93,7 @@ async def test_a_group_that_never_ran_is_an_empty_snapshot(group: Group, raw: "r
     assert everything(raw) == before
 
 
-async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: "redis.Redis") -> None:
+async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: Raw) -> None:
     """Silent is who sent no heartbeat for a while, leaving is who said so."""
     document, changed = await join(group, "a", "b")
     left = document.with_leaving("b.1")
@@ -127,7 +126,7 @@ async def test_the_lock_of_a_removed_member_shows_as_being_acquired(group: Group
     assert (view.partitions[0].state, view.partitions[0].assigned) == ("acquiring", "a.1")
 
 
-async def test_a_key_of_somebody_else_shows_as_a_halted_partition(group: Group, raw: "redis.Redis") -> None:
+async def test_a_key_of_somebody_else_shows_as_a_halted_partition(group: Group, raw: Raw) -> None:
     """With the reason; the other partitions are shown as ever."""
     await join(group, "a", partitions=2)
     await group.own("a.1", 1)
@@ -138,7 +137,7 @@ async def test_a_key_of_somebody_else_shows_as_a_halted_partition(group: Group, 
     assert view.partitions[1].state == "running"
 
 
-async def test_the_lag_is_counted_where_redis_lost_count(group: Group, raw: "redis.Redis") -> None:
+async def test_the_lag_is_counted_where_redis_lost_count(group: Group, raw: Raw) -> None:
     """After XDEL of a waiting entry XINFO has no lag any more; the snapshot counts."""
     await join(group, "a", partitions=1)
     entries = await group.send(10)
@@ -170,7 +169,7 @@ async def test_rebalances_show_cause_moves_and_how_long_they_took(group: Group) 
 
 @pytest.mark.parametrize("name", ["beats", "readers", "control"])
 async def test_a_key_of_the_group_that_was_written_over_is_named_and_the_rest_is_shown(
-    group: Group, raw: redis.Redis, name: str
+    group: Group, raw: Raw, name: str
 ) -> None:
     """Who looks when something is wrong must see what is right."""
     await streams.declare(group.backend, STREAM, 4, "json")

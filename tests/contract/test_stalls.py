@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import redis
 
 from streamworker.core.events import MarkLock
 from streamworker.redisio.group import locks
 from streamworker.runtime.watch.watchdog import STALLED
-from tests.contract.support import Group, everything
+from tests.contract.support import Group, Raw, everything
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +38,7 @@ async def test_a_stall_is_shown_and_its_end_too(group: Group) -> None:
     [{"state": "halted", "reason": ""}, {"reason": "acked log full"}, {"owner": "w2"}, {"epoch": "9"}],
     ids="-".join,
 )
-async def test_what_says_more_stays(group: Group, raw: "redis.Redis", lock: dict[bytes, str]) -> None:
+async def test_what_says_more_stays(group: Group, raw: Raw, lock: dict[bytes, str]) -> None:
     """A partition that halted, a log that is full, a lock of somebody else."""
     stall = await owned(group)
     raw.hset(group.keys.lock(0), mapping=lock)  # type: ignore[arg-type]

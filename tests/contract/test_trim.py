@@ -1,13 +1,12 @@
 """Trimming: only what every group has committed and every reader has read."""
 
 import pytest
-import redis
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.redisio.data import streams, trimming
 from streamworker.redisio.group import readers
-from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, register_reader, request
+from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, register_reader, request
 
 pytestmark = pytest.mark.anyio
 
@@ -31,9 +30,7 @@ async def test_the_source_is_trimmed_up_to_the_slowest_group(group: Group, mine:
 
 
 @pytest.mark.usefixtures("small_nodes")
-async def test_what_another_programs_group_has_not_acknowledged_stays(
-    group: Group, raw: "redis.Redis"
-) -> None:
+async def test_what_another_programs_group_has_not_acknowledged_stays(group: Group, raw: Raw) -> None:
     """A group of XREADGROUP was given entries that it has not finished: they are not dropped."""
     entries = await group.send(10)
     await group.commit(request(await group.own(), entries))
@@ -53,8 +50,7 @@ async def test_a_stream_without_a_group_is_not_trimmed(group: Group) -> None:
 @pytest.mark.usefixtures("small_nodes")
 async def test_a_commit_may_trim_as_it_goes(group: Group) -> None:
     """With the flag it drops what every group is past; without it nothing."""
-    entries = await group.send(6)
-    lock = await group.own()
+    entries, lock = await group.begun(6)
     await group.commit(request(lock, entries[:2]))
     assert await group.backend.execute("XLEN", STREAM.events(0)) == 6
     await group.commit(request(lock, entries[2:4], previous=entries[1].id, trim=True))
@@ -65,8 +61,7 @@ async def test_a_commit_may_trim_as_it_goes(group: Group) -> None:
 @pytest.mark.parametrize("passed, left", [(0, 4), (9, 4), (10, 3), (25, 2), (40, 0), (99, 0)])
 async def test_acked_batches_go_when_their_last_row_was_read(group: Group, passed: int, left: int) -> None:
     """A batch that a reader has read in part stays whole."""
-    entries = await group.send(4)
-    lock = await group.own()
+    entries, lock = await group.begun(4)
     previous = lock.checkpoint
     for entry in entries:
         await group.commit(request(lock, [entry], rows=10, previous=previous))
@@ -78,8 +73,7 @@ async def test_acked_batches_go_when_their_last_row_was_read(group: Group, passe
 
 async def test_rows_go_on_after_the_whole_log_was_trimmed(group: Group) -> None:
     """The log's ids count all rows that ever were, not those that are left."""
-    entries = await group.send(2)
-    lock = await group.own()
+    entries, lock = await group.begun(2)
     await group.commit(request(lock, entries[:1], rows=10))
     await group.backend.execute("XTRIM", GROUP.acked(0), "MAXLEN", 0)
     reply = await group.commit(request(lock, entries[1:], rows=5, previous=entries[0].id))
@@ -101,7 +95,7 @@ async def test_the_slowest_reader_decides_about_the_acked_log(group: Group) -> N
     assert await readers.positions(group.backend, GROUP) == {"fast": fast, "slow": slow}
 
 
-async def test_a_position_in_a_log_that_was_replaced_trims_nothing(group: Group, raw: "redis.Redis") -> None:
+async def test_a_position_in_a_log_that_was_replaced_trims_nothing(group: Group, raw: Raw) -> None:
     """Rows of the old log say nothing about those of the new one."""
     old = await group.own()
     await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: old.log}, 5))
@@ -110,7 +104,7 @@ async def test_a_position_in_a_log_that_was_replaced_trims_nothing(group: Group,
     assert await readers.slowest_rows(group.backend, GROUP) == {}
 
 
-async def test_a_reader_that_cannot_be_read_holds_everything_back(group: Group, raw: "redis.Redis") -> None:
+async def test_a_reader_that_cannot_be_read_holds_everything_back(group: Group, raw: Raw) -> None:
     """Trimming too little is noticed and can be put right."""
     log = (await group.own()).log
     await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: log}, 5))

@@ -55,7 +55,7 @@ def test_a_peer_is_suspected_when_two_of_our_heartbeats_saw_no_news_of_it() -> N
     """One may be late, and while all beat there is nothing to ask."""
     watch = Watch()
     assert [watch.observe() for _ in range(50)] == [()] * 50
-    assert watch.peers.suspects == ()
+    assert not watch.peers.suspects
     assert watch.silence("w2", beats=2) == ()
     assert watch.observe("w2") == (2,)
     assert watch.peers.suspects == ("w2",)
