@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,7 +64,7 @@ class Priced(msgspec.Struct):
     price: float
 
 
-__all__ = ["Bench", "Context", "Order", "Priced", "Records", "Running", "bench", "settings"]
+__all__ = ["Bench", "Context", "Order", "Priced", "Records", "Running", "bench", "handling", "settings"]
 
 
 def settings(**changed: Any) -> Settings:
@@ -91,6 +91,11 @@ class Running:
             await self.ended.wait()
         assert self.stopped is not None
         return self.stopped
+
+    async def halts(self) -> str:
+        """Wait until it halts; return why."""
+        await wait_for_async(lambda: bool(self.halted), "the partition halts")
+        return self.halted[0]
 
     async def cancelled(self) -> None:
         """Cancel it and wait for its end."""
@@ -293,3 +298,13 @@ async def bench(
             yield desk
             tasks.cancel_scope.cancel()
         await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def handling(
+    url: str, function: Callable[..., Any], orders: Iterable[int | Order], **options: Any
+) -> AsyncIterator[tuple[Bench, Running]]:
+    """Open a bench on which a function handles these orders, or orders with these numbers."""
+    async with bench(url) as desk:
+        await desk.producer.send_many(Order(each) if isinstance(each, int) else each for each in orders)
+        yield desk, await desk.start(desk.spec(function, **options))

@@ -159,8 +159,7 @@ async def test_columns_of_another_type_are_an_error_of_the_function(redis_url: s
 
         await send(desk, 10)
         running = await desk.start(desk.spec(wrong))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
-        assert "forwarded columns that are no Order: The table has a column 'total'" in running.halted[0]
+        assert "forwarded columns that are no Order: The table has a column 'total'" in await running.halts()
         assert "output=" in running.halted[0]
         assert await desk.committed() == 0
 
@@ -218,8 +217,7 @@ async def test_an_entry_that_holds_no_rows_takes_the_road_of_its_policy(
         seen: list[int] = []
         running = await desk.start(desk.spec(taking(kind, seen), on_error=on_error))
         if on_error == "halt":
-            await wait_for_async(lambda: bool(running.halted), "the partition halts")
-            assert "does not match its CRC" in running.halted[0]
+            assert "does not match its CRC" in await running.halts()
             assert seen == list(range(10))
             return
         await desk.until_committed(4)

@@ -14,7 +14,7 @@ from streamworker.context import Context, Records
 from streamworker.runtime.run.invoke import describe_error
 from streamworker.runtime.run.runner import StopReason
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Bench, Order, Priced, Running, bench
+from tests.runtime.bench import Bench, Order, Priced, Running, bench, handling
 
 pytestmark = pytest.mark.anyio
 
@@ -80,7 +80,7 @@ async def test_a_failing_record_halts_the_partition_and_what_came_before_is_comm
     async with bench(redis_url) as desk:
         await desk.send(range(40))
         running = await start(desk, mode, handle, attempts=3)
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        await running.halts()
         ids = await desk.ids()
         good = 20 if mode in ("batch", "stream") else 25
         assert await desk.committed() == good
@@ -107,9 +107,7 @@ async def test_a_second_attempt_may_succeed(redis_url: str) -> None:
             raise ConnectionError("not now")
         return [Priced(order.number, 1.0) for order in batch]
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(5))
-        await desk.start(desk.spec(price, attempts=3))
+    async with handling(redis_url, price, range(5), attempts=3) as (desk, _):
         await desk.until_committed(5)
         assert attempts == [1, 2, 3]
         assert [row["number"] for row in await desk.rows()] == [-1, 0, 1, 2, 3, 4]
@@ -273,8 +271,7 @@ async def test_an_entry_that_is_no_record_takes_the_same_road_without_a_call(
         await desk.send(range(5, 10))
         running = await start(desk, mode, handle, on_error=on_error, attempts=3)
         if on_error == "halt":
-            await wait_for_async(lambda: bool(running.halted), "the partition halts")
-            assert bad in running.halted[0] and "DecodeError" in running.halted[0]
+            assert bad in await running.halts() and "DecodeError" in running.halted[0]
             assert await desk.committed() == 5 and seen == list(range(5))
             return
         await desk.until_committed(11)
@@ -317,7 +314,7 @@ async def test_a_call_that_takes_too_long_has_failed(redis_url: str, is_async: b
     async with bench(redis_url) as desk:
         await desk.send(range(4))
         running = await desk.start(desk.spec(price if is_async else price_in_thread, timeout_ms=50))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        await running.halts()
         hold.set()
         assert "TimeoutError: the call took longer than 0.05 s" in running.halted[0]
         assert await desk.committed() == 2
@@ -354,11 +351,8 @@ async def test_a_return_value_of_another_type_is_a_clear_error(
     async def price(batch: list[Order]) -> list[Priced]:
         return returned  # type: ignore[return-value]
 
-    async with bench(redis_url) as desk:
-        await desk.send([1])
-        running = await desk.start(desk.spec(price))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
-        assert said in running.halted[0] and "Priced" in running.halted[0]
+    async with handling(redis_url, price, [1]) as (desk, running):
+        assert said in await running.halts() and "Priced" in running.halted[0]
 
 
 async def test_a_handler_that_is_cancelled_from_inside_has_failed(redis_url: str) -> None:
@@ -367,11 +361,8 @@ async def test_a_handler_that_is_cancelled_from_inside_has_failed(redis_url: str
     async def price(order: Order) -> None:
         raise asyncio.CancelledError
 
-    async with bench(redis_url) as desk:
-        await desk.send([1])
-        running = await desk.start(desk.spec(price))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
-        assert "the function raised CancelledError (test_errors.py:" in running.halted[0]
+    async with handling(redis_url, price, [1]) as (desk, running):
+        assert "the function raised CancelledError (test_errors.py:" in await running.halts()
 
 
 async def test_a_stop_iteration_in_a_thread_is_an_ordinary_failure(redis_url: str) -> None:
@@ -380,11 +371,8 @@ async def test_a_stop_iteration_in_a_thread_is_an_ordinary_failure(redis_url: st
     def price(order: Order) -> None:
         next(iter([]))
 
-    async with bench(redis_url) as desk:
-        await desk.send([1])
-        running = await desk.start(desk.spec(price))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
-        assert "StopIteration" in running.halted[0]
+    async with handling(redis_url, price, [1]) as (desk, running):
+        assert "StopIteration" in await running.halts()
 
 
 async def test_a_stream_processor_that_asks_for_nothing_halts(redis_url: str) -> None:
@@ -394,8 +382,7 @@ async def test_a_stream_processor_that_asks_for_nothing_halts(redis_url: str) ->
 
     async with bench(redis_url) as desk:
         running = await desk.start(desk.spec(price, on_error="skip", attempts=2))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
-        assert "without asking for a record" in running.halted[0]
+        assert "without asking for a record" in await running.halts()
 
 
 async def test_nothing_can_be_forwarded_or_stored_after_the_call(redis_url: str) -> None:
@@ -406,9 +393,7 @@ async def test_nothing_can_be_forwarded_or_stored_after_the_call(redis_url: str)
         kept.append(ctx)
         return Priced(1, 1.0)
 
-    async with bench(redis_url) as desk:
-        await desk.send([1])
-        await desk.start(desk.spec(price))
+    async with handling(redis_url, price, [1]) as (desk, _):
         await desk.until_committed(1)
         with pytest.raises(Exception, match="after its call was over"):
             kept[0].forward(Priced(2, 1.0))
@@ -427,9 +412,10 @@ async def test_an_error_that_passes_is_not_poison(redis_url: str) -> None:
             raise ConnectionError("not now")
         return [Priced(order.number, 1.0) for order in batch]
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(16))
-        await desk.start(desk.spec(price, batch=16, on_error="dead_letter", attempts=3))
+    async with handling(redis_url, price, range(16), batch=16, on_error="dead_letter", attempts=3) as (
+        desk,
+        _,
+    ):
         await desk.until_committed(16)
         assert await desk.dead() == []
         assert [row["number"] for row in await desk.rows()] == list(range(16))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -23,6 +24,7 @@ from streamworker.runtime.run.runner import StopReason
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, Priced, Running, bench
+from tests.runtime.bench import handling as handling_orders
 
 pytestmark = pytest.mark.anyio
 
@@ -32,6 +34,13 @@ KEYS = 20
 async def send(desk: Bench, numbers: Iterable[int], keys: int = KEYS) -> None:
     """Send orders of many customers, one after the other."""
     await desk.producer.send_many([Order(n, f"k{n % keys}") for n in numbers])
+
+
+def handling(
+    url: str, function: Callable[..., Any], numbers: Iterable[int], *, keys: int = KEYS, **options: Any
+) -> AbstractAsyncContextManager[tuple[Bench, Running]]:
+    """Handle orders of many customers."""
+    return handling_orders(url, function, (Order(n, f"k{n % keys}") for n in numbers), **options)
 
 
 @dataclass
@@ -93,9 +102,9 @@ async def numbers_of(desk: Bench, kind: type = Priced) -> list[int]:
 async def test_keys_overlap_and_one_key_never_does_and_the_log_is_in_order(redis_url: str) -> None:
     """The calls end in another order than they began; the acked log is in that of the source."""
     watch, rng = Watch(), random.Random(3)
-    async with bench(redis_url) as desk:
-        await send(desk, range(600))
-        await desk.start(desk.spec(watched(watch, lambda _: rng.random() / 100), concurrency=8))
+    async with handling(
+        redis_url, watched(watch, lambda _: rng.random() / 100), range(600), concurrency=8
+    ) as (desk, _):
         await desk.until_committed(600)
         assert await numbers_of(desk) == list(range(600))
     watch.check_order()
@@ -113,9 +122,7 @@ async def test_the_checkpoint_does_not_pass_a_record_that_is_not_done(redis_url:
         done.add(order.number)
         return Priced(order.number, 1.0)
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(40))
-        await desk.start(desk.spec(price, concurrency=4))
+    async with handling(redis_url, price, range(40), concurrency=4) as (desk, _):
         rest = {n for n in range(40) if n % KEYS != 3}
         await wait_for_async(lambda: done >= rest, "all other keys are done")
         await desk.until_committed(3)
@@ -207,9 +214,7 @@ async def test_the_records_themselves_are_forwarded_in_order(redis_url: str) -> 
     async def audit(_: Order) -> None:
         await asyncio.sleep(rng.random() / 100)
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(100))
-        await desk.start(desk.spec(audit, concurrency=16, forward=True))
+    async with handling(redis_url, audit, range(100), concurrency=16, forward=True) as (desk, _):
         await desk.until_committed(100)
         assert await numbers_of(desk, Order) == list(range(100))
 
@@ -253,10 +258,11 @@ async def test_the_first_record_that_fails_for_good_halts_the_partition(redis_ur
             raise ValueError("cannot price 6 either")
         return Priced(order.number, 1.0)
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(400))
-        running = await desk.start(desk.spec(price, concurrency=5, attempts=2, backoff=0.05))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+    async with handling(redis_url, price, range(400), concurrency=5, attempts=2, backoff=0.05) as (
+        desk,
+        running,
+    ):
+        await running.halts()
         assert await desk.committed() == 6 and await numbers_of(desk) == list(range(6))
         (reason,) = running.halted
         assert (await desk.ids())[6] in reason and "cannot price 6 either" in reason
@@ -276,11 +282,8 @@ async def test_the_first_in_order_is_to_blame_whichever_failed_first(redis_url: 
         if order.number in (2, 4):
             raise ValueError(f"cannot price {order.number}")
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(10))
-        running = await desk.start(desk.spec(price, concurrency=10))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
-        assert "cannot price 2" in running.halted[0]
+    async with handling(redis_url, price, range(10), concurrency=10) as (desk, running):
+        assert "cannot price 2" in await running.halts()
         assert await desk.committed() == 2
 
 
@@ -295,9 +298,10 @@ async def test_poison_is_taken_out_and_its_key_goes_on(redis_url: str, on_error:
             raise ValueError(f"cannot price {order.number}")
         return Priced(order.number, 1.0)
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(40))
-        await desk.start(desk.spec(price, concurrency=10, on_error=on_error, attempts=2))
+    async with handling(redis_url, price, range(40), concurrency=10, on_error=on_error, attempts=2) as (
+        desk,
+        _,
+    ):
         await desk.until_committed(40)
         assert await numbers_of(desk) == [n for n in range(40) if n not in poison]
         ids, dead = await desk.ids(), await desk.dead()
@@ -319,8 +323,7 @@ async def test_an_entry_that_is_no_record_takes_the_same_road_without_a_call(
         spec = desk.spec(watched(watch, lambda _: 0.002), concurrency=8, on_error=on_error, attempts=3)
         running = await desk.start(spec)
         if on_error == "halt":
-            await wait_for_async(lambda: bool(running.halted), "the partition halts")
-            assert bad in running.halted[0] and "DecodeError" in running.halted[0]
+            assert bad in await running.halts() and "DecodeError" in running.halted[0]
             assert await desk.committed() == 30
             return
         await desk.until_committed(61)
@@ -361,9 +364,9 @@ async def test_a_row_without_an_arrow_form_is_an_error_of_its_record(redis_url: 
         await asyncio.sleep(0)
         return Priced(2**80 if order.number == 7 else order.number, 1.0)
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(30), keys=2)
-        await desk.start(desk.spec(price, concurrency=4, on_error="dead_letter", attempts=2))
+    async with handling(
+        redis_url, price, range(30), keys=2, concurrency=4, on_error="dead_letter", attempts=2
+    ) as (desk, _):
         await desk.until_committed(30)
         assert await numbers_of(desk) == [n for n in range(30) if n != 7]
         assert [n for n in calls if n % 2] == [1, 3, 5, 7, 7, *range(9, 30, 2)]
@@ -382,11 +385,8 @@ async def test_rows_that_are_changed_after_their_call_halt_the_partition(redis_u
             release.set()
         return kept if order.number == 1 else Priced(order.number, 1.0)
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(10))
-        running = await desk.start(desk.spec(price, concurrency=3))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
-        assert "cannot be written" in running.halted[0] and "number" in running.halted[0]
+    async with handling(redis_url, price, range(10), concurrency=3) as (desk, running):
+        assert "cannot be written" in await running.halts() and "number" in running.halted[0]
         assert await desk.committed() == 0 and await desk.acked_entries() == []
 
 
@@ -407,7 +407,7 @@ async def test_a_call_that_takes_too_long_fails_alone(redis_url: str, is_async: 
         await send(desk, range(10))
         function = price if is_async else price_in_thread
         running = await desk.start(desk.spec(function, concurrency=4, timeout_ms=100))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+        await running.halts()
         hold.set()
         assert "TimeoutError: the call took longer than 0.1 s" in running.halted[0]
         assert await desk.committed() == 5
@@ -531,11 +531,9 @@ async def test_draining_during_a_pause_between_attempts_gives_up_the_record(redi
             failed.set()
             raise ValueError("no")
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(10))
-        running = await desk.start(
-            desk.spec(price, concurrency=4, attempts=5, backoff=60.0, backoff_max=60.0)
-        )
+    async with handling(
+        redis_url, price, range(10), concurrency=4, attempts=5, backoff=60.0, backoff_max=60.0
+    ) as (desk, running):
         await failed.wait()
         with anyio.fail_after(20):  # less than the shortest pause
             stopped = await running.drained()
@@ -586,9 +584,7 @@ async def test_a_fenced_runner_stops_all_its_calls_and_adds_nothing(redis_url: s
             cut.append(order.number)
         return Priced(1, 1.0)
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(20))
-        running = await desk.start(desk.spec(price, concurrency=4))
+    async with handling(redis_url, price, range(20), concurrency=4) as (desk, running):
         await wait_for_async(lambda: running.runner.activity.busy_since_ms is not None, "calls run")
         await desk.acquire(0, "w2")
         taken.set()
@@ -608,9 +604,7 @@ async def test_a_closed_gate_lets_calls_end_and_none_begin(redis_url: str) -> No
         await (asyncio.sleep(0.01) if release.is_set() else release.wait())
         watch.end(order)
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(100))
-        running = await desk.start(desk.spec(price, concurrency=4))
+    async with handling(redis_url, price, range(100), concurrency=4) as (desk, running):
         await wait_for_async(lambda: len(watch.begun) == 4, "four calls have begun")
         desk.gate.close()
         release.set()
@@ -781,9 +775,7 @@ async def test_the_call_that_has_been_running_for_longest_is_known(redis_url: st
         if event := release.get(order.number):
             await event.wait()
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(40))
-        running = await desk.start(desk.spec(price, concurrency=4))
+    async with handling(redis_url, price, range(40), concurrency=4) as (desk, running):
         ids = await desk.ids()
         await wait_for_async(lambda: running.runner.oldest == ids[0], "the first call is the oldest")
         since_ms = running.runner.activity.busy_since_ms
@@ -845,9 +837,7 @@ async def test_calls_that_never_wait_leave_the_event_loop_to_others(redis_url: s
         nonlocal handled
         handled += 1
 
-    async with bench(redis_url) as desk:
-        await send(desk, range(10_000), keys=1_000)
-        running = await desk.start(desk.spec(price, concurrency=64))
+    async with handling(redis_url, price, range(10_000), keys=1_000, concurrency=64) as (desk, running):
         while running.runner.commits.records_done < 10_000:
             before = handled
             await asyncio.sleep(0)

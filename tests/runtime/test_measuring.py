@@ -6,7 +6,7 @@ import structlog
 
 from streamworker.runtime.measuring import measure
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Order, bench
+from tests.runtime.bench import Order, handling
 
 pytestmark = pytest.mark.anyio
 
@@ -20,9 +20,7 @@ async def test_what_is_not_measured_any_more_is_no_load(redis_url: str) -> None:
     async def price(_: Order) -> None:
         await anyio.sleep(30)
 
-    async with bench(redis_url) as desk:
-        await desk.send([1])
-        running = await desk.start(desk.spec(price))
+    async with handling(redis_url, price, [1]) as (desk, running):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
                 measure,

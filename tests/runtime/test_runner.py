@@ -12,7 +12,7 @@ import pytest
 from streamworker.runtime.run.runner import StopReason
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Order, Priced, Records, bench
+from tests.runtime.bench import Order, Priced, Records, bench, handling
 
 pytestmark = pytest.mark.anyio
 
@@ -28,9 +28,7 @@ async def test_a_batch_processor_sees_all_records_in_order_and_forwards_rows(red
         seen.extend(order.number for order in batch)
         return [Priced(order.number, order.number * 2.0) for order in batch]
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(2_500))
-        running = await desk.start(desk.spec(price, batch=400))
+    async with handling(redis_url, price, range(2_500), batch=400) as (desk, running):
         await desk.until_committed(2_500)
         assert seen == list(range(2_500))
         assert [row["number"] for row in await desk.rows()] == list(range(2_500))
@@ -43,9 +41,7 @@ async def test_the_acked_log_is_a_chain_without_a_gap(redis_url: str) -> None:
     async def price(batch: list[Order]) -> list[Priced]:
         return [Priced(order.number, 1.0) for order in batch]
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(300))
-        await desk.start(desk.spec(price, batch=100))
+    async with handling(redis_url, price, range(300), batch=100) as (desk, _):
         await desk.until_committed(300)
         ids, entries = await desk.ids(), await desk.acked_entries()
         assert [entry[b"prev"].decode() for entry in entries] == ["0-0", ids[99], ids[199]]
@@ -61,9 +57,7 @@ async def test_a_record_processor_commits_what_is_done_in_groups(redis_url: str)
         seen.append(order.number)
         return Priced(order.number, 1.0)
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(2_000))
-        await desk.start(desk.spec(price))
+    async with handling(redis_url, price, range(2_000)) as (desk, _):
         await desk.until_committed(2_000)
         assert seen == list(range(2_000))
         assert [row["number"] for row in await desk.rows()] == list(range(2_000))
@@ -105,9 +99,7 @@ async def test_a_stream_processor_acks_a_record_when_it_asks_for_the_next(redis_
                 at_third.set()
                 await release.wait()
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(5))
-        running = await desk.start(desk.spec(price))
+    async with handling(redis_url, price, range(5)) as (desk, running):
         await at_third.wait()
         await desk.until_committed(2)
         assert await desk.committed() == 2
@@ -125,9 +117,7 @@ async def test_a_stream_processor_may_take_lists(redis_url: str) -> None:
             numbers = [order.number for order in batch]
             lists.append(numbers)
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(100))
-        await desk.start(desk.spec(price))
+    async with handling(redis_url, price, range(100)) as (desk, _):
         await desk.until_committed(100)
         assert [n for part in lists for n in part] == list(range(100))
         assert max(len(part) for part in lists) == 40
@@ -160,9 +150,7 @@ async def test_a_stream_processor_that_returns_is_called_again(redis_url: str) -
             if order.number % 2:
                 return
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(6))
-        await desk.start(desk.spec(price))
+    async with handling(redis_url, price, range(6)) as (desk, _):
         await desk.until_committed(6)
         assert seen == list(range(6))
 
@@ -200,9 +188,7 @@ async def test_the_acked_records_themselves_are_forwarded_where_nothing_is_retur
         async for _ in records:
             pass
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(30))
-        running = await desk.start(desk.spec(price, forward=True))
+    async with handling(redis_url, price, range(30), forward=True) as (desk, running):
         await desk.until_committed(30)
         await running.drained()
         await desk.send(range(30, 60))
@@ -217,9 +203,7 @@ async def test_a_filter_forwards_only_what_it_returns(redis_url: str) -> None:
     async def price(order: Order) -> Order | None:
         return order if order.number % 3 == 0 else None
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(30))
-        await desk.start(desk.spec(price))
+    async with handling(redis_url, price, range(30)) as (desk, _):
         await desk.until_committed(30)
         assert [row["number"] for row in await desk.rows(Order)] == list(range(0, 30, 3))
 
@@ -234,9 +218,7 @@ async def test_a_def_function_runs_in_a_thread_and_the_event_loop_goes_on(redis_
         release.wait(20)
         return [Priced(order.number, 1.0) for order in batch]
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(100))
-        running = await desk.start(desk.spec(price))
+    async with handling(redis_url, price, range(100)) as (desk, running):
         await wait_for_async(lambda: bool(threads), "the handler runs")
         assert threading.get_ident() not in threads
         since_ms = running.runner.activity.busy_since_ms
@@ -277,9 +259,7 @@ async def test_a_full_batch_does_not_wait(redis_url: str) -> None:
     async def price(batch: list[Order]) -> None:
         sizes.append(len(batch))
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(100))
-        running = await desk.start(desk.spec(price, batch=50, within=60))
+    async with handling(redis_url, price, range(100), batch=50, within=60) as (desk, running):
         await desk.until_committed(100)
         await running.drained()
         await desk.send(range(100))
@@ -395,9 +375,7 @@ async def test_a_cancel_acks_nothing_of_what_is_in_hand(redis_url: str, mode: st
     functions: dict[str, Callable[..., Any]]
     functions = {"batch": batch, "record": record, "stream": stream, "thread": thread}
     function = functions[mode]
-    async with bench(redis_url) as desk:
-        await desk.send(range(10))
-        running = await desk.start(desk.spec(function))
+    async with handling(redis_url, function, range(10)) as (desk, running):
         await wait_for_async(begun.is_set, "the call has begun")
         await running.cancelled()
         release.set()
@@ -425,9 +403,7 @@ async def test_a_fenced_runner_stops_at_once_and_adds_nothing(redis_url: str) ->
             cut.set()
         return []
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(100))
-        running = await desk.start(desk.spec(price, batch=10))
+    async with handling(redis_url, price, range(100), batch=10) as (desk, running):
         await desk.acquire(0, "w2")
         taken.set()
         with anyio.fail_after(5):
@@ -584,9 +560,7 @@ async def test_rows_forwarded_through_the_context_come_before_those_returned(red
             ctx.forward(Priced(order.number, 1.0))
         return [Priced(-1, 2.0)]
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(3))
-        await desk.start(desk.spec(price))
+    async with handling(redis_url, price, range(3)) as (desk, _):
         await desk.until_committed(3)
         assert [row["number"] for row in await desk.rows()] == [0, 1, 2, -1]
 

@@ -3,8 +3,7 @@
 import pytest
 
 from streamworker.runtime.clock import monotonic_ms
-from tests.helpers import wait_for_async
-from tests.runtime.bench import Order, bench
+from tests.runtime.bench import Order, handling
 
 pytestmark = pytest.mark.anyio
 
@@ -16,9 +15,7 @@ async def test_a_halted_partition_is_not_at_work(redis_url: str, concurrency: in
     async def price(_: Order) -> None:
         raise ValueError("poison")
 
-    async with bench(redis_url) as desk:
-        await desk.send([1])
-        running = await desk.start(desk.spec(price, concurrency=concurrency))
-        await wait_for_async(lambda: bool(running.halted), "the partition halts")
+    async with handling(redis_url, price, [1], concurrency=concurrency) as (desk, running):
+        await running.halts()
         at_ms = monotonic_ms()
         assert running.runner.activity.worked_ms(at_ms + 1_000) == running.runner.activity.worked_ms(at_ms)
