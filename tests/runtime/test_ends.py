@@ -1,5 +1,7 @@
 """How a worker process ends: with 0 only when it drained, whatever the code does that it runs."""
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -18,6 +20,7 @@ APP = """
 import asyncio
 import atexit
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +52,9 @@ async def cancelled():
 FUNCTION
 """
 
+ONE_BY_ONE = APP.replace('on_error="dead_letter"', "batch=1")
+"""An app that halts at what fails."""
+
 CANCELLED = """
 def handle(line: Line) -> None:
     if line.text == "bad":
@@ -73,6 +79,17 @@ async def handle(line: Line) -> None:
         [task] = [task for task in asyncio.all_tasks() if "Committer.run" in task.get_name()]
         task.cancel()
         await asyncio.sleep(60)
+"""
+
+
+CHATTY = """
+async def handle(batch: list[Line]) -> None:
+    for _ in range(10_000):
+        print("x" * 1_000, file=sys.stderr)
+"""
+SLEEPY = """
+def handle(batch: list[Line]) -> None:
+    time.sleep(120)
 """
 
 
@@ -188,3 +205,41 @@ def test_only_a_call_that_was_left_behind_ends_a_process_without_its_last_words(
     assert ("goodbye" in done.stdout) is not is_left
     assert ("threads_left_behind" in done.stdout) is is_left
     assert ("processor price, partition 3, entry 7-1, for " in done.stdout) is is_left
+
+
+def test_a_worker_whose_log_nobody_reads_ends_at_its_deadline(
+    redis_url: str, write_app: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """Its main thread waits for room in the pipe of its log, with the log's lock in its hand."""
+    write_app("ends", ONE_BY_ONE.replace("FUNCTION", CHATTY))
+    environ = {
+        **os.environ,
+        "STREAMWORKER_REDIS_URL": redis_url,
+        "STREAMWORKER_GRACE_PERIOD_MS": "500",
+        "STREAMWORKER_SHUTDOWN_TIMEOUT_MS": "1000",
+    }
+    command = [sys.executable, "-m", "streamworker", "run", "ends:app"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE) as worker:
+        try:
+            wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
+            _send(redis_url, "x")
+            wchan = Path(f"/proc/{worker.pid}/syscall")
+            wait_for(lambda: wchan.read_text().startswith("1 0x2 "), "it waits for its log's reader")
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(10) == FORCED
+        finally:
+            worker.kill()
+
+
+def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
+    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker
+) -> None:
+    """A call that took too long cannot be interrupted; the worker leaves, and ends, without it."""
+    write_app("ends", ONE_BY_ONE.replace("FUNCTION", SLEEPY).replace("attempts=1", "attempts=1, timeout=0.2"))
+    worker = spawn("run", "ends:app")
+    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
+    _send(redis_url, "x")
+    wait_for(lambda: b"halted" in _states(redis_url), "its call was given up")
+    worker.terminate()
+    assert worker.wait(10) == 0
+    assert "worker_left" in worker.log()

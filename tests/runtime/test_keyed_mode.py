@@ -310,29 +310,6 @@ async def test_poison_is_taken_out_and_its_key_goes_on(redis_url: str, on_error:
         assert all(letter[b"attempts"] == b"2" for letter in dead)
 
 
-@pytest.mark.parametrize("on_error", ["halt", "dead_letter", "skip"])
-async def test_an_entry_that_is_no_record_takes_the_same_road_without_a_call(
-    redis_url: str, on_error: str
-) -> None:
-    """All before it is done and committed; the policy decides about the rest."""
-    watch = Watch()
-    async with bench(redis_url) as desk:
-        await send(desk, range(30))
-        bad = await desk.add_raw(b"{not json")
-        await send(desk, range(30, 60))
-        spec = desk.spec(watched(watch, lambda _: 0.002), concurrency=8, on_error=on_error, attempts=3)
-        running = await desk.start(spec)
-        if on_error == "halt":
-            assert bad in await running.halts() and "DecodeError" in running.halted[0]
-            assert await desk.committed() == 30
-            return
-        await desk.until_committed(61)
-        assert await numbers_of(desk) == list(range(60))
-        dead = await desk.dead()
-        assert [letter[b"id"].decode() for letter in dead] == ([bad] if on_error == "dead_letter" else [])
-    watch.check_order()
-
-
 async def test_a_record_whose_key_cannot_be_told_is_not_handled(redis_url: str) -> None:
     """Another program may have written it; its place among the others of its key is unknown."""
     calls: list[int] = []
@@ -837,7 +814,7 @@ async def test_calls_that_never_wait_leave_the_event_loop_to_others(redis_url: s
         nonlocal handled
         handled += 1
 
-    async with handling(redis_url, price, range(10_000), keys=1_000, concurrency=64) as (desk, running):
+    async with handling(redis_url, price, range(10_000), keys=1_000, concurrency=64) as (_, running):
         while running.runner.commits.records_done < 10_000:
             before = handled
             await asyncio.sleep(0)

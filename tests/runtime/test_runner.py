@@ -20,18 +20,26 @@ pytestmark = pytest.mark.anyio
 # -- order and commits -----------------------------------------------------------------------
 
 
-async def test_a_batch_processor_sees_all_records_in_order_and_forwards_rows(redis_url: str) -> None:
+@pytest.mark.parametrize("mode", ["batch", "record"])
+async def test_all_records_are_seen_and_forwarded_in_order_and_records_share_commits(
+    redis_url: str, mode: str
+) -> None:
     """What was sent is handled in order, and what was returned is in the acked log in order."""
     seen: list[int] = []
 
-    async def price(batch: list[Order]) -> list[Priced]:
-        seen.extend(order.number for order in batch)
-        return [Priced(order.number, order.number * 2.0) for order in batch]
+    async def batch(batch: list[Order]) -> list[Priced]:
+        return [await record(order) for order in batch]
 
-    async with handling(redis_url, price, range(2_500), batch=400) as (desk, running):
+    async def record(order: Order) -> Priced:
+        seen.append(order.number)
+        return Priced(order.number, order.number * 2.0)
+
+    function, options = (batch, {"batch": 400}) if mode == "batch" else (record, {})
+    async with handling(redis_url, function, range(2_500), **options) as (desk, running):
         await desk.until_committed(2_500)
         assert seen == list(range(2_500))
         assert [row["number"] for row in await desk.rows()] == list(range(2_500))
+        assert len(await desk.acked_entries()) < 250
         assert (await running.drained()).reason is StopReason.DRAINED
 
 
@@ -47,21 +55,6 @@ async def test_the_acked_log_is_a_chain_without_a_gap(redis_url: str) -> None:
         assert [entry[b"prev"].decode() for entry in entries] == ["0-0", ids[99], ids[199]]
         assert [entry[b"first"].decode() for entry in entries] == [ids[0], ids[100], ids[200]]
         assert entries[-1][b"last"].decode() == ids[-1] == await desk.checkpoint()
-
-
-async def test_a_record_processor_commits_what_is_done_in_groups(redis_url: str) -> None:
-    """Fast records share commits; every one of them is committed in order."""
-    seen: list[int] = []
-
-    async def price(order: Order) -> Priced:
-        seen.append(order.number)
-        return Priced(order.number, 1.0)
-
-    async with handling(redis_url, price, range(2_000)) as (desk, _):
-        await desk.until_committed(2_000)
-        assert seen == list(range(2_000))
-        assert [row["number"] for row in await desk.rows()] == list(range(2_000))
-        assert len(await desk.acked_entries()) < 200
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -549,20 +542,6 @@ async def test_state_is_committed_with_the_records_and_found_by_the_next_owner(
         await desk.until_committed(150)
         view = second.runner.invoker.state.view()
         assert dict(view) == {"ann": 150}
-
-
-async def test_rows_forwarded_through_the_context_come_before_those_returned(redis_url: str) -> None:
-    """Both reach the log, in the order in which they were made."""
-    from streamworker.context import Context
-
-    async def price(batch: list[Order], ctx: Context) -> list[Priced]:
-        for order in batch:
-            ctx.forward(Priced(order.number, 1.0))
-        return [Priced(-1, 2.0)]
-
-    async with handling(redis_url, price, range(3)) as (desk, _):
-        await desk.until_committed(3)
-        assert [row["number"] for row in await desk.rows()] == [0, 1, 2, -1]
 
 
 @pytest.mark.parametrize("kind", ["dead", "state"])

@@ -449,8 +449,8 @@ async def test_an_entry_that_is_no_record_is_an_error_of_its_own_wherever_it_sta
             else:
                 await worker.until_drained()
                 good = [number for number in range(count) if number not in bad]
-            dead = [str(letter.entry_id) for letter in await worker.dead_letters("handle")]
-            assert dead == ([ids[number] for number in bad] if on_error == "dead_letter" else [])
+            dead = [(str(letter.entry_id), letter.attempts) for letter in await worker.dead_letters("handle")]
+            assert dead == ([(ids[number], 0) for number in bad] if on_error == "dead_letter" else [])
             assert [found["number"] for found in await worker.rows("handle")] == good
     assert not [log for log in logs if log["event"] in ("runner_failed", "commit_refused")]
 
@@ -527,3 +527,4 @@ def test_what_is_logged_of_an_error_is_short_whatever_it_is() -> None:
     assert len(describe_error(ValueError("x" * 1_000_000))) == 1_000
     assert traceback_of(Nameless("anon")) == describe_error(Nameless("anon")) == "Nameless: anon"
     assert describe_error(MuteForGood()) == "MuteForGood: str() of it raises an error, too"
+    assert describe_error(ValueError("two\nlines")) == "ValueError: two lines"
