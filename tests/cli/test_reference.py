@@ -23,30 +23,6 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == reference.render()
 
 
-def test_every_command_of_the_design_is_there() -> None:
-    """And no other."""
-    assert set(COMMANDS) == {
-        *(
-            "run",
-            "dev",
-            "demo",
-            "send",
-            "status",
-            "lag",
-            "history",
-            "top",
-            "spark",
-            "reset",
-            "simulate",
-            "bench",
-            "doctor",
-            "repair",
-            "acl",
-        ),
-        *("dead list", "dead show", "dead replay", "dead drop"),
-    }
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_examples(invoke: Invoke, command: str) -> None:
     """The first thing that somebody new looks for."""

@@ -25,6 +25,8 @@ from tests.contract.support import GROUP, Group, Raw, everything, url_of_user
 
 pytestmark = pytest.mark.anyio
 
+Done = membership_events.DocumentChanged
+
 OTHER_TYPES = {
     "string": ("SET", "x"),
     "list": ("RPUSH", "x"),
@@ -61,6 +63,19 @@ async def change(group: Group, after: Membership, *, removed: tuple[str, ...] = 
     message = GroupChanged(0, "join", "c", ())
     effect = membership_events.ChangeDocument(after.generation, after, message, added, removed)
     return await operations.change_document(Access(group.backend, GROUP, 1_000), effect)
+
+
+async def changed(group: Group, after: Membership, *, removed: tuple[str, ...] = ()) -> Done:
+    """Do it, and insist on it."""
+    done = await change(group, after, removed=removed)
+    assert isinstance(done, Done)
+    return done
+
+
+async def mended(group: Group, effect: membership_events.MendDocument) -> None:
+    """Put a damaged document aside, as a core asks for."""
+    done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
+    assert isinstance(done, Done)
 
 
 # -- heartbeats -----------------------------------------------------------------------------------
@@ -138,8 +153,7 @@ async def test_nobody_is_lost_where_the_document_cannot_be_read_either(
     effect = membership_events.MendDocument(
         fingerprint(BROKEN[what]), KNOWN, GroupChanged(0, "mended", "a", ()), 11
     )
-    done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
-    assert isinstance(done, membership_events.DocumentChanged)
+    await mended(group, effect)
     assert raw.type(GROUP.damaged) == b"string"
     assert not (await beat(group.backend, "b.1")).lost
     assert (await beat(group.backend, "gone.1")).lost
@@ -150,8 +164,7 @@ async def test_a_join_begins_heartbeats_anew(group: Group, raw: Raw) -> None:
     raw.set(GROUP.members, KNOWN.document())
     put(raw, GROUP.beats)
     joined = KNOWN.with_member(Member("c.1", "c", "host", 1, 2))
-    done = await change(group, replace(joined, generation=10), removed=("a.1",))
-    assert isinstance(done, membership_events.DocumentChanged)
+    await changed(group, replace(joined, generation=10), removed=("a.1",))
     reply = await beat(group.backend, "c.1")
     assert reply.beats.keys() == {"b.1", "l.1", "c.1"}
     assert raw.type(GROUP.damaged) == b"list"
@@ -161,7 +174,7 @@ async def test_a_group_is_founded_whatever_stands_in_place_of_heartbeats(group: 
     """Of no document nobody is a member."""
     put(raw, GROUP.beats)
     first = Membership.empty(2, "range").with_member(Member("c.1", "c", "host", 1, 2))
-    assert isinstance(await change(group, first), membership_events.DocumentChanged)
+    assert isinstance(await change(group, first), Done)
     assert (await beat(group.backend, "c.1")).beats.keys() == {"c.1"}
 
 
@@ -210,14 +223,12 @@ async def test_something_else_in_place_of_the_loads_is_named_and_left_alone(
         reply = await beat(group.backend, "a.1", measured)
         assert (reply.lost, reply.foreign, len(reply.beats)) == (False, GROUP.loads, 2)
     assert (await loads.read_loads(group.backend, GROUP))[0] == {}
-    done = await change(group, KNOWN.without(["b.1"]), removed=("b.1",))
-    assert isinstance(done, membership_events.DocumentChanged)
+    await changed(group, KNOWN.without(["b.1"]), removed=("b.1",))
     facts = await repair.look(group.backend, GROUP, 2)
     assert await repair.remove_members(group.backend, facts, ["a.1"])
     raw.set(GROUP.members, "x")
     effect = membership_events.MendDocument(fingerprint(b"x"), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
-    done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
-    assert isinstance(done, membership_events.DocumentChanged)
+    await mended(group, effect)
     assert raw.type(GROUP.loads) == kind.encode()
     raw.delete(GROUP.loads)
     assert (await beat(group.backend, "a.1", {0: 7})).foreign == ""
@@ -229,14 +240,12 @@ async def test_a_group_changes_without_a_control_stream(group: Group, raw: Raw) 
     raw.set(GROUP.members, KNOWN.document())
     raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "b.1": "5|6|run|0"})
     raw.set(GROUP.control, "mine")
-    done = await change(group, KNOWN.without(["b.1"]), removed=("b.1",))
-    assert isinstance(done, membership_events.DocumentChanged)
+    done = await changed(group, KNOWN.without(["b.1"]), removed=("b.1",))
     assert (await beat(group.backend, "a.1")).generation == done.generation
     assert await repair.remove_members(group.backend, await repair.look(group.backend, GROUP, 2), ["a.1"])
     raw.set(GROUP.members, "x")
     effect = membership_events.MendDocument(fingerprint(b"x"), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
-    done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
-    assert isinstance(done, membership_events.DocumentChanged)
+    await mended(group, effect)
     assert raw.get(GROUP.control) == b"mine"
     assert await control.foreign_types(group.backend, [GROUP]) == {GROUP: "string"}
     raw.delete(GROUP.control)
@@ -247,8 +256,7 @@ async def test_a_group_changes_where_nothing_fits_behind_a_message(group: Group,
     """Somebody wrote a message with the highest id. A message is a hint: the change is made without it."""
     raw.set(GROUP.members, KNOWN.document())
     raw.xadd(GROUP.control, {"kind": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
-    done = await change(group, KNOWN.without(["b.1"]), removed=("b.1",))
-    assert isinstance(done, membership_events.DocumentChanged)
+    done = await changed(group, KNOWN.without(["b.1"]), removed=("b.1",))
     assert (await beat(group.backend, "a.1")).generation == done.generation
 
 

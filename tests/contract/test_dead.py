@@ -45,8 +45,7 @@ async def test_letters_of_several_partitions_are_listed_by_age(group: Group) -> 
 async def test_a_replayed_letter_is_an_entry_again(group: Group) -> None:
     """With the fields that it had, behind all others, and its group in the first; the letter is gone."""
     first, second = await bury(group)
-    replayed = await dead.replay_dead(group.backend, GROUP, 0, [first.id])
-    new_id = replayed[first.id]
+    new_id = (await dead.replay_dead(group.backend, GROUP, 0, [first.id]))[first.id]
     assert new_id is not None
     (entry,) = await streams.range_entries(group.backend, STREAM.events(0), new_id, None, 10)
     assert list(entry.fields.items()) == [(REPLAYED_FOR, b"price"), *first.fields.items()]

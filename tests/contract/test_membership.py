@@ -25,17 +25,19 @@ async def change(group: Group, expected: int, body: str = '{"v":1}', **more: Any
     )
 
 
+async def changed(group: Group, expected: int, body: str = '{"v":1}', **more: Any) -> Changed:
+    """Change it, and insist on it."""
+    reply = await change(group, expected, body, **more)
+    assert isinstance(reply, Changed)
+    return reply
+
+
 async def test_a_generation_is_not_below_what_a_lock_knows(group: Group) -> None:
     """The server's clock was ahead when the lock was taken, and is right again."""
-    first = await change(group, 0)
-    assert isinstance(first, Changed)
+    first = await changed(group, 0)
     ahead = first.generation + 600_000
-    second = await membership.change_members(
-        group.backend, GROUP, expected=first.generation, body='{"v":1}', message=MESSAGE, at_least=ahead
-    )
-    assert isinstance(second, Changed) and second.generation == ahead
-    third = await change(group, ahead)
-    assert isinstance(third, Changed) and third.generation == ahead + 1
+    assert (await changed(group, first.generation, at_least=ahead)).generation == ahead
+    assert (await changed(group, ahead)).generation == ahead + 1
 
 
 async def beat(group: Group, *beats: tuple[GroupKeys, str, int, str, int]) -> list[HeartbeatReply]:
@@ -48,23 +50,20 @@ async def beat(group: Group, *beats: tuple[GroupKeys, str, int, str, int]) -> li
 
 async def test_the_first_document_gets_a_generation_that_never_was(group: Group, raw: Raw) -> None:
     """It is the server's time, so that a group which is deleted and made again does not repeat one."""
-    first = await change(group, 0, '{"v":1,"members":[]}')
-    assert isinstance(first, Changed)
+    first = await changed(group, 0, '{"v":1,"members":[]}')
     assert first.generation == first.server_ms
     document, _, _ = await membership.look_at_members(group.backend, GROUP)
     assert document is not None
     assert json.loads(document) == {"generation": first.generation, "v": 1, "members": []}
 
     raw.delete(GROUP.members)
-    again = await change(group, 0)
-    assert isinstance(again, Changed)
+    again = await changed(group, 0)
     assert again.generation >= first.generation
 
 
 async def test_a_change_and_its_message_are_one_step(group: Group) -> None:
     """There is never a generation without its message, nor a message without its generation."""
-    first = await change(group, 0, added=["a.1", "b.1"])
-    assert isinstance(first, Changed)
+    first = await changed(group, 0, added=["a.1", "b.1"])
     connection = group.backend.blocking(GROUP.control)
     ((key, _, fields),) = await control.read_control(connection, {GROUP: ZERO}, 100)
     await connection.aclose()
@@ -74,8 +73,7 @@ async def test_a_change_and_its_message_are_one_step(group: Group) -> None:
 
 async def test_a_conflict_changes_nothing_and_returns_the_document(group: Group, raw: Raw) -> None:
     """Whoever was second gets what the first wrote, and starts from there."""
-    first = await change(group, 0, '{"by":"first"}', added=["a.1"])
-    assert isinstance(first, Changed)
+    first = await changed(group, 0, '{"by":"first"}', added=["a.1"])
     before = everything(raw)
     for expected in (0, first.generation - 1, first.generation + 1):
         reply = await change(group, expected, '{"by":"second"}', added=["b.1"], removed=["a.1"])
@@ -118,8 +116,7 @@ async def test_a_document_of_somebody_else_is_not_overwritten(group: Group, raw:
 
 async def test_of_many_who_change_at_once_one_wins(group: Group) -> None:
     """Compare and set: the others are told."""
-    first = await change(group, 0)
-    assert isinstance(first, Changed)
+    first = await changed(group, 0)
     replies = await asyncio.gather(
         *(change(group, first.generation, json.dumps({"by": n})) for n in range(10))
     )
@@ -131,10 +128,8 @@ async def test_of_many_who_change_at_once_one_wins(group: Group) -> None:
 
 async def test_a_heartbeat_renews_and_shows_all_members_and_the_last_change(group: Group) -> None:
     """One answer carries the beats of all, by one clock; a generation is the time, and above the last."""
-    first = await change(group, 0, added=["a.1", "b.1"])
-    assert isinstance(first, Changed)
-    second = await change(group, first.generation)
-    assert isinstance(second, Changed)
+    first = await changed(group, 0, added=["a.1", "b.1"])
+    second = await changed(group, first.generation)
     assert second.generation == max(second.server_ms, first.generation + 1)
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run-1", 3))
     assert (reply.lost, reply.generation) == (False, second.generation)
@@ -145,10 +140,8 @@ async def test_a_heartbeat_renews_and_shows_all_members_and_the_last_change(grou
 
 async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: Raw) -> None:
     """Its heartbeat does not bring it back: it has to join again."""
-    first = await change(group, 0, added=["a.1", "b.1"])
-    assert isinstance(first, Changed)
-    second = await change(group, first.generation, removed=["a.1"])
-    assert isinstance(second, Changed)
+    first = await changed(group, 0, added=["a.1", "b.1"])
+    second = await changed(group, first.generation, removed=["a.1"])
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run-1", 3))
     assert reply.lost
     assert reply.generation == second.generation
@@ -159,8 +152,7 @@ async def test_a_heartbeat_carries_what_was_measured_and_only_who_asks_reads_it(
     group: Group, raw: Raw
 ) -> None:
     """A measurement stands until the next one, and goes when its member does."""
-    first = await change(group, 0, added=["a.1", "b.1"])
-    assert isinstance(first, Changed)
+    first = await changed(group, 0, added=["a.1", "b.1"])
     a = Renewal(GROUP, "a.1", 5, "run", 420, {3: 300, 0: 120})
     await membership.heartbeat(group.backend, [a, Renewal(GROUP, "b.1", 6, "run", 0, {})])
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run", 420))
@@ -209,14 +201,12 @@ async def test_the_living_are_told_from_the_dead_when_memory_is_full(group: Grou
     """Heartbeats, removals, locks and releases still work: ownership moves, and only data waits."""
     entries = await group.send(1)
     lock = await group.own("a.1")
-    first = await change(group, 0, added=["a.1", "b.1"])
-    assert isinstance(first, Changed)
+    first = await changed(group, 0, added=["a.1", "b.1"])
     full_memory.config_set("maxmemory", 1)
 
     (renewed,) = await beat(group, (GROUP, "b.1", 5, "run", 0))
     assert not renewed.lost
-    second = await change(group, first.generation, removed=["a.1"])
-    assert isinstance(second, Changed)
+    second = await changed(group, first.generation, removed=["a.1"])
     taken = await group.own("b.1", generation=second.generation)
     assert taken.epoch == lock.epoch + 1
     assert await group.release("b.1", taken.epoch)

@@ -43,6 +43,13 @@ async def mend(group: Group, seen: str, after: Membership) -> ev.Event:
     return await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
 
 
+async def mended(group: Group, seen: str, after: Membership) -> membership_events.DocumentChanged:
+    """Do it, and insist on it."""
+    done = await mend(group, seen, after)
+    assert isinstance(done, membership_events.DocumentChanged)
+    return done
+
+
 async def look(group: Group) -> Any:
     """Read what stands there."""
     return await operations.read_document(
@@ -62,8 +69,7 @@ async def test_damage_is_put_aside_and_the_document_is_written_in_one_step(group
     raw.set(GROUP.members, "no document")
     raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "gone.1": "5|6|run|0"})
     raw.hset(GROUP.loads, mapping={"a.1": "0:1", "gone.1": "0:1"})
-    done = await mend(group, fingerprint(b"no document"), known("a.1", "b.1"))
-    assert isinstance(done, membership_events.DocumentChanged)
+    done = await mended(group, fingerprint(b"no document"), known("a.1", "b.1"))
     stored = Membership.parse(raw.get(GROUP.members))
     assert stored == replace(known("a.1", "b.1"), generation=done.generation)
     assert done.generation > 1_600_000_000_000
@@ -83,8 +89,7 @@ async def test_a_value_of_another_type_is_put_aside_as_it_is(group: Group, raw: 
     raw.execute_command(command, GROUP.members, *arguments)
     read = await look(group)
     assert (read.document, read.foreign) == (None, kind)
-    done = await mend(group, kind, known("a.1"))
-    assert isinstance(done, membership_events.DocumentChanged)
+    await mended(group, kind, known("a.1"))
     assert raw.type(GROUP.members) == b"string" and raw.type(GROUP.damaged) == kind.encode()
 
 
@@ -127,8 +132,7 @@ async def test_what_is_kept_is_bounded_whatever_was_written(group: Group, raw: R
     """Python and Lua make the same fingerprint of a value of any length; the last copy is there."""
     raw.rpush(GROUP.damaged, "an older one")
     raw.set(GROUP.members, b"\xff" * length)
-    done = await mend(group, fingerprint(b"\xff" * length), known("a.1"))
-    assert isinstance(done, membership_events.DocumentChanged)
+    await mended(group, fingerprint(b"\xff" * length), known("a.1"))
     assert raw.get(GROUP.damaged) == b"\xff" * min(length, KEPT_BYTES)
 
 

@@ -115,16 +115,7 @@ def draw(random: Random, protocol: str, count: int) -> list[Step]:
 class Twins:
     """Does each step at both, and compares the answers and what can be seen afterwards.
 
-    Parameters
-    ----------
-    backend
-        Of the real server, which is emptied.
-    protocol
-        Whose operations there are, beside those of documents, locks and records.
-    model
-        The class to be compared.
-    acked_limit
-        Entries that an acked log may hold; 0 for no limit.
+    The real server is emptied. ``acked_limit`` is how many entries an acked log may hold; 0 for no limit.
     """
 
     def __init__(
@@ -168,13 +159,7 @@ class Twins:
             await other.aclose()
 
     async def do(self, step: Step) -> None:
-        """Do one step at both.
-
-        Raises
-        ------
-        Difference
-            If anything is not the same.
-        """
+        """Do one step at both; raise ``Difference`` if anything is not the same."""
         self.now_ms += step.pause_ms + (step.what == "append")
         await self.backend.set_clock(self.now_ms)
         if step.how % MEDDLED == 0:

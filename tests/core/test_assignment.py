@@ -107,9 +107,10 @@ def test_twenty_four_members_on_sixteen_partitions_leave_eight_standing_by() -> 
     assert len(set(ids) - set(owners)) == 8
 
 
-def test_a_group_without_members_owns_nothing() -> None:
-    """The last one that leaves takes nobody's partitions along."""
+def test_a_group_without_members_owns_nothing_and_nothing_has_moved() -> None:
+    """A partition that nobody owns afterwards has nobody to wait for."""
     assert range_assignment([], 3, ("a", "a", "a")) == (None, None, None)
+    assert moves(("a", "b"), (None, "b")) == ()
 
 
 def test_a_second_worker_takes_the_upper_half() -> None:
@@ -129,11 +130,6 @@ def test_moves_are_exactly_the_partitions_with_a_new_owner(
     before, after = (range_assignment(ids, count, ()) for ids in (before_ids, after_ids))
     moved = moves(before, after)
     assert all((p in moved) == (before[p] != after[p]) for p in range(count))
-
-
-def test_partitions_without_a_new_owner_have_not_moved() -> None:
-    """A partition that nobody owns afterwards has nobody to wait for."""
-    assert moves(("a", "b"), (None, "b")) == ()
 
 
 def test_every_strategy_is_known_by_the_name_it_has_in_documents() -> None:

@@ -226,27 +226,21 @@ def test_whatever_the_load_does_no_minute_has_more_moves_than_the_cap(
         assert sum(moved for then, moved in looks.moves if at_ms - 60_000 < then <= at_ms) <= cap
 
 
-def test_a_load_that_swings_to_and_fro_moves_nothing_with_the_usual_rules() -> None:
-    """Two workers that are hot in turn, for two looks each: never three in a row."""
-    looks = Looks(
-        document([0] * 8 + [1] * 8, [1, 1]),
-        lambda p, turn: 100 if (p < 8) == (turn // 2 % 2 == 0) else 10,
-    )
-    assert looks.run(600) == 0
+def test_a_load_that_changes_sides_slowly_is_followed_and_one_that_swings_to_and_fro_is_not() -> None:
+    """A day and a night: each side is relieved, and rests. Hot for two looks each: never three in a row."""
 
+    def hot_in_turn(looks_each: int) -> Looks:
+        return Looks(
+            document([0] * 8 + [1] * 8, [1, 1]),
+            lambda p, turn: 100 if (p < 8) == (turn // looks_each % 2 == 0) else 10,
+        )
 
-def test_a_load_that_changes_sides_slowly_is_followed() -> None:
-    """A day and a night: each side is relieved, and rests."""
-    looks = Looks(
-        document([0] * 8 + [1] * 8, [1, 1]),
-        lambda p, turn: 100 if (p < 8) == (turn < 200) else 10,
-    )
-    assert looks.run(150) > 0
-    assert looks.run(50) == 0
-    assert max(looks.levels()) / min(looks.levels()) < 1.5
-    assert looks.run(150) > 0
-    assert looks.run(50) == 0
-    assert max(looks.levels()) / min(looks.levels()) < 1.5
+    assert hot_in_turn(2).run(600) == 0
+    looks = hot_in_turn(200)
+    for _ in ("day", "night"):
+        assert looks.run(150) > 0
+        assert looks.run(50) == 0
+        assert max(looks.levels()) / min(looks.levels()) < 1.5
 
 
 def test_a_worker_of_capacity_two_ends_with_about_twice_the_load() -> None:

@@ -54,16 +54,12 @@ def test_while_others_wait_at_the_door_nothing_is_taken_until_the_group_is_not_y
     assert not founding.is_resting(100 + young_ms - 2, others_wait=True)
 
 
-def test_a_group_that_has_been_there_for_a_while_is_not_waited_in() -> None:
-    """Its partitions stand still until they are taken."""
+def test_a_group_that_has_been_there_for_a_while_is_not_waited_in_nor_any_without_a_pause() -> None:
+    """Its partitions stand still until they are taken. As with ``founding_pause_ms=0``."""
     founding = Founding(PAUSE_MS)
     founding.look(begun(YOUNG_PAUSES * PAUSE_MS, "w1", "w2"), 100)
     assert not founding.is_resting(100, others_wait=True)
     assert founding.not_before_ms(100) == 100
-
-
-def test_without_a_pause_nobody_waits() -> None:
-    """As with ``founding_pause_ms=0``."""
     founding = Founding(0)
     founding.look(begun(0, "w1"), 100)
     assert not founding.is_resting(100, others_wait=True)

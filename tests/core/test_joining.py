@@ -1,5 +1,7 @@
 """Letting in together who joins at once."""
 
+import pytest
+
 from streamworker.core.protocols.membership.control import JoinWanted
 from streamworker.core.protocols.membership.document import Member
 from streamworker.core.protocols.membership.joining import (
@@ -27,8 +29,8 @@ def test_who_wants_in_is_read_as_it_was_written() -> None:
     assert Applicant.read(applicant("w9", "w9.0").message()) == applicant("w9", "w9.0")
 
 
-def test_a_message_that_cannot_be_read_lets_nobody_in() -> None:
-    """Whoever wrote it joins by itself."""
+def test_a_message_that_cannot_be_read_or_is_of_a_static_member_lets_nobody_in() -> None:
+    """It joins by itself. A static member may find its place taken, and must hear that itself."""
     door = Door(PACE_MS, lambda most: most)
     whole = applicant("w9").message().applicant
     endless = whole.replace('"pid":1', '"pid":Infinity')
@@ -36,6 +38,7 @@ def test_a_message_that_cannot_be_read_lets_nobody_in() -> None:
     assert endless != whole != of_a_later_release
     for text in ("", "[]", "{}", "null", '{"id":"a","former":3}', endless, of_a_later_release):
         door.heard(JoinWanted("w9", text), 0)
+    door.heard(applicant("w2", static_id="pod-2").message(), 0)
     assert door.next_deadline_ms(is_in=True) is None
 
 
@@ -81,26 +84,15 @@ def test_the_next_in_join_order_lets_in_what_the_first_did_not() -> None:
     assert door.next_deadline_ms(is_in=True) is None, "somebody else did it"
 
 
-def test_nobody_is_let_in_who_has_given_up_waiting() -> None:
-    """A member that slept must not bring back who joined by itself and left since, or stopped."""
+@pytest.mark.parametrize(
+    "at_ms, server_ms",
+    [(PATIENCE_MS, 7_000), (GATHER_MS, ASKED_MS + 2 * PATIENCE_MS + 1)],
+    ids=["it has given up waiting", "it was heard long after it was said"],
+)
+def test_nobody_is_let_in_whose_wish_is_old(at_ms: int, server_ms: int) -> None:
+    """A member that slept must not bring back who joined by itself and left, or has another id by now."""
     door, now = Door(PACE_MS, lambda most: most), group("w1.1", generation=5)
     door.look(now, "w1.1")
     door.heard(applicant("w2").message(), 0)
-    assert door.let_in(now, PATIENCE_MS, 7_000) is None
-    assert door.next_deadline_ms(is_in=True) is None
-
-
-def test_nobody_is_let_in_whose_wish_was_heard_long_after_it_was_said() -> None:
-    """A member that slept reads the messages of that time when it wakes; who asked has another id by now."""
-    door, now = Door(PACE_MS, lambda most: most), group("w1.1", generation=5)
-    door.look(now, "w1.1")
-    door.heard(applicant("w2").message(), 0)
-    assert door.let_in(now, GATHER_MS, ASKED_MS + 2 * PATIENCE_MS + 1) is None
-    assert door.next_deadline_ms(is_in=True) is None
-
-
-def test_a_static_member_is_left_to_itself() -> None:
-    """It may find its place taken, and must hear that itself."""
-    door = Door(PACE_MS, lambda most: most)
-    door.heard(applicant("w2", static_id="pod-2").message(), 0)
+    assert door.let_in(now, at_ms, server_ms) is None
     assert door.next_deadline_ms(is_in=True) is None

@@ -22,18 +22,12 @@ def test_who_is_no_member_is_never_late() -> None:
     assert pulse.check(60_000) == []
 
 
-def test_joining_counts_as_a_heartbeat() -> None:
-    """The first one has the whole time to get through."""
+def test_joining_counts_as_a_heartbeat_and_being_late_is_said_once() -> None:
+    """The first one has the whole time to get through; then there is no deadline to wake for."""
     pulse = started()
     assert pulse.next_deadline_ms() == LIMIT_MS
     assert pulse.check(LIMIT_MS - 1) == []
     assert pulse.check(LIMIT_MS) == LATE
-
-
-def test_being_late_is_said_once() -> None:
-    """And then there is no deadline to wake for."""
-    pulse = started()
-    pulse.check(LIMIT_MS)
     assert pulse.check(60_000) == []
     assert pulse.next_deadline_ms() is None
 

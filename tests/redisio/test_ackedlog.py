@@ -5,6 +5,7 @@ import dataclasses
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -227,25 +228,22 @@ def test_a_payload_that_inflates_past_its_cap_is_refused() -> None:
             decode_entry(EntryId(1, 0), stored(with_payload(packed, 1, "zstd", size)), SCHEMAS, 5_000_000)
 
 
-def test_another_arrow_message_is_refused() -> None:
-    """A schema in the place of a batch is no batch."""
-    schema_message = messages(many(1), None)[0]
-    with pytest.raises(DataLoss, match="another kind"):
-        decode_entry(EntryId(1, 0), stored(with_payload(schema_message, 1)), SCHEMAS)
-
-
-def test_a_batch_without_bytes_is_refused() -> None:
-    """To pyarrow this is the end of a stream, which is no answer for a worker."""
-    with pytest.raises(DataLoss, match="cannot be read"):
-        decode_entry(EntryId(1, 0), stored(with_payload(b"", 1)), SCHEMAS)
-
-
-def test_a_batch_of_another_schema_is_refused() -> None:
-    """A batch with fewer columns than its schema says is noticed."""
-    other = pa.record_batch({"n": pa.array([1], pa.int64())})
-    data = bytes(other.serialize().to_pybytes())
-    with pytest.raises(DataLoss, match="cannot be read"):
-        decode_entry(EntryId(1, 0), stored(with_payload(data, 1)), SCHEMAS)
+@pytest.mark.parametrize(
+    "payload, what",
+    [
+        pytest.param(lambda: messages(many(1), None)[0], "another kind", id="a schema in its place"),
+        pytest.param(lambda: b"", "cannot be read", id="no bytes, to pyarrow the end of a stream"),
+        pytest.param(
+            lambda: bytes(pa.record_batch({"n": pa.array([1], pa.int64())}).serialize().to_pybytes()),
+            "cannot be read",
+            id="fewer columns than its schema says",
+        ),
+    ],
+)
+def test_what_is_no_batch_of_the_schema_is_refused(payload: Callable[[], bytes], what: str) -> None:
+    """Whatever its checksum says."""
+    with pytest.raises(DataLoss, match=what):
+        decode_entry(EntryId(1, 0), stored(with_payload(payload(), 1)), SCHEMAS)
 
 
 FORGER = """

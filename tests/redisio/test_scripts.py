@@ -19,9 +19,10 @@ def test_every_file_is_a_script_that_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_the_sha_is_that_of_the_text(script: Script) -> None:
-    """What EVALSHA is asked for is what SCRIPT LOAD was given."""
+def test_the_sha_is_that_of_the_text_and_no_script_builds_an_error_reply(script: Script) -> None:
+    """EVALSHA asks for what SCRIPT LOAD was given. A refusal of ours is a code; an error is the server's."""
     assert script.sha == hashlib.sha1(script.text.encode()).hexdigest()
+    assert "error_reply" not in script.text
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -42,9 +43,3 @@ def test_types_are_checked_before_anything_else(script: Script) -> None:
     body = (LUA / f"{script.name}.lua").read_text("utf-8").replace("redis.call('EXISTS'", "")  # of any type
     first_call, first_check = body.find("redis."), body.index("wrong_type({")
     assert first_check < first_call or first_call == -1
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_no_script_builds_an_error_reply(script: Script) -> None:
-    """A refusal of ours is a code; an error is the server's."""
-    assert "error_reply" not in script.text

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import pytest
+
 from streamworker.core.control import GroupChanged, PartitionsAcquired, PartitionsReleased
 from streamworker.core.protocols.lease.control import LeaseChallenged
 from streamworker.core.snapshot import Rebalance
@@ -20,35 +22,33 @@ def acquired(at_ms: int, generation: int, *partitions: int) -> tuple[int, Mappin
     return at_ms, PartitionsAcquired(partitions, "w.1", generation).fields()
 
 
-def times(messages: Messages) -> dict[int, int | None]:
-    """Duration of each rebalance, by generation."""
-    return {each.generation: each.ms for each in rebalances(messages)}
-
-
-def test_a_rebalance_lasts_until_the_last_moved_partition_runs_again() -> None:
+@pytest.mark.parametrize(
+    "messages, took_ms",
+    [
+        pytest.param(
+            [changed(100, 5, 0, 1, 2), acquired(130, 5, 0), acquired(150, 5, 2), acquired(190, 5, 1)],
+            {5: 90},
+            id="until the last moved partition runs again",
+        ),
+        pytest.param([changed(100, 5, 0, 1), acquired(130, 5, 0)], {5: None}, id="while one is missing"),
+        pytest.param([changed(100, 5, cause="left")], {5: 0}, id="no time where nothing moves"),
+        pytest.param(
+            [changed(100, 5, 0), changed(110, 6, 0), acquired(120, 5, 0)],
+            {5: 20, 6: None},
+            id="an acquisition of an earlier generation has to be given up again",
+        ),
+        pytest.param(
+            [changed(100, 5, 0), changed(110, 6, 0), acquired(150, 6, 0)],
+            {5: 50, 6: 40},
+            id="an acquisition of a later generation ends the earlier rebalance too",
+        ),
+    ],
+)
+def test_a_rebalance_lasts_until_the_last_moved_partition_runs_again(
+    messages: Messages, took_ms: dict[int, int | None]
+) -> None:
     """Whoever acquires them, and in however many steps."""
-    messages = [changed(100, 5, 0, 1, 2), acquired(130, 5, 0), acquired(150, 5, 2), acquired(190, 5, 1)]
-    assert times(messages) == {5: 90}
-
-
-def test_a_rebalance_goes_on_while_a_partition_is_missing() -> None:
-    """It has no duration yet."""
-    assert times([changed(100, 5, 0, 1), acquired(130, 5, 0)]) == {5: None}
-
-
-def test_a_change_that_moves_nothing_takes_no_time() -> None:
-    """Such as a member that leaves the list after its partitions were given away."""
-    assert times([changed(100, 5, cause="left")]) == {5: 0}
-
-
-def test_an_acquisition_of_an_earlier_generation_does_not_count() -> None:
-    """It was under way before, and the partition has to be given up again."""
-    assert times([changed(100, 5, 0), changed(110, 6, 0), acquired(120, 5, 0)]) == {5: 20, 6: None}
-
-
-def test_an_acquisition_of_a_later_generation_ends_the_earlier_rebalance_too() -> None:
-    """The partition runs, which is what the time is about."""
-    assert times([changed(100, 5, 0), changed(110, 6, 0), acquired(150, 6, 0)]) == {5: 50, 6: 40}
+    assert {each.generation: each.ms for each in rebalances(messages)} == took_ms
 
 
 def test_what_is_not_known_is_passed_over() -> None:

@@ -64,7 +64,33 @@ class Priced(msgspec.Struct):
     price: float
 
 
-__all__ = ["Bench", "Context", "Order", "Priced", "Records", "Running", "bench", "handling", "settings"]
+__all__ = ["MODES", "Bench", "Context", "Each", "Order", "Priced", "Records", "Running"]
+__all__ += ["bench", "handling", "settings", "start"]
+MODES = ["batch", "record", "stream", "thread"]
+Each = Callable[[Order, Context], Priced]
+
+
+def handler(mode: str, each: Each) -> Callable[..., Any]:
+    """Make a processor function of a mode that does this with one order after the other, and forwards."""
+
+    async def in_batches(batch: list[Order], ctx: Context) -> list[Priced]:
+        return [each(order, ctx) for order in batch]
+
+    async def by_record(order: Order, ctx: Context) -> Priced:
+        return each(order, ctx)
+
+    async def as_stream(records: Records[Order], ctx: Context) -> None:
+        async for part in records.take(10):
+            for order in part:
+                ctx.forward(Priced(order.number, 0.0))
+                ctx.forward(each(order, ctx))
+
+    def in_thread(order: Order, ctx: Context) -> Priced:
+        return each(order, ctx)
+
+    functions: dict[str, Callable[..., Any]]
+    functions = {"batch": in_batches, "record": by_record, "stream": as_stream, "thread": in_thread}
+    return functions[mode]
 
 
 def settings(**changed: Any) -> Settings:
@@ -102,6 +128,14 @@ class Running:
         self.scope.cancel()
         with anyio.fail_after(PATIENCE_S):
             await self.ended.wait()
+
+
+async def start(desk: "Bench", mode: str, each: Each, *, owner: str = "w1", **given: Any) -> Running:
+    """Run such a function."""
+    options: dict[str, Any] = {"batch": 10} if mode == "batch" else {}
+    if mode == "stream":
+        options = {"output": Priced, "forward": True}
+    return await desk.start(desk.spec(handler(mode, each), **(options | given)), owner=owner)
 
 
 class Bench:

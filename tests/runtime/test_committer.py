@@ -1,6 +1,7 @@
 """The committer groups commits of many partitions and tells the truth about each."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -69,15 +70,7 @@ async def test_a_refused_commit_is_sent_again_until_redis_takes_it(redis_url: st
     async with bench(redis_url) as desk:
         lock = await own(desk, 0)
         troubled = anyio.Event()
-        commit = CommitRequest(
-            partition=0,
-            owner="w1",
-            epoch=lock.epoch,
-            previous=ZERO,
-            new=EntryId(5, 0),
-            entries=1,
-            state={"a": b"1"},
-        )
+        commit = replace(request(lock, EntryId(5, 0)), state={"a": b"1"})
         with full_memory(redis_url), anyio.fail_after(5):
             task = asyncio.create_task(desk.commit(commit, on_trouble=lambda _: troubled.set()))
             await troubled.wait()

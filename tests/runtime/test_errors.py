@@ -3,8 +3,6 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import anyio
 import msgspec
@@ -13,43 +11,9 @@ import pytest
 from streamworker.context import Context, Records
 from streamworker.runtime.run.runner import StopReason
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Bench, Order, Priced, Running, bench, handling
+from tests.runtime.bench import MODES, Bench, Each, Order, Priced, bench, handling, start
 
 pytestmark = pytest.mark.anyio
-
-MODES = ["batch", "record", "stream", "thread"]
-Each = Callable[[Order, Context], Priced]
-
-
-def handler(mode: str, each: Each) -> Callable[..., Any]:
-    """Make a processor function of a mode that does this with one order after the other, and forwards."""
-
-    async def in_batches(batch: list[Order], ctx: Context) -> list[Priced]:
-        return [each(order, ctx) for order in batch]
-
-    async def by_record(order: Order, ctx: Context) -> Priced:
-        return each(order, ctx)
-
-    async def as_stream(records: Records[Order], ctx: Context) -> None:
-        async for part in records.take(10):
-            for order in part:
-                ctx.forward(Priced(order.number, 0.0))
-                ctx.forward(each(order, ctx))
-
-    def in_thread(order: Order, ctx: Context) -> Priced:
-        return each(order, ctx)
-
-    functions: dict[str, Callable[..., Any]]
-    functions = {"batch": in_batches, "record": by_record, "stream": as_stream, "thread": in_thread}
-    return functions[mode]
-
-
-async def start(desk: Bench, mode: str, each: Each, **given: Any) -> Running:
-    """Run such a function."""
-    options: dict[str, Any] = {"batch": 10} if mode == "batch" else {}
-    if mode == "stream":
-        options = {"output": Priced, "forward": True}
-    return await desk.start(desk.spec(handler(mode, each), **(options | given)))
 
 
 async def numbers(desk: Bench) -> list[int]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -72,18 +72,6 @@ async def test_records_of_one_key_keep_their_order_over_many_partitions(redis_ur
             for key in range(20):
                 of_key = [n for n in mine if n % 20 == key]
                 assert of_key in ([], list(range(key, 10_000, 20)))
-
-
-async def test_an_async_iterable_may_be_sent(redis_url: str) -> None:
-    """Records may come from an async generator."""
-
-    async def orders() -> AsyncIterator[Order]:
-        for n in range(10):
-            yield Order(n)
-
-    async with bench(redis_url, run=False) as desk:
-        assert await desk.producer.send_many(orders()) == 10
-        assert await numbers(desk) == list(range(10))
 
 
 async def test_an_endless_source_is_taken_a_bounded_piece_at_a_time(redis_url: str) -> None:
@@ -266,13 +254,6 @@ async def _was_refused(desk: Bench) -> bool:
     except BackendUnavailable:
         return True
     return False
-
-
-async def test_records_without_a_key_go_to_all_partitions_in_turn(redis_url: str) -> None:
-    """A null key spreads records evenly."""
-    async with bench(redis_url, partitions=4, run=False, stream={"key": lambda order: None}) as desk:
-        await desk.producer.send_many([Order(n) for n in range(400)])
-        assert [len(await numbers(desk, p)) for p in range(4)] == [100] * 4
 
 
 async def test_nothing_is_sent_after_the_close(redis_url: str) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
+from streamworker.context import Context
 from streamworker.runtime.run.runner import StopReason
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Order, Priced, Records, bench, handling
+from tests.runtime.bench import MODES, Order, Priced, Records, bench, handling, start
 
 pytestmark = pytest.mark.anyio
 
@@ -170,24 +171,6 @@ async def test_the_next_batch_is_handled_while_a_commit_is_under_way(redis_url: 
         proxy.let_pass()
         await desk.until_committed(50)
         assert begun == [0, 10, 20, 30, 40]
-
-
-async def test_the_acked_records_themselves_are_forwarded_where_nothing_is_returned(redis_url: str) -> None:
-    """With forward=True and no return value, the log holds the records."""
-
-    async def price(batch: list[Order]) -> None: ...
-
-    async def audit(records: Records[Order]) -> None:
-        async for _ in records:
-            pass
-
-    async with handling(redis_url, price, range(30), forward=True) as (desk, running):
-        await desk.until_committed(30)
-        await running.drained()
-        await desk.send(range(30, 60))
-        await desk.start(desk.spec(audit, forward=True))
-        await desk.until_committed(60)
-        assert [row["number"] for row in await desk.rows(Order)] == list(range(60))
 
 
 async def test_a_filter_forwards_only_what_it_returns(redis_url: str) -> None:
@@ -440,12 +423,9 @@ async def test_a_full_acked_log_holds_commits_back_and_loses_nothing(redis_url: 
         assert "acked log full" in running.states[0]
         assert await desk.committed() == 30
         assert len(seen) <= 50
-        await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
-        await desk.until_committed(60)
-        await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
-        await desk.until_committed(90)
-        await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
-        await desk.until_committed(100)
+        for committed in (60, 90, 100):
+            await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
+            await desk.until_committed(committed)
         assert seen == list(range(100))
         await wait_for_async(lambda: running.states[-1] == "", "the reason is gone")
 
@@ -473,8 +453,6 @@ async def test_lost_replies_to_commits_do_not_duplicate_rows(redis_url: str) -> 
 
 async def test_the_context_tells_where_the_records_come_from(redis_url: str) -> None:
     """Partition, epoch, ids and headers are those of the records of the call."""
-    from streamworker.context import Context
-
     seen: list[tuple[object, ...]] = []
 
     async def batch(batch: list[Order], ctx: Context) -> None:
@@ -498,47 +476,29 @@ async def test_the_context_tells_where_the_records_come_from(redis_url: str) -> 
         assert seen[2] == ((await desk.ids())[2], "b", "x")
 
 
-@pytest.mark.parametrize("mode", ["batch", "record", "stream", "thread"])
+@pytest.mark.parametrize("mode", MODES)
 async def test_state_is_committed_with_the_records_and_found_by_the_next_owner(
     redis_url: str, mode: str
 ) -> None:
     """A count kept in the state survives a change of owner exactly."""
-    from streamworker.context import Context
 
-    def count(customer: str, ctx: Context) -> None:
-        ctx.state[customer] = ctx.state.get(customer, 0) + 1
+    def count(order: Order, ctx: Context) -> Priced:
+        ctx.state[order.customer] = ctx.state.get(order.customer, 0) + 1
         if ctx.state["ann"] == 5:
             ctx.state["gone"] = b"x"
         elif "gone" in ctx.state:
             del ctx.state["gone"]
+        return Priced(order.number, 1.0)
 
-    async def batch(batch: list[Order], ctx: Context) -> None:
-        for order in batch:
-            count(order.customer, ctx)
-
-    async def record(order: Order, ctx: Context) -> None:
-        count(order.customer, ctx)
-
-    async def stream(records: Records[Order], ctx: Context) -> None:
-        async for order in records:
-            count(order.customer, ctx)
-
-    def thread(order: Order, ctx: Context) -> None:
-        count(order.customer, ctx)
-
-    functions: dict[str, Callable[..., Any]]
-    functions = {"batch": batch, "record": record, "stream": stream, "thread": thread}
-    function = functions[mode]
     async with bench(redis_url) as desk:
-        spec = desk.spec(function, **({"batch": 7} if mode == "batch" else {}))
         await desk.send(range(100))
-        running = await desk.start(spec)
+        running = await start(desk, mode, count)
         await desk.until_committed(100)
         await running.drained()
         stored = await desk.backend.execute("HGETALL", desk.keys.state(0))
         assert stored == [b"ann", b"\x64"]
         await desk.send(range(50))
-        second = await desk.start(spec, owner="w2")
+        second = await start(desk, mode, count, owner="w2")
         await desk.until_committed(150)
         view = second.runner.invoker.state.view()
         assert dict(view) == {"ann": 150}

@@ -23,9 +23,12 @@ def text_of(viewer: app.Viewer, now_ms: int = 0) -> str:
     return captured.get()
 
 
-def test_before_the_first_snapshot_it_says_what_it_waits_for() -> None:
-    """Not an empty screen."""
-    assert "Waiting for shop orders → audit" in text_of(app.Viewer(TARGETS))
+def test_before_the_first_snapshot_it_says_what_it_waits_for_and_why() -> None:
+    """Not an empty screen; Redis that never answered is named at once."""
+    viewer = app.Viewer(TARGETS)
+    assert "Waiting for shop orders → audit" in text_of(viewer)
+    viewer.failed(BackendUnavailable("No answer from redis at host:6379."))
+    assert "host:6379" in text_of(viewer)
 
 
 def test_an_outage_leaves_the_last_picture_under_a_banner_until_redis_is_back() -> None:
@@ -38,13 +41,6 @@ def test_an_outage_leaves_the_last_picture_under_a_banner_until_redis_is_back() 
     assert "A w1" in shown
     viewer.arrived(TARGETS[0], group(partitions=4, workers=2, at_ms=109_000), now_ms=9_000)
     assert "does not answer" not in text_of(viewer, now_ms=9_000)
-
-
-def test_redis_that_never_answered_is_named_at_once() -> None:
-    """The first screen says why it is empty."""
-    viewer = app.Viewer(TARGETS)
-    viewer.failed(BackendUnavailable("No answer from redis at host:6379."))
-    assert "host:6379" in text_of(viewer)
 
 
 def test_keys_switch_the_processor_round_and_round() -> None:

@@ -17,18 +17,13 @@ def test_a_rate_is_what_was_committed_between_two_snapshots() -> None:
     assert rows.committed_per_s == 1000.0
 
 
-def test_one_snapshot_gives_no_rate_rather_than_a_wrong_one() -> None:
-    """Until there are two looks at a counter, its rate is unknown."""
+def test_one_snapshot_or_a_counter_that_started_again_gives_no_rate_rather_than_a_wrong_one() -> None:
+    """Until there are two looks at a counter its rate is unknown; FLUSHALL makes it smaller."""
     rows = model.rows(None, group(partitions=2, workers=1))
     assert rows.committed_per_s is None
     assert all(cell.per_s is None for cell in rows.cells)
-
-
-def test_a_counter_that_started_again_gives_no_negative_rate() -> None:
-    """After FLUSHALL the counters are smaller than before."""
     before = group(partitions=2, workers=1, at_ms=10_000, committed=9_000)
-    rows = model.rows(before, group(partitions=2, workers=1, at_ms=12_000))
-    assert rows.committed_per_s is None
+    assert model.rows(before, group(partitions=2, workers=1, at_ms=12_000)).committed_per_s is None
 
 
 def test_arrivals_count_what_waits_as_well_as_what_is_done() -> None:
@@ -38,19 +33,14 @@ def test_arrivals_count_what_waits_as_well_as_what_is_done() -> None:
     assert model.rows(before, after).arrived_per_s == 250.0
 
 
-def test_a_worker_keeps_its_letter_when_an_older_one_leaves() -> None:
+def test_a_worker_keeps_its_letter_when_an_older_one_leaves_and_a_new_one_gets_the_first_free_one() -> None:
     """Colours and letters that jump from row to row could not be followed by eye."""
-    three = model.rows(None, group(partitions=6, workers=3))
-    assert [worker.letter for worker in three.workers] == ["A", "B", "C"]
     snapshot = group(partitions=6, workers=3)
-    without_first = replace(snapshot, members=snapshot.members[1:])
-    rows = model.rows(None, without_first, letters=three.letters)
+    three = model.rows(None, snapshot)
+    assert [worker.letter for worker in three.workers] == ["A", "B", "C"]
+    rows = model.rows(None, replace(snapshot, members=snapshot.members[1:]), letters=three.letters)
     assert [worker.letter for worker in rows.workers] == ["B", "C"]
-
-
-def test_a_new_worker_gets_the_first_free_letter() -> None:
-    """The letter of a worker that has gone is given away again."""
-    rows = model.rows(None, group(partitions=6, workers=3), letters={"w2": "A", "w3": "C"})
+    rows = model.rows(None, snapshot, letters={"w2": "A", "w3": "C"})
     assert {worker.member.name: worker.letter for worker in rows.workers} == {"w1": "B", "w2": "A", "w3": "C"}
 
 
