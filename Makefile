@@ -92,13 +92,13 @@ GUARD := process --runs 5 --records 60000
 
 bench: $(READY)
 	$(PIP) install -c constraints.txt -e '.[bench]'
-	$(VENV)/bin/streamworker bench all --markdown
-	$(VENV)/bin/streamworker bench $(GUARD) --ratios benchmarks/ratios.json
+	$(PY) -m benchmarks all --markdown
+	$(PY) -m benchmarks $(GUARD) --ratios benchmarks/ratios.json
 
 bench-check: $(READY)
 	@# Once more before it counts: another program may have had the machine for these seconds.
-	$(VENV)/bin/streamworker bench $(GUARD) --check benchmarks/ratios.json || \
-		$(VENV)/bin/streamworker bench $(GUARD) --check benchmarks/ratios.json
+	$(PY) -m benchmarks $(GUARD) --check benchmarks/ratios.json || \
+		$(PY) -m benchmarks $(GUARD) --check benchmarks/ratios.json
 
 # Without these two, tests take longer and are the same.
 $(CLASSES): $(READY) tests/spark/archive.py | $(BYTECODE)

@@ -11,8 +11,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 from rebalance_picture import draw
-from streamworker.dev.rebalances import Story, tell
+from benchmarks.rebalances.changes import Story, tell
 from streamworker.dev.server import EmbeddedServer
 
 IMAGES = Path(__file__).parent / "images"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from xml.sax.saxutils import escape
 
-from streamworker.dev.rebalance_facts import Commit
+from benchmarks.rebalances.facts import Commit
 
 COLOURS = (
     "#4e79a7", "#f28e2b", "#76b7b2", "#e15759", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f",

@@ -36,6 +36,11 @@ ALONE = {
 """What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""
 
 FULL = {
+    "benchmarks/test_contests.py::test_calls_that_overlap_are_faster_than_calls_in_order": "compares times",
+    "benchmarks/test_contests.py::test_each_contestant_handles_all_records_of_the_same_streams": "runs each",
+    "benchmarks/test_contests.py::test_the_command_fails_where_a_ratio_fell": "compares times",
+    "benchmarks/test_contests.py::test_the_command_prints_json_and_writes_ratios_and_a_picture": "runs each",
+    "benchmarks/test_contests.py::test_upkeep_is_measured_from_outside": "measures for seconds",
     "chaos/test_cluster_kinds.py": "faults of a Cluster take seconds each",
     "chaos/test_nemesis.py": "faults that need root, and parts of seconds to be right",
     "chaos/test_rows_data.py": "rows of the fault matrix wait for what a fault leads to",
@@ -44,7 +49,7 @@ FULL = {
     "chaos/test_rows_versions.py": "as above, and needs the whole history of git",
     "chaos/test_rows_workers.py": "as above",
     "chaos/test_soak.py": "a storm of faults, and a mistake that it must catch",
-    "cli/test_bench.py": "runs the bench eight times",
+    "cli/test_bench.py": "runs the bench six times",
     "cli/test_dev.py": "starts a server, a worker and a watcher each time",
     "cli/test_hostile_text.py::test_no_command_writes_to_a_terminal_what_it_obeys": "20 commands",
     "cli/test_run.py::test_with_reload_a_change_starts_the_worker_anew": "starts workers again and again",
@@ -53,9 +58,6 @@ FULL = {
     "cluster/test_node_away.py": "waits for a Cluster to replace a node",
     "cluster/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
     "cluster/test_workers.py": "workers on a Cluster that loses nodes and moves slots",
-    "dev/test_bench.py::test_calls_that_overlap_are_faster_than_calls_in_order": "compares times",
-    "dev/test_bench.py::test_each_contestant_handles_all_records_of_the_same_streams": "runs each contestant",
-    "dev/test_bench.py::test_upkeep_is_measured_from_outside": "measures for seconds",
     "dev/test_demo.py": "the whole demo, as users run it; its verdict has times in it",
     "durability/test_failover.py": "failovers and power failures, one after the other",
     "durability/test_full_disk.py": "root mounts a small disk",
@@ -65,6 +67,7 @@ FULL = {
     "runtime/test_keyed_mode.py::test_what_concurrency_costs_a_record": "measures rates",
     "security/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
     "sentinel": "sentinels, replicas and failovers, which take seconds each",
+    "test_wheel.py::test_a_wheel_has_the_files_of_the_package_and_no_other": "builds it, with what PyPI has",
     "spark": "a query of Spark takes seconds, and the source has some hundred tests of them",
 }
 """What ``make test`` leaves to ``make test-full``, and why. Besides these: all that runs on ``redis7``, what

@@ -247,7 +247,9 @@ def modules_with_examples() -> list[str]:
     """Return the names of the modules in whose docstrings is something to run, without Spark."""
     return [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for path in sorted([*(ROOT / "streamworker").rglob("*.py"), *DOCS.glob("*.py")])
+        for path in sorted(
+            [*(ROOT / "streamworker").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *DOCS.glob("*.py")]
+        )
         if re.search(r">>> (?!.*\+SKIP)", path.read_text("utf-8"))
     ]
 

@@ -74,13 +74,14 @@ REGISTRIES = {
 USERS_OF_THE_FACE = {"__main__": {"cli"}, "cli": {"tui"}}
 """Who runs the command line, and who shows the picture."""
 
-REDIS_IMPORTERS = {
-    "spark/source/connection.py",
-    "dev/bench/peers/bare.py",
-    "dev/bench/peers/handwritten.py",
-}
-"""Outside redisio: Spark's executors read with the plain client, without an event loop; and the bench
-measures what people write by hand, and what the client itself takes."""
+REDIS_IMPORTERS = {"spark/source/connection.py"}
+"""Outside redisio: Spark's executors read with the plain client, without an event loop."""
+
+ENTRIES = {
+    "__main__.py", "__init__.py", "cli/__init__.py", "testing/__init__.py",
+    "testing/pytest_streamworker/__init__.py", "spark/pyspark_streamworker/__init__.py",
+}  # fmt: skip
+"""What users start or import; Python, pytest and Spark find it by its name."""
 
 CORE_LINES = 400
 MODULE_LINES = 500
@@ -354,13 +355,33 @@ def names_in(module: str) -> Iterator[str]:
             yield node.value.partition(":")[0]
 
 
-def test_each_module_is_used_by_another_of_the_package() -> None:
-    """What only tests or the makers of docs use is in their folders, so that it is not in the wheel."""
-    dotted = {module: f"streamworker.{module.removesuffix('.py').replace('/', '.')}" for module in MODULES}
-    used = {name for module in MODULES for name in names_in(module) if name != dotted[module]}
-    unused = {module for module in MODULES if not module.endswith("__.py") and dotted[module] not in used}
-    assert unused == set()
-    assert not any(uses(module, folder) for module in MODULES for folder in ("docs", "tests"))
+def needed(names: Iterator[str]) -> set[str]:
+    """Return the files that dotted names need: that of each name, and those of the packages around it."""
+    found = set[str]()
+    for name in names:
+        parts = name.split(".")
+        found |= {module_of(".".join(parts[:end])) or "" for end in range(1, len(parts) + 1)}
+    return {f"{module}.py" for module in found} & set(MODULES)
+
+
+def test_each_module_is_used_by_what_users_start_or_import() -> None:
+    """What only maintainers use is in folders of theirs, so that it is not in the wheel."""
+    used, look = set[str](), set(ENTRIES)
+    while look:
+        used |= look
+        look = {found for module in look for found in needed(names_in(module))} - used
+    assert set(MODULES) - used == set()
+
+
+def test_the_package_knows_nothing_of_what_maintainers_use() -> None:
+    """It neither imports it nor starts it; the wheel does not have it."""
+    theirs = {
+        (module, name)
+        for module in MODULES
+        for name in names_in(module)
+        if any(is_under(name, folder) for folder in ("benchmarks", "docs", "tests"))
+    }
+    assert theirs == set()
 
 
 def test_redis_is_spoken_to_in_one_place() -> None:

@@ -17,35 +17,27 @@ SMALL = ("--runs", "1", "--records", "2000")
 
 @pytest.mark.slow
 def test_bench_prints_json_and_leaves_the_server_as_it_was(streamworker: Invoke, redis_url: str) -> None:
-    """Programs find machine, figures, ratios and what was left out; ratios go to a file as well."""
-    done = streamworker("bench", "process", *SMALL, "--redis-url", redis_url, "--json",
-                        "--ratios", "ratios.json", "--svg", "bars.svg")  # fmt: skip
+    """Programs find machine and figures of all scenes."""
+    done = streamworker("bench", "all", *SMALL, "--redis-url", redis_url, "--json")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
-    assert set(report) == {"command", "failed", "left_out", "machine", "rows", "runs"}
-    assert not report["failed"]
-    assert [row["scene"] for row in report["rows"]][:3] == ["batch", "forwarding", "record"]
-    first = report["rows"][0]
-    assert set(first) == {"against", "is_met", "ours", "pairs", "ratio", "scene", "target", "what"}
-    assert first["ratio"] == pytest.approx(first["ours"]["median"] / first["against"]["median"])
+    assert set(report) == {"command", "figures", "machine", "runs"}
+    assert {row["scene"] for row in report["figures"]} == {"produce", "process", "columns", "latency"}
+    assert len(report["figures"]) == 1 + 6 + 6 + 2
+    for row in report["figures"]:
+        assert set(row) == {"scene", "name", "unit", "runs", "median", "least", "most"}
+        assert row["median"] > 0 or row["unit"] == "µs", row
     assert {"cores", "cpu", "python", "server", "redis"} <= set(report["machine"])
-    assert any("runnel" in reason for reason in report["left_out"])
-    assert json.loads(Path("ratios.json").read_text())["batch"] == pytest.approx(first["ratio"], abs=0.001)
-    assert Path("bars.svg").read_text().startswith("<svg")
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
 
 
 @pytest.mark.slow
-def test_bench_fails_where_a_ratio_fell(streamworker: Invoke, redis_url: str, tmp_path: Path) -> None:
-    """And names it; the figures are printed all the same."""
-    reference = tmp_path / "ratios.json"
-    reference.write_text('{"columns-both": 1000.0, "columns-send": 0.0001}')
-    done = streamworker("bench", "columns", *SMALL, "--redis-url", redis_url, "--check", str(reference))
-    assert done.exit_code == 1
-    assert "columns-both: the ratio is" in done.stderr and "and was 1000.00" in done.stderr
-    assert "columns-send: the ratio" not in done.stderr
-    assert "JSON records" in done.stdout
+def test_bench_prints_a_table(streamworker: Invoke, redis_url: str) -> None:
+    """With the machine below it."""
+    done = streamworker("bench", "produce", *SMALL, "--redis-url", redis_url)
+    assert done.exit_code == 0, done.output
+    assert "send_many of 1,000" in done.stdout and "Medians of 1 runs on cores" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -89,16 +81,6 @@ def test_wrong_use_of_bench_is_told_before_anything_starts(
     done = invoke("bench", *arguments)
     assert done.exit_code == 2
     assert says in done.stderr
-
-
-def test_a_file_of_ratios_that_cannot_be_read_is_told_before_anything_is_measured(
-    invoke: Invoke, tmp_path: Path
-) -> None:
-    """Not after minutes."""
-    (tmp_path / "ratios.json").write_text("[]")
-    done = invoke("bench", "process", "--check", str(tmp_path / "ratios.json"))
-    assert done.exit_code == 3
-    assert "holds no ratios" in done.stderr
 
 
 def test_a_bench_refuses_a_name_that_is_not_a_benchs(streamworker: Invoke, redis_url: str) -> None:

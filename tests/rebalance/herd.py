@@ -4,7 +4,8 @@ Real workers, each with its connections and its heartbeat thread, but many in a 
 fifty processes would take a minute to start. They wait where they have declared what they need, and
 join in the same millisecond.
 
-The processes are ``python tests/rebalance/herd.py FIRST COUNT``, with the variables of ``rebalance_app``.
+The processes are ``python -m tests.rebalance.herd FIRST COUNT``, with the variables of
+``benchmarks.rebalances.app``.
 """
 
 import asyncio
@@ -22,10 +23,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from benchmarks.rebalances.app import PREFIX, gate_key, make_app, wait_at_the_gate
+from benchmarks.rebalances.command_count import CommandCount
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.dev.children import Child
-from streamworker.dev.command_count import CommandCount
-from streamworker.dev.rebalance_app import PREFIX, gate_key, make_app, wait_at_the_gate
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -92,7 +93,7 @@ async def run_herd(
         bounds = [workers * n // processes for n in range(processes + 1)]
         children = [
             Child(
-                [sys.executable, __file__, str(first), str(last - first)],
+                [sys.executable, "-m", "tests.rebalance.herd", str(first), str(last - first)],
                 log_path=Path(where) / f"{first}.log",
                 environ=environ,
             )

@@ -10,8 +10,8 @@ from statistics import median
 
 import pytest
 
-from streamworker.dev.rebalance_facts import Change
-from streamworker.dev.rebalances import Rebalances, Story, tell
+from benchmarks.rebalances.changes import Rebalances, Story, tell
+from benchmarks.rebalances.facts import Change
 from streamworker.dev.server import EmbeddedServer
 from tests.rebalance.herd import Herd, run_herd
 

@@ -1,11 +1,11 @@
-"""``streamworker bench spark``: what it measures is really read."""
+"""``python -m benchmarks spark``: what it measures is really read."""
 
 import pytest
 
-from streamworker.dev.bench.contest import Contest
+from benchmarks.contest import Contest
+from benchmarks.peers.row_by_row import RowByRowSource
+from benchmarks.scenes.spark import spark
 from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.peers.row_by_row import RowByRowSource
-from streamworker.dev.bench.scenes.spark import spark
 from streamworker.spark.driver.session import Session
 from tests.spark.acked import AckedLog
 from tests.spark.conftest import Connect

@@ -1,6 +1,5 @@
-"""``streamworker bench``: measures streamworker and other programs on the user's own Redis.
+"""``streamworker bench``: measures sending and handling on the user's machine and Redis.
 
-The programs run in turn (A B A B ...), each as its own process, on the same entries, until the server
-has all acknowledgements. The report has the medians, their spread, and the ratio of adjacent runs: a
-machine that slows down slows both.
+Each measured program is its own process, started as a user would start it. ``benchmarks/`` in the repository
+runs the same programs in turn with those of other libraries.
 """

@@ -8,11 +8,13 @@ import asyncio
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import cycle, islice
 
-from streamworker.dev.bench.record import payloads
+from streamworker.dev.bench.task import payloads
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -24,7 +26,7 @@ BUSY_PER_S = 50
 """Commands a second from other clients above which they distort the figures."""
 LOOK_S = 0.5
 FILL = 500
-"""Commands in one round trip."""
+"""Entries that one round trip appends."""
 KEEPER = "bench-keeper"
 """A group that never reads. It prevents trimming, so that each run finds all entries."""
 _NAME = re.compile(r"bench-[a-z0-9]{4,32}")
@@ -47,22 +49,10 @@ class Ground:
         self.backend = backend
         self.url = url
         self.name = name
-        self.server = "unknown server"
-        self.others_per_s = 0.0
-        """Commands a second from other clients before the bench began."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other clients keep the server busy."""
-        return self.others_per_s > BUSY_PER_S
-
-    def events(self, stream: str, partition: int = 0) -> str:
-        """Return the key of a partition's entries."""
-        return StreamKeys(self.name, stream).events(partition)
 
     def keys(self, stream: str, partitions: int) -> list[str]:
-        """Return the keys of all partitions."""
-        return [self.events(stream, partition) for partition in range(partitions)]
+        """Return the keys of a stream's partitions."""
+        return [StreamKeys(self.name, stream).events(partition) for partition in range(partitions)]
 
     async def info(self, section: str) -> dict[str, str]:
         """Return a section of INFO."""
@@ -78,7 +68,7 @@ class Ground:
     async def fill(self, key: str, entries: Iterable[bytes], field: str = "v") -> None:
         """Append entries of one field each; ``KEEPER`` keeps them until the bench ends."""
         await self.append([key], entries, field)
-        await self.group(key, KEEPER)
+        await self.backend.execute("XGROUP", "CREATE", key, KEEPER, "0", "MKSTREAM")
 
     async def append(self, keys: Sequence[str], entries: Iterable[bytes], field: str = "v") -> None:
         """Append entries of one field each to the streams in turn; workers may trim them."""
@@ -87,31 +77,16 @@ class Ground:
         while chunk := list(islice(left, FILL)):
             await self.backend.pipeline([("XADD", next(where), "*", field, each) for each in chunk])
 
-    async def fill_records(
-        self, stream: str, count: int, *, partitions: int = 1, keys: int = 1000
-    ) -> list[str]:
+    async def fill_records(self, stream: str, count: int, *, partitions: int = 1) -> list[str]:
         """Append the bench's records evenly to a stream's partitions, and return the partitions' keys."""
         names = self.keys(stream, partitions)
         for at, name in enumerate(names):
-            await self.fill(name, payloads(count // partitions, keys=keys, first=at * (count // partitions)))
+            await self.fill(name, payloads(count // partitions, first=at * (count // partitions)))
         return names
-
-    async def group(self, key: str, name: str) -> None:
-        """Create a consumer group that begins with the first entry."""
-        await self.backend.execute("XGROUP", "CREATE", key, name, "0", "MKSTREAM")
 
     async def forget(self, keys: list[str], group: str) -> None:
         """Remove a group, so that groups of earlier runs do not cost server time."""
-        for at in range(0, len(keys), FILL):
-            await self.backend.pipeline([("XGROUP", "DESTROY", key, group) for key in keys[at : at + FILL]])
-        # taskiq's lock is the only key of another program that does not begin with the bench's prefix.
-        await self.backend.execute("UNLINK", *[f"autoclaim:{group}:{key}" for key in keys])
-
-    async def clients(self) -> set[str]:
-        """Return the ids of the connected clients, without those of the bench."""
-        text: bytes = await self.backend.execute("CLIENT", "LIST")
-        lines = (line.split(" ") for line in text.decode().splitlines())
-        return {fields[0] for fields in lines if f"name={self.name}:bench" not in fields}
+        await self.backend.pipeline([("XGROUP", "DESTROY", key, group) for key in keys])
 
     async def length(self, keys: list[str]) -> int:
         """Return the number of entries in some streams."""
@@ -137,37 +112,38 @@ class Ground:
             for length, groups in zip(answers[::2], answers[1::2], strict=True)
         ]
 
-    async def remove_keys(self) -> int:
-        """Remove the keys of this bench, and return their number."""
-        removed = 0
-        async for names in self._keys():
-            removed += await self.backend.execute("UNLINK", *names)
-        return removed
+    async def remove_keys(self) -> None:
+        """Remove the keys of this bench."""
+        await remove_keys(self.backend, self.name)
 
-    async def _keys(self) -> AsyncIterator[list[bytes]]:
-        cursor = b"0"
-        while True:
-            cursor, names = await self.backend.execute(
-                "SCAN", cursor, "MATCH", f"sw:{{{self.name}[.:]*", "COUNT", 1000
-            )
-            if names:
-                yield names
-            if int(cursor) == 0:
-                return
-
-    async def _begin(self) -> None:
-        async for names in self._keys():
-            raise ConfigurationError(
-                f"The bench would use keys such as {names[0].decode()}, but they exist already.",
-                remedy="Another program may need them: leave out --name, which then is random.",
-            )
+    async def server(self) -> str:
+        """Return name and version of the server."""
         about = await self.info("server")
         version = about.get("valkey_version") or about.get("redis_version", "?")
-        self.server = f"{about.get('server_name', 'redis')} {version}"
+        return f"{about.get('server_name', 'redis')} {version}"
+
+    async def others_per_s(self) -> float:
+        """Return the commands a second that other clients send."""
         before = int((await self.info("stats"))["total_commands_processed"])
         await asyncio.sleep(LOOK_S)
         after = int((await self.info("stats"))["total_commands_processed"])
-        self.others_per_s = max(0, after - before - 1) / LOOK_S
+        return max(0, after - before - 1) / LOOK_S
+
+
+async def remove_keys(backend: Backend, app: str) -> None:
+    """Remove all keys of an app."""
+    async for names in _keys(backend, app):
+        await backend.execute("UNLINK", *names)
+
+
+async def _keys(backend: Backend, app: str) -> AsyncIterator[list[bytes]]:
+    cursor = b"0"
+    while True:
+        cursor, names = await backend.execute("SCAN", cursor, "MATCH", f"sw:{{{app}[.:]*", "COUNT", 1000)
+        if names:
+            yield names
+        if int(cursor) == 0:
+            return
 
 
 def _place_of(group: str, groups: Iterable[list[object]]) -> tuple[object, object] | None:
@@ -183,8 +159,10 @@ def _pairs(flat: list[object]) -> dict[object, object]:
 
 
 @asynccontextmanager
-async def open_ground(url: str, name: str | None = None) -> AsyncIterator[Ground]:
-    """Connect to the server for one bench, and remove the bench's keys at the end.
+async def open_ground(
+    url: str, name: str | None = None, *, warn: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[Ground]:
+    """Connect to the server for one bench, and remove the bench's keys at the end, also after a signal.
 
     Parameters
     ----------
@@ -192,6 +170,8 @@ async def open_ground(url: str, name: str | None = None) -> AsyncIterator[Ground
         URL of the server.
     name
         Name of the bench's app: ``bench-`` and letters or digits; random if None.
+    warn
+        Callback for a warning about a server that other clients keep busy.
 
     Raises
     ------
@@ -205,13 +185,36 @@ async def open_ground(url: str, name: str | None = None) -> AsyncIterator[Ground
             remedy="Leave out --name, or give bench- and 4 to 32 small letters and digits.",
         )
     allowed = plaintext_allowed(os.environ)
-    async with Backend.open(
-        url, name=f"{name}:bench", call_timeout_ms=CALL_TIMEOUT_MS, allow_plaintext=allowed
-    ) as backend:
-        ground = Ground(backend, url, name)
-        await ground._begin()  # noqa: SLF001
-        try:
-            yield ground
-        finally:
-            # This also runs after Ctrl-C, which cancels this task once.
-            await ground.remove_keys()
+    with _sigterm_as_ctrl_c():
+        async with Backend.open(
+            url, name=f"{name}:bench", call_timeout_ms=CALL_TIMEOUT_MS, allow_plaintext=allowed
+        ) as backend:
+            async for names in _keys(backend, name):
+                raise ConfigurationError(
+                    f"The bench would use keys such as {names[0].decode()}, but they exist already.",
+                    remedy="Another program may need them: leave out --name, which then is random.",
+                )
+            ground = Ground(backend, url, name)
+            others_per_s = await ground.others_per_s()
+            if others_per_s > BUSY_PER_S:
+                warn(f"Other clients send {others_per_s:.0f} commands/s to this server: figures will differ.")
+            try:
+                yield ground
+            finally:
+                # This also runs after Ctrl-C, which cancels this task once.
+                await ground.remove_keys()
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM cancel the bench as SIGINT does, so that the bench removes its keys."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    # A shell script starts background processes with SIGINT ignored. SIGTERM must cancel them even then.
+    before = signal.signal(signal.SIGTERM, on_ctrl_c if callable(on_ctrl_c) else signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

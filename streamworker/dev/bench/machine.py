@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -12,19 +13,19 @@ LIBRARIES = (
     "msgspec",
     "pyarrow",
     "uvloop",
-    "faststream",
-    "taskiq-redis",
     "pyspark",
 )
 
 
-def describe(server: str) -> dict[str, str]:
+def describe(server: str, *, also: Sequence[str] = ()) -> dict[str, str]:
     """Return the machine, the server and the versions of the installed libraries.
 
     Parameters
     ----------
     server
         Name and version of the server.
+    also
+        Further libraries whose versions are of interest.
     """
     facts = {
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
@@ -34,7 +35,7 @@ def describe(server: str) -> dict[str, str]:
         "python": platform.python_version(),
         "server": server,
     }
-    for name in LIBRARIES:
+    for name in (*LIBRARIES, *also):
         found = version_of(name)
         if found is not None:
             facts[name] = found

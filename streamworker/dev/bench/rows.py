@@ -10,12 +10,9 @@ import anyio
 import pyarrow as pa
 
 from streamworker.app import App, Stream
-from streamworker.dev.bench.ours import WITHIN_S
-from streamworker.dev.bench.record import Event, events
-from streamworker.dev.bench.task import RowRates, Task, task_of_this_process, tell
+from streamworker.dev.bench.task import KEYS, Event, RowRates, Task, events, task_of_this_process, tell
+from streamworker.dev.bench.worker import WITHIN_S
 from streamworker.testing import local_worker, quiet_logs
-
-KEYS = 1000
 
 
 class Rows:
@@ -49,7 +46,7 @@ class Rows:
             )
         # Rows and records are prepared in the form in which a user would have them.
         self._table = _table(task.records if self._is_columns else 0)
-        self._events = list(events(0 if self._is_columns else task.records, keys=KEYS))
+        self._events = list(events(0 if self._is_columns else task.records))
 
     async def _columns(self, rows: pa.RecordBatch) -> None:  # noqa: ARG002 - the worker forwards them unchanged
         self.begun_s = self.begun_s or time.monotonic()

@@ -5,8 +5,7 @@ import time
 from itertools import islice
 
 from streamworker.app import App
-from streamworker.dev.bench.record import Event, events
-from streamworker.dev.bench.task import Pace, Sent, Task, task_of_this_process, tell
+from streamworker.dev.bench.task import Event, Pace, Sent, Task, events, task_of_this_process, tell
 
 
 async def send(task: Task) -> None:

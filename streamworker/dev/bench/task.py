@@ -1,7 +1,8 @@
-"""The interface between the bench and a measured process: its task, and the results that it writes."""
+"""What the bench and a measured process share: its task, its records, and the results that it writes."""
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -45,6 +46,36 @@ class Begun(msgspec.Struct):
 
     at_s: float
     records: int
+
+
+class Event(msgspec.Struct):
+    """One record.
+
+    Examples
+    --------
+    >>> msgspec.json.encode(Event(1, "k1", 1.5))
+    b'{"number":1,"key":"k1","amount":1.5,"sent_ns":0}'
+    """
+
+    number: int
+    key: str
+    amount: float
+    sent_ns: int = 0
+    """Time of the send by the machine's monotonic clock; 0 unless latency is measured."""
+
+
+KEYS = 1000
+"""Number of keys of the records."""
+
+
+def events(count: int, *, first: int = 0) -> Iterator[Event]:
+    """Make records whose keys take turns."""
+    return (Event(n, f"customer-{n % KEYS}", n * 0.25) for n in range(first, first + count))
+
+
+def payloads(count: int, *, first: int = 0) -> Iterator[bytes]:
+    """Make records as they are stored in Redis."""
+    return map(msgspec.json.Encoder().encode, events(count, first=first))
 
 
 def task_of_this_process() -> Task:

@@ -1,14 +1,15 @@
-"""``streamworker bench rebalance``: what is made of some rounds, and that a round leaves nothing behind."""
+"""``python -m benchmarks rebalance``: what is made of some rounds, and that a round leaves nothing behind."""
 
 from dataclasses import replace
 
 import pytest
 
-from streamworker.dev.bench.contest import BenchFailed, Contest
+from benchmarks.contest import Contest
+from benchmarks.rebalances.changes import Story
+from benchmarks.rebalances.facts import Change
+from benchmarks.scenes.rebalance import rebalance, rows_of
 from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.scenes.rebalance import rebalance, rows_of
-from streamworker.dev.rebalance_facts import Change
-from streamworker.dev.rebalances import Story
+from streamworker.dev.bench.programs import BenchFailed
 
 JOIN = Change(
     what="join", protocol="membership", workers=4, partitions=64, moves=30, least=12, spread=1,

@@ -18,13 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from streamworker.core.control import GroupChanged
-from streamworker.core.data.entries import EntryId
-from streamworker.core.protocols.registry import from_fields
-from streamworker.dev.children import Child
-from streamworker.dev.command_count import CommandCount
-from streamworker.dev.rebalance_app import PREFIX, gate_key, make_app, remove_keys, send_ticks
-from streamworker.dev.rebalance_facts import (
+from benchmarks.rebalances.app import PREFIX, gate_key, make_app, send_ticks
+from benchmarks.rebalances.command_count import CommandCount
+from benchmarks.rebalances.facts import (
     Change,
     Commit,
     Held,
@@ -34,6 +30,11 @@ from streamworker.dev.rebalance_facts import (
     percentile,
     spread,
 )
+from streamworker.core.control import GroupChanged
+from streamworker.core.data.entries import EntryId
+from streamworker.core.protocols.registry import from_fields
+from streamworker.dev.bench.ground import remove_keys
+from streamworker.dev.children import Child
 from streamworker.errors import StreamworkerError
 from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.keys import GroupKeys
@@ -130,7 +131,7 @@ class Rebalances:
         """Start workers, and wait until they are ready to join."""
         for name in names:
             self._children[name] = Child(
-                [sys.executable, "-m", "streamworker.dev.rebalance_app", name],
+                [sys.executable, "-m", "benchmarks.rebalances.app", name],
                 log_path=self._where / f"{name}.log",
                 environ=self._environ,
             )

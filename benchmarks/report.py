@@ -1,11 +1,12 @@
 """The report of a bench as Markdown, as JSON, and as bars on a terminal or in an SVG."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 
 import msgspec
 
-from streamworker.dev.bench.figures import COLUMNS, LOOP, Figures, Row, compact
+from benchmarks.figures import COLUMNS, LOOP, Row
+from streamworker.dev.bench.figures import Figures, compact, machine_line
 
 BAR_CHARACTERS = 40
 FULL, HALF = "█", "▌"
@@ -37,11 +38,6 @@ class Report(msgspec.Struct, kw_only=True):
     def ratios(self) -> dict[str, float]:
         """Return the ratios for ``ratios.json``: those to the hand-written loop, which runs everywhere."""
         return {row.scene: round(row.ratio, 3) for row in self.rows if row.against.name == LOOP}
-
-
-def machine_line(machine: Mapping[str, str]) -> str:
-    """Return the machine and the versions in one line."""
-    return ", ".join(f"{name} {value}" for name, value in machine.items())
 
 
 def markdown(report: Report) -> str:

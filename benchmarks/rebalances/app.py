@@ -1,4 +1,4 @@
-"""The app of the measured workers: ``python -m streamworker.dev.rebalance_app NAME``.
+"""The app of the measured workers: ``python -m benchmarks.rebalances.app NAME``.
 
 A worker imports all its modules and then waits for a signal to join, so that no figure includes the start
 of a Python process. Its handler forwards its records, so the acked log shows when each partition was
@@ -71,17 +71,6 @@ def key_of_each_partition(partitions: int) -> list[str]:
         found.setdefault(partition_for(canonical_key(key) or b"", partitions), key)
         number += 1
     return [found[p] for p in range(partitions)]
-
-
-async def remove_keys(backend: Backend, app: str) -> None:
-    """Remove all keys of an app of this kind."""
-    cursor = b"0"
-    while True:
-        cursor, names = await backend.execute("SCAN", cursor, "MATCH", f"sw:{{{app}[.:]*", "COUNT", 1000)
-        if names:
-            await backend.execute("UNLINK", *names)
-        if int(cursor) == 0:
-            return
 
 
 def gate_key(app: str, worker: str) -> str:

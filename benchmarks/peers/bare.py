@@ -1,6 +1,6 @@
 """Upper limits for a worker: single steps of its work, without anything else.
 
-``python -m streamworker.dev.bench.peers.bare`` runs one mode on a sync connection, batch by batch.
+``python -m benchmarks.peers.bare`` runs one mode on a sync connection, batch by batch.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ import redis
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
-from streamworker.dev.bench.record import Event
-from streamworker.dev.bench.task import Sent, Task, task_of_this_process, tell
+from streamworker.dev.bench.task import Event, Sent, Task, task_of_this_process, tell
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, commit_call
 from streamworker.redisio.data.streams import register
 from streamworker.redisio.group.locks import acquire_many

@@ -1,4 +1,4 @@
-"""Hand-written programs with redis-py: ``python -m streamworker.dev.bench.peers.handwritten``."""
+"""Hand-written programs with redis-py: ``python -m benchmarks.peers.handwritten``."""
 
 import time
 from itertools import cycle, islice
@@ -7,8 +7,17 @@ from typing import Any
 import msgspec
 import redis
 
-from streamworker.dev.bench.record import Event, events
-from streamworker.dev.bench.task import DelayTally, Pace, Sent, Tally, Task, task_of_this_process, tell
+from streamworker.dev.bench.task import (
+    DelayTally,
+    Event,
+    Pace,
+    Sent,
+    Tally,
+    Task,
+    events,
+    task_of_this_process,
+    tell,
+)
 
 BLOCK_MS = 1000
 
@@ -17,6 +26,8 @@ def consume(task: Task, client: Any) -> None:
     """Read with XREADGROUP, decode and acknowledge with XACK, until the process is stopped."""
     decode = msgspec.json.Decoder(Event).decode
     tally = Tally(task.begun_path)
+    for key in task.keys:
+        client.xgroup_create(key, task.group, "0")
     wanted = dict.fromkeys(task.keys, ">")
     while True:
         found = client.xreadgroup(task.group, "bench", wanted, count=task.batch, block=BLOCK_MS)

@@ -1,4 +1,4 @@
-"""Runs contestants in turn, each as its own process, until the server has all acknowledgements."""
+"""Runs programs in turn, each as its own process, until the server has all acknowledgements."""
 
 import asyncio
 import functools
@@ -7,16 +7,14 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import msgspec
 
-from streamworker.dev.bench.figures import Figures
 from streamworker.dev.bench.ground import Ground
 from streamworker.dev.bench.task import Begun, Task
 from streamworker.dev.children import Child
@@ -30,11 +28,18 @@ STOP_TIMEOUT_S = 15.0
 LOOK = 128
 """Streams that one round trip checks."""
 
-WORKER = ("-m", "streamworker", "run", "streamworker.dev.bench.ours:app", "--log-level", "warning")
-"""The command line of a worker, as a user starts it."""
+
+def worker(app: str) -> tuple[str, ...]:
+    """Return the command line of a worker, as a user starts it."""
+    return ("-m", "streamworker", "run", app, "--log-level", "warning")
+
+
+WORKER = worker("streamworker.dev.bench.worker:app")
 
 
 Told = TypeVar("Told", bound=msgspec.Struct)
+Result = TypeVar("Result")
+SomeProgram = TypeVar("SomeProgram", bound="Program")
 
 
 class BenchFailed(StreamworkerError):
@@ -42,8 +47,8 @@ class BenchFailed(StreamworkerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
-    """A program that handles the entries of a stream.
+class Program:
+    """A program that handles the entries of a stream, or sends them.
 
     Parameters
     ----------
@@ -53,27 +58,14 @@ class Contestant:
         Arguments for the Python interpreter.
     mode
         Mode of the program; each program defines its modes.
-    needs
-        Module that the program needs.
-    extra
-        Extra of streamworker that installs the module.
     entries
-        Kind of entries that the program reads: each kind is one stream, filled once.
+        Name of the stream that the program reads or fills.
     """
 
     name: str
     command: tuple[str, ...] = WORKER
     mode: str = "batch"
-    needs: str = "redis"
-    extra: str = "bench"
     entries: str = "events"
-    reads_group: bool = False
-    """Whether the program needs an existing Redis consumer group; a worker creates its own."""
-
-    @property
-    def is_installed(self) -> bool:
-        """Whether the needed module is installed."""
-        return find_spec(self.needs) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +78,7 @@ class Timing:
 
 
 @dataclass(slots=True)
-class Contest:
+class Bench:
     """The settings of a scene: the server, the amount of work and the progress callback.
 
     Parameters
@@ -94,11 +86,11 @@ class Contest:
     ground
         The server and the keys of the bench.
     runs
-        Number of runs of each contestant.
+        Number of runs of each program.
     records
         Number of records in a run.
     partitions
-        Number of partitions that hold the records, for all contestants.
+        Number of partitions that hold the records, for all programs.
     say
         Callback for progress messages.
     """
@@ -108,52 +100,32 @@ class Contest:
     records: int = 200_000
     partitions: int = 1
     say: Callable[[str], None] = lambda _: None
-    left_out: list[str] = field(default_factory=list)
-    """The reason for each contestant or scene that is not in the table."""
-
-    def installed(self, contestants: Sequence[Contestant]) -> list[Contestant]:
-        """Return the contestants that can run here; note the others in ``left_out``."""
-        for each in contestants:
-            note = f"{each.name}: not installed. Run: pip install 'streamworker[{each.extra}]'"
-            if not each.is_installed and note not in self.left_out:
-                self.left_out.append(note)
-        return [each for each in contestants if each.is_installed]
 
     async def in_turn(
-        self, contestants: Sequence[Contestant], keys: dict[str, list[str]]
-    ) -> dict[str, list[Timing]]:
-        """Let each contestant handle all entries once in every run.
+        self, programs: Sequence[SomeProgram], measure: Callable[[SomeProgram], Awaitable[Result]]
+    ) -> dict[str, list[Result]]:
+        """Measure each program once in every run, and return the results by the programs' names.
 
-        Parameters
-        ----------
-        contestants
-            The contestants.
-        keys
-            The streams of each kind of entries.
+        Every second run reverses the order, so that each one also goes first.
         """
-        found: dict[str, list[Timing]] = {each.name: [] for each in contestants}
-        for run, each in self.turns(contestants):
-            self.say(f"run {run + 1} of {self.runs}: {each.name}")
-            found[each.name].append(await self.one(each, keys[each.entries]))
+        found: dict[str, list[Result]] = {each.name: [] for each in programs}
+        for run in range(self.runs):
+            for each in programs if run % 2 == 0 else programs[::-1]:
+                self.say(f"run {run + 1} of {self.runs}: {each.name}")
+                found[each.name].append(await measure(each))
         return found
 
-    def turns(self, contestants: Sequence[Contestant]) -> Iterator[tuple[int, Contestant]]:
-        """Yield run and contestant. Every second run reverses the order, so that each one also goes first."""
-        for run in range(self.runs):
-            for each in contestants if run % 2 == 0 else contestants[::-1]:
-                yield run, each
-
-    async def one(self, contestant: Contestant, keys: list[str]) -> Timing:
-        """Let one contestant handle all entries of some streams, and measure the time.
+    async def handled(self, program: Program, keys: list[str]) -> Timing:
+        """Let a program handle all entries of some streams, and measure the time.
 
         The time begins with its first call and ends when the server has the last acknowledgement.
         """
-        async with self.started(contestant, keys) as process:
-            begun = await process.begun()
+        async with self.started(program, keys) as process:
+            begun = await process.told(Begun)
             cpu_s, records = await self.ground.cpu_s(), await self.ground.length(keys) - begun.records
             if records < 1:
                 raise BenchFailed(
-                    f"{contestant.name} had all records in its first call, which is not counted.",
+                    f"{program.name} had all records in its first call, which is not counted.",
                     remedy="Ask for more, with --records.",
                 )
             await process.done()
@@ -163,31 +135,28 @@ class Contest:
 
     @asynccontextmanager
     async def started(
-        self, contestant: Contestant, keys: list[str], *, stream: str = "", records: int = 0, per_s: int = 0
+        self, program: Program, keys: list[str], *, records: int = 0, per_s: int = 0
     ) -> AsyncIterator["Process"]:
-        """Start a contestant on some streams; at the end stop it and remove its group."""
+        """Start a program on some streams; at the end stop it and remove its group."""
         group = f"g{secrets.token_hex(4)}"
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             task = Task(
                 app=self.ground.name,
-                mode=contestant.mode,
+                mode=program.mode,
                 group=group,
                 keys=keys,
-                stream=stream or contestant.entries,
+                stream=program.entries,
                 partitions=len(keys),
                 records=records,
                 per_s=per_s,
                 begun_path=f"{folder}/begun",
                 url=self.ground.url,
             )
-            if contestant.reads_group:
-                for key in keys:
-                    await self.ground.group(key, group)
             child = Child(
-                [sys.executable, *contestant.command], log_path=Path(folder) / "log", environ=task.environ
+                [sys.executable, *program.command], log_path=Path(folder) / "log", environ=task.environ
             )
             try:
-                yield Process(contestant.name, task, child, self.ground)
+                yield Process(program.name, task, child, self.ground)
             finally:
                 await asyncio.to_thread(child.stop, STOP_TIMEOUT_S)
                 await self.ground.forget(keys, group)
@@ -195,16 +164,12 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A running contestant."""
+    """A running program."""
 
     name: str
     task: Task
     child: Child
     ground: Ground
-
-    async def begun(self) -> Begun:
-        """Wait for the process's first call."""
-        return await self.told(Begun)
 
     async def told(self, kind: type[Told], suffix: str = "", *, beside: "Process | None" = None) -> Told:
         """Wait for the result that the process writes to its file; fail if a process beside it fails."""
@@ -259,13 +224,3 @@ async def _is_there(path: str) -> bool:
 
 def _read(path: str, kind: type[Told]) -> Told:
     return msgspec.json.decode(Path(path).read_bytes(), type=kind)
-
-
-def rates(found: dict[str, list[Timing]]) -> dict[str, Figures]:
-    """Return the records a second of each contestant."""
-    return {name: Figures(name, "events/s", tuple(t.per_s for t in runs)) for name, runs in found.items()}
-
-
-def server_cpu(found: dict[str, list[Timing]]) -> dict[str, Figures]:
-    """Return the server's CPU time for a record, for each contestant."""
-    return {name: Figures(name, "µs", tuple(t.server_us for t in runs)) for name, runs in found.items()}

@@ -1,29 +1,25 @@
 """Scene ``process``: the rate of handling and committing records, and the server's CPU time for it."""
 
-from streamworker.dev.bench.contest import Contest, Contestant, rates, server_cpu
-from streamworker.dev.bench.figures import LOOP, Row, Target, rows_against
-from streamworker.dev.bench.record import payloads
+from benchmarks.contest import Contest, Peer
+from benchmarks.figures import LOOP, Row, Target, rows_against
+from streamworker.dev.bench.figures import figures_of
+from streamworker.dev.bench.programs import Program
+from streamworker.dev.bench.scenes import BATCH, FORWARDING, RECORD, handling
+from streamworker.dev.bench.task import payloads
 
-TASKIQ_BROKER = "streamworker.dev.bench.peers.taskiq_tasks:broker"
-BATCH = Contestant("batch handler", mode="batch")
-FORWARDING = Contestant("batch handler, forwarding", mode="forwarding")
-RECORD = Contestant("record handler", mode="record")
-HANDWRITTEN = Contestant(LOOP, ("-m", "streamworker.dev.bench.peers.handwritten"), reads_group=True)
-
-
-FASTSTREAM = Contestant(
+HANDWRITTEN = Program(LOOP, ("-m", "benchmarks.peers.handwritten"))
+FASTSTREAM = Peer(
     "FastStream batches",
-    ("-m", "streamworker.dev.bench.peers.faststream_batches"),
-    needs="faststream",
+    ("-m", "benchmarks.peers.faststream_batches"),
     entries="faststream",
-    reads_group=True,
+    needs="faststream",
 )
-TASKIQ = Contestant(
+TASKIQ_BROKER = "benchmarks.peers.taskiq_tasks:broker"
+TASKIQ = Peer(
     "taskiq",
     ("-m", "taskiq", "worker", "--workers", "1", "--log-level", "ERROR", TASKIQ_BROKER),
-    needs="taskiq_redis",
     entries="taskiq",
-    reads_group=True,
+    needs="taskiq_redis",
 )
 FASTSTREAM_MAX, TASKIQ_MAX = 50_000, 10_000
 """Records of programs that would need minutes for all records; their rate does not depend on the number."""
@@ -36,17 +32,16 @@ async def process(contest: Contest) -> list[Row]:
     keys = {"events": await ground.fill_records("events", contest.records, partitions=contest.partitions)}
     peers = contest.installed([FASTSTREAM, TASKIQ])
     if FASTSTREAM in peers:
-        keys["faststream"] = [ground.events("faststream")]
-        await ground.fill(
-            ground.events("faststream"), payloads(min(contest.records, FASTSTREAM_MAX)), "__data__"
-        )
+        keys["faststream"] = ground.keys("faststream", 1)
+        records = payloads(min(contest.records, FASTSTREAM_MAX))
+        await ground.fill(keys["faststream"][0], records, "__data__")
     if TASKIQ in peers:
-        from streamworker.dev.bench.peers.taskiq_tasks import messages
+        from benchmarks.peers.taskiq_tasks import messages
 
-        keys["taskiq"] = [ground.events("taskiq")]
-        await ground.fill(ground.events("taskiq"), messages(min(contest.records, TASKIQ_MAX)), "data")
-    found = await contest.in_turn([BATCH, HANDWRITTEN, FORWARDING, RECORD, *peers], keys)
-    speed, cpu = rates(found), server_cpu(found)
+        keys["taskiq"] = ground.keys("taskiq", 1)
+        await ground.fill(keys["taskiq"][0], messages(min(contest.records, TASKIQ_MAX)), "data")
+    found = await handling(contest, [BATCH, HANDWRITTEN, FORWARDING, RECORD, *peers], keys)
+    speed, cpu = figures_of(found, "per_s", "events/s"), figures_of(found, "server_us", "µs")
     rows = []
     for scene, what, ours, theirs, target in (
         ("batch", "batch handler (1,000), no forwarding", BATCH, HANDWRITTEN, Target(1.2)),

@@ -1,15 +1,18 @@
 """Scene ``spark``: reading an acked log against Parquet and row by row, and the time of a micro-batch."""
 
 import asyncio
+import secrets
 import tempfile
 import time
-from importlib.util import find_spec
 from statistics import median
 from typing import TYPE_CHECKING
 
-from streamworker.dev.bench.contest import STALL_S, BenchFailed, Contest, Contestant
-from streamworker.dev.bench.figures import Figures, Row, Target
-from streamworker.dev.bench.scenes.process import FORWARDING
+from benchmarks.contest import Contest
+from benchmarks.figures import Row, Target
+from streamworker.dev.bench.figures import Figures
+from streamworker.dev.bench.programs import STALL_S, BenchFailed, Program
+from streamworker.dev.bench.scenes import FORWARDING
+from streamworker.dev.bench.task import Begun
 from streamworker.errors import JavaMissing
 
 if TYPE_CHECKING:
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
 
     from streamworker.spark.driver.session import Session
 
-LOG, PARQUET, BY_ROW = (Contestant(name) for name in ("acked log", "Parquet", "row by row"))
-STREAMED, RATE = (Contestant(name) for name in ("acked log to Parquet", "rate source to Parquet"))
+LOG, PARQUET, BY_ROW = (Program(name) for name in ("acked log", "Parquet", "row by row"))
+STREAMED, RATE = (Program(name) for name in ("acked log to Parquet", "rate source to Parquet"))
 PARTITIONS = 2
 """Number of partitions if Spark does not report how many tasks it runs at a time."""
 FEW_ROWS = 10
@@ -43,8 +46,7 @@ async def spark(contest: Contest, *, session: "Session | None" = None, batches: 
     batches
         Number of measured micro-batches of a run.
     """
-    if find_spec("pyspark") is None:
-        contest.left_out.append("spark: not installed. Run: pip install 'streamworker[spark]'")
+    if not contest.has("pyspark", "spark"):
         return []
     contest.say("starting Spark")
     opened: Session
@@ -56,8 +58,8 @@ async def spark(contest: Contest, *, session: "Session | None" = None, batches: 
     try:
         log, rows = await _log_of(contest, opened.parallelism or PARTITIONS)
         return [
-            *await asyncio.to_thread(_read, contest, opened, log, rows),
-            await asyncio.to_thread(_stream, contest, opened, log, batches),
+            *await _read(contest, opened, log, rows),
+            await _stream(contest, opened, log, batches),
         ]
     finally:
         if session is None:
@@ -75,7 +77,7 @@ async def _log_of(contest: Contest, partitions: int) -> tuple[dict[str, str], in
     contest.say("filling")
     keys = await contest.ground.fill_records("events", contest.records, partitions=partitions)
     async with contest.started(FORWARDING, keys) as worker:
-        await worker.begun()
+        await worker.told(Begun)
         await worker.done()
         log = {"app": contest.ground.name, "stream": "events", "processor": worker.task.group}
     return log, await contest.ground.length(keys)
@@ -84,35 +86,42 @@ async def _log_of(contest: Contest, partitions: int) -> tuple[dict[str, str], in
 # -- reading the whole log -------------------------------------------------------------------
 
 
-def _read(contest: Contest, session: "Session", log: dict[str, str], rows: int) -> list[Row]:
+async def _read(contest: Contest, session: "Session", log: dict[str, str], rows: int) -> list[Row]:
     """Read all rows in turn from the log, from Parquet, and from the log row by row."""
-    from streamworker.dev.bench.peers.row_by_row import NAME, RowByRowSource
-    from streamworker.spark.driver.session import register
-    from streamworker.spark.source.datasource import FORMAT
-
     contest.say("warming up")
-    register(session.spark)
-    session.spark.dataSource.register(RowByRowSource)
-    read = session.spark.read
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        frames = {LOG.name: read.format(FORMAT).options(**log).load()}
-        frames[LOG.name].write.parquet(f"{folder}/rows")
-        frames[PARQUET.name] = read.parquet(f"{folder}/rows")
-        frames[BY_ROW.name] = read.format(NAME).options(**log).load()
-        if (written := frames[PARQUET.name].count()) != rows:
-            raise BenchFailed(f"Spark read {written} of {rows} rows of the acked log.")
-        for frame in frames.values():
-            _seconds(frame)  # Warm up: Spark loads and compiles code.
-        found: dict[str, list[float]] = {name: [] for name in frames}
-        for run, each in contest.turns([LOG, PARQUET, BY_ROW]):
-            contest.say(f"run {run + 1} of {contest.runs}: {each.name}")
-            found[each.name].append(rows / _seconds(frames[each.name]))
+        frames = await asyncio.to_thread(_frames, session, log, f"{folder}/rows", rows)
+
+        async def rows_per_s(program: Program) -> float:
+            return rows / await asyncio.to_thread(_seconds, frames[program])
+
+        found = await contest.in_turn(list(frames), rows_per_s)
     ours, parquet, by_row = (Figures(name, "rows/s", tuple(runs)) for name, runs in found.items())
     what = f"Spark reads {rows:,} rows"
     return [
         Row("spark-parquet", what, ours, parquet, Target(0.3)),
         Row("spark-by-row", what, ours, by_row, Target(5)),
     ]
+
+
+def _frames(session: "Session", log: dict[str, str], parquet: str, rows: int) -> "dict[Program, DataFrame]":
+    """Return the same rows from the log, from Parquet and row by row; each frame has been read once."""
+    from benchmarks.peers.row_by_row import NAME, RowByRowSource
+    from streamworker.spark.driver.session import register
+    from streamworker.spark.source.datasource import FORMAT
+
+    register(session.spark)
+    session.spark.dataSource.register(RowByRowSource)
+    read = session.spark.read
+    frames = {LOG: read.format(FORMAT).options(**log).load()}
+    frames[LOG].write.parquet(parquet)
+    frames[PARQUET] = read.parquet(parquet)
+    frames[BY_ROW] = read.format(NAME).options(**log).load()
+    if (written := frames[PARQUET].count()) != rows:
+        raise BenchFailed(f"Spark read {written} of {rows} rows of the acked log.")
+    for frame in frames.values():
+        _seconds(frame)  # Warm up: Spark loads and compiles code.
+    return frames
 
 
 def _seconds(frame: "DataFrame") -> float:
@@ -125,26 +134,30 @@ def _seconds(frame: "DataFrame") -> float:
 # -- small micro-batches ---------------------------------------------------------------------
 
 
-def _stream(contest: Contest, session: "Session", log: dict[str, str], batches: int) -> Row:
+async def _stream(contest: Contest, session: "Session", log: dict[str, str], batches: int) -> Row:
     """Append a few rows a second to Parquet, in turn from the log and from Spark's rate source."""
-    found: dict[str, list[float]] = {each.name: [] for each in (STREAMED, RATE)}
-    for run, each in contest.turns([STREAMED, RATE]):
-        contest.say(f"run {run + 1} of {contest.runs}: {each.name}")
-        frame = _few_of(session, log, f"bench-{run}") if each is STREAMED else _rate(session)
-        found[each.name].append(_batch_ms(frame, batches))
+
+    async def batch_ms(program: Program) -> float:
+        return await asyncio.to_thread(_batch_ms, program, session, log, batches)
+
+    found = await contest.in_turn([STREAMED, RATE], batch_ms)
     ours, rate = (Figures(name, "ms", tuple(runs)) for name, runs in found.items())
     what = f"micro-batch of {FEW_ROWS} rows, committed to Parquet"
     return Row("spark-micro-batch", what, ours, rate, Target(150, at_most=True, is_difference=True))
 
 
-def _few_of(session: "Session", log: dict[str, str], reader: str) -> "DataFrame":
+def _few_of(session: "Session", log: dict[str, str]) -> "DataFrame":
     """Return a streaming frame of the log as a pipeline reads it, with few rows in each micro-batch."""
     from streamworker.spark.driver.session import register
     from streamworker.spark.source.datasource import FORMAT
 
     register(session.spark)
     options = {**log, "maxRowsPerTrigger": str(FEW_ROWS), "maxPartitions": str(_tasks(session))}
-    return session.spark.readStream.format(FORMAT).options(**options, reader=reader).load()
+    return (
+        session.spark.readStream.format(FORMAT)
+        .options(**options, reader=f"bench-{secrets.token_hex(4)}")
+        .load()
+    )
 
 
 def _rate(session: "Session") -> "DataFrame":
@@ -156,8 +169,9 @@ def _tasks(session: "Session") -> int:
     return session.parallelism or PARTITIONS
 
 
-def _batch_ms(frame: "DataFrame", batches: int) -> float:
+def _batch_ms(program: Program, session: "Session", log: dict[str, str], batches: int) -> float:
     """Run a query for some micro-batches; return the median time of one."""
+    frame = _few_of(session, log) if program is STREAMED else _rate(session)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         writer = frame.writeStream.format("parquet").option("path", f"{folder}/table")
         writer = writer.option("checkpointLocation", f"{folder}/checkpoint")

@@ -5,13 +5,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 
-from streamworker.dev.bench.contest import Contest, Contestant, Process
-from streamworker.dev.bench.figures import Figures, Row, Target
-from streamworker.dev.bench.record import payloads
-from streamworker.dev.bench.task import Pace
-from streamworker.dev.command_count import CommandCount
+from benchmarks.contest import Contest
+from benchmarks.figures import Row, Target
+from benchmarks.rebalances.command_count import CommandCount
+from streamworker.dev.bench.figures import Figures
+from streamworker.dev.bench.ground import Ground
+from streamworker.dev.bench.programs import Process, Program
+from streamworker.dev.bench.task import Pace, payloads
 
 MANY, FEW = 1024, 8
 PER_S = 5_000
@@ -23,15 +24,6 @@ CPU_PERCENT_MAX, COMMANDS_MAX, CONNECTIONS_MAX = 1.0, 5.0, 8.0
 WORKER_MIB_MAX = 150.0
 WARM = 0.25
 """Part of the records after which a worker's memory should not grow any more."""
-NOT_INSTALLED = "{}: psutil is not installed. Run: pip install 'streamworker[bench]'"
-
-
-def can_look(contest: Contest, scene: str) -> bool:
-    """Return whether psutil is installed; if not, note the scene as left out."""
-    if find_spec("psutil") is None:
-        contest.left_out.append(NOT_INSTALLED.format(scene))
-        return False
-    return True
 
 
 def cpu_s(process: Process) -> float:
@@ -72,7 +64,7 @@ the partitions. A batch handler has smaller batches in many partitions, above al
 
 async def partitions(contest: Contest, loads: Sequence[Load] = LOADS) -> list[Row]:
     """Measure the CPU time of worker and server for a record, in 1,024 and in 8 partitions, at one rate."""
-    if not can_look(contest, "partitions"):
+    if not contest.has("psutil", "partitions"):
         return []
     rows = []
     for load in loads:
@@ -84,23 +76,26 @@ async def partitions(contest: Contest, loads: Sequence[Load] = LOADS) -> list[Ro
 
 async def _costs(contest: Contest, load: Load) -> tuple[Figures, Figures]:
     """Return the CPU time for an event in many partitions, and in few."""
-    counts = {f"{count:,} partitions": count for count in (MANY, FEW)}
-    both = [Contestant(name, mode=load.mode, entries=f"in{count}") for name, count in counts.items()]
-    found: dict[str, list[float]] = {name: [] for name in counts}
-    for run, each in contest.turns(both):
-        contest.say(f"{load.words}: run {run + 1} of {contest.runs}: {each.name}")
-        keys = contest.ground.keys(each.entries, counts[each.name])
-        async with settled(contest, each, keys) as process:
-            found[each.name].append(await _cost_us(contest, process, keys, load.slice_s))
+    counts = {
+        Program(f"{count:,} partitions", mode=load.mode, entries=f"in{count}"): count for count in (MANY, FEW)
+    }
+
+    async def cost_us(program: Program) -> float:
+        keys = contest.ground.keys(program.entries, counts[program])
+        async with settled(contest, program, keys) as process:
+            found = await _cost_us(contest, process, keys, load.slice_s)
         await contest.ground.remove_keys()
-    many, few = (Figures(name, "µs", tuple(found[name])) for name in counts)
+        return found
+
+    found = await contest.in_turn(list(counts), cost_us)
+    many, few = (Figures(name, "µs", tuple(runs)) for name, runs in found.items())
     return many, few
 
 
 @asynccontextmanager
-async def settled(contest: Contest, contestant: Contestant, keys: list[str]) -> AsyncIterator[Process]:
+async def settled(contest: Contest, program: Program, keys: list[str]) -> AsyncIterator[Process]:
     """Start a worker, and yield when it owns all partitions and is idle."""
-    async with contest.started(contestant, keys) as process:
+    async with contest.started(program, keys) as process:
         # When one record in each partition is done, the worker owns all partitions.
         await contest.ground.append(keys, payloads(len(keys)))
         await process.done()
@@ -129,18 +124,25 @@ def seconds_of(contest: Contest) -> float:
     return min(SECONDS_MAX, contest.records / PER_S)
 
 
+async def clients_of(ground: Ground) -> set[str]:
+    """Return the ids of the connected clients, without those of the bench."""
+    text: bytes = await ground.backend.execute("CLIENT", "LIST")
+    lines = (line.split(" ") for line in text.decode().splitlines())
+    return {fields[0] for fields in lines if f"name={ground.name}:bench" not in fields}
+
+
 async def idle(contest: Contest) -> list[Row]:
     """Measure CPU, commands and connections of an idle worker with 1,024 partitions."""
-    if not can_look(contest, "idle"):
+    if not contest.has("psutil", "idle"):
         return []
     seconds = seconds_of(contest)
     found: dict[str, list[float]] = {"%": [], "commands/s": [], "connections": []}
     for run in range(contest.runs):
         contest.say(f"run {run + 1} of {contest.runs}")
         keys = contest.ground.keys("idle", MANY)
-        clients = await contest.ground.clients()
-        async with settled(contest, Contestant("idle worker", entries="idle"), keys) as process:
-            found["connections"].append(float(len(await contest.ground.clients() - clients)))
+        clients = await clients_of(contest.ground)
+        async with settled(contest, Program("idle worker", entries="idle"), keys) as process:
+            found["connections"].append(float(len(await clients_of(contest.ground) - clients)))
             before, begun_s = cpu_s(process), time.monotonic()
             await asyncio.sleep(seconds)
             found["%"].append(100 * (cpu_s(process) - before) / (time.monotonic() - begun_s))
@@ -168,7 +170,7 @@ def within(scene: str, what: str, ours: Figures, most: float) -> Row:
 
 async def memory(contest: Contest) -> list[Row]:
     """Measure a worker's memory after all records, against its memory after a quarter of them."""
-    if not can_look(contest, "memory"):
+    if not contest.has("psutil", "memory"):
         return []
     warm: list[float] = []
     ended: list[float] = []
@@ -176,7 +178,7 @@ async def memory(contest: Contest) -> list[Row]:
     for run in range(contest.runs):
         contest.say(f"run {run + 1} of {contest.runs}")
         keys = contest.ground.keys("memory", FEW)
-        async with settled(contest, Contestant("worker", entries="memory"), keys) as process:
+        async with settled(contest, Program("worker", entries="memory"), keys) as process:
             for part, sizes in ((first, warm), (contest.records - first, ended)):
                 await contest.ground.append(keys, payloads(part))
                 await process.done()

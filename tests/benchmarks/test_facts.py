@@ -1,6 +1,6 @@
 """What a change of a group was like, from commits: no pause goes unseen."""
 
-from streamworker.dev.rebalance_facts import Commit, all_committed_ms, longest_of
+from benchmarks.rebalances.facts import Commit, all_committed_ms, longest_of
 
 BALANCED_MS = 2_000
 """When the last lock was taken."""

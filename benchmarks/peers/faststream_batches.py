@@ -1,14 +1,14 @@
-"""FastStream, batches of a Redis stream: ``python -m streamworker.dev.bench.peers.faststream_batches``."""
+"""FastStream, batches of a Redis stream: ``python -m benchmarks.peers.faststream_batches``."""
 
 import asyncio
 import logging
 
+import redis
 from fast_depends.msgspec import MsgSpecSerializer
 from faststream import FastStream
 from faststream.redis import RedisBroker, StreamSub
 
-from streamworker.dev.bench.record import Event
-from streamworker.dev.bench.task import Tally, Task, task_of_this_process
+from streamworker.dev.bench.task import Event, Tally, Task, task_of_this_process
 
 
 async def main(task: Task) -> None:
@@ -16,6 +16,10 @@ async def main(task: Task) -> None:
     # The fastest of FastStream's serializers, which streamworker uses too.
     broker = RedisBroker(task.url, logger=None, serializer=MsgSpecSerializer())
     tally = Tally(task.begun_path)
+    # A group that FastStream itself makes for new entries begins with the next one.
+    with redis.Redis.from_url(task.url) as client:
+        for key in task.keys:
+            client.xgroup_create(key, task.group, "0")
     for key in task.keys:
         subscribed = broker.subscriber(
             stream=StreamSub(

@@ -9,8 +9,7 @@ from typing import Any
 from taskiq import TaskiqMessage
 from taskiq_redis import RedisStreamBroker
 
-from streamworker.dev.bench.record import events
-from streamworker.dev.bench.task import VARIABLE, Tally, Task, task_of_this_process
+from streamworker.dev.bench.task import VARIABLE, Tally, Task, events, task_of_this_process
 
 NAME = "handle"
 
@@ -18,7 +17,11 @@ NAME = "handle"
 def make_broker(task: Task) -> RedisStreamBroker:
     """Make the broker for one run."""
     made = RedisStreamBroker(
-        task.url, queue_name=task.keys[0], consumer_group_name=task.group, xread_count=task.batch
+        task.url,
+        queue_name=task.keys[0],
+        consumer_group_name=task.group,
+        consumer_id="0",
+        xread_count=task.batch,
     )
     tally = Tally(task.begun_path)
 

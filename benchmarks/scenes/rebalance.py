@@ -3,11 +3,13 @@
 import functools
 from collections.abc import Iterator, Sequence
 
-from streamworker.dev.bench.contest import BenchFailed, Contest
-from streamworker.dev.bench.figures import Figures, Row
-from streamworker.dev.bench.scenes.upkeep import within
-from streamworker.dev.rebalance_facts import Change
-from streamworker.dev.rebalances import Story, tell
+from benchmarks.contest import Contest
+from benchmarks.figures import Row
+from benchmarks.rebalances.changes import Story, tell
+from benchmarks.rebalances.facts import Change
+from benchmarks.scenes.upkeep import within
+from streamworker.dev.bench.figures import Figures
+from streamworker.dev.bench.programs import BenchFailed
 
 WORKERS, PARTITIONS = 4, 64
 """A group that does not load two cores fully, so that the figures show the protocol."""

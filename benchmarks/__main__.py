@@ -1,0 +1,158 @@
+"""``python -m benchmarks``: measures streamworker beside other programs, for maintainers."""
+
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from benchmarks import report as pages
+from benchmarks.figures import COLUMNS, fallen
+from benchmarks.report import Report
+from benchmarks.scenes.table import SCENES, run_contests
+from streamworker.cli.bench import Partitions, Records, Runs, Url
+from streamworker.cli.exit_codes import ExitCode, code_for
+from streamworker.cli.support import (
+    AsJson,
+    console,
+    print_json,
+    print_table,
+    progress_bar,
+    run_async,
+    say,
+)
+from streamworker.cli.support import (
+    report as tell,
+)
+from streamworker.dev.bench.figures import machine_line
+from streamworker.dev.server import EmbeddedServer
+from streamworker.errors import ConfigurationError, StreamworkerError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class What(StrEnum):
+    """The scenes that can be measured."""
+
+    PRODUCE = "produce"
+    PROCESS = "process"
+    LIMITS = "limits"
+    COLUMNS = "columns"
+    LATENCY = "latency"
+    WAITING = "waiting"
+    PARTITIONS = "partitions"
+    IDLE = "idle"
+    MEMORY = "memory"
+    REBALANCE = "rebalance"
+    SPARK = "spark"
+    ALL = "all"
+
+
+@app.command()
+def main(
+    what: Annotated[What, typer.Argument(metavar="SCENE")] = What.ALL,
+    redis_url: Url = None,
+    runs: Runs = 5,
+    records: Records = 300_000,
+    partitions: Partitions = 1,
+    json: AsJson = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as docs/performance.md has it.")
+    ] = False,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw the bars into this file.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile", metavar="FILE", help="Run a worker once more under pyinstrument; .html or text."
+        ),
+    ] = None,
+    ratios: Annotated[
+        Path | None, typer.Option("--ratios", metavar="FILE", help="Write the ratios to this file.")
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            "--check",
+            metavar="FILE",
+            help="Fail if a ratio is more than 25% worse than the one in this file.",
+        ),
+    ] = None,
+) -> None:
+    """Measure streamworker and the programs of other libraries in turn, on the same records."""
+    try:
+        known = {} if check is None else _read_ratios(check)
+        report = _measure(what, redis_url, runs, records, partitions, profile)
+    except StreamworkerError as error:
+        tell(error)
+        raise typer.Exit(code_for(error)) from None
+    _show(report, as_json=json, as_markdown=markdown)
+    if svg is not None:
+        svg.write_text(pages.svg(report.rows), "utf-8")
+    # A reference file without the failed scene would never be compared for that scene again.
+    if ratios is not None and not report.failed:
+        ratios.write_bytes(msgspec.json.format(msgspec.json.encode(report.ratios), indent=2) + b"\n")
+    found = fallen(report.rows, known)
+    for row, before in found:
+        say(f"{row.scene}: the ratio is {row.ratio:.2f}, and was {before:.2f}: {row.what}", error=True)
+    if found or report.failed:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _measure(
+    what: What, redis_url: str | None, runs: int, records: int, partitions: int, profile: Path | None
+) -> Report:
+    options = " --redis-url ..." if redis_url else ""
+    command = (
+        f"python -m benchmarks {what} --runs {runs} --records {records} --partitions {partitions}{options}"
+    )
+    with ExitStack() as stack:
+        url = redis_url or stack.enter_context(EmbeddedServer(maxmemory="4gb")).url
+        bar = stack.enter_context(progress_bar(known=False))
+        task = bar.add_task("starting")
+
+        async def measure() -> Report:
+            return await run_contests(
+                url,
+                list(SCENES) if what is What.ALL else [what.value],
+                runs=runs,
+                records=records,
+                partitions=partitions,
+                command=command,
+                say=lambda text: bar.update(task, description=text),
+                warn=lambda text: say(f"Warning: {text}", error=True),
+                profile=profile,
+            )
+
+        return run_async(measure)
+
+
+def _show(report: Report, *, as_json: bool, as_markdown: bool) -> None:
+    if as_json:
+        print_json(report.as_json())
+        return
+    if as_markdown:
+        say(*pages.markdown(report).splitlines())
+        return
+    print_table(COLUMNS, [row.cells() for row in report.rows])
+    if console().is_terminal:
+        say(*pages.chart(report.rows))
+    say("", f"Medians of {report.runs} runs in turn on {machine_line(report.machine)}.")
+    say(*(f"Left out: {reason}" for reason in report.left_out))
+    say(*(f"Failed: {reason}" for reason in report.failed), error=True)
+
+
+def _read_ratios(path: Path) -> dict[str, float]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(
+            f"{path} holds no ratios: {error}", remedy="Make it with: python -m benchmarks --ratios FILE"
+        ) from error
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks")

@@ -1,0 +1,1 @@
+"""The cost of joins, leaves and deaths of real worker processes."""

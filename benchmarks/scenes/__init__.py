@@ -1,0 +1,1 @@
+"""What ``python -m benchmarks`` can measure, a module a scene."""

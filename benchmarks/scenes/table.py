@@ -1,0 +1,106 @@
+"""All scenes, and the function that runs some of them."""
+
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from benchmarks.contest import Contest
+from benchmarks.figures import Row
+from benchmarks.report import Report
+from benchmarks.scenes.columns import columns
+from benchmarks.scenes.limits import limits
+from benchmarks.scenes.process import process
+from benchmarks.scenes.rebalance import rebalance
+from benchmarks.scenes.sending import latency, produce
+from benchmarks.scenes.spark import spark
+from benchmarks.scenes.upkeep import idle, memory, partitions
+from benchmarks.scenes.waiting import waiting
+from streamworker.dev.bench.ground import open_ground
+from streamworker.dev.bench.machine import describe
+from streamworker.dev.bench.programs import WORKER, Program
+from streamworker.errors import StreamworkerError
+
+Scene = Callable[[Contest], Awaitable[list[Row]]]
+
+SCENES: dict[str, Scene] = {
+    "produce": produce,
+    "process": process,
+    "limits": limits,
+    "columns": columns,
+    "latency": latency,
+    "waiting": waiting,
+    "partitions": partitions,
+    "idle": idle,
+    "memory": memory,
+    "rebalance": rebalance,
+    "spark": spark,
+}
+"""The scenes by their name on the command line, in the order in which ``all`` runs them."""
+
+RUNNEL = (
+    "runnel: it needs Python 3.8, and does not run here. It was measured once, on a machine of this kind "
+    "with small JSON records: 2,300 to 4,000 events/s on one core."
+)
+
+
+async def run_contests(
+    url: str,
+    names: Sequence[str],
+    *,
+    runs: int,
+    records: int,
+    partitions: int,
+    command: str,
+    say: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
+    profile: Path | None = None,
+) -> Report:
+    """Run some scenes on a server, and remove all keys of the bench.
+
+    Parameters
+    ----------
+    url
+        URL of the server.
+    names
+        Keys of ``SCENES``.
+    runs, records, partitions
+        Number of runs of each program, of records in a run, and of partitions.
+    command
+        The command line that repeats the bench, for the report.
+    say, warn
+        Callbacks for progress messages, and for warnings about the figures.
+    profile
+        File for a profile of a worker, made in a separate run.
+    """
+    rows: list[Row] = []
+    left_out, failed = [RUNNEL], list[str]()
+    async with open_ground(url, warn=warn) as ground:
+        for each in names:
+            contest = Contest(ground, runs, records, partitions, functools.partial(_say, say, each))
+            try:
+                rows += await SCENES[each](contest)
+            except StreamworkerError as error:
+                if len(names) == 1:
+                    raise
+                warn(str(error))  # Includes the log. The results of the other scenes are kept.
+                failed.append(f"{each}: {error.message}")
+            left_out += contest.left_out
+            await ground.remove_keys()
+        if profile is not None:
+            say("profile")
+            await _profile(Contest(ground, 1, records, partitions), profile)
+        machine = describe(await ground.server(), also=("faststream", "taskiq-redis"))
+    return Report(machine=machine, rows=rows, left_out=left_out, failed=failed, runs=runs, command=command)
+
+
+def _say(say: Callable[[str], None], scene: str, text: str) -> None:
+    say(f"{scene}: {text}")
+
+
+async def _profile(contest: Contest, path: Path) -> None:
+    """Run a worker under pyinstrument, which slows it, so the run gives no figure."""
+    renderer = "html" if path.suffix == ".html" else "text"
+    command = ("-m", "pyinstrument", "-r", renderer, "-o", str(path), *WORKER)
+    keys = await contest.ground.fill_records("events", contest.records, partitions=contest.partitions)
+    await contest.handled(Program("profiled worker", command), keys)
+    await contest.ground.remove_keys()

@@ -1,0 +1,193 @@
+"""The scenes of ``streamworker bench``, and how their programs are measured."""
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from streamworker.dev.bench.figures import Figures, Report, figures_of
+from streamworker.dev.bench.ground import open_ground
+from streamworker.dev.bench.machine import describe
+from streamworker.dev.bench.programs import Bench, Program, SomeProgram, Timing
+from streamworker.dev.bench.task import FIRST, Begun, Delays, RowRates, Sent, payloads
+
+SENDER = Program("send_many", ("-m", "streamworker.dev.bench.sender"), "send", "sent")
+BATCH = Program("batch handler", mode="batch")
+FORWARDING = Program("batch handler, forwarding", mode="forwarding")
+RECORD = Program("record handler", mode="record")
+ROWS = ("-m", "streamworker.dev.bench.rows")
+COLUMNS = Program("columns", ROWS, "columns", "rows")
+JSON_RECORDS = Program("JSON records", ROWS, "records", "rows")
+READER = Program("record handler", mode="latency", entries="paced")
+EVEN_SENDER = Program("sender", SENDER.command, "send evenly", "paced")
+
+TIMES = 10
+"""Rows for each JSON record, so that both runs take long enough to be measured."""
+PER_S = 1_000
+SECONDS_MAX = 10
+"""A longer run at a steady rate gives no further information."""
+
+
+async def sending(bench: Bench, senders: Sequence[Program]) -> dict[str, list[Sent]]:
+    """Let each sender send all records, 1,000 in each call."""
+
+    async def sent(sender: Program) -> Sent:
+        keys = bench.ground.keys(sender.entries, bench.partitions)
+        async with bench.started(sender, keys, records=bench.records) as process:
+            found = await process.told(Sent)
+        await bench.ground.remove_keys()
+        return found
+
+    return await bench.in_turn(senders, sent)
+
+
+async def handling(
+    bench: Bench, programs: Sequence[SomeProgram], keys: Mapping[str, list[str]]
+) -> dict[str, list[Timing]]:
+    """Let each program handle all entries.
+
+    Parameters
+    ----------
+    bench
+        The settings.
+    programs
+        The programs.
+    keys
+        The filled streams that the programs read, by the programs' ``entries``.
+    """
+    return await bench.in_turn(programs, lambda each: bench.handled(each, keys[each.entries]))
+
+
+async def rows_and_records(bench: Bench) -> dict[str, list[RowRates]]:
+    """Send, handle and forward columns and JSON records, end to end and in parts, each on one core."""
+
+    async def rates(program: Program) -> RowRates:
+        keys = bench.ground.keys(program.entries, bench.partitions)
+        count = bench.records * (TIMES if program is COLUMNS else 1)
+        async with bench.started(program, keys, records=count) as process:
+            found = await process.told(RowRates)
+        await bench.ground.remove_keys()
+        return found
+
+    return await bench.in_turn([COLUMNS, JSON_RECORDS], rates)
+
+
+async def delays(bench: Bench, senders: Mapping[Program, Program]) -> dict[str, list[Delays]]:
+    """Measure the time from a send to the handler at a steady rate.
+
+    Parameters
+    ----------
+    bench
+        The settings.
+    senders
+        For each reader the program that sends to it.
+    """
+    count = min(bench.records, PER_S * SECONDS_MAX)
+
+    async def delay(reader: Program) -> Delays:
+        keys = bench.ground.keys(reader.entries, 1)
+        async with bench.started(reader, keys, records=count + 1) as process:
+            # The reader certainly reads once it has received a record.
+            await bench.ground.fill(keys[0], payloads(1))
+            await process.told(Begun, FIRST)
+            async with bench.started(senders[reader], keys, records=count, per_s=PER_S) as sender:
+                found = await process.told(Delays, beside=sender)
+        await bench.ground.remove_keys()
+        return found
+
+    return await bench.in_turn(list(senders), delay)
+
+
+# -- the scenes of the command ----------------------------------------------------------------
+
+
+async def produce(bench: Bench) -> list[Figures]:
+    """Measure ``send_many`` with 1,000 records in each call."""
+    found = await sending(bench, [SENDER])
+    return [*figures_of(found, "per_s", "events/s", what="{} of 1,000").values()]
+
+
+async def process(bench: Bench) -> list[Figures]:
+    """Measure the rates of handlers, and the server's CPU time."""
+    bench.say("filling")
+    keys = await bench.ground.fill_records("events", bench.records, partitions=bench.partitions)
+    found = await handling(bench, [BATCH, FORWARDING, RECORD], {"events": keys})
+    return [
+        *figures_of(found, "per_s", "events/s").values(),
+        *figures_of(found, "server_us", "µs", what="{}: server CPU for an event").values(),
+    ]
+
+
+async def columns(bench: Bench) -> list[Figures]:
+    """Measure ``codec="arrow"`` beside JSON records."""
+    found = await rows_and_records(bench)
+    parts = {
+        "both_per_s": "{}: send, handle and forward, in one process",
+        "send_per_s": "{}: send",
+        "handle_per_s": "{}: handle and forward",
+    }
+    return [
+        each
+        for field, what in parts.items()
+        for each in figures_of(found, field, "rows/s", what=what).values()
+    ]
+
+
+async def latency(bench: Bench) -> list[Figures]:
+    """Measure the time from a send to a record handler."""
+    found = await delays(bench, {READER: EVEN_SENDER})
+    return [
+        each
+        for name in ("p50", "p99")
+        for each in figures_of(found, f"{name}_ms", "ms", what=f"{{}}, {name} at {PER_S:,} events/s").values()
+    ]
+
+
+SCENES: dict[str, Callable[[Bench], Awaitable[list[Figures]]]] = {
+    "produce": produce,
+    "process": process,
+    "columns": columns,
+    "latency": latency,
+}
+"""The scenes by their name on the command line, in the order in which ``all`` runs them."""
+
+
+async def run_bench(
+    url: str,
+    names: Sequence[str],
+    *,
+    runs: int,
+    records: int,
+    partitions: int,
+    command: str,
+    name: str | None,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> Report:
+    """Run some scenes on a server, and remove all keys of the bench.
+
+    Parameters
+    ----------
+    url
+        URL of the server.
+    names
+        Keys of ``SCENES``.
+    runs, records, partitions
+        Number of runs of each program, of records in a run, and of partitions.
+    command
+        The command line that repeats the bench, for the report.
+    name
+        Name of the bench's app; random if None.
+    say, warn
+        Callbacks for progress messages, and for warnings about the figures.
+    """
+    figures = {}
+    async with open_ground(url, name, warn=warn) as ground:
+        for scene in names:
+            bench = Bench(ground, runs, records, partitions, functools.partial(_say, say, scene))
+            figures[scene] = await SCENES[scene](bench)
+            await ground.remove_keys()
+        machine = describe(await ground.server())
+    return Report(machine=machine, figures=figures, runs=runs, command=command)
+
+
+def _say(say: Callable[[str], None], scene: str, text: str) -> None:
+    say(f"{scene}: {text}")

@@ -1,1 +1,0 @@
-"""What ``streamworker bench`` can measure, a module a scene."""
