@@ -150,9 +150,17 @@ def test_i4_a_worker_that_lost_its_partition_cannot_commit(
     scene.worker("w1", **environ)
     sleeper = scene.worker("w2", **environ)
     scene.wait_for_owners({"w1": 2, "w2": 2})
-    with scene.steady_load(200):
-        wait_for(lambda: any(call.pid == sleeper.pid for call in scene.calls()), "the sleeper is busy")
+    started, ended = (scene.ledger / f"{sleeper.pid}.{kind}" for kind in ("started", "jsonl"))
+
+    def sleeps_with_a_batch_in_hand() -> bool:
         sleeper.pause()
+        if ended.exists() and started.stat().st_mtime_ns > ended.stat().st_mtime_ns:
+            return True
+        sleeper.resume()
+        return False
+
+    with scene.steady_load(200):
+        wait_for(sleeps_with_a_batch_in_hand, "the sleeper is busy")
         scene.wait_for_owners({"w1": 4})
         sleeper.resume()
         scene.wait_for_owners({"w1": 2, "w2": 2})
