@@ -68,6 +68,7 @@ FULL = {
     "security/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
     "sentinel": "sentinels, replicas and failovers, which take seconds each",
     "test_wheel.py::test_a_wheel_has_the_files_of_the_package_and_no_other": "builds it, with what PyPI has",
+    "test_guarantees.py::test_i9_the_spark_table_equals_the_log": "a JVM and three workers, a minute of CPU",
     "spark": "a query of Spark takes seconds, and the source has some hundred tests of them",
 }
 """What ``make test`` leaves to ``make test-full``, and why. Besides these: all that runs on ``redis7``, what
