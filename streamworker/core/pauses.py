@@ -17,8 +17,6 @@ def pause_ms(failures: int, random: Callable[[], float], *, first_ms: int, max_m
 class Pauses:
     """The pauses between the tries of one call, from ``first_ms`` to ``max_ms``; see :func:`pause_ms`."""
 
-    __slots__ = ("_failures", "_first_ms", "_max_ms", "_random")
-
     def __init__(self, random: Callable[[], float], *, first_ms: int = 50, max_ms: int = 2_000) -> None:
         self._random = random
         self._first_ms = first_ms

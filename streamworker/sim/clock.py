@@ -22,8 +22,6 @@ class Lane:
     ``hold`` gets the actions that are due while the lane is closed.
     """
 
-    __slots__ = ("hold", "is_open")
-
     def __init__(self, hold: Callable[[Callable[[], object]], None]) -> None:
         self.hold = hold
         self.is_open = True

@@ -69,8 +69,6 @@ class SizeEstimate:
     """The estimate before the first read: large, so that the first read is careful. This costs one extra
     small read; with too small a number the first read would exceed the budget."""
 
-    __slots__ = ("_deviation", "_mean")
-
     def __init__(self) -> None:
         self._mean = 0.0
         self._deviation = 0.0
@@ -196,8 +194,6 @@ class Halving:
     >>> search.poison
     [2]
     """
-
-    __slots__ = ("_current", "_stack", "poison")
 
     def __init__(self, count: int) -> None:
         self._stack: list[tuple[int, int, bool]] = [(0, count, True)] if count else []

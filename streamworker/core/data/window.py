@@ -50,23 +50,6 @@ class Window:
     (1, 1)
     """
 
-    __slots__ = (
-        "_added",
-        "_bar",
-        "_concurrency",
-        "_done",
-        "_head",
-        "_keys",
-        "_last",
-        "_next",
-        "_paused",
-        "_ready",
-        "_running",
-        "_size",
-        "_started",
-        "_taken",
-    )
-
     def __init__(self, *, concurrency: int, size: int) -> None:
         self._concurrency = concurrency
         self._size = size
