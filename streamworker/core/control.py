@@ -8,34 +8,42 @@ The kinds that only one protocol knows are in its folder. ``core.protocols.regis
 kinds. A reader ignores a kind that its release does not know, so that a newer release can add kinds.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields as fields_of
+from dataclasses import replace
+from typing import Any, ClassVar, Self
 
 from streamworker.core.words import Worded, name_of, runs
 
 
-class ControlMessage(Worded, ABC):
-    """A message on the control stream. Each kind is a frozen dataclass below, or in a protocol's folder."""
+def _split(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(",")) if text else ()
 
-    __slots__ = ()
+
+_READERS: dict[Any, Callable[[str], object]] = {int: int, str: str, tuple[int, ...]: _split}
+"""How a field is read, by its type."""
+
+
+class ControlMessage(Worded):
+    """A message on the control stream; its entry there has the kind and the fields of the message."""
+
     kind: ClassVar[str]
     """The field ``kind`` of the stream's entry."""
     is_news: ClassVar[bool] = False
     """Whether a transcript shows that it was received even if it had no effects."""
 
-    @abstractmethod
     def fields(self) -> dict[str, str]:
-        """Return the message as the fields of a control stream entry, with its kind and generation."""
+        """Return the message as the fields of a control stream entry."""
+        values = {each.name: getattr(self, each.name) for each in fields_of(self)}
+        texts = {k: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in values.items()}
+        return {"kind": self.kind, **texts}
 
     @classmethod
-    @abstractmethod
     def read(cls, fields: Mapping[str, str]) -> Self:
         """Return the message that has these fields; raise KeyError or ValueError if they are wrong."""
+        return cls(**{each.name: _READERS[each.type](fields[each.name]) for each in fields_of(cls)})
 
 
-@dataclass(frozen=True, slots=True)
 class GroupChanged(ControlMessage):
     """The group has a new generation: of the membership document, or of a partition's owner."""
 
@@ -47,27 +55,11 @@ class GroupChanged(ControlMessage):
     """Name of the member that the change concerns; several are separated by a space."""
     moved: tuple[int, ...]
 
-    def fields(self) -> dict[str, str]:
-        """Return the message as the fields of a control stream entry."""
-        return {
-            "kind": self.kind,
-            "generation": str(self.generation),
-            "cause": self.cause,
-            "member": self.member,
-            "moved": _join(self.moved),
-        }
-
-    @classmethod
-    def read(cls, fields: Mapping[str, str]) -> Self:
-        """Return the message that has these fields."""
-        return cls(int(fields["generation"]), fields["cause"], fields["member"], _split(fields["moved"]))
-
     def __str__(self) -> str:
         change = f"{self.cause} of {self.member}, moved {runs(self.moved)}"
         return f"changed, generation {self.generation}: {change}"
 
 
-@dataclass(frozen=True, slots=True)
 class PartitionsMessage(ControlMessage):
     """Something that one owner did with some partitions."""
 
@@ -75,28 +67,16 @@ class PartitionsMessage(ControlMessage):
     owner: str
     generation: int
 
-    def fields(self) -> dict[str, str]:
-        """Return the message as the fields of a control stream entry."""
-        partitions, generation = _join(self.partitions), str(self.generation)
-        return {"kind": self.kind, "partitions": partitions, "owner": self.owner, "generation": generation}
-
-    @classmethod
-    def read(cls, fields: Mapping[str, str]) -> Self:
-        """Return the message that has these fields."""
-        return cls(_split(fields["partitions"]), fields["owner"], int(fields["generation"]))
-
     def __str__(self) -> str:
         return f"{self.kind} {runs(self.partitions)} by {name_of(self.owner)}, generation {self.generation}"
 
 
-@dataclass(frozen=True, slots=True)
 class PartitionsReleased(PartitionsMessage):
     """A member released locks that other members may be waiting for."""
 
     kind: ClassVar[str] = "released"
 
 
-@dataclass(frozen=True, slots=True)
 class PartitionsAcquired(PartitionsMessage):
     """A member acquired locks and works on their partitions."""
 
@@ -115,11 +95,3 @@ def together(messages: Iterable[ControlMessage]) -> list[ControlMessage]:
         known = before.partitions if isinstance(before, PartitionsMessage) else ()
         alike[key] = replace(message, partitions=(*known, *message.partitions))
     return list(alike.values())
-
-
-def _join(partitions: Iterable[int]) -> str:
-    return ",".join(str(partition) for partition in partitions)
-
-
-def _split(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in text.split(",")) if text else ()

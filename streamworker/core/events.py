@@ -9,7 +9,6 @@ Events and effects never carry records. A worker may handle a million records be
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from streamworker.core.control import ControlMessage, together
@@ -18,17 +17,14 @@ from streamworker.core.words import Worded, by_words, runs
 
 
 class Event(Worded):
-    """Something that happened. Each kind is a frozen dataclass below, or in a protocol's module."""
+    """Something that happened. The kinds are below, and in each protocol's folder."""
 
-    __slots__ = ()
     is_routine: ClassVar[bool] = False
     """Whether a transcript omits it if it has no effects."""
 
 
 class Effect(Worded):
-    """Something to do. Each kind is a frozen dataclass below, or in a protocol's module."""
-
-    __slots__ = ()
+    """Something to do. The kinds are below, and in each protocol's folder."""
 
     @property
     def details(self) -> str:
@@ -39,24 +35,20 @@ class Effect(Worded):
 # -- events: in ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Started(Event):
     """The worker was told to take part in the group."""
 
 
-@dataclass(frozen=True, slots=True)
 class StopRequested(Event):
     """The worker was told to stop: drain its partitions, release their locks, leave the group."""
 
 
-@dataclass(frozen=True, slots=True)
 class DeadlinePassed(Event):
     """The time that ``next_deadline_ms`` named has come."""
 
     is_routine: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
 class ControlReceived(Event):
     """Messages from the control stream, oldest first."""
 
@@ -67,7 +59,6 @@ class ControlReceived(Event):
         return "ControlReceived: " + "; ".join(map(str, together(self.messages)))
 
 
-@dataclass(frozen=True, slots=True)
 class LocksAnswered(Event):
     """Answer to ``AcquireLocks``; a partition that is missing got no answer."""
 
@@ -79,7 +70,6 @@ class LocksAnswered(Event):
         return "LocksAnswered: " + by_words({p: str(self.replies.get(p, "no answer")) for p in self.asked})
 
 
-@dataclass(frozen=True, slots=True)
 class LocksReleased(Event):
     """Answer to ``ReleaseLocks``; a partition that is missing got no answer."""
 
@@ -92,7 +82,6 @@ class LocksReleased(Event):
         return f"LocksReleased: {by_words(said)}"
 
 
-@dataclass(frozen=True, slots=True)
 class _OfRunner(Event):
     partition: int
     epoch: int
@@ -101,30 +90,26 @@ class _OfRunner(Event):
         return f"{type(self).__name__}: {self.partition}, epoch {self.epoch}"
 
 
-@dataclass(frozen=True, slots=True)
 class RunnerStopped(_OfRunner):
     """A runner ended: it drained, or it was cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
 class RunnerFenced(_OfRunner):
     """A runner ended: Redis refused its commit, since this worker no longer holds the lock."""
 
 
-@dataclass(frozen=True, slots=True)
 class RunnerHalted(_OfRunner):
     """A runner stopped handling records; it keeps its partition until it is drained."""
 
     reason: str
 
     def __str__(self) -> str:
-        return f"{_OfRunner.__str__(self)}: {self.reason}"
+        return f"{super().__str__()}: {self.reason}"
 
 
 # -- effects: out ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class AcquireLocks(Effect):
     """Acquire the locks of some partitions. Answer: ``LocksAnswered``."""
 
@@ -138,7 +123,6 @@ class AcquireLocks(Effect):
         return f"AcquireLocks {runs(self.partitions)}, generation {self.generation}"
 
 
-@dataclass(frozen=True, slots=True)
 class ReleaseLocks(Effect):
     """Release locks. Answer: ``LocksReleased``."""
 
@@ -149,7 +133,6 @@ class ReleaseLocks(Effect):
         return f"ReleaseLocks {runs(self.epochs)}"
 
 
-@dataclass(frozen=True, slots=True)
 class PostControl(Effect):
     """Post a message to the control stream. No answer; a lost message only causes a delay."""
 
@@ -159,7 +142,6 @@ class PostControl(Effect):
         return f"PostControl: {self.message}"
 
 
-@dataclass(frozen=True, slots=True)
 class StartRunner(Effect):
     """Handle the records of a partition from its checkpoint on."""
 
@@ -173,7 +155,6 @@ class StartRunner(Effect):
         return f", epoch {self.lock.epoch}, after entry {self.lock.checkpoint}"
 
 
-@dataclass(frozen=True, slots=True)
 class _OnRunner(Effect):
     partition: int
     epoch: int
@@ -184,22 +165,18 @@ class _OnRunner(Effect):
         return f", epoch {self.epoch}"
 
 
-@dataclass(frozen=True, slots=True)
 class DrainRunner(_OnRunner):
     """Finish and commit the current batch, then stop. Event: ``RunnerStopped``."""
 
 
-@dataclass(frozen=True, slots=True)
 class CancelRunner(_OnRunner):
     """Stop at once; uncommitted records stay uncommitted. Event: ``RunnerStopped``."""
 
 
-@dataclass(frozen=True, slots=True)
 class DropRunner(_OnRunner):
     """Stop at once, and send no event: the worker has lost the membership of this runner."""
 
 
-@dataclass(frozen=True, slots=True)
 class MarkLock(Effect):
     """Write a partition's state to its lock, for observers such as ``status``. No answer."""
 
@@ -215,17 +192,14 @@ class MarkLock(Effect):
         return f": {self.state}{f' ({self.reason})' if self.reason else ''}"
 
 
-@dataclass(frozen=True, slots=True)
 class PauseBatches(Effect):
     """Start no batch: this worker's heartbeats get no answer, and its peers may consider it dead."""
 
 
-@dataclass(frozen=True, slots=True)
 class ResumeBatches(Effect):
     """Start batches again."""
 
 
-@dataclass(frozen=True, slots=True)
 class Note(Effect):
     """Write a log event whose reason only the core knows."""
 
@@ -233,6 +207,5 @@ class Note(Effect):
     fields: Mapping[str, str | int]
 
 
-@dataclass(frozen=True, slots=True)
 class Finished(Effect):
     """This worker has left the group and owns no partition. This is the last effect."""

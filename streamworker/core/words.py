@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TypeVar
+from typing import TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -50,10 +50,16 @@ def by_owner(owners: Mapping[int, str]) -> str:
     return "; ".join(f"{owner}: {runs(which)}" for owner, which in alike(owners).items())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
 class Worded:
-    """What transcripts write with ``str``: an event, an effect or a message. By default it is its fields."""
+    """An event, an effect or a message: every subclass is a frozen dataclass.
+
+    Transcripts write it with ``str``, by default as its name and fields.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     def __str__(self) -> str:
-        values = (f"{each.name}={getattr(self, each.name)}" for each in fields(self))
+        values = (f"{each.name}={getattr(self, each.name)}" for each in fields(self))  # type: ignore[arg-type]
         return " ".join([type(self).__name__, *values])

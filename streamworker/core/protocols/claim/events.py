@@ -38,12 +38,10 @@ class OwnershipEntry:
 # -- effects: out ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class ListOwnership(Effect):
     """Read all entries and the number of partitions. Answer: ``OwnershipListed`` or ``StoreFailed``."""
 
 
-@dataclass(frozen=True, slots=True)
 class _WriteEntries(Effect):
     owner: str
     etags: Mapping[int, int]
@@ -57,17 +55,14 @@ class _WriteEntries(Effect):
         return f"{type(self).__name__} {by_words(words)}"
 
 
-@dataclass(frozen=True, slots=True)
 class ClaimPartitions(_WriteEntries):
     """Claim some partitions. Answer: ``PartitionsClaimed`` or ``StoreFailed``."""
 
 
-@dataclass(frozen=True, slots=True)
 class UpdateCheckpoints(_WriteEntries):
     """Write the checkpoints of the worker's partitions, which renews their entries."""
 
 
-@dataclass(frozen=True, slots=True)
 class GiveUpPartitions(Effect):
     """Delete the worker's own entries. Answer: ``PartitionsGivenUp`` or ``StoreFailed``."""
 
@@ -81,7 +76,6 @@ class GiveUpPartitions(Effect):
 # -- events: in ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class OwnershipListed(Event):
     """Answer to ``ListOwnership``."""
 
@@ -95,7 +89,6 @@ class OwnershipListed(Event):
         return f"OwnershipListed: of {self.partitions}, {by_owner(owners) or 'no entry'}"
 
 
-@dataclass(frozen=True, slots=True)
 class _EntriesWritten(Event):
     done: Mapping[int, int]
     """The partitions that were claimed or renewed, and their new ETags."""
@@ -110,17 +103,14 @@ class _EntriesWritten(Event):
         return f"{type(self).__name__}: {by_words(words)}"
 
 
-@dataclass(frozen=True, slots=True)
 class PartitionsClaimed(_EntriesWritten):
     """Answer to ``ClaimPartitions``."""
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointsUpdated(_EntriesWritten):
     """Answer to ``UpdateCheckpoints``."""
 
 
-@dataclass(frozen=True, slots=True)
 class PartitionsGivenUp(Event):
     """Answer to ``GiveUpPartitions``: this worker no longer owns any of them."""
 
@@ -130,6 +120,5 @@ class PartitionsGivenUp(Event):
         return f"PartitionsGivenUp: {runs(self.partitions)}"
 
 
-@dataclass(frozen=True, slots=True)
 class StoreFailed(Event):
     """No answer from the store: it may or may not have executed the call."""

@@ -1,13 +1,11 @@
 """The two channels of the lease-grab race: kinds of message on the group's control stream."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from streamworker.core.control import PartitionsMessage
 from streamworker.core.words import name_of, runs
 
 
-@dataclass(frozen=True, slots=True)
 class LeaseMessage(PartitionsMessage):
     """A message of a node about leases; its generation is the server's time in ms."""
 
@@ -15,7 +13,6 @@ class LeaseMessage(PartitionsMessage):
         return f"{self.kind} {runs(self.partitions)} by {name_of(self.owner)}"
 
 
-@dataclass(frozen=True, slots=True)
 class LeaseChallenged(LeaseMessage):
     """A node challenged the leases of some partitions, and the race for them begins."""
 
@@ -24,7 +21,6 @@ class LeaseChallenged(LeaseMessage):
     """A node's wait begins."""
 
 
-@dataclass(frozen=True, slots=True)
 class LeaseEnded(LeaseMessage):
     """A node stopped processing some partitions."""
 

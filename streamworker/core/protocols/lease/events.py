@@ -7,7 +7,6 @@ from a call of the newest one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
@@ -29,7 +28,6 @@ class Challenge(Enum):
 # -- effects: out ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class ChallengeLeases(Effect):
     """Signal that this node challenges some partitions. Answer: ``LeasesChallenged``."""
 
@@ -40,7 +38,6 @@ class ChallengeLeases(Effect):
         return "ChallengeLeases " + by_words({p: how.value for p, how in self.challenges.items()})
 
 
-@dataclass(frozen=True, slots=True)
 class RaceForLease(Effect):
     """Enter this node into the grab hash, unless another is there. Answer: ``LeaseRaced``."""
 
@@ -48,7 +45,6 @@ class RaceForLease(Effect):
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
 class UpdateLeases(Effect):
     """Update this node's values in the hashes. May be repeated. Answer: ``LeasesUpdated``."""
 
@@ -68,7 +64,6 @@ class UpdateLeases(Effect):
 # -- events: in ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class LeasesChallenged(Event):
     """Answer to ``ChallengeLeases``."""
 
@@ -80,7 +75,6 @@ class LeasesChallenged(Event):
         return f"LeasesChallenged: {'no answer' if self.signalled is None else runs(self.signalled)}"
 
 
-@dataclass(frozen=True, slots=True)
 class LeaseRaced(Event):
     """Answer to ``RaceForLease``."""
 
@@ -98,7 +92,6 @@ class LeaseRaced(Event):
         return f"LeaseRaced: {self.partition} won by {name_of(self.winner)}, generation {self.generation}{by}"
 
 
-@dataclass(frozen=True, slots=True)
 class LeasesUpdated(Event):
     """Answer to ``UpdateLeases``."""
 

@@ -14,7 +14,6 @@ from streamworker.errors import CoordinationError
 # -- events: in ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class _WithDocument(Event):
     document: bytes | None
     server_ms: int
@@ -25,12 +24,10 @@ class _WithDocument(Event):
         return f"{type(self).__name__}: {_document(self.document, self.foreign)}"
 
 
-@dataclass(frozen=True, slots=True)
 class DocumentRead(_WithDocument):
     """Answer to ``ReadDocument``, and to ``MendDocument`` if it wrote no document."""
 
 
-@dataclass(frozen=True, slots=True)
 class DocumentChanged(Event):
     """Answer to ``ChangeDocument`` and ``MendDocument``: the document is written."""
 
@@ -40,7 +37,6 @@ class DocumentChanged(Event):
         return f"DocumentChanged: generation {self.generation}"
 
 
-@dataclass(frozen=True, slots=True)
 class ChangeRefused(_WithDocument):
     """Answer to ``ChangeDocument`` and ``MendDocument``: another worker wrote this document first."""
 
@@ -53,7 +49,6 @@ class Call(Enum):
     LOADS = "loads"
 
 
-@dataclass(frozen=True, slots=True)
 class CallFailed(Event):
     """A call about the document, ``ProbePeers`` or ``ReadLoads`` got no answer."""
 
@@ -76,7 +71,6 @@ class Beat:
     """The load of all its partitions, in thousandths of a worker's time; 0 if it is not measured."""
 
 
-@dataclass(frozen=True, slots=True)
 class HeartbeatDone(Event):
     """Redis took this worker's heartbeat, or refused it since the worker is no member any more (``lost``)."""
 
@@ -97,7 +91,6 @@ class HeartbeatDone(Event):
         return f"HeartbeatDone: {'lost, ' if self.lost else ''}generation {self.generation}"
 
 
-@dataclass(frozen=True, slots=True)
 class PeersProbed(Event):
     """Answer to ``ProbePeers``."""
 
@@ -110,7 +103,6 @@ class PeersProbed(Event):
         return f"PeersProbed: connected: {', '.join(map(str, sorted(self.connected))) or 'none'}"
 
 
-@dataclass(frozen=True, slots=True)
 class LoadsRead(Event):
     """Answer to ``ReadLoads``."""
 
@@ -122,12 +114,10 @@ class LoadsRead(Event):
 # -- effects: out ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class ReadDocument(Effect):
     """Read the membership document. Answer: ``DocumentRead`` or ``CallFailed``."""
 
 
-@dataclass(frozen=True, slots=True)
 class ChangeDocument(Effect):
     """Write a membership document if the generation is still ``expected``.
 
@@ -150,7 +140,6 @@ class ChangeDocument(Effect):
         return f"ChangeDocument {before}: {what}"
 
 
-@dataclass(frozen=True, slots=True)
 class MendDocument(Effect):
     """Move a value that is no document aside, if it has not changed since, and write a document.
 
@@ -172,7 +161,6 @@ class MendDocument(Effect):
         return f"MendDocument if it is still the same: by {self.message.member}; {what}"
 
 
-@dataclass(frozen=True, slots=True)
 class StartHeartbeat(Effect):
     """Send heartbeats for this member id from now on, and for no other id of this worker."""
 
@@ -182,17 +170,14 @@ class StartHeartbeat(Effect):
         return f"StartHeartbeat {self.member}"
 
 
-@dataclass(frozen=True, slots=True)
 class SendHeartbeat(Effect):
     """Send a heartbeat now, and the next one an interval after it."""
 
 
-@dataclass(frozen=True, slots=True)
 class StopHeartbeat(Effect):
     """Send no more heartbeats."""
 
 
-@dataclass(frozen=True, slots=True)
 class ReportLoad(Effect):
     """Measure the load of this worker's partitions at this interval, and send it with the heartbeats."""
 
@@ -200,12 +185,10 @@ class ReportLoad(Effect):
     """0: stop measuring."""
 
 
-@dataclass(frozen=True, slots=True)
 class ReadLoads(Effect):
     """Read the latest loads of all members. Answer: ``LoadsRead`` or ``CallFailed``."""
 
 
-@dataclass(frozen=True, slots=True)
 class ProbePeers(Effect):
     """Ask the server which of these connections it still has. Answer: ``PeersProbed``."""
 
