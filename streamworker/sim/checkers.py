@@ -7,7 +7,7 @@ docs/guarantees.md.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.sim.server.model import RedisModel
@@ -36,38 +36,38 @@ def worker_of(owner: str) -> str:
     return owner.rpartition(".")[0]
 
 
+@dataclass(slots=True)
+class _Watched:
+    """What an observer knows of one partition."""
+
+    sent: set[int] = field(default_factory=set)
+    """Numbers of confirmed entries that no failover lost."""
+    holder: tuple[str, int] = ("", 0)
+    generation: int = 0
+    asked: tuple[int, int] = (0, 0)
+    """When a contender was first refused the lock, and when it was last."""
+    checkpoint: int = 0
+    owners: dict[int, str] = field(default_factory=dict)
+    done: set[tuple[str, int, int]] = field(default_factory=set)
+    made: dict[int, Commit] = field(default_factory=dict)
+    """The commits that came into the log, even if a failover lost them later."""
+
+
 class Checker:
     """The observer of one group."""
 
     def __init__(self, partitions: int, clock: Callable[[], int]) -> None:
         self._clock = clock
         self.violations: list[Violation] = []
-        self.sent: list[set[int]] = []
-        """Numbers of confirmed entries that no failover lost."""
         self.executions: Counter[tuple[int, int]] = Counter()
         """How often a handler was called with an entry, by (partition, number)."""
-        self._holder: list[tuple[str, int]] = []
-        self._generation: list[int] = []
-        self._asked: list[tuple[int, int]] = []
-        """For each lock, when a contender was first refused it, and when it was last."""
-        self._checkpoint: list[int] = []
-        self._owners: list[dict[int, str]] = []
-        self._done: list[set[tuple[str, int, int]]] = []
-        self._made: list[dict[int, Commit]] = []
-        """The commits that came into the logs, even if a failover lost them later."""
+        self._watched: list[_Watched] = []
         self.figures = Figures(clock)
         self.grow(partitions)
 
     def grow(self, partitions: int) -> None:
         """Watch additional partitions."""
-        self.sent += [set() for _ in range(partitions)]
-        self._holder += [("", 0)] * partitions
-        self._generation += [0] * partitions
-        self._asked += [(0, 0)] * partitions
-        self._checkpoint += [0] * partitions
-        self._owners += [{} for _ in range(partitions)]
-        self._done += [set() for _ in range(partitions)]
-        self._made += [{} for _ in range(partitions)]
+        self._watched += [_Watched() for _ in range(partitions)]
         self.figures.grow(partitions)
 
     def found(self, promise: str, text: str) -> None:
@@ -78,7 +78,7 @@ class Checker:
 
     def confirmed(self, partition: int, number: int) -> None:
         """A send was confirmed."""
-        self.sent[partition].add(number)
+        self._watched[partition].sent.add(number)
 
     def executed(self, partition: int, records: Sequence[Record]) -> None:
         """A handler was called."""
@@ -86,33 +86,32 @@ class Checker:
 
     def locked(self, change: LockChange) -> None:
         """Check a change of a lock (I4)."""
-        where, epochs = f"partition {change.partition}", self._owners[change.partition]
-        before, generation = self._holder[change.partition], self._generation[change.partition]
-        if change.epoch < before[1]:
-            self.found("I4", f"{where}: the epoch went from {before[1]} to {change.epoch}")
-        if change.generation < generation:
+        where, known = f"partition {change.partition}", self._watched[change.partition]
+        owner, epoch = known.holder
+        if change.epoch < epoch:
+            self.found("I4", f"{where}: the epoch went from {epoch} to {change.epoch}")
+        if change.generation < known.generation:
             self.found(
                 "I4",
-                f"{where}: {change.by} displaced {before[0] or 'nobody'} with a view of generation "
-                f"{change.generation}, older than the lock's {generation}",
+                f"{where}: {change.by} displaced {owner or 'nobody'} with a view of generation "
+                f"{change.generation}, older than the lock's {known.generation}",
             )
         if change.command == "release" and change.owner_before not in (change.by, ""):
             self.found("I4", f"{where}: {change.by} released the lock of {change.owner_before}")
-        if change.owner and epochs.setdefault(change.epoch, change.owner) != change.owner:
-            self.found("I4", f"{where}: {epochs[change.epoch]} and {change.owner} both had {change.epoch}")
-        self._holder[change.partition] = (change.owner, change.epoch)
-        self._generation[change.partition] = change.generation
+        if change.owner and (first := known.owners.setdefault(change.epoch, change.owner)) != change.owner:
+            self.found("I4", f"{where}: {first} and {change.owner} both had {change.epoch}")
+        known.holder, known.generation = (change.owner, change.epoch), change.generation
         if change.owner != change.owner_before:
-            self._asked[change.partition] = (0, 0)
+            known.asked = (0, 0)
             self.figures.owned(change.partition, worker_of(change.owner))
 
     def held(self, partition: int, deadline_ms: int) -> None:
         """Check how long contenders have been refused a lock (I7)."""
-        now_ms = self._clock()
-        since_ms, last_ms = self._asked[partition]
+        now_ms, known = self._clock(), self._watched[partition]
+        since_ms, last_ms = known.asked
         if not since_ms or now_ms - last_ms > ASKING_GAP_MS:
             since_ms = now_ms
-        self._asked[partition] = (since_ms, now_ms)
+        known.asked = (since_ms, now_ms)
         if now_ms - since_ms > deadline_ms + ASKING_GAP_MS:
             self.found(
                 "I7", f"partition {partition}: its lock is held {now_ms - since_ms} ms after the asking"
@@ -120,32 +119,33 @@ class Checker:
 
     def committed(self, partition: int, commit: Commit) -> None:
         """Check a commit that came into an acked log (I4, I5)."""
-        where = f"partition {partition}"
-        if self._holder[partition] != (commit.owner, commit.epoch):
-            owner, epoch = self._holder[partition]
+        where, known = f"partition {partition}", self._watched[partition]
+        owner, epoch = known.holder
+        if (owner, epoch) != (commit.owner, commit.epoch):
             self.found(
                 "I4",
                 f"{where}: {commit.owner} committed with epoch {commit.epoch}, and the lock was "
                 f"{owner or 'nobody'}'s with epoch {epoch}",
             )
-        if commit.previous != self._checkpoint[partition]:
+        if commit.previous != known.checkpoint:
             self.found(
                 "I5",
                 f"{where}: a commit follows {commit.previous}, and the one before it ended with "
-                f"{self._checkpoint[partition]}",
+                f"{known.checkpoint}",
             )
-        self._checkpoint[partition] = commit.new
-        self._done[partition].add((commit.owner, commit.epoch, commit.new))
-        self._made[partition][id(commit)] = commit
+        known.checkpoint = commit.new
+        known.done.add((commit.owner, commit.epoch, commit.new))
+        known.made[id(commit)] = commit
 
     def answered(self, partition: int, commit: Commit, code: Code, tries: int) -> None:
         """Check the answer to a worker's commit (I6)."""
-        is_done = (commit.owner, commit.epoch, commit.new) in self._done[partition]
+        known = self._watched[partition]
+        is_done = (commit.owner, commit.epoch, commit.new) in known.done
         if code in (Code.OK, Code.DUP) and not is_done:
             self.found("I6", f"partition {partition}: {code.name} for {commit}, which is not in the log")
         # After two failovers the same owner may have committed the same entries with the same epoch twice:
         # once on a server whose data was lost and came back, and once on the server that was lost then.
-        if code is Code.FENCED and tries == 1 and is_done and id(commit) in self._made[partition]:
+        if code is Code.FENCED and tries == 1 and is_done and id(commit) in known.made:
             self.found("I6", f"partition {partition}: FENCED for {commit}, which is in the log")
 
     def beaten(self, done: HeartbeatDone, model: RedisModel) -> None:
@@ -155,17 +155,15 @@ class Checker:
 
     def restarted(self, model: RedisModel) -> None:
         """Take the server's data after a restart or failover as the state to check from now on."""
-        self._asked = [(0, 0)] * len(model.locks)
-        for partition, lock in enumerate(model.locks):
+        for known, lock in zip(self._watched, model.locks, strict=True):
             kept = {record.number for record in lock.events}
             kept.update(record.number for commit in lock.log for record in commit.rows)
-            self.sent[partition] &= kept
-            self._holder[partition] = (lock.owner, lock.epoch)
-            self._generation[partition] = lock.generation
-            self._checkpoint[partition] = lock.checkpoint
+            known.sent &= kept
+            known.holder, known.generation = (lock.owner, lock.epoch), lock.generation
+            known.asked, known.checkpoint = (0, 0), lock.checkpoint
             # After a failover the server may assign an epoch again, to the same owner and entries.
-            self._done[partition] = {(each.owner, each.epoch, each.new) for each in lock.log}
-            self._owners[partition] = {lock.epoch: lock.owner} if lock.owner else {}
+            known.done = {(each.owner, each.epoch, each.new) for each in lock.log}
+            known.owners = {lock.epoch: lock.owner} if lock.owner else {}
 
     # -- at the end ----------------------------------------------------------------------------
 
@@ -176,7 +174,7 @@ class Checker:
             numbers = [record.number for record in rows]
             where = f"partition {partition}"
             waiting = (record.number for record in lock.events if record.id > lock.checkpoint)
-            missing = self.sent[partition].difference(numbers, waiting)
+            missing = self._watched[partition].sent.difference(numbers, waiting)
             if missing:
                 self.found(
                     "I1",
