@@ -391,10 +391,8 @@ def _hangs(world: ScriptedWorld, what: str, name: str, partition: str, how: str 
 
 
 def _empties_the_store(world: ScriptedWorld, what: str, _: str) -> None:
-    """Delete the data that a protocol keeps besides documents and locks."""
     world.say(what)
-    if world.model.extension is not None:
-        world.model.extension.flush()
+    world.model.empty_store()
 
 
 def _drifts(world: ScriptedWorld, what: str, name: str, pace: str) -> None:

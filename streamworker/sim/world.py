@@ -180,6 +180,7 @@ class World(Group):
     def _reconnect(self, away_ms: int) -> None:
         self.checker.restarted(self.model)
         self.checker.figures.happened(away_ms)
+        # Each worker declares the number of partitions when it reconnects to the server.
         self.clock.after(away_ms + self.random.randint(0, 1_000), self._declare)
         for worker in self.workers:
             worker.disconnect()
@@ -189,9 +190,7 @@ class World(Group):
                 worker.later(away_ms + self.random.randint(0, 1_000), worker.connect)
 
     def _declare(self) -> None:
-        """Declare the number of partitions, as each worker does when it reconnects to the server."""
-        if self.model.extension is not None:
-            self.model.extension.declare()
+        self.model.stored.is_declared = True
 
     # -- one worker ----------------------------------------------------------------------------
 

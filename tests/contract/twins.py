@@ -464,9 +464,7 @@ class Twins:
     async def _declare(self, _step: Step) -> None:
         """Start a worker, which says how many partitions there are."""
         await streams.declare(self.backend, STREAM, PARTITIONS, "json")
-        store = self.model.extension
-        assert isinstance(store, ModelClaims)
-        store.is_declared = True
+        self.model.stored.is_declared = True
 
     async def _claim(self, step: Step) -> None:
         await self._effect(ClaimPartitions(OWNERS[step.who], self._etags(step)))

@@ -324,7 +324,7 @@ def test_the_store_comes_back_from_what_is_owned(seed: int) -> None:
     group.settles_at(4, 4, 4)
     before = group.starts
     owned = {worker.name: running(worker) for worker in group.workers}
-    group.store.flush()
+    group.model.empty_store()
     group.settles_at(4, 4, 4)
     assert group.starts == before
     assert {worker.name: running(worker) for worker in group.workers} == owned

@@ -8,7 +8,8 @@ from streamworker.sim.server.model import Extension, RedisModel
 
 EXTENSIONS: Mapping[str, Callable[[RedisModel], Extension]] = {
     "claim": lambda model: ModelClaims(
-        lambda: len(model.locks), lambda partition: f"{model.locks[partition].checkpoint}-0"
+        lambda: len(model.locks) if model.stored.is_declared else 0,
+        lambda partition: f"{model.locks[partition].checkpoint}-0",
     ),
     "lease": lambda model: ModelLeases(model.post),
 }

@@ -7,16 +7,9 @@ from collections.abc import Callable
 
 from streamworker.core.control import ControlMessage
 from streamworker.core.events import Effect, Event
+from streamworker.core.protocols.lease import events as lease_events
 from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
-from streamworker.core.protocols.lease.events import (
-    Challenge,
-    ChallengeLeases,
-    LeaseRaced,
-    LeasesChallenged,
-    LeasesUpdated,
-    RaceForLease,
-    UpdateLeases,
-)
+from streamworker.core.protocols.lease.events import Challenge
 
 Win = tuple[int, str]
 """Generation of the win, and the node."""
@@ -35,25 +28,17 @@ class ModelLeases:
     def perform(self, effect: Effect, server_ms: int) -> Event | None:
         """Perform an effect at a server time; return None if the effect is not the protocol's."""
         match effect:
-            case ChallengeLeases():
+            case lease_events.ChallengeLeases():
                 return self._challenge(effect, server_ms)
-            case RaceForLease():
+            case lease_events.RaceForLease():
                 return self._race(effect, server_ms)
-            case UpdateLeases():
+            case lease_events.UpdateLeases():
                 return self._update(effect, server_ms)
-            case _:
-                return None
+        return None
 
-    def declare(self) -> None:
-        """Do nothing: no operation needs the number of partitions."""
-
-    def flush(self) -> None:
-        """Delete all data, as FLUSHALL or a restart without data does."""
-        self.grab.clear()
-        self.allocation.clear()
-        self.last = 0
-
-    def _challenge(self, effect: ChallengeLeases, server_ms: int) -> LeasesChallenged:
+    def _challenge(
+        self, effect: lease_events.ChallengeLeases, server_ms: int
+    ) -> lease_events.LeasesChallenged:
         signalled: list[int] = []
         for partition, how in effect.challenges.items():
             if how is Challenge.OVERDUE:
@@ -66,18 +51,18 @@ class ModelLeases:
                 signalled.append(partition)
         if signalled:
             self._post(LeaseChallenged(tuple(signalled), effect.owner, server_ms))
-        return LeasesChallenged(tuple(effect.challenges), frozenset(signalled))
+        return lease_events.LeasesChallenged(tuple(effect.challenges), frozenset(signalled))
 
-    def _race(self, effect: RaceForLease, server_ms: int) -> LeaseRaced:
+    def _race(self, effect: lease_events.RaceForLease, server_ms: int) -> lease_events.LeaseRaced:
         partition = effect.partition
         if partition not in self.grab:
             self.last = max(self.last + 1, server_ms)
             self.grab[partition] = (self.last, effect.owner)
         generation, winner = self.grab[partition]
         allocated = self.allocation.get(partition, (0, ""))[1]
-        return LeaseRaced(partition, winner, generation, allocated)
+        return lease_events.LeaseRaced(partition, winner, generation, allocated)
 
-    def _update(self, effect: UpdateLeases, server_ms: int) -> LeasesUpdated:
+    def _update(self, effect: lease_events.UpdateLeases, server_ms: int) -> lease_events.LeasesUpdated:
         for partition, generation in effect.allocate.items():
             if self.allocation.get(partition, (0, ""))[0] <= generation:
                 self.allocation[partition] = (generation, effect.owner)
@@ -89,4 +74,4 @@ class ModelLeases:
                 del self.grab[partition]
         if effect.end:
             self._post(LeaseEnded(effect.end, effect.owner, server_ms))
-        return LeasesUpdated(done=True)
+        return lease_events.LeasesUpdated(done=True)

@@ -31,12 +31,6 @@ class Extension(Protocol):
     def perform(self, effect: ev.Effect, server_ms: int) -> ev.Event | None:
         """Perform an effect at a server time; return None if the effect is not the protocol's."""
 
-    def declare(self) -> None:
-        """Learn how many partitions there are, as a worker tells it at its start."""
-
-    def flush(self) -> None:
-        """Delete all data, as a restart without data does."""
-
 
 class RedisModel(Documents):
     """The scripts of redisio, on plain values; ``extend`` creates the protocol's own operations."""
@@ -53,6 +47,7 @@ class RedisModel(Documents):
         self._drain_deadline_ms = drain_deadline_ms
         super().__init__(partitions, clock=clock, on_post=on_post)
         self._start_ms = clock()
+        self._extend = extend
         self.extension = None if extend is None else extend(self)
         self.acked_limit = 0
         """Entries that an acked log may hold; 0 for no limit. The model never trims acked logs."""
@@ -201,8 +196,12 @@ class RedisModel(Documents):
         self.restart()
         last_event = self._clock() - self._start_ms
         self.stored = Stored([Lock(epoch=0, log_id="", last_event=last_event) for _ in self.locks])
-        if self.extension is not None:
-            self.extension.flush()
+        self.empty_store()
+
+    def empty_store(self) -> None:
+        """Delete what the protocol keeps besides the document and the locks."""
+        self.extension = None if self._extend is None else self._extend(self)
+        self.stored.is_declared = False
 
     # -- effects -------------------------------------------------------------------------------
 

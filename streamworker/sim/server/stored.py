@@ -90,6 +90,8 @@ class Stored:
     no_loads: bool = False
     """Whether a list is in place of the loads."""
     control: list[tuple[int, ControlMessage]] = field(default_factory=list)
+    is_declared: bool = True
+    """Whether the server knows the number of partitions; each worker declares it at its start."""
 
     def present(self) -> list[str] | None:
         """Return the ids of the members that the document has as present; None if it cannot be parsed."""
