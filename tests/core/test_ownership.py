@@ -15,6 +15,7 @@ from streamworker.errors import InternalError
 from tests.core.bench import lock
 
 OWNER = "w1.1"
+LIVE = (OWNER, "w2.1")
 GRACE_MS = 8_000
 RETRY_MS = 200
 HELD = Held("w2.1", 0)
@@ -29,8 +30,7 @@ class Desk:
 
     def assign(self, *partitions: int, generation: int = 5) -> list[ev.Effect]:
         """Assign exactly these."""
-        live = (OWNER, "w2.1")
-        effects = self.ownership.assign(frozenset(partitions), generation, live, self.now_ms)
+        effects = self.ownership.assign(dict.fromkeys(partitions, generation), generation, self.now_ms)
         return effects + self.advance()
 
     def asking(self, *partitions: int) -> "Desk":
@@ -41,7 +41,7 @@ class Desk:
     def advance(self, ms: int = 0) -> list[ev.Effect]:
         """Let time pass."""
         self.now_ms += ms
-        return self.ownership.advance(self.now_ms)
+        return self.ownership.advance(self.now_ms, LIVE)
 
     def answer(self, asked: tuple[int, ...], replies: Mapping[int, AcquireReply]) -> list[ev.Effect]:
         """Answer ``AcquireLocks``."""
@@ -71,7 +71,7 @@ class Desk:
 
 def ask(*partitions: int, generation: int = 5) -> ev.AcquireLocks:
     """Return the effect that asks for these."""
-    return ev.AcquireLocks(partitions, OWNER, generation, (OWNER, "w2.1"))
+    return ev.AcquireLocks(partitions, OWNER, generation, LIVE)
 
 
 def test_what_is_assigned_is_asked_for_in_one_call_and_what_stays_assigned_is_not_touched() -> None:
@@ -144,7 +144,7 @@ def test_a_partition_that_is_assigned_and_taken_away_in_one_moment_is_never_aske
     """Nothing was done, so nothing is to be undone."""
     desk = Desk()
     for desired in (frozenset({1}), frozenset[int]()):
-        desk.ownership.assign(desired, 5, (OWNER,), desk.now_ms)
+        desk.ownership.assign(dict.fromkeys(desired, 5), 5, desk.now_ms)
     assert desk.ownership.is_idle
     assert desk.advance() == []
 

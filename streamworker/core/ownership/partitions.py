@@ -6,7 +6,7 @@ methods. One instance serves one membership: a member that was removed starts ag
 instance.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamworker.core import events as ev
@@ -20,7 +20,7 @@ class _Partition:
     state: State = State.IDLE
     epoch: int = 0
     asked_in: int = 0
-    """The generation in which the partition was assigned to this member when it last asked for the lock."""
+    """The generation of its assignment when this member last asked for the lock."""
     calling: bool = False
     """A call about its lock is under way. Invariant: at most one call per partition."""
     retry_at_ms: int | None = None
@@ -46,9 +46,8 @@ class Ownership:
         self._grace_period_ms = grace_period_ms
         self._retry_ms = retry_ms
         self._partitions: dict[int, _Partition] = {}
-        self._desired: frozenset[int] = frozenset()
+        self._desired: Mapping[int, int] = {}
         self._generation = 0
-        self._live: tuple[str, ...] = ()
         self._next_ms: int | None = None
         """The cached result of ``next_deadline_ms``, valid until a partition changes."""
         self._is_touched = False
@@ -70,14 +69,16 @@ class Ownership:
 
     # -- the assignment ------------------------------------------------------------------------
 
-    def assign(
-        self, desired: frozenset[int], generation: int, live: tuple[str, ...], now_ms: int
-    ) -> list[ev.Effect]:
-        """Take a new assignment; partitions that stay assigned are not touched."""
-        self._desired, self._generation, self._live = desired, generation, live
+    def assign(self, desired: Mapping[int, int], generation: int, now_ms: int) -> list[ev.Effect]:
+        """Take a new assignment; partitions that stay assigned are not touched.
+
+        Each lock is asked for with the generation that ``desired`` has for its partition. ``generation`` is
+        the newest, for messages to the group.
+        """
+        self._desired, self._generation = desired, generation
         self._is_touched = True
         effects: list[ev.Effect] = []
-        for partition in sorted(set(self._partitions) - desired):
+        for partition in sorted(self._partitions.keys() - desired.keys()):
             effects += self._revoke(partition, now_ms)
         for partition in sorted(desired):
             self._want(partition, now_ms)
@@ -234,8 +235,8 @@ class Ownership:
 
     # -- time ----------------------------------------------------------------------------------
 
-    def advance(self, now_ms: int) -> list[ev.Effect]:
-        """Return the calls and cancellations that are due."""
+    def advance(self, now_ms: int, live: Sequence[str]) -> list[ev.Effect]:
+        """Return the calls and cancellations that are due; locks of owners who are not ``live`` are free."""
         due_ms = self.next_deadline_ms()
         if due_ms is None or due_ms > now_ms:
             return []
@@ -259,12 +260,12 @@ class Ownership:
                 # of that question. A question in a generation that assigns the partition to another
                 # member would renew the lock, and the other member would wait anew.
                 if entry.state is State.ACQUIRING:
-                    entry.asked_in = self._generation
+                    entry.asked_in = self._desired[partition]
                 ask.setdefault(entry.asked_in, []).append(partition)
         if give_back:
             effects.append(ev.ReleaseLocks(self.owner, give_back))
         for generation, partitions in sorted(ask.items()):
-            effects.append(ev.AcquireLocks(tuple(partitions), self.owner, generation, self._live))
+            effects.append(ev.AcquireLocks(tuple(partitions), self.owner, generation, tuple(live)))
         return effects
 
     def next_deadline_ms(self) -> int | None:

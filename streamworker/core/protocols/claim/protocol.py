@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 No other node tells a worker what it should own. Once per cycle the worker renews its entries, reads all
 entries, and claims at most one more partition: one without an owner, or else one of the worker that owns most
-(``claim_choice``). An entry that was not renewed for the expiry time has no owner, so the partitions of a
+(``choice``). An entry that was not renewed for the expiry time has no owner, so the partitions of a
 dead worker are claimed one by one.
 
 At most one call to the store is under way, and a cycle is a chain of calls::
@@ -25,7 +25,6 @@ All times that are compared come from the server, which dates the entries and se
 So the clock skew that a section of the document discusses does not arise.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -122,9 +121,8 @@ class ClaimCore:
             return []
         effects = self._dispatch(event, now_ms)
         effects += self._pulse.check(now_ms)
-        effects += self._ownership.advance(now_ms)
+        effects += self._ownership.advance(now_ms, self._live(now_ms))
         self._hurry |= self._ownership.looks_stale()
-        effects = self._with_generations(effects, now_ms)
         return effects + self._converse(now_ms)
 
     def next_deadline_ms(self) -> int | None:
@@ -301,23 +299,9 @@ class ClaimCore:
         return [ev.Note("claim_lost", {"partition": partition, "to": winner})]
 
     def _assign(self, now_ms: int) -> list[ev.Effect]:
-        desired = frozenset(self._claims) if self._phase is _Phase.ACTIVE else frozenset[int]()
-        return self._ownership.assign(desired, max(self._claims.values(), default=0), (), now_ms)
-
-    def _with_generations(self, effects: Iterable[ev.Effect], now_ms: int) -> list[ev.Effect]:
-        """Ask for each lock with the ETag of its claim, and name all live owners to wait for."""
-        said: list[ev.Effect] = []
-        for effect in effects:
-            if not isinstance(effect, ev.AcquireLocks):
-                said.append(effect)
-                continue
-            live = self._live(now_ms)
-            by_generation: dict[int, list[int]] = {}
-            for partition in effect.partitions:
-                by_generation.setdefault(self._generations[partition], []).append(partition)
-            for generation, partitions in by_generation.items():
-                said.append(ev.AcquireLocks(tuple(partitions), self.owner, generation, live))
-        return said
+        is_active = self._phase is _Phase.ACTIVE
+        desired = {p: self._generations[p] for p in self._claims} if is_active else {}
+        return self._ownership.assign(desired, max(self._claims.values(), default=0), now_ms)
 
     def _live(self, now_ms: int) -> tuple[str, ...]:
         """Return the other owners with recent changes: one without entries now may still be draining."""

@@ -85,7 +85,8 @@ class LeaseCore:
         effects = self._dispatch(event, now_ms)
         if self._phase is _Phase.ACTIVE:
             effects += self._due(now_ms) + self._challenger.advance(self.owned, now_ms)
-        effects = self._translated(effects + self._ownership.advance(now_ms), now_ms)
+        # No owner counts as live for the locks: the former one has ended, or its time is over.
+        effects = self._translated(effects + self._ownership.advance(now_ms, ()), now_ms)
         effects += self._outbox.advance(now_ms)
         return effects + self._leave()
 
@@ -243,20 +244,14 @@ class LeaseCore:
 
     def _assign(self, mine: frozenset[int], now_ms: int) -> list[ev.Effect]:
         self.owned = mine
-        newest = max((self._leases[p].generation for p in mine), default=0)
-        return self._ownership.assign(mine, newest, (), now_ms)
+        desired = {p: self._leases[p].generation for p in mine}
+        return self._ownership.assign(desired, max(desired.values(), default=0), now_ms)
 
     def _translated(self, effects: list[ev.Effect], now_ms: int) -> list[ev.Effect]:
-        """Translate the effects of ``Ownership``, which speak of a membership, into those of leases."""
+        """Put messages of ``Ownership`` about releases into the hashes; note what was acquired."""
         said: list[ev.Effect] = []
         for effect in effects:
             match effect:
-                case ev.AcquireLocks(partitions):
-                    # Ask for each lock at the generation of its own win, and name no live owner: the
-                    # former one has ended, or its time is over.
-                    said += [
-                        ev.AcquireLocks((p,), self.owner, self._leases[p].generation, ()) for p in partitions
-                    ]
                 case ev.PostControl(PartitionsReleased(partitions)):
                     self._outbox.end.update(partitions)
                     for partition in partitions:

@@ -88,7 +88,7 @@ class WorkerCore:
         effects += self._balancer.advance(now_ms, is_our_turn=is_our_turn)
         is_changing = self._door.others_wait or not self._talk.may_call(now_ms)
         if not self._founding.is_resting(now_ms, others_wait=is_changing):
-            effects += self._ownership.advance(now_ms)
+            effects += self._ownership.advance(now_ms, self.membership.ids)
         self._talk.must_read |= self._ownership.looks_stale()
         effects += self._converse(now_ms)
         return effects
@@ -225,8 +225,12 @@ class WorkerCore:
                 ev.Note("joined", {"member": self.member, "generation": membership.generation}),
             ]
         effects += self._balancer.measure(membership)
-        desired = frozenset[int]() if self.phase is Phase.LEAVING else membership.owned_by(self.member)
-        return effects + self._ownership.assign(desired, membership.generation, membership.ids, now_ms)
+        return effects + self._assign(now_ms)
+
+    def _assign(self, now_ms: int) -> list[ev.Effect]:
+        now = self.membership
+        owned = frozenset[int]() if self.phase is Phase.LEAVING else now.owned_by(self.member)
+        return self._ownership.assign(dict.fromkeys(owned, now.generation), now.generation, now_ms)
 
     def _removed(self) -> list[ev.Effect]:
         """Give up everything and join again under a new name: the group removed this worker."""
@@ -254,8 +258,7 @@ class WorkerCore:
             return []
         self.phase = Phase.LEAVING
         # Draining starts before the document says so; the other order would only take longer.
-        known = self.membership
-        return self._ownership.assign(frozenset(), known.generation, known.ids, now_ms)
+        return self._assign(now_ms)
 
     # -- hints and heartbeats ------------------------------------------------------------------
 
