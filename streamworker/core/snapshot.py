@@ -85,7 +85,7 @@ class Rebalance:
     cause: str
     """``join``, ``leave``, ``death``, ``left`` (after a leave, moves nothing), ``return`` (of a static
     member), ``hold-expired``, ``rollback`` (a failover restored an old document, moves nothing),
-    ``mended`` (the document was damaged, moves nothing), ``balance`` (by load), ``weights`` (moves
+    ``repaired`` (the document was damaged, moves nothing), ``balance`` (by load), ``weights`` (moves
     nothing); or one that only another protocol has (docs/protocols.md)."""
     member: str
     at_ms: int

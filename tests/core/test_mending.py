@@ -105,7 +105,7 @@ def test_a_member_writes_the_document_anew_as_it_was_known() -> None:
     asked = mends(bench.wait(1))
     assert asked.seen == fingerprint(b"[]")
     assert asked.membership == group(ME, "w2.1")
-    assert asked.message == GroupChanged(0, "mended", "w1", ())
+    assert asked.message == GroupChanged(0, "repaired", "w1", ())
     assert asked.at_least == 11
     assert bench.send(membership_events.DocumentChanged(5_001)) == []
     assert bench.core.membership.generation == 5_001

@@ -73,7 +73,7 @@ class Conversation:
         known, seen = self.membership, self._damage.seen
         self._damage.failed()  # counts as failed until there is an answer
         self._proposed = known if known.generation else None
-        message = GroupChanged(0, "mended", me.rpartition(".")[0], ())
+        message = GroupChanged(0, "repaired", me.rpartition(".")[0], ())
         return [MendDocument(seen, known, message, max(at_least, known.generation + 1))]
 
     def propose(self, cause: str, member: str, after: Membership, at_least: int = 0) -> list[Effect]:

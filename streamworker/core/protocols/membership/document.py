@@ -40,7 +40,7 @@ WHOLE_MAX = 2**53
 """The largest number up to which Lua represents every whole number."""
 Whole = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_MAX)]
 BEGINNING = b'{"generation":'
-_MENDED_BY_WORKERS = (
+_REPAIRED_BY_WORKERS = (
     "Something else wrote to it. Its workers put it right within seconds, and so does the next one to start."
 )
 
@@ -292,7 +292,7 @@ class Membership:
             owners = tuple(None if index is None else body.members[index].id for index in body.owners)
         except (ValueError, LookupError, RecursionError) as error:
             raise CoordinationError(
-                f"The membership document cannot be read: {error!r}.", remedy=_MENDED_BY_WORKERS
+                f"The membership document cannot be read: {error!r}.", remedy=_REPAIRED_BY_WORKERS
             ) from error
         membership = cls(
             head.generation, body.partitions, body.strategy, body.members, owners, body.weights, body.balanced
@@ -302,7 +302,7 @@ class Membership:
             raise CoordinationError(
                 f"The membership document names {len(owners)} owners and {len(membership.weighed)} weights "
                 f"for {membership.partitions} partitions under the assignment {membership.strategy!r}.",
-                remedy=_MENDED_BY_WORKERS,
+                remedy=_REPAIRED_BY_WORKERS,
             )
         membership._check_members()
         return membership
@@ -319,7 +319,7 @@ class Membership:
             wrong = "leaves partitions to nobody, or to somebody who leaves"
         else:
             return
-        raise CoordinationError(f"The membership document {wrong}.", remedy=_MENDED_BY_WORKERS)
+        raise CoordinationError(f"The membership document {wrong}.", remedy=_REPAIRED_BY_WORKERS)
 
 
 class Head(msgspec.Struct):
