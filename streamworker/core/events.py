@@ -24,12 +24,10 @@ class Event(Worded):
 
 
 class Effect(Worded):
-    """Something to do. The kinds are below, and in each protocol's folder."""
+    """Something to do. The kinds are below, and in each protocol's folder.
 
-    @property
-    def details(self) -> str:
-        """What a transcript writes behind the partition, if the effect is on one ``partition``."""
-        return ""
+    One on a single ``partition`` is written with its name, the partition, and then the rest.
+    """
 
 
 # -- events: in ------------------------------------------------------------------------------
@@ -149,20 +147,16 @@ class StartRunner(Effect):
     owner: str
     lock: Acquired
 
-    @property
-    def details(self) -> str:
-        """The epoch, and where the runner begins."""
-        return f", epoch {self.lock.epoch}, after entry {self.lock.checkpoint}"
+    def __str__(self) -> str:
+        return f"StartRunner {self.partition}, epoch {self.lock.epoch}, after entry {self.lock.checkpoint}"
 
 
 class _OnRunner(Effect):
     partition: int
     epoch: int
 
-    @property
-    def details(self) -> str:
-        """The epoch."""
-        return f", epoch {self.epoch}"
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self.partition}, epoch {self.epoch}"
 
 
 class DrainRunner(_OnRunner):
@@ -186,10 +180,8 @@ class MarkLock(Effect):
     state: str
     reason: str
 
-    @property
-    def details(self) -> str:
-        """The state, and its reason."""
-        return f": {self.state}{f' ({self.reason})' if self.reason else ''}"
+    def __str__(self) -> str:
+        return f"MarkLock {self.partition}: {self.state}{f' ({self.reason})' if self.reason else ''}"
 
 
 class PauseBatches(Effect):

@@ -27,7 +27,8 @@ def step_in_words(event: ev.Event, effects: Sequence[ev.Effect]) -> list[str]:
         if (partition := getattr(effect, "partition", None)) is None:
             lines[str(effect), ""] = []
         else:
-            lines.setdefault((type(effect).__name__, effect.details), []).append(partition)
+            name = type(effect).__name__
+            lines.setdefault((name, str(effect).removeprefix(f"{name} {partition}")), []).append(partition)
     return [str(event), *(f"-> {head} {runs(which)}{rest}" if which else f"-> {head}"
                           for (head, rest), which in lines.items())]  # fmt: skip
 

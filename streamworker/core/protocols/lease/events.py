@@ -44,6 +44,9 @@ class RaceForLease(Effect):
     owner: str
     partition: int
 
+    def __str__(self) -> str:
+        return f"RaceForLease {self.partition}"
+
 
 class UpdateLeases(Effect):
     """Update this node's values in the hashes. May be repeated. Answer: ``LeasesUpdated``."""
