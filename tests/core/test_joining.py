@@ -1,6 +1,7 @@
 """Letting in together who joins at once."""
 
 import pytest
+from msgspec import structs
 
 from streamworker.core.protocols.membership.control import JoinWanted
 from streamworker.core.protocols.membership.document import Member
@@ -21,7 +22,7 @@ ASKED_MS = 6_950
 def applicant(name: str, *former: str, static_id: str = "") -> Applicant:
     """Return somebody who wants in."""
     member = Member(f"{name}.1", name, "host", 1, ASKED_MS, capacity=2, static_id=static_id)
-    return Applicant(member, "range", former)
+    return Applicant(**structs.asdict(member), strategy="range", former=former)
 
 
 def test_who_wants_in_is_read_as_it_was_written() -> None:

@@ -84,7 +84,9 @@ ORDER = RecordType.of(Order)
 RECORD = Order(7, "ann", True, b"x", [Line("a", 1.5), Line("b")], {"k": 1})
 BATCH = ORDER.to_arrow([RECORD, RECORD])
 MEMBERS = Membership.empty(4, "range").with_member(Member("w1.a", "w1", "host", 1, 5))
-WANTED = Applicant(Member("w2.b", "w2", "host", 2, 6), "range", ("w2.a",)).message()
+WANTED = Applicant(
+    id="w2.b", name="w2", host="host", pid=2, joined_ms=6, strategy="range", former=("w2.a",)
+).message()
 CHANGED = GroupChanged(9, "join", "w1.a", (0, 3))
 
 

@@ -9,16 +9,8 @@ from dataclasses import replace
 
 from streamworker.core.control import GroupChanged
 from streamworker.core.events import Effect, Note
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Membership
-from streamworker.core.protocols.membership.events import (
-    ChangeDocument,
-    ChangeRefused,
-    DocumentChanged,
-    DocumentRead,
-    HeartbeatDone,
-    MendDocument,
-    ReadDocument,
-)
 from streamworker.core.protocols.membership.mending import Damage, fingerprint, is_of_later_release
 from streamworker.core.protocols.setup import Setup
 from streamworker.errors import ConfigurationError, CoordinationError, InternalError
@@ -69,12 +61,12 @@ class Conversation:
         """Read the document, or repair it once the repair is due."""
         self._pause_until_ms, self.must_read, self._is_calling = None, False, True
         if not self._damage.is_due(now_ms):
-            return [ReadDocument()]
+            return [calls.ReadDocument()]
         known, seen = self.membership, self._damage.seen
         self._damage.failed()  # counts as failed until there is an answer
         self._proposed = known if known.generation else None
         message = GroupChanged(0, "repaired", me.rpartition(".")[0], ())
-        return [MendDocument(seen, known, message, max(at_least, known.generation + 1))]
+        return [calls.MendDocument(seen, known, message, max(at_least, known.generation + 1))]
 
     def propose(self, cause: str, member: str, after: Membership, at_least: int = 0) -> list[Effect]:
         """Propose what the document should say after the newest version that this worker knows.
@@ -86,7 +78,7 @@ class Conversation:
         message = GroupChanged(0, cause, member, now.moved(after))
         added = tuple(each for each in after.present_ids if each not in now.present_ids)
         removed = tuple(each for each in now.present_ids if each not in after.present_ids)
-        return [ChangeDocument(now.generation, after, message, added, removed, at_least)]
+        return [calls.ChangeDocument(now.generation, after, message, added, removed, at_least)]
 
     def rest(self) -> list[Effect]:
         """Make no call: the document is as this worker wants it."""
@@ -95,14 +87,16 @@ class Conversation:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def answered(self, event: DocumentRead | ChangeRefused, me: str, now_ms: int) -> Membership | Note:
+    def answered(
+        self, event: calls.DocumentRead | calls.ChangeRefused, me: str, now_ms: int
+    ) -> Membership | Note:
         """Handle a document; return the version to act on, or a note about what is wrong with it.
 
         Members repair a damaged document before other workers do, so it matters who ``me`` is. Raise
         ConfigurationError if the group has another number of partitions.
         """
         self._is_calling, self.server_ms = False, event.server_ms
-        if isinstance(event, ChangeRefused):
+        if isinstance(event, calls.ChangeRefused):
             self._pause_after_conflict(now_ms)
         ours, document = self.membership, event.document
         if document is None and not event.foreign:
@@ -142,7 +136,7 @@ class Conversation:
             )
         return read
 
-    def differs(self, event: HeartbeatDone) -> bool:
+    def differs(self, event: calls.HeartbeatDone) -> bool:
         """Whether a heartbeat found a document other than the one that this worker knows."""
         if event.generation != self.membership.generation:
             return True
@@ -159,7 +153,7 @@ class Conversation:
             self._damage.forget()
             self._pause_until_ms = None
 
-    def changed(self, event: DocumentChanged) -> Membership:
+    def changed(self, event: calls.DocumentChanged) -> Membership:
         """Handle the answer that the change was made; return the version to act on."""
         if self._proposed is None:
             raise InternalError("A membership change was answered that was not asked for.")

@@ -10,10 +10,8 @@ safe, since the document is still changed by compare-and-set, and says who is a 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
-from msgspec import structs
 
 from streamworker.core.protocols.membership.assignment import STRATEGIES
 from streamworker.core.protocols.membership.control import JoinWanted
@@ -35,36 +33,30 @@ its own. A worker that asked and was then told to stop waits as long before it f
 adds it after that. The value is one heartbeat interval."""
 
 
-@dataclass(frozen=True, slots=True)
-class Applicant:
-    """A worker that wants to join."""
+class Applicant(Member, frozen=True, omit_defaults=True, kw_only=True):
+    """A worker that wants to join: what the document will say of it, its assignment and its past."""
 
-    member: Member
     strategy: str
     former: tuple[str, ...]
     """The worker's earlier member ids, which the group removed and which it will not use again."""
 
+    @property
+    def member(self) -> Member:
+        """What the document will say of it."""
+        return Member(**{name: getattr(self, name) for name in Member.__struct_fields__})
+
     def message(self) -> JoinWanted:
         """Return the message to post."""
-        sent = _Sent(**structs.asdict(self.member), strategy=self.strategy, former=self.former)
-        return JoinWanted(self.member.name, msgspec.json.encode(sent).decode())
+        return JoinWanted(self.name, msgspec.json.encode(self).decode())
 
     @classmethod
     def read(cls, message: JoinWanted) -> "Applicant | None":
         """Read a message; return None if it is malformed or names an assignment unknown to this release."""
         try:
-            sent = msgspec.json.decode(message.applicant, type=_Sent)
+            applicant = msgspec.json.decode(message.applicant, type=cls)
         except (ValueError, RecursionError):
             return None
-        fields = {name: getattr(sent, name) for name in Member.__struct_fields__}
-        return cls(Member(**fields), sent.strategy, sent.former) if sent.strategy in STRATEGIES else None
-
-
-class _Sent(Member, frozen=True, omit_defaults=True, kw_only=True):
-    """An applicant's fields beside those of its member, as the message has them."""
-
-    strategy: str
-    former: tuple[str, ...]
+        return applicant if applicant.strategy in STRATEGIES else None
 
 
 class Door:
@@ -99,13 +91,13 @@ class Door:
     def heard(self, message: JoinWanted, now_ms: int) -> None:
         """Note that a worker wants to join."""
         applicant = Applicant.read(message)
-        if applicant is None or applicant.member.static_id:
+        if applicant is None or applicant.static_id:
             return
         if not self._waiting:
             self._since_ms = now_ms
-        if applicant.member.id not in self._waiting:
+        if applicant.id not in self._waiting:
             self._last_ms = now_ms
-        self._waiting[applicant.member.id] = applicant
+        self._waiting[applicant.id] = applicant
 
     def look(self, now: Membership, me: str) -> None:
         """Take a new version of the document; its members no longer wait."""
@@ -128,13 +120,13 @@ class Door:
             return None
         # A member that was suspended may read requests that are long outdated.
         oldest_ms, since_ms = server_ms - 2 * PATIENCE_MS, self._since_ms
-        waiting = [each for each in self._waiting.values() if each.member.joined_ms >= oldest_ms]
+        waiting = [each for each in self._waiting.values() if each.joined_ms >= oldest_ms]
         self._waiting, self._since_ms = {}, None
         if not waiting or since_ms is None or now_ms >= since_ms + PATIENCE_MS:
             return None  # They have joined on their own by now, or given up: do not add them again.
         return (
             "join",
-            " ".join(each.member.name for each in waiting),
+            " ".join(each.name for each in waiting),
             now.with_members(
                 [each.member for each in waiting],
                 server_ms,

@@ -12,27 +12,17 @@ wants, and what follows from each version of it.
 
 from enum import Enum
 
+from msgspec import structs
+
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged, PartitionsReleased
 from streamworker.core.ownership.partitions import Ownership
 from streamworker.core.ownership.pulse import Pulse
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.balance import Balancer
 from streamworker.core.protocols.membership.control import JoinWanted
 from streamworker.core.protocols.membership.conversation import Conversation
 from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.membership.events import (
-    Call,
-    CallFailed,
-    ChangeRefused,
-    DocumentChanged,
-    DocumentRead,
-    HeartbeatDone,
-    LoadsRead,
-    PeersProbed,
-    ProbePeers,
-    StartHeartbeat,
-    StopHeartbeat,
-)
 from streamworker.core.protocols.membership.founding import Founding
 from streamworker.core.protocols.membership.joining import Applicant, Door
 from streamworker.core.protocols.membership.peers import PeerWatch
@@ -114,27 +104,27 @@ class WorkerCore:
                 self._talk.must_read = True
             case ev.StopRequested():
                 return self._stop(now_ms)
-            case DocumentRead() | ChangeRefused():
+            case calls.DocumentRead() | calls.ChangeRefused():
                 read = self._talk.answered(event, self.member, now_ms)
                 if isinstance(read, ev.Note):
                     return [read]
-                knock = self._knock(now_ms) if isinstance(event, ChangeRefused) else []
+                knock = self._knock(now_ms) if isinstance(event, calls.ChangeRefused) else []
                 return knock + self._adopt(read, now_ms)
-            case DocumentChanged():
+            case calls.DocumentChanged():
                 return self._adopt(self._talk.changed(event), now_ms)
-            case CallFailed(Call.DOCUMENT):
+            case calls.CallFailed(calls.Call.DOCUMENT):
                 self._talk.failed(now_ms)
-            case CallFailed(Call.PROBE):
+            case calls.CallFailed(calls.Call.PROBE):
                 self._asked = None
-            case CallFailed(Call.LOADS):
+            case calls.CallFailed(calls.Call.LOADS):
                 self._balancer.failed()
-            case LoadsRead():
+            case calls.LoadsRead():
                 self._balancer.seen(event, self.membership)
             case ev.ControlReceived():
                 self._control(event, now_ms)
-            case HeartbeatDone():
+            case calls.HeartbeatDone():
                 return self._heartbeat(event, now_ms)
-            case PeersProbed(connected):
+            case calls.PeersProbed(connected):
                 self._dead = frozenset(self._peers.judge(self._asked or (), connected))
                 self._asked = None
             case _:
@@ -153,7 +143,7 @@ class WorkerCore:
             if self._door.is_patient(now_ms):
                 return self._talk.rest()  # a member may still let this worker in, and then it must leave
             self.phase = Phase.GONE
-            return [StopHeartbeat(), ev.Finished()]
+            return [calls.StopHeartbeat(), ev.Finished()]
         wanted = self._wanted(now_ms)
         return self._talk.rest() if wanted is None else self._talk.propose(*wanted, self._ownership.newest)
 
@@ -199,7 +189,7 @@ class WorkerCore:
             return []
         if now.present(self.member) is not None:
             return []
-        applicant = Applicant(self._joining(), self._strategy, self._former)
+        applicant = Applicant(**structs.asdict(self._joining()), strategy=self._strategy, former=self._former)
         return [ev.PostControl(self._door.knock(applicant, now_ms))]
 
     def _door_ms(self) -> int | None:
@@ -221,7 +211,7 @@ class WorkerCore:
         if not self._pulse.is_started:
             self._pulse.start(now_ms)
             effects += [
-                StartHeartbeat(self.member),
+                calls.StartHeartbeat(self.member),
                 ev.Note("joined", {"member": self.member, "generation": membership.generation}),
             ]
         effects += self._balancer.measure(membership)
@@ -243,7 +233,7 @@ class WorkerCore:
         if self.phase is Phase.MEMBER:
             self.phase = Phase.JOINING
         self._talk.must_read = True
-        return [*effects, StopHeartbeat(), ev.Note("membership_lost", {"member": lost})]
+        return [*effects, calls.StopHeartbeat(), ev.Note("membership_lost", {"member": lost})]
 
     def _renew_identity(self) -> None:
         setup, timing = self._setup, self._timing
@@ -271,7 +261,7 @@ class WorkerCore:
             elif isinstance(message, PartitionsReleased):
                 self._ownership.told(message.partitions, now_ms)
 
-    def _heartbeat(self, event: HeartbeatDone, now_ms: int) -> list[ev.Effect]:
+    def _heartbeat(self, event: calls.HeartbeatDone, now_ms: int) -> list[ev.Effect]:
         if event.member != self.member or not self._pulse.is_started:
             return []
         if event.lost:
@@ -286,5 +276,5 @@ class WorkerCore:
         self._balancer.take_turn(self.membership, self.member, self._peers.suspects)
         if self._peers.suspects and self._asked is None:
             self._asked = ask
-            effects.append(ProbePeers(ask))
+            effects.append(calls.ProbePeers(ask))
         return effects
