@@ -73,7 +73,9 @@ class Group(Ground):
             extend=EXTENSIONS.get(protocol),
         )
         self.checker = Checker(partitions, lambda: self.clock.now_ms - start_ms)
-        if assignment == "weighted":
+        self.is_weighted = assignment == "weighted"
+        """Whether the assignment shares partitions by load, not by number."""
+        if self.is_weighted:
             self.checker.figures.happened(LOAD_IS_A_REASON_MS)
         self._locked_ms = start_ms
         """When a lock last changed."""
@@ -154,14 +156,9 @@ class Group(Ground):
         return dice.choice((1, 20, dice.randint(10, 100), dice.randint(100, 1_000)))
 
     def _capacity_of(self, worker: SimWorker) -> int:
-        if self._assignment != "weighted":
+        if not self.is_weighted:
             return 1
         return Random(f"{self._load_seed} {worker.name}").choice((1, 1, 1, 2, 4))
-
-    @property
-    def is_weighted(self) -> bool:
-        """Whether the assignment shares partitions by load, not by number."""
-        return self._assignment == "weighted"
 
     def _lock_changed(self, change: LockChange) -> None:
         self._locked_ms = self.clock.now_ms

@@ -91,16 +91,13 @@ class Schedule:
     @property
     def command(self) -> str:
         """Return the command that replays the schedule."""
-        parts = [f"streamworker simulate --protocol {self.protocol} --seed {self.seed} --schedules 1"]
-        if self.assignment is not None:
-            parts.append(f"--assignment {self.assignment}")
-        if self.workers is not None:
-            parts.append(f"--workers {self.workers}")
-        if self.partitions is not None:
-            parts.append(f"--partitions {self.partitions}")
-        if self.minutes is not None:
-            parts.append(f"--minutes {self.minutes:g}")
-        return " ".join([*parts, f"--faults {self.faults} --trace"])
+        options = ((name, getattr(self, name)) for name in ("assignment", "workers", "partitions", "minutes"))
+        texts = {k: f"{v:g}" if isinstance(v, float) else v for k, v in options if v is not None}
+        drawn = "".join(f" --{name} {text}" for name, text in texts.items())
+        return (
+            f"streamworker simulate --protocol {self.protocol} --seed {self.seed} --schedules 1{drawn} "
+            f"--faults {self.faults} --trace"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class SimWorker(Process):
         self.core = make(self)
         self.connect()
         self.later(0, lambda: self.handle(ev.Started()))
-        self.later(0, self._beat)
+        self.later(0, lambda: self._beat(0))
 
     @property
     def is_wrong(self) -> bool:
@@ -190,7 +190,8 @@ class SimWorker(Process):
             self._is_hurried = True
             return
         self._rounds += 1
-        self.world.clock.after(0, self._beat_in(self._rounds), self._thread)
+        this_round = self._rounds
+        self.world.clock.after(0, lambda: self._beat(this_round), self._thread)
 
     def _finish(self) -> None:
         if any(not runner.ended for runner in self.runners.values()):
@@ -230,26 +231,22 @@ class SimWorker(Process):
             lambda: answered(OPERATIONS[type(effect)].failed(effect)),
         )
 
-    def _beat_in(self, this_round: int) -> Callable[[], None]:
-        """Return the function that sends a heartbeat, unless a new series has begun."""
+    def _beat(self, this_round: int) -> None:
+        """Send a heartbeat from the heartbeat thread, which a busy loop does not delay.
 
-        def beat() -> None:
-            if self._rounds == this_round:
-                self._beat()
-
-        return beat
-
-    def _beat(self) -> None:
-        """Send a heartbeat from the heartbeat thread, which a busy loop does not delay."""
+        It sends none if a new series of heartbeats has begun.
+        """
+        if self._rounds != this_round:
+            return
         member, link, sent_ms = self._beats_for, self.link, self.now_ms
-        world, this_round = self.world, self._rounds
+        world = self.world
 
         def again(after_ms: int) -> None:
             self._is_beating = False
             if self._is_hurried:
                 self._is_hurried, after_ms = False, 0
-            next_beat = self._beat_in(this_round)
-            world.clock.after(max(0, sent_ms + after_ms - self.now_ms), next_beat, self._thread)
+            wait_ms = max(0, sent_ms + after_ms - self.now_ms)
+            world.clock.after(wait_ms, lambda: self._beat(this_round), self._thread)
 
         interval_ms = world.timing.heartbeat_interval_ms
         retry_ms = interval_ms // BEAT_RETRIES
@@ -282,14 +279,7 @@ def _subjects(effect: ev.Effect) -> frozenset[object]:
             return frozenset((owner, partition) for partition in partitions)
         case ev.ReleaseLocks(owner, epochs):
             return frozenset((owner, partition) for partition in epochs)
-        case (
-            membership_events.ReadDocument()
-            | membership_events.ChangeDocument()
-            | membership_events.MendDocument()
-        ):
-            return frozenset(["document"])
-        case membership_events.ProbePeers():
-            return frozenset(["probe"])
-        case membership_events.ReadLoads():
-            return frozenset(["loads"])
+    match OPERATIONS[type(effect)].failed(effect):
+        case membership_events.CallFailed(call):
+            return frozenset([call])
     return frozenset()

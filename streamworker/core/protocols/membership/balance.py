@@ -191,11 +191,7 @@ class Balancer:
 
     def seen(self, event: LoadsRead, membership: Membership) -> Verdict | None:
         """Handle the measured loads; return a change once enough looks in a row have wanted it."""
-        self._verdict = self._judge(event, membership)
-        return self._verdict
-
-    def _judge(self, event: LoadsRead, membership: Membership) -> Verdict | None:
-        self._is_asking = False
+        self._is_asking, self._verdict = False, None
         if self._look_ms is None or membership.strategy != "weighted":
             return None
         if membership.generation != self._generation:
@@ -219,12 +215,13 @@ class Balancer:
         if lasting:
             self._has_begun = True
             after = measured.with_moves(lasting, event.server_ms)
-            return Verdict("balance", membership.generation, after)
+            self._verdict = Verdict("balance", membership.generation, after)
+            return self._verdict
         is_early = self._renewed_ms is not None and 0 <= event.server_ms - self._renewed_ms < MINUTE_MS
         if self._drifted >= self._rules.looks and not is_early:
             self._renewed_ms = event.server_ms
-            return Verdict("weights", membership.generation, measured)
-        return None
+            self._verdict = Verdict("weights", membership.generation, measured)
+        return self._verdict
 
 
 def _measured(loads: Mapping[str, Mapping[int, int]], membership: Membership) -> tuple[int, ...] | None:
