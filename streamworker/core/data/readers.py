@@ -4,38 +4,32 @@ A reader writes its own position: Spark's driver writes the offsets before which
 Workers read all of them, since trimming waits for the slowest reader.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderPosition:
-    """The position of one reader."""
+class ReaderPosition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The position of one reader; its stored form is JSON.
 
-    rows: Mapping[int, int]
+    Examples
+    --------
+    >>> ReaderPosition({0: 7}, {0: "n.1"}, 99).text()
+    '{"p":{"0":7},"log":{"0":"n.1"},"at":99}'
+    """
+
+    rows: Mapping[int, int] = msgspec.field(name="p")
     """Partition to the rows of its acked log that the reader has read."""
-    logs: Mapping[int, str]
+    logs: Mapping[int, str] = msgspec.field(name="log")
     """Partition to the identity of the log that those rows were counted in."""
-    at_ms: int
+    at_ms: int = msgspec.field(name="at")
     """When the reader wrote the position."""
     begins: bool = False
     """Whether the reader has read nothing yet."""
 
     def text(self) -> str:
-        """Return the stored form.
-
-        Examples
-        --------
-        >>> ReaderPosition({0: 7}, {0: "n.1"}, 99).text()
-        '{"p":{"0":7},"log":{"0":"n.1"},"at":99}'
-        """
-        fields = {
-            "p": {str(p): rows for p, rows in sorted(self.rows.items())},
-            "log": {str(p): log for p, log in sorted(self.logs.items())},
-            "at": self.at_ms,
-        }
-        return json.dumps(fields | ({"begins": True} if self.begins else {}), separators=(",", ":"))
+        """Return the stored form."""
+        return msgspec.json.encode(self).decode()
 
 
 def read_position(text: str | bytes) -> ReaderPosition:
@@ -45,12 +39,6 @@ def read_position(text: str | bytes) -> ReaderPosition:
     corrected.
     """
     try:
-        fields = json.loads(text)
-        return ReaderPosition(
-            {int(p): int(rows) for p, rows in fields["p"].items()},
-            {int(p): str(log) for p, log in fields["log"].items()},
-            int(fields["at"]),
-            fields.get("begins") is True,
-        )
-    except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError):
+        return msgspec.json.decode(text, type=ReaderPosition)
+    except (ValueError, RecursionError):
         return ReaderPosition({}, {}, 0)
