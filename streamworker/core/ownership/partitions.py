@@ -115,12 +115,8 @@ class Ownership:
                 return self._answered(event, now_ms)
             case ev.LocksReleased():
                 return self._released(event, now_ms)
-            case ev.RunnerStopped(partition, epoch):
-                self._stopped(partition, epoch, now_ms)
-            case ev.RunnerFenced(partition, epoch):
-                return self._fenced(partition, epoch, now_ms)
-            case ev.RunnerHalted(partition, epoch, reason):
-                return self._halted(partition, epoch, reason)
+            case ev.RunnerStopped() | ev.RunnerFenced() | ev.RunnerHalted():
+                return self._runner_told(event, now_ms)
         return []
 
     def _answered(self, event: ev.LocksAnswered, now_ms: int) -> list[ev.Effect]:
@@ -194,33 +190,28 @@ class Ownership:
                 entry.retry_at_ms = now_ms
             entry.told = entry.calling
 
-    def _stopped(self, partition: int, epoch: int, now_ms: int) -> None:
-        """Handle a runner that drained or was cancelled."""
-        entry = self._current(partition, epoch)
-        if entry is not None:
+    def _runner_told(
+        self, event: ev.RunnerStopped | ev.RunnerFenced | ev.RunnerHalted, now_ms: int
+    ) -> list[ev.Effect]:
+        """Handle what a runner tells, unless it is about an acquisition that this member no longer holds."""
+        partition, epoch = event.partition, event.epoch
+        entry = self._partitions.get(partition)
+        if entry is None or entry.epoch != epoch or entry.state not in HANDLING:
+            return []
+        self._is_touched = True
+        if isinstance(event, ev.RunnerHalted):
+            entry.state = step(entry.state, Trigger.HALTED)
+            return [ev.MarkLock(partition, self.owner, epoch, "halted", event.reason)]
+        entry.cancel_at_ms = None
+        if isinstance(event, ev.RunnerStopped):
             entry.state = step(entry.state, Trigger.STOPPED)
-            entry.cancel_at_ms = None
             entry.retry_at_ms = now_ms
-
-    def _fenced(self, partition: int, epoch: int, now_ms: int) -> list[ev.Effect]:
-        """Handle a runner whose commit was refused: another worker holds the lock."""
-        entry = self._current(partition, epoch)
-        if entry is None:
             return []
         entry.state = step(entry.state, Trigger.FENCED)
-        entry.cancel_at_ms = None
         self._is_view_stale = True
         self._retry_later(entry, now_ms)
         self._settle(partition, now_ms)
         return [ev.Note("partition_fenced", {"partition": partition, "epoch": epoch})]
-
-    def _halted(self, partition: int, epoch: int, reason: str) -> list[ev.Effect]:
-        """Handle a runner that stopped at a record; this member keeps the partition."""
-        entry = self._current(partition, epoch)
-        if entry is None:
-            return []
-        entry.state = step(entry.state, Trigger.HALTED)
-        return [ev.MarkLock(partition, self.owner, epoch, "halted", reason)]
 
     def drop(self) -> list[ev.Effect]:
         """Drop all runners without releasing any lock: this membership is lost."""
@@ -291,9 +282,3 @@ class Ownership:
         del self._partitions[partition]
         if partition in self._desired:
             self._want(partition, now_ms)
-
-    def _current(self, partition: int, epoch: int) -> _Partition | None:
-        """Return the partition if the event is about the acquisition that this member holds."""
-        entry = self._partitions.get(partition)
-        self._is_touched = True
-        return entry if entry is not None and entry.epoch == epoch and entry.state in HANDLING else None
