@@ -8,10 +8,11 @@ import pytest
 from streamworker.core.control import ControlMessage
 from streamworker.core.data.entries import ZERO
 from streamworker.core.events import Effect, Event
-from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
 from streamworker.core.protocols.lease.events import (
     Challenge,
     ChallengeLeases,
+    LeaseChallenged,
+    LeaseEnded,
     LeaseRaced,
     LeasesChallenged,
     LeasesUpdated,

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, PartitionsReleased
-from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
-from streamworker.core.protocols.membership.control import JoinWanted
+from streamworker.core.protocols.lease.events import LeaseChallenged, LeaseEnded
+from streamworker.core.protocols.membership.joining import JoinWanted
 from streamworker.core.protocols.registry import from_fields
 
 generations = st.integers(min_value=0, max_value=2**53)

@@ -3,7 +3,6 @@
 import pytest
 from msgspec import structs
 
-from streamworker.core.protocols.membership.control import JoinWanted
 from streamworker.core.protocols.membership.document import Member
 from streamworker.core.protocols.membership.joining import (
     GATHER_MAX_MS,
@@ -11,6 +10,7 @@ from streamworker.core.protocols.membership.joining import (
     PATIENCE_MS,
     Applicant,
     Door,
+    JoinWanted,
 )
 from tests.core.bench import group
 

@@ -11,10 +11,11 @@ from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage
 from streamworker.core.data.entries import ZERO
 from streamworker.core.ownership.locks import Acquired, Held, Stale
-from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
 from streamworker.core.protocols.lease.events import (
     Challenge,
     ChallengeLeases,
+    LeaseChallenged,
+    LeaseEnded,
     LeaseRaced,
     LeasesChallenged,
     LeasesUpdated,

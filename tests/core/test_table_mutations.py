@@ -29,9 +29,9 @@ from streamworker.core.ownership.merging import merged
 from streamworker.core.ownership.partitions import Ownership
 from streamworker.core.protocols import registry
 from streamworker.core.protocols.claim.protocol import ClaimCore
-from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
+from streamworker.core.protocols.lease.events import LeaseChallenged, LeaseEnded
 from streamworker.core.protocols.lease.protocol import LeaseCore
-from streamworker.core.protocols.membership.control import JoinWanted
+from streamworker.core.protocols.membership.joining import JoinWanted
 from streamworker.core.protocols.membership.worker import WorkerCore
 from streamworker.sim.simulation import Schedule, run
 

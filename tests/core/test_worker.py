@@ -7,9 +7,8 @@ from streamworker.core.control import GroupChanged, PartitionsAcquired, Partitio
 from streamworker.core.ownership.lifecycle import State
 from streamworker.core.ownership.locks import Held, Stale
 from streamworker.core.protocols.membership import events as membership_events
-from streamworker.core.protocols.membership.control import JoinWanted
 from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS
-from streamworker.core.protocols.membership.joining import PATIENCE_MS
+from streamworker.core.protocols.membership.joining import PATIENCE_MS, JoinWanted
 from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError, InternalError
 from tests.core.bench import ME, TIMING, Bench, group, names, of_type

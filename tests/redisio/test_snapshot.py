@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from streamworker.core.control import GroupChanged, PartitionsAcquired, PartitionsReleased
-from streamworker.core.protocols.lease.control import LeaseChallenged
+from streamworker.core.protocols.lease.events import LeaseChallenged
 from streamworker.core.snapshot import Rebalance
 from streamworker.redisio.snapshot import rebalances
 

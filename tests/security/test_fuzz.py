@@ -29,9 +29,8 @@ import redis
 from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.readers import ReaderPosition
-from streamworker.core.protocols.membership.control import JoinWanted
 from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.membership.joining import Applicant
+from streamworker.core.protocols.membership.joining import Applicant, JoinWanted
 from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import DataLoss, DecodeError, StreamworkerError
 from streamworker.records import RecordType

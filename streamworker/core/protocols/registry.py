@@ -19,11 +19,11 @@ from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAc
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.claim.protocol import ClaimCore
 from streamworker.core.protocols.claim.settings import Claim
-from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
+from streamworker.core.protocols.lease.events import LeaseChallenged, LeaseEnded
 from streamworker.core.protocols.lease.history import races
 from streamworker.core.protocols.lease.protocol import LeaseCore
 from streamworker.core.protocols.lease.settings import Lease
-from streamworker.core.protocols.membership.control import JoinWanted
+from streamworker.core.protocols.membership.joining import JoinWanted
 from streamworker.core.protocols.membership.settings import ByDocument
 from streamworker.core.protocols.membership.worker import WorkerCore
 from streamworker.core.protocols.settings import Coordination

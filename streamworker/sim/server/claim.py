@@ -1,12 +1,9 @@
-"""The store of the claim protocol in memory; it follows redisio's scripts.
-
-The contract tests perform the same effects on this model and on real servers, and compare the results.
-"""
+"""The store of the claim protocol in memory; it follows redisio's scripts."""
 
 from collections.abc import Callable, Mapping
 
 from streamworker.core.events import Effect, Event
-from streamworker.core.protocols.claim import events as claim_events
+from streamworker.core.protocols.claim import events as calls
 from streamworker.core.protocols.claim.events import NO_ENTRY, OwnershipEntry
 
 
@@ -23,20 +20,20 @@ class ModelClaims:
     def perform(self, effect: Effect, server_ms: int) -> Event | None:
         """Perform an effect at a server time; return None if the effect is not the protocol's."""
         match effect:
-            case claim_events.ListOwnership():
+            case calls.ListOwnership():
                 entries = tuple(self.entries.values())
-                return claim_events.OwnershipListed(self._partitions(), entries, server_ms)
-            case claim_events.ClaimPartitions(owner, etags):
+                return calls.OwnershipListed(self._partitions(), entries, server_ms)
+            case calls.ClaimPartitions(owner, etags):
                 written = self._write(owner, etags, server_ms, is_renewal=False)
-                return claim_events.PartitionsClaimed(*written)
-            case claim_events.UpdateCheckpoints(owner, etags):
+                return calls.PartitionsClaimed(*written)
+            case calls.UpdateCheckpoints(owner, etags):
                 written = self._write(owner, etags, server_ms, is_renewal=True)
-                return claim_events.CheckpointsUpdated(*written)
-            case claim_events.GiveUpPartitions(owner, partitions):
+                return calls.CheckpointsUpdated(*written)
+            case calls.GiveUpPartitions(owner, partitions):
                 for partition in partitions:
                     if partition in self.entries and self.entries[partition].owner == owner:
                         del self.entries[partition]
-                return claim_events.PartitionsGivenUp(partitions)
+                return calls.PartitionsGivenUp(partitions)
         return None
 
     def _write(

@@ -1,15 +1,11 @@
-"""The operations of the lease protocol on plain values; they follow redisio's scripts.
-
-The contract tests perform the same effects on this model and on real servers, and compare the results.
-"""
+"""The operations of the lease protocol on plain values; they follow redisio's scripts."""
 
 from collections.abc import Callable
 
 from streamworker.core.control import ControlMessage
 from streamworker.core.events import Effect, Event
-from streamworker.core.protocols.lease import events as lease_events
-from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
-from streamworker.core.protocols.lease.events import Challenge
+from streamworker.core.protocols.lease import events as calls
+from streamworker.core.protocols.lease.events import Challenge, LeaseChallenged, LeaseEnded
 
 Win = tuple[int, str]
 """Generation of the win, and the node."""
@@ -28,17 +24,15 @@ class ModelLeases:
     def perform(self, effect: Effect, server_ms: int) -> Event | None:
         """Perform an effect at a server time; return None if the effect is not the protocol's."""
         match effect:
-            case lease_events.ChallengeLeases():
+            case calls.ChallengeLeases():
                 return self._challenge(effect, server_ms)
-            case lease_events.RaceForLease():
+            case calls.RaceForLease():
                 return self._race(effect, server_ms)
-            case lease_events.UpdateLeases():
+            case calls.UpdateLeases():
                 return self._update(effect, server_ms)
         return None
 
-    def _challenge(
-        self, effect: lease_events.ChallengeLeases, server_ms: int
-    ) -> lease_events.LeasesChallenged:
+    def _challenge(self, effect: calls.ChallengeLeases, server_ms: int) -> calls.LeasesChallenged:
         signalled: list[int] = []
         for partition, how in effect.challenges.items():
             if how is Challenge.OVERDUE:
@@ -51,18 +45,18 @@ class ModelLeases:
                 signalled.append(partition)
         if signalled:
             self._post(LeaseChallenged(tuple(signalled), effect.owner, server_ms))
-        return lease_events.LeasesChallenged(tuple(effect.challenges), frozenset(signalled))
+        return calls.LeasesChallenged(tuple(effect.challenges), frozenset(signalled))
 
-    def _race(self, effect: lease_events.RaceForLease, server_ms: int) -> lease_events.LeaseRaced:
+    def _race(self, effect: calls.RaceForLease, server_ms: int) -> calls.LeaseRaced:
         partition = effect.partition
         if partition not in self.grab:
             self.last = max(self.last + 1, server_ms)
             self.grab[partition] = (self.last, effect.owner)
         generation, winner = self.grab[partition]
         allocated = self.allocation.get(partition, (0, ""))[1]
-        return lease_events.LeaseRaced(partition, winner, generation, allocated)
+        return calls.LeaseRaced(partition, winner, generation, allocated)
 
-    def _update(self, effect: lease_events.UpdateLeases, server_ms: int) -> lease_events.LeasesUpdated:
+    def _update(self, effect: calls.UpdateLeases, server_ms: int) -> calls.LeasesUpdated:
         for partition, generation in effect.allocate.items():
             if self.allocation.get(partition, (0, ""))[0] <= generation:
                 self.allocation[partition] = (generation, effect.owner)
@@ -74,4 +68,4 @@ class ModelLeases:
                 del self.grab[partition]
         if effect.end:
             self._post(LeaseEnded(effect.end, effect.owner, server_ms))
-        return lease_events.LeasesUpdated(done=True)
+        return calls.LeasesUpdated(done=True)

@@ -34,7 +34,7 @@ from streamworker.core.ownership.lifecycle import State
 from streamworker.core.ownership.locks import Stale
 from streamworker.core.ownership.partitions import Ownership
 from streamworker.core.ownership.pulse import Pulse
-from streamworker.core.protocols.claim import events as store
+from streamworker.core.protocols.claim import events as calls
 from streamworker.core.protocols.claim.choice import choose
 from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.setup import Setup
@@ -132,17 +132,17 @@ class ClaimCore:
             case ev.StopRequested():
                 self._phase = _Phase.LEAVING
                 return self._assign(now_ms)
-            case store.CheckpointsUpdated():
+            case calls.CheckpointsUpdated():
                 return self._updated(event, now_ms)
-            case store.OwnershipListed():
+            case calls.OwnershipListed():
                 return self._listed(event, now_ms)
-            case store.PartitionsClaimed():
+            case calls.PartitionsClaimed():
                 return self._claimed(event, now_ms)
-            case store.PartitionsGivenUp(partitions):
+            case calls.PartitionsGivenUp(partitions):
                 self._calling = False
                 for partition in partitions:
                     self._claims.pop(partition, None)
-            case store.StoreFailed():
+            case calls.StoreFailed():
                 self._calling = False
                 self._rest(now_ms)
                 self._due_ms = now_ms
@@ -167,7 +167,7 @@ class ClaimCore:
             done = tuple(p for p in sorted(self._claims) if self._ownership.state(p) is State.IDLE)
             if done:
                 self._calling = True
-                return [store.GiveUpPartitions(self.owner, done)]
+                return [calls.GiveUpPartitions(self.owner, done)]
             if self._ownership.is_idle:
                 self._phase = _Phase.GONE
                 return [ev.Finished()]
@@ -186,10 +186,10 @@ class ClaimCore:
             if not self._renew:
                 self._cycle_ms, self._renew = now_ms, dict(self._claims)
             if self._renew:
-                return store.UpdateCheckpoints(self.owner, dict(self._renew))
+                return calls.UpdateCheckpoints(self.owner, dict(self._renew))
         if self._step is _Step.CLAIM:
-            return store.ClaimPartitions(self.owner, {p: wanted.etag for p, wanted in self._wanted.items()})
-        return store.ListOwnership()
+            return calls.ClaimPartitions(self.owner, {p: wanted.etag for p, wanted in self._wanted.items()})
+        return calls.ListOwnership()
 
     def _rest(self, now_ms: int) -> None:
         """End the cycle."""
@@ -197,7 +197,7 @@ class ClaimCore:
         cycle_ms = self._timing.cycle_ms
         self._due_ms = max(now_ms, self._cycle_ms + cycle_ms + self._setup.jitter(cycle_ms // SPREAD))
 
-    def _updated(self, event: store.CheckpointsUpdated, now_ms: int) -> list[ev.Effect]:
+    def _updated(self, event: calls.CheckpointsUpdated, now_ms: int) -> list[ev.Effect]:
         """Take the new ETags; repeat the call with the current ETags if an earlier answer was lost."""
         self._calling = False
         for partition, etag in event.done.items():
@@ -220,7 +220,7 @@ class ClaimCore:
             self._step = _Step.LIST
         return effects + self._assign(now_ms)
 
-    def _listed(self, event: store.OwnershipListed, now_ms: int) -> list[ev.Effect]:
+    def _listed(self, event: calls.OwnershipListed, now_ms: int) -> list[ev.Effect]:
         """Read who owns what, and choose what to claim."""
         self._calling = False
         self._partitions = max(self._partitions, event.partitions)
@@ -239,21 +239,21 @@ class ClaimCore:
         for partition in self._claims.keys() - entries.keys():
             # The store lost data. Other workers' partitions look unclaimed until those have renewed them,
             # too.
-            self._wanted[partition] = _Wanted(store.NO_ENTRY, "")
+            self._wanted[partition] = _Wanted(calls.NO_ENTRY, "")
             self._restrained_until_ms = now_ms + 2 * self._timing.cycle_ms
         owners = {p: entry.owner for p, entry in entries.items() if entry.modified_ms >= oldest_ms}
         owners |= dict.fromkeys(self._claims, self.owner)
         choice = choose(self._partitions, owners, self.owner, self._setup.jitter)
         if choice is not None and now_ms >= self._restrained_until_ms:
             known = entries.get(choice.partition)
-            etag = store.NO_ENTRY if known is None else known.etag
+            etag = calls.NO_ENTRY if known is None else known.etag
             self._wanted[choice.partition] = _Wanted(etag, choice.victim)
         self._step = _Step.CLAIM
         if not self._wanted:
             self._rest(now_ms)
         return effects + self._assign(now_ms)
 
-    def _claimed(self, event: store.PartitionsClaimed, now_ms: int) -> list[ev.Effect]:
+    def _claimed(self, event: calls.PartitionsClaimed, now_ms: int) -> list[ev.Effect]:
         """Take the partitions that were won; repeat claims that failed only because the old owner renewed."""
         self._calling = False
         wanted, self._wanted = self._wanted, {}

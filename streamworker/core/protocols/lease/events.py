@@ -1,4 +1,4 @@
-"""The calls of the lease-grab race to Redis, and the answers.
+"""The calls of the lease-grab race to Redis, the answers, and its two kinds of message to the group.
 
 Two hashes map each partition to a node: **grab** holds the node that won the challenge for it, and
 **allocation** the node that processes it. A value holds a number beside the node: the generation of the win,
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import ClassVar
 
+from streamworker.core.control import PartitionsMessage
 from streamworker.core.events import Effect, Event
 from streamworker.core.words import by_words, name_of, runs
 
@@ -23,6 +24,30 @@ class Challenge(Enum):
     """Its normal lease has ended: challenge it only if it has no winner now."""
     OVERDUE = "overdue"
     """Nothing was heard of its winner for the maximum lease: clear it from both hashes first."""
+
+
+# -- messages: to and from the group ----------------------------------------------------------
+
+
+class LeaseMessage(PartitionsMessage):
+    """A message of a node about leases; its generation is the server's time in ms."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {runs(self.partitions)} by {name_of(self.owner)}"
+
+
+class LeaseChallenged(LeaseMessage):
+    """A node challenged the leases of some partitions, and the race for them begins."""
+
+    kind: ClassVar[str] = "challenged"
+    is_news: ClassVar[bool] = True
+    """A node's wait begins."""
+
+
+class LeaseEnded(LeaseMessage):
+    """A node stopped processing some partitions."""
+
+    kind: ClassVar[str] = "ended"
 
 
 # -- effects: out ----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from streamworker.core.control import ControlMessage, PartitionsAcquired
-from streamworker.core.protocols.lease.control import LeaseChallenged
+from streamworker.core.protocols.lease.events import LeaseChallenged
 from streamworker.core.snapshot import Rebalance
 from streamworker.core.words import name_of
 

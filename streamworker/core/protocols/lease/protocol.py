@@ -25,14 +25,8 @@ from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, PartitionsAcquired, PartitionsReleased
 from streamworker.core.ownership.locks import Stale
 from streamworker.core.ownership.partitions import Ownership
+from streamworker.core.protocols.lease import events as calls
 from streamworker.core.protocols.lease.challenging import Challenger
-from streamworker.core.protocols.lease.control import LeaseChallenged, LeaseEnded
-from streamworker.core.protocols.lease.events import (
-    LeaseRaced,
-    LeasesChallenged,
-    LeasesUpdated,
-    RaceForLease,
-)
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.protocols.lease.state import LeaseState, Outbox
 from streamworker.core.protocols.lease.timing import LoadMeasure, count_of_partitions, race_delay_ms
@@ -112,14 +106,14 @@ class LeaseCore:
                 return self._stop(now_ms)
             case ev.ControlReceived(messages):
                 return self._heard(messages, now_ms)
-            case LeasesChallenged():
+            case calls.LeasesChallenged():
                 if self._phase is _Phase.SIGNALLING:
                     self._phase = _Phase.GONE
                 else:
                     self._challenger.answered(event, now_ms)
-            case LeaseRaced():
+            case calls.LeaseRaced():
                 return self._raced(event, now_ms)
-            case LeasesUpdated(done):
+            case calls.LeasesUpdated(done):
                 self._outbox.answered(now_ms, done=done)
             case ev.LocksAnswered():
                 return self._locks_answered(event, now_ms)
@@ -133,7 +127,7 @@ class LeaseCore:
 
     def _heard(self, messages: tuple[ControlMessage, ...], now_ms: int) -> list[ev.Effect]:
         for message in messages:
-            if isinstance(message, LeaseChallenged):
+            if isinstance(message, calls.LeaseChallenged):
                 for partition in message.partitions:
                     lease = self._leases.get(partition)
                     if lease is not None and self._phase is _Phase.ACTIVE:
@@ -141,7 +135,7 @@ class LeaseCore:
                         if lease.raced_from_ms is None:
                             lease.raced_from_ms = lease.retry_ms = now_ms
                             self._busy.add(partition)
-            elif isinstance(message, LeaseEnded) and message.owner != self.owner:
+            elif isinstance(message, calls.LeaseEnded) and message.owner != self.owner:
                 for partition in message.partitions:
                     lease = self._leases.get(partition)
                     if lease is not None:
@@ -171,12 +165,12 @@ class LeaseCore:
             if race_ms is not None and race_ms <= now_ms:
                 lease.racing, lease.ended_by = True, ""
                 load = self._load(self.active)
-                effects.append(RaceForLease(self.owner, partition))
+                effects.append(calls.RaceForLease(self.owner, partition))
             if not (lease.won or lease.racing or lease.wait_for) and lease.raced_from_ms is None:
                 self._busy.discard(partition)
         return effects
 
-    def _raced(self, event: LeaseRaced, now_ms: int) -> list[ev.Effect]:
+    def _raced(self, event: calls.LeaseRaced, now_ms: int) -> list[ev.Effect]:
         partition, lease = event.partition, self._leases[event.partition]
         lease.racing = False
         if event.winner is None:

@@ -10,16 +10,13 @@ safe, since the document is still changed by compare-and-set, and says who is a 
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import msgspec
 
+from streamworker.core.control import ControlMessage
 from streamworker.core.protocols.membership.assignment import STRATEGIES
-from streamworker.core.protocols.membership.control import JoinWanted
-from streamworker.core.protocols.membership.document import (
-    RANKS_MAX,
-    Member,
-    Membership,
-)
+from streamworker.core.protocols.membership.document import RANKS_MAX, Member, Membership
 
 GATHER_MS = 40
 """A member gathers requests until it has heard of no new worker for this long. The value is some round trips:
@@ -31,6 +28,21 @@ PATIENCE_MS = 1_000
 """A worker that asked to be added waits this long, and up to twice this long by jitter, before it joins on
 its own. A worker that asked and was then told to stop waits as long before it finishes, because no member
 adds it after that. The value is one heartbeat interval."""
+
+
+class JoinWanted(ControlMessage):
+    """A worker asks the members to add it to the group."""
+
+    kind: ClassVar[str] = "wanted"
+    name: str
+    """The worker's name."""
+    applicant: str
+    """The worker's ``Applicant``, as JSON."""
+    generation: int = 0
+    """No generation announces it, and each entry of the stream names one."""
+
+    def __str__(self) -> str:
+        return f"{self.name} wants to join"
 
 
 class Applicant(Member, frozen=True, omit_defaults=True, kw_only=True):

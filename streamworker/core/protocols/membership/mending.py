@@ -23,12 +23,7 @@ writer has never seen, and a worker that has seen that change repairs first.
 import hashlib
 from collections.abc import Callable
 
-from streamworker.core.protocols.membership.document import (
-    FORMAT,
-    RANKS_MAX,
-    Head,
-    Membership,
-)
+from streamworker.core.protocols.membership.document import FORMAT, RANKS_MAX, Head, Membership
 
 LOOKED_AT_BYTES = 1_048_577
 """A fingerprint covers at most this many bytes of a value; a document with a thousand workers has a fifth of

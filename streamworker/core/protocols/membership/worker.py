@@ -20,11 +20,10 @@ from streamworker.core.ownership.partitions import Ownership
 from streamworker.core.ownership.pulse import Pulse
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.balance import Balancer
-from streamworker.core.protocols.membership.control import JoinWanted
 from streamworker.core.protocols.membership.conversation import Conversation
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.founding import Founding
-from streamworker.core.protocols.membership.joining import Applicant, Door
+from streamworker.core.protocols.membership.joining import Applicant, Door, JoinWanted
 from streamworker.core.protocols.membership.peers import PeerWatch
 from streamworker.core.protocols.setup import Setup
 
@@ -103,7 +102,9 @@ class WorkerCore:
                 self.phase = Phase.JOINING
                 self._talk.must_read = True
             case ev.StopRequested():
-                return self._stop(now_ms)
+                # Draining starts before the document says so; the other order would only take longer.
+                self.phase = Phase.LEAVING
+                return self._assign(now_ms)
             case calls.DocumentRead() | calls.ChangeRefused():
                 read = self._talk.answered(event, self.member, now_ms)
                 if isinstance(read, ev.Note):
@@ -241,14 +242,6 @@ class WorkerCore:
         self._peers = PeerWatch(timing)
         self._pulse = Pulse(self.member, timing.dead_after_ms)
         self._dead = frozenset()
-
-    def _stop(self, now_ms: int) -> list[ev.Effect]:
-        if self.phase in (Phase.NEW, Phase.LEAVING):
-            self.phase = Phase.LEAVING
-            return []
-        self.phase = Phase.LEAVING
-        # Draining starts before the document says so; the other order would only take longer.
-        return self._assign(now_ms)
 
     # -- hints and heartbeats ------------------------------------------------------------------
 
