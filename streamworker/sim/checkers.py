@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from streamworker.core.protocols.membership.events import HeartbeatDone
+from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.server.model import RedisModel
-from streamworker.sim.server.stored import Code, Commit, LockChange, Record
+from streamworker.sim.server.stored import Commit, LockChange, Record
 
 CAUSE_MS = 15_000
 """A change of the group within this time is a reason for a move; longer than the drain deadline."""
@@ -137,15 +138,15 @@ class Checker:
         known.done.add((commit.owner, commit.epoch, commit.new))
         known.made[id(commit)] = commit
 
-    def answered(self, partition: int, commit: Commit, code: Code, tries: int) -> None:
+    def answered(self, partition: int, commit: Commit, code: CommitCode, tries: int) -> None:
         """Check the answer to a worker's commit (I6)."""
         known = self._watched[partition]
         is_done = (commit.owner, commit.epoch, commit.new) in known.done
-        if code in (Code.OK, Code.DUP) and not is_done:
+        if code in (CommitCode.OK, CommitCode.DUP) and not is_done:
             self.found("I6", f"partition {partition}: {code.name} for {commit}, which is not in the log")
         # After two failovers the same owner may have committed the same entries with the same epoch twice:
         # once on a server whose data was lost and came back, and once on the server that was lost then.
-        if code is Code.FENCED and tries == 1 and is_done and id(commit) in known.made:
+        if code is CommitCode.FENCED and tries == 1 and is_done and id(commit) in known.made:
             self.found("I6", f"partition {partition}: FENCED for {commit}, which is in the log")
 
     def beaten(self, done: HeartbeatDone, model: RedisModel) -> None:

@@ -27,8 +27,6 @@ class Conditions:
     batch_ms: int = 400
     stuck: float = 0.0
     """A batch takes ``STUCK_MS``, and half of these cannot be cancelled."""
-    halted: float = 0.0
-    """A handler halts at a record."""
 
 
 QUIET = Conditions()

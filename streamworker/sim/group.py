@@ -37,8 +37,8 @@ class Group(Ground):
     """The clock, the random generator, the server, the senders and the workers.
 
     A contender waits ``drain_deadline_ms`` for a live owner. A worker has a static id with the probability
-    ``static``. An entry is sent every ``entry_every_ms`` on average; with None only with ``send``. Tests
-    plant mistakes with ``model`` and ``wrap``.
+    ``static``. An entry is sent every ``entry_every_ms`` on average; with None only with ``senders.send``.
+    Tests plant mistakes with ``model`` and ``wrap``.
     """
 
     def __init__(
@@ -192,10 +192,6 @@ class Group(Ground):
 
     # -- senders -------------------------------------------------------------------------------
 
-    def send(self, partition: int) -> None:
-        """Send the partition's next entry, unless the last one is not confirmed yet."""
-        self.senders.send(partition)
-
     def _told(self, partition: int) -> None:
         for worker in self.workers:
             if (runner := worker.runners.get(partition)) is not None:
@@ -203,7 +199,7 @@ class Group(Ground):
 
     def grow(self, partitions: int) -> None:
         """Add partitions to the stream, for the protocols that read their number."""
-        more = partitions - self.senders.partitions
+        more = partitions - len(self.model.locks)
         self.note(f"the stream has {partitions} partitions now")
         self.senders.grow(more)
         self.model.locks.extend(Lock() for _ in range(more))
@@ -249,9 +245,7 @@ class Group(Ground):
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether every entry is committed, except in halted partitions."""
-        halted = {p for w in self.staying for p, r in w.runners.items() if r.halted and not r.ended}
+        """Whether every entry is committed."""
         return self.senders.is_sent and all(
-            not lock.events or lock.events[-1].id <= lock.checkpoint or p in halted
-            for p, lock in enumerate(self.model.locks)
+            not lock.events or lock.events[-1].id <= lock.checkpoint for lock in self.model.locks
         )

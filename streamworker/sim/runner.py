@@ -2,8 +2,9 @@
 
 from streamworker.core import events as ev
 from streamworker.core.ownership.locks import Acquired
+from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.process import Process
-from streamworker.sim.server.stored import Code, Commit
+from streamworker.sim.server.stored import Commit
 
 STUCK_MS = 20_000
 """Duration of a stuck batch: longer than the grace period and the drain deadline."""
@@ -18,13 +19,13 @@ class SimRunner:
     def __init__(self, worker: Process, partition: int, owner: str, lock: Acquired) -> None:
         self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
         self.checkpoint = lock.checkpoint.ms
-        self.ended = self.draining = self.busy = self.stubborn = self.halted = self.waiting = False
+        self.ended = self.draining = self.busy = self.stubborn = self.waiting = False
         worker.soon(self.begin)
 
     def begin(self) -> None:
         """Handle the next batch, if the runner and its worker may."""
         world, worker = self.worker.world, self.worker
-        if self.ended or self.busy or self.halted:
+        if self.ended or self.busy:
             return
         if self.draining:
             self._end(ev.RunnerStopped(self.partition, self.epoch))
@@ -66,17 +67,7 @@ class SimRunner:
             self._end(ev.RunnerStopped(self.partition, self.epoch))
 
     def _handled(self, commit: Commit) -> None:
-        world = self.worker.world
         self.stubborn = False
-        if self.ended:
-            return
-        if world.conditions.halted and world.random.random() < world.conditions.halted:
-            self.busy, self.halted = False, True
-            if self.draining:
-                self._end(ev.RunnerStopped(self.partition, self.epoch))
-            else:
-                self._tell(ev.RunnerHalted(self.partition, self.epoch, "poison"))
-            return
         self._commit(commit, tries=1)
 
     def _commit(self, commit: Commit, tries: int) -> None:
@@ -88,11 +79,11 @@ class SimRunner:
                 lambda: self.worker.later(RETRY_MS, lambda: self._commit(commit, tries + 1)),
             )
 
-    def _committed(self, code: Code, commit: Commit, tries: int) -> None:
+    def _committed(self, code: CommitCode, commit: Commit, tries: int) -> None:
         self.worker.world.checker.answered(self.partition, commit, code, tries)
         if self.ended:
             return
-        if code in (Code.FENCED, Code.GAP):
+        if code in (CommitCode.FENCED, CommitCode.GAP):
             self._end(ev.RunnerFenced(self.partition, self.epoch))
             return
         self.checkpoint, self.busy = commit.new, False
@@ -100,7 +91,4 @@ class SimRunner:
 
     def _end(self, event: ev.Event) -> None:
         self.ended = True
-        self._tell(event)
-
-    def _tell(self, event: ev.Event) -> None:
         self.worker.later(self.worker.world.random.randint(0, 5), lambda: self.worker.handle(event))

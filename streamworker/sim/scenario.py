@@ -31,17 +31,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.setup import Setup, Timing
 from streamworker.core.words import alike, name_of, runs
 from streamworker.errors import ConfigurationError
+from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.checkers import Violation
 from streamworker.sim.clock import Dice
 from streamworker.sim.faults import QUIET, Fault, Kind
 from streamworker.sim.server.damage import DAMAGES
 from streamworker.sim.server.model import RedisModel
-from streamworker.sim.server.stored import Code, Commit
+from streamworker.sim.server.stored import Commit
 from streamworker.sim.simulation import SOUND, Plant
 from streamworker.sim.transcript import Transcript
 from streamworker.sim.worker import SimWorker
@@ -145,7 +145,7 @@ class _TellingModel(RedisModel):
 
     tell: Callable[[str], None] | None = None
 
-    def commit(self, partition: int, commit: Commit) -> Code:
+    def commit(self, partition: int, commit: Commit) -> CommitCode:
         """``commit.lua``."""
         code = super().commit(partition, commit)
         if self.tell is not None:
@@ -156,19 +156,6 @@ class _TellingModel(RedisModel):
         return code
 
 
-class _Selected(Transcript):
-    """A transcript of some workers only."""
-
-    def __init__(self, is_shown: Callable[[str], bool]) -> None:
-        super().__init__()
-        self._is_shown = is_shown
-
-    def took(self, now_ms: int, name: str, event: Event, effects: Sequence[Effect]) -> None:
-        """Add a step if its worker is shown."""
-        if self._is_shown(name):
-            super().took(now_ms, name, event, effects)
-
-
 class ScriptedWorld(World):
     """A world that follows a scenario, as it is ``given``: the protocol, the sizes and other settings."""
 
@@ -177,9 +164,7 @@ class ScriptedWorld(World):
         protocol, assignment = self._one_of(PROTOCOLS), self._one_of(("sticky", "weighted")) or "range"
         if not protocol or (partitions := self._number("{} partitions?")) is None:
             raise _unclear(", ".join(given), "Name the protocol and the number of partitions.")
-        trace = _Selected(lambda name: not self._only or name in self._only)
-        self._only: frozenset[str] = frozenset()
-        """The workers whose steps are shown; all workers if empty."""
+        self._story = Transcript()
         super().__init__(
             self._number("seed {}") or 0,
             partitions=partitions,
@@ -190,9 +175,8 @@ class ScriptedWorld(World):
             start_ms=0,
             model=type("_Model", (_TellingModel, plant.model), {}),
             wrap=plant.wrap,
-            trace=trace,
+            trace=self._story,
         )
-        self._lines = trace.lines
         self._hidden_at: int | None = None
         self._dice, self.random = self.random, _Highest()
         batch_ms = self._number("batches of {} ms") or BATCH_MS
@@ -200,7 +184,6 @@ class ScriptedWorld(World):
         for lock in self.model.locks:
             lock.epoch = FIRST_EPOCH
         self._lives: Counter[str] = Counter()
-        self._static_id = ""
         self.model.tells_connections = not self._flag("the server does not tell of connections")
         if self._flag("commits are shown"):
             assert isinstance(self.model, _TellingModel)
@@ -233,7 +216,7 @@ class ScriptedWorld(World):
 
     def _send_to_all(self, every_ms: int) -> None:
         for partition in range(len(self.model.locks)):
-            self.send(partition)
+            self.senders.send(partition)
         self.clock.after(every_ms, lambda: self._send_to_all(every_ms))
 
     def setup(self, worker: SimWorker) -> Setup:
@@ -243,9 +226,7 @@ class ScriptedWorld(World):
             self._lives[worker.name] += 1
             return str(self._lives[worker.name])
 
-        usual = super().setup(worker)
-        identity = replace(usual.identity, static_id=self._static_id)
-        return replace(usual, identity=identity, nonce=nonce, jitter=lambda most: self._dice.randint(0, most))
+        return replace(super().setup(worker), nonce=nonce, jitter=lambda most: self._dice.randint(0, most))
 
     def latency_ms(self) -> int:
         """Return the time of a control message."""
@@ -286,40 +267,33 @@ class ScriptedWorld(World):
 
     def show(self, names: str = "") -> None:
         """Continue the transcript, with the steps of some workers or of all."""
-        self._only = frozenset(names.split())
+        self._story.only, lines = frozenset(names.split()), self._story.lines
         if self._hidden_at is not None:
-            del self._lines[self._hidden_at :]
-            if self._lines:
-                self._lines.append(f"{'...':>9}")
+            del lines[self._hidden_at :]
+            if lines:
+                lines.append(f"{'...':>9}")
         self._hidden_at = None
 
     def hide(self) -> None:
         """Leave out all steps until ``show``."""
-        self._hidden_at = len(self._lines)
+        self._hidden_at = len(self._story.lines)
 
     def say(self, text: str) -> None:
         """Add an incident to the transcript."""
-        assert self.trace is not None
-        self.trace.happened(self.clock.now_ms, text)
+        self._story.happened(self.clock.now_ms, text)
 
     def silently(self, fault: Fault) -> None:
         """Apply a fault that is already in the transcript."""
-        trace, self.trace = self.trace, None
+        self.trace = None
         self.happen(fault)
-        self.trace = trace
-
-    def start_static(self, name: str, static_id: str) -> None:
-        """Start a worker with a static id."""
-        self._static_id = static_id
-        self.start(name)
-        self._static_id = ""
+        self.trace = self._story
 
     # -- results -------------------------------------------------------------------------------
 
     @property
     def transcript(self) -> list[str]:
         """The lines that are shown."""
-        return self._lines[: self._hidden_at]
+        return self._story.lines[: self._hidden_at]
 
     @property
     def result(self) -> str:
@@ -368,7 +342,7 @@ def _damages(world: ScriptedWorld, _: str, how: str) -> None:
 
 def _entry(world: ScriptedWorld, _: str, partition: str | None) -> None:
     for each in range(len(world.model.locks)) if partition is None else [world.partition(partition)]:
-        world.send(each)
+        world.senders.send(each)
 
 
 def _hangs(world: ScriptedWorld, what: str, name: str, partition: str, how: str | None) -> None:
@@ -381,7 +355,7 @@ def _hangs(world: ScriptedWorld, what: str, name: str, partition: str, how: str 
             "Choose a time at which it owns the partition and does nothing.",
         )
     world.conditions = replace(world.conditions, stuck=1.0)
-    world.send(int(partition))
+    world.senders.send(int(partition))
 
     def is_hanging() -> None:
         world.conditions = world.usual
@@ -413,7 +387,7 @@ HAPPENINGS: dict[str, Happening] = {
     r"hide": lambda world, _: world.hide(),
     r"end": lambda _world, _: None,
     r"(w\w+) starts": lambda world, _, name: world.start(name),
-    r"(w\w+) starts with static id (\w+)": lambda world, _, name, place: world.start_static(name, place),
+    r"(w\w+) starts with static id (\w+)": lambda world, _, name, place: world.start(name, place),
     r"(w\w+) is asked to leave": lambda world, _, name: world.stop(world.worker(name)),
     r"(w\w+) is killed": lambda world, _, name: world.kill(world.worker(name)),
     r"(w\w+) stands still for (\d+) ms": _suffers(Kind.PAUSE),

@@ -17,18 +17,12 @@ class Senders:
     ) -> None:
         self._ground, self._every_ms, self._sent = ground, every_ms, sent
         self._numbers = [0] * partitions
-        self._sending = [False] * partitions
+        self._sending: set[int] = set()
         ground.clock.after(0, self._send_some)
-
-    @property
-    def partitions(self) -> int:
-        """Number of partitions."""
-        return len(self._numbers)
 
     def grow(self, more: int) -> None:
         """Send to more partitions."""
         self._numbers += [0] * more
-        self._sending += [False] * more
 
     def stop(self) -> None:
         """Send a last entry to each partition, and no more."""
@@ -39,7 +33,7 @@ class Senders:
     @property
     def is_sent(self) -> bool:
         """Whether every entry that was sent is confirmed."""
-        return not any(self._sending)
+        return not self._sending
 
     def _send_some(self) -> None:
         if self._every_ms is not None:
@@ -49,8 +43,8 @@ class Senders:
 
     def send(self, partition: int) -> None:
         """Send the partition's next entry, unless the last one is not confirmed yet."""
-        if not self._sending[partition]:
-            self._sending[partition] = True
+        if partition not in self._sending:
+            self._sending.add(partition)
             self._numbers[partition] += 1
             self._send(partition, self._numbers[partition])
 
@@ -76,4 +70,4 @@ class Senders:
             self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number))
         else:
             self._ground.checker.confirmed(partition, number)
-            self._sending[partition] = False
+            self._sending.discard(partition)

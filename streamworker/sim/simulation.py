@@ -12,7 +12,7 @@ from itertools import takewhile
 from random import Random
 
 from streamworker.core.protocols.membership.assignment import STRATEGIES
-from streamworker.core.protocols.registry import Coordinator
+from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
 from streamworker.core.protocols.setup import Timing
 from streamworker.sim.checkers import Violation
 from streamworker.sim.faults import QUIET, Fault, Kind, draw, kinds_of, smaller
@@ -32,11 +32,8 @@ be cancelled ends, if its worker is leaving."""
 REST_MS = 2_500
 """Longer than two heartbeat intervals, so a worker that has a call to make has made it."""
 LEAVE_MS = 30_000
-PROTOCOLS_THAT_MUST_SETTLE = frozenset({"membership"})
-"""For the other protocols the simulator only reports whether they settle, and after how long."""
 CALM = frozenset({Kind.START, Kind.STOP, Kind.HERD, Kind.FLAP})
 SHRINK_RUNS = 60
-WITH_STATIC_MEMBERS = frozenset({"membership"})
 STATIC = (0, 0, 0.5, 1)
 """Shares of the workers that have a static id."""
 HOLD_MS = 4_000
@@ -158,7 +155,7 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
     world.usual = world.conditions = replace(QUIET, batch_ms=random.choice((30, 400, 1_200)))
     settled_ms = None
     try:
-        settled_ms = _play(world, schedule, plan, workers, during_ms)
+        settled_ms = _play(world, plan, workers, during_ms)
     except Exception as error:  # noqa: BLE001
         # A bug in a core raises an exception; the caller must still report and shrink the seed.
         world.checker.found("crash", f"{type(error).__name__}: {error}")
@@ -182,13 +179,11 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
 
 
 def _static(schedule: Schedule, random: Random) -> float:
-    drawn = random.choice(STATIC) if schedule.protocol in WITH_STATIC_MEMBERS else 0
+    drawn = random.choice(STATIC) if PROTOCOLS[schedule.protocol].has_document else 0
     return drawn if schedule.static is None else schedule.static
 
 
-def _play(
-    world: World, schedule: Schedule, plan: Sequence[Fault], workers: int, during_ms: int
-) -> int | None:
+def _play(world: World, plan: Sequence[Fault], workers: int, during_ms: int) -> int | None:
     # A batch that takes longer than its grace period is cancelled, and another worker handles it again.
     is_calm = world.usual.batch_ms < world.timing.grace_period_ms - 4 * world.usual.latency_ms
     is_calm &= all(fault.kind in CALM for fault in plan)
@@ -198,21 +193,24 @@ def _play(
         world.clock.run_for(max(0, START_MS + fault.at_ms - world.clock.now_ms))
         world.happen(fault)
     world.clock.run_for(max(0, START_MS + during_ms - world.clock.now_ms))
-    must_settle = schedule.protocol in PROTOCOLS_THAT_MUST_SETTLE
     world.heal()
     if not world.staying:
         world.start()
-    took_ms = _settle(world, must_settle=must_settle)
-    if is_calm and must_settle:
+    took_ms = _settle(world)
+    if is_calm and world.protocol.has_document:
         world.checker.judge_calm(world.model)
     if took_ms is not None:
-        _leave(world, must_settle=must_settle)
+        _leave(world)
     world.checker.judge(world.model)
     return took_ms
 
 
-def _settle(world: World, *, must_settle: bool) -> int | None:
-    """Wait until the group has settled (I7, I10); return how long it took, or None."""
+def _settle(world: World) -> int | None:
+    """Wait until the group has settled (I7, I10); return how long it took, or None.
+
+    Protocols without a document need not settle: the simulator only reports whether they do.
+    """
+    must_settle = world.protocol.has_document
     start_ms = world.clock.now_ms
     world.clock.run_for(LATE_MS)
     world.senders.stop()
@@ -226,7 +224,7 @@ def _settle(world: World, *, must_settle: bool) -> int | None:
     if took_ms is None:
         # A worker that lost a lock in a failover, and has not committed since, notices at its next commit.
         for partition in range(len(model.locks)):
-            world.send(partition)
+            world.senders.send(partition)
         took_ms = world.clock.run_until(at_rest, SETTLE_MS // 2, step_ms=100)
     if took_ms is None:
         if must_settle:
@@ -247,7 +245,7 @@ def _settle(world: World, *, must_settle: bool) -> int | None:
     return settled_ms
 
 
-def _leave(world: World, *, must_settle: bool) -> None:
+def _leave(world: World) -> None:
     """Ask all workers to leave, and check what they leave behind (I8)."""
     world.checker.figures.is_over = True
     for worker in world.staying:
@@ -255,7 +253,7 @@ def _leave(world: World, *, must_settle: bool) -> None:
     gone_ms = world.clock.run_until(
         lambda: all(worker.finished for worker in world.workers if worker.alive), LEAVE_MS, step_ms=100
     )
-    if must_settle:
+    if world.protocol.has_document:
         if gone_ms is None:
             world.checker.found("I8", f"workers have not left after {LEAVE_MS} ms")
         world.checker.judge_end(world.model)

@@ -19,11 +19,13 @@ class Transcript:
     def __init__(self, *, quiet: bool = True) -> None:
         self.lines: list[str] = []
         self.start_ms = 0
+        self.only: frozenset[str] = frozenset()
+        """The workers whose steps are added; all workers if empty."""
         self._quiet = quiet
 
     def took(self, now_ms: int, name: str, event: ev.Event, effects: Sequence[ev.Effect]) -> None:
         """Add an event of a core and its effects."""
-        if self._quiet and not is_news(event, effects):
+        if (self.only and name not in self.only) or (self._quiet and not is_news(event, effects)):
             return
         told, *wanted = step_in_words(event, effects)
         self.lines += _folded(f"{now_ms - self.start_ms:>6} ms  {name}  ", told)

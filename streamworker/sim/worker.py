@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from streamworker.core import events as ev
 from streamworker.core.ownership.pulse import BEAT_RETRIES
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.registry import Coordinator
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.group.operations import OPERATIONS
@@ -50,10 +50,8 @@ class SimWorker(Process):
         self._reports_load = False
         self._polling = False
         """Whether a read of the control stream is scheduled; it finds all messages until then."""
-        self._deadline_ms: int | None = None
-        """The core's deadline that is scheduled next, by the worker's clock."""
         self._look_ms: int | None = None
-        """The same time by the simulation's clock."""
+        """When the core's deadline is looked at next, by the simulation's clock."""
         self._control_read, _ = world.model.control_after(0)
         self.core = make(self)
         self.connect()
@@ -64,11 +62,6 @@ class SimWorker(Process):
     def is_wrong(self) -> bool:
         """Whether its configuration has a wrong number of partitions."""
         return self.partitions > 0
-
-    def drift(self, pace: int) -> None:
-        """Let its clock run at another rate from now on, in thousandths."""
-        super().drift(pace)
-        self._deadline_ms = None
 
     def connect(self) -> None:
         """Connect, or reconnect, and read the control stream."""
@@ -100,7 +93,7 @@ class SimWorker(Process):
     def _watch_deadline(self) -> None:
         """Schedule the core's next deadline."""
         deadline_ms = self.core.next_deadline_ms()
-        if deadline_ms is None or (self._deadline_ms is not None and self._deadline_ms <= deadline_ms):
+        if deadline_ms is None:
             return
         now_ms = self.now_ms
         if deadline_ms <= now_ms:
@@ -109,14 +102,14 @@ class SimWorker(Process):
         wait_ms = -(-(deadline_ms - now_ms) * 1_000 // self._clock[2])
         look_ms = self.world.clock.now_ms + wait_ms
         if self._look_ms is None or look_ms < self._look_ms:
-            self._look_ms, self._deadline_ms = look_ms, deadline_ms
+            self._look_ms = look_ms
             self.later(wait_ms, lambda: self._look(look_ms))
 
     def _look(self, look_ms: int) -> None:
         """Pass ``DeadlinePassed`` to the core, if its deadline has come."""
         if look_ms != self._look_ms or self.finished:
             return
-        self._look_ms = self._deadline_ms = None
+        self._look_ms = None
         deadline_ms = self.core.next_deadline_ms()
         if deadline_ms is not None and deadline_ms <= self.now_ms:
             self.handle(ev.DeadlinePassed())
@@ -160,13 +153,13 @@ class SimWorker(Process):
                 self._post(effect)
             case ev.Finished():
                 self._finish()
-            case membership_events.StartHeartbeat(member):
+            case calls.StartHeartbeat(member):
                 self._beats_for = self.owner = member
-            case membership_events.SendHeartbeat():
+            case calls.SendHeartbeat():
                 self._send_heartbeat()
-            case membership_events.StopHeartbeat():
+            case calls.StopHeartbeat():
                 self._beats_for = None
-            case membership_events.ReportLoad(every_ms):
+            case calls.ReportLoad(every_ms):
                 self._reports_load = every_ms > 0
             case ev.Note() | ev.MarkLock():
                 pass  # They only serve observers.
@@ -251,7 +244,7 @@ class SimWorker(Process):
         interval_ms = world.timing.heartbeat_interval_ms
         retry_ms = interval_ms // BEAT_RETRIES
 
-        def heard(event: membership_events.HeartbeatDone) -> None:
+        def heard(event: calls.HeartbeatDone) -> None:
             self.soon(lambda: self.handle(event))
             again(interval_ms)
 
@@ -264,7 +257,7 @@ class SimWorker(Process):
         load = sum((loads or {}).values())
         self._is_beating = True
 
-        def ask() -> membership_events.HeartbeatDone:
+        def ask() -> calls.HeartbeatDone:
             done = world.model.heartbeat(member, link, sent_ms, load, loads)
             world.checker.beaten(done, world.model)
             return done
@@ -280,6 +273,6 @@ def _subjects(effect: ev.Effect) -> frozenset[object]:
         case ev.ReleaseLocks(owner, epochs):
             return frozenset((owner, partition) for partition in epochs)
     match OPERATIONS[type(effect)].failed(effect):
-        case membership_events.CallFailed(call):
+        case calls.CallFailed(call):
             return frozenset([call])
     return frozenset()

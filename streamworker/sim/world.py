@@ -199,23 +199,23 @@ class World(Group):
         match fault.kind:
             case Kind.STOP:
                 self.stop(worker)
-                return
             case Kind.KILL:
                 self.kill(worker)
-                return
             case Kind.ROLL:
                 self._roll(worker, fault)
-                return
             case Kind.SLOW:
                 worker.slow(SLOW_MS[fault.pick % len(SLOW_MS)])
                 self.clock.after(span_ms, lambda: worker.slow(0))
                 self.note(f"{worker.name} is slow for {span_ms} ms: up to {worker.slow_ms} ms for each thing")
-                return
             case Kind.DRIFT:
                 pace = 950 + fault.pick % 101
                 worker.drift(pace)
                 self.note(f"the clock of {worker.name} goes at {pace} thousandths")
-                return
+            case _:
+                self._interrupt(worker, fault.kind, span_ms)
+
+    def _interrupt(self, worker: SimWorker, kind: Kind, span_ms: int) -> None:
+        match kind:
             case Kind.PAUSE:
                 worker.pause()
                 self.clock.after(span_ms, worker.wake)
@@ -223,9 +223,9 @@ class World(Group):
                 worker.disconnect()
                 worker.later(span_ms, worker.connect)
             case Kind.CUT | Kind.DEAF:
-                setattr(worker, fault.kind.value, True)
-                self.clock.after(span_ms, lambda: setattr(worker, fault.kind.value, False))
-        self.note(f"{worker.name}: {fault.kind.value} for {span_ms} ms")
+                setattr(worker, kind.value, True)
+                self.clock.after(span_ms, lambda: setattr(worker, kind.value, False))
+        self.note(f"{worker.name}: {kind.value} for {span_ms} ms")
         self.checker.figures.happened(span_ms)
 
     def _roll(self, worker: SimWorker, fault: Fault) -> None:

@@ -16,8 +16,9 @@ from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import Coordinator
 from streamworker.errors import ConfigurationError
+from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.server.model import RedisModel
-from streamworker.sim.server.stored import Code, Commit, Lock, Record
+from streamworker.sim.server.stored import Commit, Lock, Record
 from streamworker.sim.simulation import Plant
 
 PLANTS: dict[str, Plant] = {}
@@ -88,22 +89,22 @@ class _EpochOnly(RedisModel):
 
 @_model("a retried commit is written again")
 class _RetryTwice(RedisModel):
-    def commit(self, partition: int, commit: Commit) -> Code:
+    def commit(self, partition: int, commit: Commit) -> CommitCode:
         lock = self.locks[partition]
         if (lock.owner, lock.epoch) == (commit.owner, commit.epoch) and lock.checkpoint == commit.new:
             self.take(partition, commit)
-            return Code.OK
+            return CommitCode.OK
         return super().commit(partition, commit)
 
 
 @_model("the checkpoint before is not compared")
 class _NoPrevious(RedisModel):
-    def commit(self, partition: int, commit: Commit) -> Code:
+    def commit(self, partition: int, commit: Commit) -> CommitCode:
         lock = self.locks[partition]
         if (lock.owner, lock.epoch) == (commit.owner, commit.epoch) and lock.checkpoint != commit.new:
             self.take(partition, commit)
             self.trim(partition, commit.new)
-            return Code.OK
+            return CommitCode.OK
         return super().commit(partition, commit)
 
 
@@ -115,7 +116,7 @@ class _LostEntries(RedisModel):
 
 @_model("a commit creates a lock anew that was lost, as runnel's renewal does", "flush")
 class _CreatesLock(RedisModel):
-    def commit(self, partition: int, commit: Commit) -> Code:
+    def commit(self, partition: int, commit: Commit) -> CommitCode:
         lock = self.locks[partition]
         if not lock.owner and not lock.log:
             lock.owner, lock.epoch, lock.checkpoint = commit.owner, commit.epoch, commit.previous
@@ -230,9 +231,9 @@ class _LocksOfTheDead(RedisModel):
 
 @_model("a commit that was done is answered as one that was refused")
 class _FencesWhatIsDone(RedisModel):
-    def commit(self, partition: int, commit: Commit) -> Code:
+    def commit(self, partition: int, commit: Commit) -> CommitCode:
         code = super().commit(partition, commit)
-        return Code.FENCED if code is Code.OK and commit.new % 10 == 0 else code
+        return CommitCode.FENCED if code is CommitCode.OK and commit.new % 10 == 0 else code
 
 
 # -- members -----------------------------------------------------------------------------------

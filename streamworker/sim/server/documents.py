@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.errors import CoordinationError
@@ -43,7 +43,7 @@ class Documents:
         """Number of commands without reads, appends and commits: the cost of the protocol."""
 
     @property
-    def beats(self) -> dict[str, membership_events.Beat]:
+    def beats(self) -> dict[str, calls.Beat]:
         """The last heartbeat of each member."""
         return self.stored.beats
 
@@ -63,33 +63,33 @@ class Documents:
     def read(self) -> ev.Event:
         """``GET members``."""
         self.calls += 1
-        return membership_events.DocumentRead(self.stored.document, self._clock(), self.stored.foreign)
+        return calls.DocumentRead(self.stored.document, self._clock(), self.stored.foreign)
 
-    def change(self, effect: membership_events.ChangeDocument) -> ev.Event:
+    def change(self, effect: calls.ChangeDocument) -> ev.Event:
         """``change_members.lua``."""
         self.calls += 1
         if self.stored.foreign:
-            return membership_events.CallFailed(membership_events.Call.DOCUMENT)
+            return calls.CallFailed(calls.Call.DOCUMENT)
         current = self._generation()
         if current != effect.expected or (self.stored.document is not None and not current):
-            return membership_events.ChangeRefused(self.stored.document, self._clock())
+            return calls.ChangeRefused(self.stored.document, self._clock())
         if not self._has_beats():
-            return membership_events.CallFailed(membership_events.Call.DOCUMENT)
+            return calls.CallFailed(calls.Call.DOCUMENT)
         generation = max(current + 1, self._clock(), effect.at_least)
         self._write(effect.membership, generation)
         for member in effect.removed if current else tuple(self.beats):
             self.beats.pop(member, None)
             self.stored.loads.pop(member, None)
         for member in effect.added:
-            self.beats[member] = membership_events.Beat(self._clock(), 0, "", 0)
+            self.beats[member] = calls.Beat(self._clock(), 0, "", 0)
         self.post(replace(effect.message, generation=generation))
-        return membership_events.DocumentChanged(generation)
+        return calls.DocumentChanged(generation)
 
-    def mend(self, effect: membership_events.MendDocument) -> ev.Event:
+    def mend(self, effect: calls.MendDocument) -> ev.Event:
         """``mend_members.lua``."""
         self.calls += 1
         if not effect.seen or effect.seen != self._fingerprint():
-            return membership_events.ChangeRefused(self.stored.document, self._clock(), self.stored.foreign)
+            return calls.ChangeRefused(self.stored.document, self._clock(), self.stored.foreign)
         self.stored.damaged = self.stored.foreign or (self.stored.document or b"")[:KEPT_BYTES]
         self.stored.document, self.stored.foreign, self.stored.no_beats = None, "", False
         generation, present = 0, effect.membership.present_ids
@@ -101,12 +101,8 @@ class Documents:
             del self.beats[member]
             self.stored.loads.pop(member, None)
         for member in present:
-            self.beats.setdefault(member, membership_events.Beat(self._clock(), 0, "", 0))
-        return (
-            membership_events.DocumentChanged(generation)
-            if generation
-            else membership_events.DocumentRead(None, self._clock())
-        )
+            self.beats.setdefault(member, calls.Beat(self._clock(), 0, "", 0))
+        return calls.DocumentChanged(generation) if generation else calls.DocumentRead(None, self._clock())
 
     def _fingerprint(self) -> str:
         document = self.stored.document
@@ -137,9 +133,7 @@ class Documents:
             if self.stored.damaged is None:
                 self.stored.damaged = "list"
             self.stored.no_beats = False
-            self.stored.beats = {
-                member: membership_events.Beat(self._clock(), 0, "", 0) for member in present
-            }
+            self.stored.beats = {member: calls.Beat(self._clock(), 0, "", 0) for member in present}
         return True
 
     def post(self, message: ControlMessage) -> None:
@@ -165,22 +159,22 @@ class Documents:
         sent_ms: int,
         load: int = 0,
         loads: Mapping[int, int] | None = None,
-    ) -> membership_events.HeartbeatDone:
+    ) -> calls.HeartbeatDone:
         """``heartbeat.lua``."""
         self.commands += 1
         generation, run_id = self._generation(), self.run_id
         if not self._has_beats():
             seen = self._fingerprint()
-            return membership_events.HeartbeatDone(member, False, generation, sent_ms, run_id, {}, seen)
+            return calls.HeartbeatDone(member, False, generation, sent_ms, run_id, {}, seen)
         lost = member not in self.beats
         if not lost:
-            self.beats[member] = membership_events.Beat(self._clock(), connection, run_id, load)
+            self.beats[member] = calls.Beat(self._clock(), connection, run_id, load)
             if loads is not None and not self.stored.no_loads:
                 self.stored.loads[member] = dict(loads)
         beats = {} if lost else dict(self.beats)
         drawn = not lost and _drawn(f"{member}{self._clock()}") % len(beats) < LOOKS
         seen = self._fingerprint() if drawn else ""
-        return membership_events.HeartbeatDone(member, lost, generation, sent_ms, run_id, beats, seen)
+        return calls.HeartbeatDone(member, lost, generation, sent_ms, run_id, beats, seen)
 
     @property
     def run_id(self) -> str:
@@ -189,12 +183,12 @@ class Documents:
 
     def read_loads(self) -> ev.Event:
         """``HGETALL loads``."""
-        return membership_events.LoadsRead(dict(self.stored.loads), self._clock())
+        return calls.LoadsRead(dict(self.stored.loads), self._clock())
 
     def probe(self, connections: Sequence[int]) -> ev.Event:
         """``CLIENT LIST ID``."""
         alive = frozenset(connections) & self.connections
-        return membership_events.PeersProbed(alive if self.tells_connections or not connections else None)
+        return calls.PeersProbed(alive if self.tells_connections or not connections else None)
 
     def _generation(self) -> int:
         found = _GENERATION.match((self.stored.document or b"")[:64])

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 from streamworker.core import events as ev
 from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
+from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.server.documents import Documents
-from streamworker.sim.server.stored import Code, Commit, Lock, LockChange, Record, Stored
+from streamworker.sim.server.stored import Commit, Lock, LockChange, Record, Stored
 
 CONTENDER_GAP_MS = 3_000
 """After a longer gap between two attempts, the wait for a lock begins anew: the contender may have been
@@ -134,23 +135,23 @@ class RedisModel(Documents):
         """Return whether a lock with this owner and epoch refuses a commit."""
         return (owner, epoch) != (commit.owner, commit.epoch)
 
-    def commit(self, partition: int, commit: Commit) -> Code:
+    def commit(self, partition: int, commit: Commit) -> CommitCode:
         """``commit.lua``, and the trimming of the source."""
         lock = self.locks[partition]
         if self.is_fenced(lock.owner, lock.epoch, commit):
             self.fenced += 1
-            return Code.FENCED
+            return CommitCode.FENCED
         if lock.checkpoint == commit.new:
-            return Code.DUP
+            return CommitCode.DUP
         if lock.checkpoint != commit.previous or not self.has(partition, commit.new):
-            return Code.GAP
+            return CommitCode.GAP
         if commit.rows and self.follows(partition, commit.previous) != commit.rows[0].id:
-            return Code.GAP
+            return CommitCode.GAP
         if commit.rows and 0 < self.acked_limit <= sum(1 for each in lock.log if each.rows):
-            return Code.FULL
+            return CommitCode.FULL
         self.take(partition, commit)
         self.trim(partition, commit.new)
-        return Code.OK
+        return CommitCode.OK
 
     def has(self, partition: int, entry: int) -> bool:
         """Return whether a source entry exists: a failover may lose one that a worker has read."""
@@ -238,11 +239,11 @@ def _release(model: RedisModel, effect: ev.ReleaseLocks, lost: Callable[[], bool
 
 
 OPERATIONS: Mapping[type[ev.Effect], Callable[[RedisModel, Any, Callable[[], bool]], ev.Event]] = {
-    membership_events.ReadDocument: lambda model, _effect, _lost: model.read(),
-    membership_events.ChangeDocument: lambda model, effect, _lost: model.change(effect),
-    membership_events.MendDocument: lambda model, effect, _lost: model.mend(effect),
-    membership_events.ProbePeers: lambda model, effect, _lost: model.probe(effect.connections),
-    membership_events.ReadLoads: lambda model, _effect, _lost: model.read_loads(),
+    calls.ReadDocument: lambda model, _effect, _lost: model.read(),
+    calls.ChangeDocument: lambda model, effect, _lost: model.change(effect),
+    calls.MendDocument: lambda model, effect, _lost: model.mend(effect),
+    calls.ProbePeers: lambda model, effect, _lost: model.probe(effect.connections),
+    calls.ReadLoads: lambda model, _effect, _lost: model.read_loads(),
     ev.AcquireLocks: _acquire,
     ev.ReleaseLocks: _release,
 }

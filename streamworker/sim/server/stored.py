@@ -3,22 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from streamworker.core.control import ControlMessage
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import FORMAT
-
-
-class Code(Enum):
-    """The answer to a commit."""
-
-    OK = "ok"
-    DUP = "dup"
-    FENCED = "fenced"
-    GAP = "gap"
-    FULL = "full"
 
 
 class Record(NamedTuple):
@@ -83,7 +72,7 @@ class Stored:
     """The type of the value in place of the document, if it is no string."""
     damaged: bytes | str | None = None
     """The value that a repair moved aside: a string, or the type of another value."""
-    beats: dict[str, membership_events.Beat] = field(default_factory=dict)
+    beats: dict[str, calls.Beat] = field(default_factory=dict)
     loads: dict[str, Mapping[int, int]] = field(default_factory=dict)
     no_beats: bool = False
     """Whether a list is in place of the heartbeats."""
