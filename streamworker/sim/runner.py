@@ -47,7 +47,7 @@ class SimRunner:
             batch_ms, self.stubborn = STUCK_MS, draw() < 0.5
         world.checker.executed(self.partition, records)
         commit = Commit(self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records))
-        worker.later(batch_ms, lambda: self._handled(commit))
+        worker.later(batch_ms, lambda: self._commit(commit, tries=1))
 
     def told(self) -> None:
         """Read the new entries, if the runner waits for entries."""
@@ -66,11 +66,8 @@ class SimRunner:
         if not self.ended and not self.stubborn:
             self._end(ev.RunnerStopped(self.partition, self.epoch))
 
-    def _handled(self, commit: Commit) -> None:
-        self.stubborn = False
-        self._commit(commit, tries=1)
-
     def _commit(self, commit: Commit, tries: int) -> None:
+        self.stubborn = False
         if not self.ended:
             model = self.worker.world.model
             self.worker.request(

@@ -310,21 +310,26 @@ class ScriptedWorld(World):
 Happening = Callable[..., None]
 
 
-def _suffers(kind: Kind) -> Happening:
-    def happening(world: ScriptedWorld, what: str, name: str, span_ms: str) -> None:
+def _said(do: Callable[..., None]) -> Happening:
+    """Return a step that the transcript tells in the scenario's own words."""
+
+    def happening(world: ScriptedWorld, what: str, *words: str) -> None:
+        world.say(what)
+        do(world, *words)
+
+    return happening
+
+
+def _befalls(kind: Kind) -> Happening:
+    """Return a step that is a fault, of the worker that it names or of all."""
+
+    def happening(world: ScriptedWorld, *words: str) -> None:
+        *names, span_ms = words or ("10",)
         there = [worker for worker in world.workers if worker.alive and not worker.finished]
-        world.say(what)
-        world.silently(Fault(0, kind, there.index(world.worker(name)), int(span_ms)))
+        pick = there.index(world.worker(names[0])) if names else 0
+        world.silently(Fault(0, kind, pick, int(span_ms)))
 
-    return happening
-
-
-def _befalls_all(kind: Kind) -> Happening:
-    def happening(world: ScriptedWorld, what: str, span_ms: str = "10") -> None:
-        world.say(what)
-        world.silently(Fault(0, kind, 0, int(span_ms)))
-
-    return happening
+    return _said(happening)
 
 
 def _fails_over(world: ScriptedWorld, what: str, lag_ms: str) -> None:
@@ -364,16 +369,6 @@ def _hangs(world: ScriptedWorld, what: str, name: str, partition: str, how: str 
     world.clock.after(HANG_MS, is_hanging)
 
 
-def _empties_the_store(world: ScriptedWorld, what: str, _: str) -> None:
-    world.say(what)
-    world.model.empty_store()
-
-
-def _drifts(world: ScriptedWorld, what: str, name: str, pace: str) -> None:
-    world.say(what)
-    world.worker(name).drift(int(pace))
-
-
 def _tries_to_release(world: ScriptedWorld, _: str, name: str, partition: str, epoch: str) -> None:
     """Ask the server to release a lock as no core would."""
     owner = world.worker(name).owner
@@ -390,20 +385,22 @@ HAPPENINGS: dict[str, Happening] = {
     r"(w\w+) starts with static id (\w+)": lambda world, _, name, place: world.start(name, place),
     r"(w\w+) is asked to leave": lambda world, _, name: world.stop(world.worker(name)),
     r"(w\w+) is killed": lambda world, _, name: world.kill(world.worker(name)),
-    r"(w\w+) stands still for (\d+) ms": _suffers(Kind.PAUSE),
-    r"requests of (w\w+) are lost for (\d+) ms": _suffers(Kind.CUT),
-    r"answers to (w\w+) are lost for (\d+) ms": _suffers(Kind.DEAF),
-    r"(w\w+) has no connection for (\d+) ms": _suffers(Kind.DISCONNECT),
-    r"control messages are lost for (\d+) ms": _befalls_all(Kind.SILENCE),
-    r"Redis restarts with its data": _befalls_all(Kind.RESTART),
-    r"Redis restarts without its data": _befalls_all(Kind.FLUSH),
+    r"(w\w+) stands still for (\d+) ms": _befalls(Kind.PAUSE),
+    r"requests of (w\w+) are lost for (\d+) ms": _befalls(Kind.CUT),
+    r"answers to (w\w+) are lost for (\d+) ms": _befalls(Kind.DEAF),
+    r"(w\w+) has no connection for (\d+) ms": _befalls(Kind.DISCONNECT),
+    r"control messages are lost for (\d+) ms": _befalls(Kind.SILENCE),
+    r"Redis restarts with its data": _befalls(Kind.RESTART),
+    r"Redis restarts without its data": _befalls(Kind.FLUSH),
     r"in (\d+) ms Redis fails over to a replica as it is now": _fails_over,
     r"the membership document ((?:is|has|gives) .+)": _damages,
     r"an entry comes to (?:each partition|partition (\d+))": _entry,
     r"(w\w+) hangs in partition (\d+)( and cannot be stopped)?": _hangs,
-    r"the store of (\w+) is emptied": _empties_the_store,
+    r"the store of (\w+) is emptied": _said(lambda world, _: world.model.empty_store()),
     r"the stream grows to (\d+) partitions": lambda world, _, count: world.grow(int(count)),
-    r"the clock of (w\w+) goes at (\d+) thousandths": _drifts,
+    r"the clock of (w\w+) goes at (\d+) thousandths": _said(
+        lambda world, name, pace: world.worker(name).drift(int(pace))
+    ),
     r"(w\w+) tries to release (\d+) with epoch (\d+)": _tries_to_release,
 }
 """From the form of a step to the function that performs it."""
