@@ -21,7 +21,7 @@ def _split(text: str) -> tuple[int, ...]:
 
 
 _READERS: dict[Any, Callable[[str], object]] = {int: int, str: str, tuple[int, ...]: _split}
-"""How a field is read, by its type."""
+"""How a field is read, by its type; a message has fields of these types only."""
 
 
 class ControlMessage(Worded):

@@ -1,13 +1,16 @@
 """Messages on the control stream."""
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamworker.core import control
 from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, PartitionsReleased
 from streamworker.core.protocols.lease.events import LeaseChallenged, LeaseEnded
 from streamworker.core.protocols.membership.joining import JoinWanted
-from streamworker.core.protocols.registry import from_fields
+from streamworker.core.protocols.registry import MESSAGES, from_fields
 
 generations = st.integers(min_value=0, max_value=2**53)
 partitions = st.lists(st.integers(min_value=0, max_value=10_000), max_size=20).map(tuple)
@@ -25,6 +28,12 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
 def test_a_message_comes_back_as_it_was_sent(message: ControlMessage) -> None:
     """All kinds, with any names and any number of partitions."""
     assert from_fields(message.fields()) == message
+
+
+@pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES)
+def test_every_kind_has_fields_of_types_that_can_be_read(kind: type[ControlMessage]) -> None:
+    """A field of any other type would make each message of the kind look like one of a later release."""
+    assert {each.type for each in fields(kind)} <= control._READERS.keys()
 
 
 @given(st.dictionaries(st.sampled_from(["kind", "generation", "cause", "member", "moved"]), st.text()))
