@@ -103,6 +103,7 @@ def test_a_child_that_does_not_end_is_killed_when_told_twice(
 ) -> None:
     """With all that it has started itself."""
     monkeypatch.setattr(children_module, "KILL_AFTER_S", 0.5)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "streamworker.py").write_text(
         "import signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -112,7 +113,7 @@ def test_a_child_that_does_not_end_is_killed_when_told_twice(
         "utf-8",
     )
     log = tmp_path / "log"
-    with contextlib.chdir(tmp_path), Children({"PYTHONPATH": str(tmp_path)}, log_file=log) as children:
+    with contextlib.chdir(tmp_path), Children(log_file=log) as children:
         child = children.start("deaf", [])
         inner = int(wait_for(log.read_text, "the child has started"))
         children.stop()
@@ -122,20 +123,23 @@ def test_a_child_that_does_not_end_is_killed_when_told_twice(
     wait_for(lambda: process_is_gone(inner), "the grandchild has ended too")
 
 
-def test_a_signal_while_children_start_reaches_the_late_ones_too(tmp_path: Path) -> None:
+def test_a_signal_while_children_start_reaches_the_late_ones_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A child that is told before it listens has nothing in hand: that is no failure."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "streamworker.py").write_text("import time\ntime.sleep(600)\n", "utf-8")
     with (
         contextlib.chdir(tmp_path),
         # As in `dev`, which has a handler then: what it starts does not ignore the signal.
         inherited({signal.SIGTERM: signal.SIG_DFL}),
-        Children({"PYTHONPATH": str(tmp_path)}) as children,
+        Children() as children,
     ):
         children.start("early", [])
         children.stop()
         late = children.start("late", [])
         assert children.wait() == ExitCode.OK
-        assert late.process.returncode == -signal.SIGTERM
+        assert late.exit_code == -signal.SIGTERM
 
 
 def test_other_commands_in_the_folder_find_the_server_of_dev(dev: WorkerProcess, shop: Path) -> None:

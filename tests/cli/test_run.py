@@ -1,11 +1,8 @@
 """`streamworker run` as a real process: how it ends, and what else it can do."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -21,7 +18,7 @@ from streamworker.core.snapshot import Rebalance
 from tests.cli.conftest import Invoke, OpenTerminal
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
-from tests.helpers import PATIENCE_S, WorkerProcess, process_is_gone, wait_for
+from tests.helpers import WorkerProcess, process_is_gone, wait_for
 from tests.tui.groups import group
 
 BLOCKING = """
@@ -116,25 +113,15 @@ def test_log_lines_can_be_json(streamworker: Invoke, spawn: SpawnWorker) -> None
     assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
 
 
-def test_a_worker_ends_with_its_parent(
-    streamworker: Invoke, spawn: SpawnWorker, shop: Path, redis_url: str
-) -> None:
-    """`run --spark` and `dev` leave no worker behind, even if they are killed."""
-    environ = {**os.environ, "STREAMWORKER_REDIS_URL": redis_url}
-    with subprocess.Popen(
-        [sys.executable, "-m", "streamworker", "run", "shop:app", "--end-with-parent"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environ,
-        cwd=shop,
-    ) as worker:
-        assert worker.stdin is not None
-        wait_for(
-            lambda: "w" and json.loads(streamworker("status", "shop:audit", "--json").stdout)[0]["members"],
-            "the worker has joined",
-        )
-        worker.stdin.close()
-        assert worker.wait(PATIENCE_S) == ExitCode.OK
+def test_a_worker_ends_with_its_parent(streamworker: Invoke, spawn: SpawnWorker) -> None:
+    """`run --reload`, `run --spark` and `dev` leave no worker behind, even if they are killed: it drains."""
+    parent = spawn("run", "shop:app", "--reload")
+    started(parent)
+    (worker,) = psutil.Process(parent.pid).children()
+    parent.kill()
+    wait_for(lambda: process_is_gone(worker.pid), "the worker has ended")
+    assert "worker_left" in parent.log()
+    assert "No worker runs." in streamworker("status", "shop:audit").stdout
 
 
 def test_with_reload_a_change_starts_the_worker_anew(

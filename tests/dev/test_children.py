@@ -115,3 +115,24 @@ def test_a_child_that_inherits_a_deaf_ear_is_killed(started: Start) -> None:
 
     assert not child.stop(timeout_s=0.3)
     assert child.exit_code == -9
+
+
+def test_a_child_may_have_the_output_and_the_umask_of_its_parent(tmp_path: Path) -> None:
+    """So a worker that `run` starts prints where its user looks, and makes files as the user has it."""
+    source = (
+        "import sys\n"
+        "from streamworker.dev.children import Child\n"
+        'made = \'print(open("made", "w").name); import sys; print("told", file=sys.stderr)\'\n'
+        "Child([sys.executable, '-c', made], log_path=None, private=False).wait(20)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, umask=0o027, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("made\n", "told\n")
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_child_has_no_child_that_it_has_not_started(started: Start) -> None:
+    """One that waits for any of its children would wait for the watcher."""
+    source = "import os\ntry: os.wait()\nexcept ChildProcessError: print('up', flush=True)\n"
+    assert started([sys.executable, "-c", source]).wait(10)

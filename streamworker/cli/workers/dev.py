@@ -89,7 +89,7 @@ def _run_all(
         for number in range(1, workers + 1):
             children.start(f"worker w{number}", ["run", path, "--name", f"w{number}", *options])
         if spark:
-            children.start("spark", ["spark", path, *options], essential=False)
+            children.start("spark", ["spark", path, *options], is_worker=False)
         say(f"Started {workers} workers{' and Spark' if spark else ''}.", error=True)
         if log_file is not None:
             show(selection, stopped=lambda: not children.running)

@@ -10,7 +10,6 @@ import typer
 from streamworker.cli.support import AppPath, Processors
 from streamworker.cli.top import show
 from streamworker.cli.workers.children import Children, two_stages
-from streamworker.cli.workers.children import end_with_parent as watch_parent
 from streamworker.cli.workers.reload import run_reloading
 from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_processors
@@ -42,7 +41,6 @@ class Format(StrEnum):
 
 LogLevel = Annotated[Level, typer.Option("--log-level", help="Least level that is logged.")]
 LogFormat = Annotated[Format, typer.Option("--log-format", help="Log lines for people or for programs.")]
-EndWithParent = Annotated[bool, typer.Option("--end-with-parent", hidden=True, help="End when stdin closes.")]
 
 
 def run(
@@ -82,7 +80,6 @@ def run(
         Path,
         typer.Option("--log-file", metavar="FILE", help="Where log lines go while --tui has the terminal."),
     ] = Path("streamworker.log"),
-    end_with_parent: EndWithParent = False,
 ) -> None:
     """Run a worker until a signal stops it.
 
@@ -108,8 +105,6 @@ def run(
         pipelines = ["spark", app, *logging] if spark else None
         raise typer.Exit(_with_children(app, processor, arguments, pipelines, log_file if tui else None))
     logs.configure(log_level.value, log_format.value)
-    if end_with_parent:
-        watch_parent()
     from streamworker.runtime.watch.stages import end_despite_threads
     from streamworker.runtime.worker import run_worker
 
@@ -170,7 +165,7 @@ def _with_children(
     with Children(log_file=log_file) as children, two_stages(children.stop, children.force):
         children.start("worker", worker)
         if pipelines is not None:
-            children.start("spark", pipelines, essential=False)
+            children.start("spark", pipelines, is_worker=False)
         if log_file is not None:
             show(selection, stopped=lambda: not children.running)
             children.stop()

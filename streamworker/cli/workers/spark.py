@@ -9,9 +9,8 @@ import typer
 from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import AppPath, connected, console, group_keys, run_async, say
-from streamworker.cli.workers.children import end_with_parent as watch_parent
 from streamworker.cli.workers.children import two_stages
-from streamworker.cli.workers.run import EndWithParent, Format, Level, LogFormat, LogLevel
+from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_app
 from streamworker.redisio.group import readers
@@ -43,7 +42,6 @@ def spark(
     ] = False,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.CONSOLE,
-    end_with_parent: EndWithParent = False,
 ) -> None:
     """Run the app's pipelines on Spark.
 
@@ -70,8 +68,6 @@ def spark(
         run_async(_forget, resolve_app(app), forget)
         return
     logs.configure(log_level.value, log_format.value)
-    if end_with_parent:
-        watch_parent()
     found = resolve_app(app)
     stop = threading.Event()
     # Spark takes some ten seconds to start; a terminal shows that until the first progress event.
