@@ -1,7 +1,7 @@
 """``python -m benchmarks``: measures streamworker beside other programs, for maintainers."""
 
-from contextlib import ExitStack
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,42 +12,26 @@ from benchmarks import report as pages
 from benchmarks.figures import COLUMNS, fallen
 from benchmarks.report import Report
 from benchmarks.scenes.table import SCENES, run_contests
-from streamworker.cli.bench import Partitions, Records, Runs, Url
+from streamworker.cli.bench import Partitions, Records, Runs, Url, measure
 from streamworker.cli.exit_codes import ExitCode, code_for
 from streamworker.cli.support import (
     AsJson,
     console,
     print_json,
     print_table,
-    progress_bar,
-    run_async,
     say,
 )
-from streamworker.cli.support import (
-    report as tell,
-)
+from streamworker.cli.support import report as tell
 from streamworker.dev.bench.figures import machine_line
-from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, StreamworkerError
+from streamworker.tui.figures import counted
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-class What(StrEnum):
-    """The scenes that can be measured."""
-
-    PRODUCE = "produce"
-    PROCESS = "process"
-    LIMITS = "limits"
-    COLUMNS = "columns"
-    LATENCY = "latency"
-    WAITING = "waiting"
-    PARTITIONS = "partitions"
-    IDLE = "idle"
-    MEMORY = "memory"
-    REBALANCE = "rebalance"
-    SPARK = "spark"
-    ALL = "all"
+What = StrEnum(
+    "What", "PRODUCE PROCESS LIMITS COLUMNS LATENCY WAITING PARTITIONS IDLE MEMORY REBALANCE SPARK ALL"
+)
+"""The scenes that can be measured."""
 
 
 @app.command()
@@ -85,7 +69,9 @@ def main(
     """Measure streamworker and the programs of other libraries in turn, on the same records."""
     try:
         known = {} if check is None else _read_ratios(check)
-        report = _measure(what, redis_url, runs, records, partitions, profile)
+        run = partial(run_contests, profile=profile)
+        program = "python -m benchmarks"
+        report = measure(run, program, what.value, SCENES, redis_url, runs, records, partitions)
     except StreamworkerError as error:
         tell(error)
         raise typer.Exit(code_for(error)) from None
@@ -102,34 +88,6 @@ def main(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _measure(
-    what: What, redis_url: str | None, runs: int, records: int, partitions: int, profile: Path | None
-) -> Report:
-    options = " --redis-url ..." if redis_url else ""
-    command = (
-        f"python -m benchmarks {what} --runs {runs} --records {records} --partitions {partitions}{options}"
-    )
-    with ExitStack() as stack:
-        url = redis_url or stack.enter_context(EmbeddedServer(maxmemory="4gb")).url
-        bar = stack.enter_context(progress_bar(known=False))
-        task = bar.add_task("starting")
-
-        async def measure() -> Report:
-            return await run_contests(
-                url,
-                list(SCENES) if what is What.ALL else [what.value],
-                runs=runs,
-                records=records,
-                partitions=partitions,
-                command=command,
-                say=lambda text: bar.update(task, description=text),
-                warn=lambda text: say(f"Warning: {text}", error=True),
-                profile=profile,
-            )
-
-        return run_async(measure)
-
-
 def _show(report: Report, *, as_json: bool, as_markdown: bool) -> None:
     if as_json:
         print_json(report.as_json())
@@ -140,7 +98,7 @@ def _show(report: Report, *, as_json: bool, as_markdown: bool) -> None:
     print_table(COLUMNS, [row.cells() for row in report.rows])
     if console().is_terminal:
         say(*pages.chart(report.rows))
-    say("", f"Medians of {report.runs} runs in turn on {machine_line(report.machine)}.")
+    say("", f"Medians of {counted(report.runs, 'run')} in turn on {machine_line(report.machine)}.")
     say(*(f"Left out: {reason}" for reason in report.left_out))
     say(*(f"Failed: {reason}" for reason in report.failed), error=True)
 

@@ -1,6 +1,5 @@
 """All scenes, and the function that runs some of them."""
 
-import functools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from benchmarks.scenes.waiting import waiting
 from streamworker.dev.bench.ground import open_ground
 from streamworker.dev.bench.machine import describe
 from streamworker.dev.bench.programs import WORKER, Program
+from streamworker.dev.bench.scenes import prefixed
 from streamworker.errors import StreamworkerError
 
 Scene = Callable[[Contest], Awaitable[list[Row]]]
@@ -55,28 +55,12 @@ async def run_contests(
     warn: Callable[[str], None] = lambda _: None,
     profile: Path | None = None,
 ) -> Report:
-    """Run some scenes on a server, and remove all keys of the bench.
-
-    Parameters
-    ----------
-    url
-        URL of the server.
-    names
-        Keys of ``SCENES``.
-    runs, records, partitions
-        Number of runs of each program, of records in a run, and of partitions.
-    command
-        The command line that repeats the bench, for the report.
-    say, warn
-        Callbacks for progress messages, and for warnings about the figures.
-    profile
-        File for a profile of a worker, made in a separate run.
-    """
+    """Run some of ``SCENES``, as :func:`run_bench` does, and profile a worker in a separate run."""
     rows: list[Row] = []
     left_out, failed = [RUNNEL], list[str]()
     async with open_ground(url, warn=warn) as ground:
         for each in names:
-            contest = Contest(ground, runs, records, partitions, functools.partial(_say, say, each))
+            contest = Contest(ground, runs, records, partitions, prefixed(say, each))
             try:
                 rows += await SCENES[each](contest)
             except StreamworkerError as error:
@@ -91,10 +75,6 @@ async def run_contests(
             await _profile(Contest(ground, 1, records, partitions), profile)
         machine = describe(await ground.server(), also=("faststream", "taskiq-redis"))
     return Report(machine=machine, rows=rows, left_out=left_out, failed=failed, runs=runs, command=command)
-
-
-def _say(say: Callable[[str], None], scene: str, text: str) -> None:
-    say(f"{scene}: {text}")
 
 
 async def _profile(contest: Contest, path: Path) -> None:

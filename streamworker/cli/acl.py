@@ -22,15 +22,8 @@ DURABILITY_VARIABLE = ENV_PREFIX + "DURABILITY"
 PASSWORD_CHARACTERS_MIN = 16
 """Redis stores an unsalted hash of the password, and this command prints it: a short one could be found."""
 
-
-class RoleName(StrEnum):
-    """The roles of ``redisio/admin/rights.py``."""
-
-    WORKER = "worker"
-    PRODUCER = "producer"
-    READER = "reader"
-    VIEWER = "viewer"
-    OPERATOR = "operator"
+RoleName = StrEnum("RoleName", ["WORKER", "PRODUCER", "READER", "VIEWER", "OPERATOR"])
+"""The roles of ``redisio/admin/rights.py``."""
 
 
 def acl(

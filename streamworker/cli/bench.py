@@ -1,22 +1,20 @@
 """``streamworker bench``: measures sending and handling on your machine."""
 
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
 from enum import StrEnum
-from typing import Annotated
+from functools import partial
+from typing import Annotated, TypeVar
 
 import typer
 
 from streamworker.cli.support import AsJson, print_json, print_table, progress_bar, run_async, say
+from streamworker.tui.figures import counted
 
+T = TypeVar("T")
 
-class What(StrEnum):
-    """The scenes that can be measured."""
-
-    PRODUCE = "produce"
-    PROCESS = "process"
-    COLUMNS = "columns"
-    LATENCY = "latency"
-    ALL = "all"
-
+What = StrEnum("What", ["PRODUCE", "PROCESS", "COLUMNS", "LATENCY", "ALL"])
+"""The scenes that can be measured."""
 
 Url = Annotated[
     str | None,
@@ -61,37 +59,48 @@ def bench(
       streamworker bench process
       streamworker bench all --redis-url redis://localhost:6379/0 --json
     """
-    from contextlib import ExitStack
-
-    from streamworker.dev.bench.figures import COLUMNS, Report, machine_line
+    from streamworker.dev.bench.figures import COLUMNS, machine_line
     from streamworker.dev.bench.scenes import SCENES, run_bench
-    from streamworker.dev.server import EmbeddedServer
 
-    options = " --redis-url ..." if redis_url else ""
-    command = (
-        f"streamworker bench {what} --runs {runs} --records {records} --partitions {partitions}{options}"
-    )
-    with ExitStack() as stack:
-        url = redis_url or stack.enter_context(EmbeddedServer(maxmemory="4gb")).url
-        bar = stack.enter_context(progress_bar(known=False))
-        task = bar.add_task("starting")
-
-        async def measure() -> Report:
-            return await run_bench(
-                url,
-                list(SCENES) if what is What.ALL else [what.value],
-                runs=runs,
-                records=records,
-                partitions=partitions,
-                command=command,
-                name=name,
-                say=lambda text: bar.update(task, description=text),
-                warn=lambda text: say(f"Warning: {text}", error=True),
-            )
-
-        report = run_async(measure)
+    run = partial(run_bench, name=name)
+    report = measure(run, "streamworker bench", what.value, SCENES, redis_url, runs, records, partitions)
     if json:
         print_json(report.as_json())
         return
     print_table(COLUMNS, report.rows())
-    say("", f"Medians of {report.runs} runs on {machine_line(report.machine)}.")
+    say("", f"Medians of {counted(report.runs, 'run')} on {machine_line(report.machine)}.")
+
+
+def measure(
+    run: Callable[..., Awaitable[T]],
+    program: str,
+    what: str,
+    scenes: Iterable[str],
+    redis_url: str | None,
+    runs: int,
+    records: int,
+    partitions: int,
+) -> T:
+    """Measure one scene, or all, on the server of a URL, or on one that ends with the bench.
+
+    ``run`` takes what :func:`run_bench` takes; ``program`` begins the command line of the report.
+    """
+    from streamworker.dev.server import EmbeddedServer
+
+    options = " --redis-url ..." if redis_url else ""
+    with ExitStack() as stack:
+        url = redis_url or stack.enter_context(EmbeddedServer(maxmemory="4gb")).url
+        bar = stack.enter_context(progress_bar(known=False))
+        task = bar.add_task("starting")
+        bench = partial(
+            run,
+            url,
+            list(scenes) if what == What.ALL else [what],
+            runs=runs,
+            records=records,
+            partitions=partitions,
+            command=f"{program} {what} --runs {runs} --records {records} --partitions {partitions}{options}",
+            say=lambda text: bar.update(task, description=text),
+            warn=lambda text: say(f"Warning: {text}", error=True),
+        )
+        return run_async(bench)

@@ -34,6 +34,7 @@ from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data.dead import StoredLetter, drop_dead, list_dead, replay_dead, show_dead
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.tui.figures import counted
 
 PAGE = 500
 """Dead letters of one partition that one round trip reads."""
@@ -146,7 +147,8 @@ def drop_letters(
     selection = resolve_processor(processor)
     chosen = _chosen(selection.processors[0], letters, every)
     if not yes:
-        what = "all dead letters" if chosen is None else f"{sum(map(len, chosen.values()))} dead letters"
+        count = None if chosen is None else sum(map(len, chosen.values()))
+        what = "all dead letters" if count is None else counted(count, "dead letter")
         confirm(f"Delete {what} of {selection.processors[0].name} for good?")
     asked, done = run_async(_drop, selection, chosen)
     _summarise("Dropped", done, asked - done)
@@ -264,7 +266,7 @@ async def _pages(
 
 
 def _summarise(done: str, count: int, missing: int, names: Sequence[str] = ()) -> None:
-    say(f"{done} {count} dead letters.")
+    say(f"{done} {counted(count, 'dead letter')}.")
     if missing:
         named = f": {', '.join(names[:5])}" if names else ""
         say(f"{missing} did not exist any more{named}.", error=True)

@@ -27,6 +27,7 @@ from streamworker.redisio.data.streams import entries_up_to
 from streamworker.redisio.group.locks import move_checkpoint, read_lock
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.tui.figures import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +123,12 @@ async def _reset(
             [(move.partition, str(move.before), str(move.after), move.effect) for move in moves],
         )
         if not yes:
-            confirm(f"Move the checkpoint of {len(moves)} partitions of {spec.name}?")
+            confirm(f"Move the checkpoint of {counted(len(moves), 'partition')} of {spec.name}?")
             # A worker may have started while the command waited for the answer.
             await _refuse_if_alive(backend, app, spec)
         for move in moves:
             await _move(backend, group_keys(spec), move)
-    say(f"Moved {len(moves)} partitions of {spec.name}.")
+    say(f"Moved {counted(len(moves), 'partition')} of {spec.name}.")
 
 
 async def _refuse_if_alive(backend: Backend, app: App, spec: ProcessorSpec) -> None:

@@ -17,6 +17,7 @@ from streamworker.cli.support import connected, progress_bar, run_async, say
 from streamworker.errors import RecordError
 from streamworker.importing import resolve_stream
 from streamworker.records.codecs import PAYLOAD_FIELD, Decoder
+from streamworker.tui.figures import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,12 +28,8 @@ TABLES = (".parquet", ".arrow", ".feather", ".ipc")
 ROWS = 250_000
 """Rows of a table that are in memory at a time; one step of the progress bar."""
 
-
-class OnError(StrEnum):
-    """What to do at a line that is not a record of the stream."""
-
-    STOP = "stop"
-    SKIP = "skip"
+OnError = StrEnum("OnError", ["STOP", "SKIP"])
+"""What to do at a line that is not a record of the stream."""
 
 
 def send(
@@ -89,7 +86,7 @@ def send(
         with source:
             sent = run_async(_send_lines, target, lines, source, os.fstat(source.fileno()).st_size)
     seconds = time.monotonic() - started
-    say(f"Sent {sent:,} records to {target.app.name}:{target.name} in {seconds:.1f} s.")
+    say(f"Sent {counted(sent, 'record')} to {target.app.name}:{target.name} in {seconds:.1f} s.")
     if lines.bad:
         rest = "nothing after it was sent" if on_error is OnError.STOP else f"{lines.bad:,} were left out"
         say(f"Bad lines: {rest}.", error=True)

@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import time
-from types import TracebackType
 from typing import Self
 
 from streamworker.dev.server import EmbeddedServer, free_port
@@ -229,7 +228,5 @@ class EmbeddedCluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -40,9 +39,7 @@ class Reporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def say(self, text: str) -> None:

@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from streamworker.dev.children import Child
@@ -255,9 +254,7 @@ class EmbeddedServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # -- the process ---------------------------------------------------------------------------

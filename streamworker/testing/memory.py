@@ -7,7 +7,6 @@ the same code. tests/fundamentals and tests/testing run on this server and on a 
 
 import asyncio
 import secrets
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from streamworker.errors import ConfigurationError
@@ -58,9 +57,7 @@ class MemoryServer:
         _servers[self.url] = self._server
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _servers.pop(self.url, None)
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from streamworker.core.text import printable
 from streamworker.tui import matrix
-from streamworker.tui.figures import compact, duration, per_second
+from streamworker.tui.figures import compact, counted, duration, per_second
 from streamworker.tui.model import Model, WorkerRow
 
 WIDE = 118
@@ -42,7 +42,7 @@ def render(model: Model, width: int, height: int, tabs: Tabs | None = None) -> R
     room = height - len(parts) - 1
     readers = 0 if width >= WIDE or not model.readers else min(len(model.readers), 3 if room >= 20 else 1) + 2
     drawn = matrix.draw(model, width - 4, max(1, room - readers - _LOWER_MIN - 2))
-    parts.append(_box(f"workers and {len(model.cells)} partitions", drawn, width, len(drawn) + 2))
+    parts.append(_box(f"workers and {counted(len(model.cells), 'partition')}", drawn, width, len(drawn) + 2))
     rest = room - readers - len(drawn) - 2
     if rest >= 3:
         parts.append(_lower(model, width, rest))
@@ -63,7 +63,7 @@ def _header(model: Model, width: int) -> Text:
     line = Text(f" {group.app}", style="bold").append(f"  {group.stream} → ", style="not bold")
     line.append(group.processor)
     active = len(model.workers) - len(model.standbys)
-    line.append(f"   {active} worker{'s' if active != 1 else ''}")
+    line.append(f"   {counted(active, 'worker')}")
     if model.standbys:
         line.append(f" + {len(model.standbys)} standby")
     line.append("   lag ").append(compact(group.lag), style="bold")

@@ -37,7 +37,7 @@ def test_bench_prints_a_table(streamworker: Invoke, redis_url: str) -> None:
     """With the machine below it."""
     done = streamworker("bench", "produce", *SMALL, "--redis-url", redis_url)
     assert done.exit_code == 0, done.output
-    assert "send_many of 1,000" in done.stdout and "Medians of 1 runs on cores" in done.stdout
+    assert "send_many of 1,000" in done.stdout and "Medians of 1 run on cores" in done.stdout
 
 
 @pytest.mark.parametrize(

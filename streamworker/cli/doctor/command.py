@@ -20,6 +20,7 @@ from streamworker.cli.support import AsJson, connected, print_json, run_async, s
 from streamworker.core.text import printable
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_app, with_override
+from streamworker.tui.figures import counted
 
 PYSPARK_MIN = (4, 2)
 PACKAGES = ("redis", "hiredis", "anyio", "msgspec", "pyarrow", "structlog", "typer", "rich")
@@ -68,7 +69,7 @@ def _print(checks: list[Check]) -> None:
         if check.remedy:
             say(f"      {'':<{width}}  {check.remedy}")
     bad = [sum(check.verdict == verdict for check in checks) for verdict in ("fail", "warn")]
-    say(f"{len(checks)} checks: {bad[0]} failed, {bad[1]} warnings.")
+    say(f"{counted(len(checks), 'check')}: {bad[0]} failed, {counted(bad[1], 'warning')}.")
 
 
 def packages() -> Iterator[Check]:
@@ -115,10 +116,13 @@ def application(path: str) -> tuple[Check, App | None]:
         found = resolve_app(path)
     except StreamworkerError as error:
         return fail("app", error.message, error.remedy), None
-    counts = (
-        f"{len(found.streams)} streams, {len(found.processors)} processors, {len(found.pipelines)} pipelines"
-    )
-    return ok("app", f"{found.name}: {counts}"), found
+    counts = {
+        "stream": len(found.streams),
+        "processor": len(found.processors),
+        "pipeline": len(found.pipelines),
+    }
+    texts = [counted(count, noun) for noun, count in counts.items()]
+    return ok("app", f"{found.name}: {', '.join(texts)}"), found
 
 
 async def in_redis(app: App | None, path: str) -> list[Check]:

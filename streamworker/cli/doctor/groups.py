@@ -18,6 +18,7 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
+from streamworker.tui.figures import counted
 
 READER_STILL_MS = 600_000
 """``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every
@@ -59,12 +60,12 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
     try:
         found = await backend.execute("HGET", keys.meta, "partitions")
         if found is None:
-            return [ok(name, f"{declared} partitions, not made yet")]
+            return [ok(name, f"{counted(declared, 'partition')}, not made yet")]
         if int(found) != declared:
             return [
                 fail(
                     name,
-                    f"declared with {declared} partitions, made with {int(found)}",
+                    f"declared with {counted(declared, 'partition')}, made with {int(found)}",
                     f"Declare partitions={int(found)}, or give the stream another name.",
                 )
             ]
@@ -72,7 +73,7 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
     except StreamworkerError as error:
         return [fail(name, error.message, error.remedy or "Look at the key with TYPE.")]
     ours = {spec.name for spec in app.processors.values() if spec.stream.name == stream.name}
-    return [ok(name, f"{declared} partitions"), *_undeclared(path, name, holders, ours)]
+    return [ok(name, counted(declared, "partition")), *_undeclared(path, name, holders, ours)]
 
 
 def _undeclared(path: str, name: str, holders: Sequence[Holder], ours: set[str]) -> Iterator[Check]:
@@ -80,10 +81,11 @@ def _undeclared(path: str, name: str, holders: Sequence[Holder], ours: set[str])
     for holder in holders:
         if holder.name in ours:
             continue
+        unread = counted(holder.lag, "entry", "entries")
         pending = f", {holder.pending:,} delivered and not acknowledged" if holder.pending else ""
         yield warn(
             f"{name}: {holder.name}",
-            f"not declared by the app; {holder.lag:,} entries it has not read cannot be trimmed{pending}",
+            f"not declared by the app; {unread} it has not read cannot be trimmed{pending}",
             "Leave it if another deployment runs it. If no worker runs it any more: "
             f"streamworker repair {path} --forget-group {shlex.quote(holder.name)}",
         )
@@ -136,7 +138,8 @@ def _members(snapshot: GroupSnapshot, path: str) -> Check:
     name = f"group {snapshot.processor}"
     silent = [member for member in snapshot.members if member.state == "silent"]
     alive = sum(member.state not in ("silent", "held") for member in snapshot.members)
-    counts = f"{alive} members, {len(snapshot.partitions)} partitions, lag {snapshot.lag:,}"
+    partitions = counted(len(snapshot.partitions), "partition")
+    counts = f"{counted(alive, 'member')}, {partitions}, lag {snapshot.lag:,}"
     if silent:
         ages = [
             f"{member.name} for {member.beat_age_ms // 1000:,} s" if member.beat_age_ms else member.name
@@ -151,7 +154,7 @@ def _members(snapshot: GroupSnapshot, path: str) -> Check:
     if alive:
         return ok(name, counts)
     if not any(view.epoch for view in snapshot.partitions):
-        return ok(name, f"has never run; {snapshot.lag:,} entries wait for it")
+        return ok(name, f"has never run; {counted(snapshot.lag, 'entry waits', 'entries wait')} for it")
     return Check(
         name,
         "warn" if snapshot.lag else "ok",
@@ -225,7 +228,7 @@ def _log(snapshot: GroupSnapshot, path: str, limit: int) -> Check:
     fullest = max(snapshot.partitions, key=lambda view: view.acked_length, default=None)
     most = fullest.acked_length if fullest else 0
     share = most / limit
-    text = f"{entries:,} entries, the fullest partition has {most:,} of {limit:,}"
+    text = f"{counted(entries, 'entry', 'entries')}, the fullest partition has {most:,} of {limit:,}"
     verdict: Verdict = "fail" if share >= LOG_FAIL else "warn" if share >= LOG_WARN else "ok"
     if snapshot.readers:
         remedy = "A reader is too slow, or has stopped: see the readers below. At the limit commits wait."
@@ -247,7 +250,7 @@ def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:
     for reader in snapshot.readers:
         name = f"reader {reader.name} of {snapshot.processor}"
         still_ms = snapshot.taken_ms - reader.updated_ms
-        text = f"{reader.lag_rows:,} rows behind, moved {still_ms // 1000:,} s ago"
+        text = f"{counted(reader.lag_rows, 'row')} behind, moved {still_ms // 1000:,} s ago"
         if not reader.updated_ms:
             text = "its position cannot be read, so the log is not trimmed"
         if reader.updated_ms and (still_ms < READER_STILL_MS or not reader.lag_rows):

@@ -36,6 +36,7 @@ from streamworker.redisio.admin.health import holders
 from streamworker.redisio.admin.repair import look
 from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
 from streamworker.redisio.wire.client import Backend
+from streamworker.tui.figures import counted
 
 
 def repair(
@@ -235,7 +236,7 @@ async def _do(backend: Backend, step: Step) -> str:
                 p for p in step.partitions if await changes.release_lock(backend, keys, p, facts.locks[p])
             ]
             end = await noted(step.action, released) if released else ""
-            return f"{_counted(len(released), len(step.partitions))}{end}"
+            return f"{_done(len(released), len(step.partitions))}{end}"
         case "repair log":
             (p,) = step.partitions
             is_done = await changes.mend_log(backend, keys, p, facts.locks[p])
@@ -244,8 +245,9 @@ async def _do(backend: Backend, step: Step) -> str:
             dropped = {p: await changes.trim_log(backend, keys, p, facts.locks[p]) for p in step.partitions}
             trimmed = [p for p, count in dropped.items() if count is not None]
             total = sum(count or 0 for count in dropped.values())
-            end = await noted(f"{step.action}: {total} entries", trimmed) if total else ""
-            return f"{_counted(len(trimmed), len(step.partitions))}; {total:,} entries dropped{end}"
+            entries = counted(total, "entry", "entries")
+            end = await noted(f"{step.action}: {entries}", trimmed) if total else ""
+            return f"{_done(len(trimmed), len(step.partitions))}; {entries} dropped{end}"
         case "drop damaged":
             return "done" if await changes.drop_damaged(backend, facts) else _CHANGED
         case "forget group":
@@ -255,5 +257,5 @@ async def _do(backend: Backend, step: Step) -> str:
             return f"{_CHANGED}: {len(gone)} of {len(step.partitions)} partitions are removed"
 
 
-def _counted(done: int, total: int) -> str:
+def _done(done: int, total: int) -> str:
     return "done" if done == total else f"{_CHANGED}: {total - done} of {total} partitions"

@@ -13,6 +13,7 @@ from streamworker.errors import CoordinationError
 from streamworker.redisio.admin.repair import Facts
 from streamworker.redisio.group.locks import LockView
 from streamworker.settings import Settings
+from streamworker.tui.figures import counted
 
 READER_RESTS_MS = 60_000
 """A reader that has moved within this time is not forgotten, even if an option names it."""
@@ -64,7 +65,8 @@ def plan_group(facts: Facts, settings: Settings) -> list[Step]:
     if free:
         owners = sorted({facts.locks[p].owner for p in free})
         why = f"held by {', '.join(owners)}: no member, and not connected"
-        steps.append(Step("release locks", facts, f"{len(free)} partitions", why, partitions=tuple(free)))
+        what = counted(len(free), "partition")
+        steps.append(Step("release locks", facts, what, why, partitions=tuple(free)))
     return steps
 
 
@@ -78,7 +80,7 @@ def plan_reader(facts: Facts, name: str) -> Step:
             remedy="Stop its query first, and run this again in a minute.",
         )
     behind = sum(max(0, lock.rows - position.rows.get(p, 0)) for p, lock in facts.locks.items())
-    why = f"still for {still_ms // 1000:,} s, {behind:,} rows behind"
+    why = f"still for {still_ms // 1000:,} s, {counted(behind, 'row')} behind"
     return Step("forget reader", facts, name, why, (name,))
 
 
@@ -93,7 +95,8 @@ def plan_log(facts: Facts) -> list[Step]:
     entries = sum(facts.log_lengths[p] for p in full)
     if not full:
         return []
-    return [Step("trim log", facts, f"{entries:,} entries", "no reader has registered", partitions=full)]
+    what = counted(entries, "entry", "entries")
+    return [Step("trim log", facts, what, "no reader has registered", partitions=full)]
 
 
 def plan_damaged(facts: Facts) -> list[Step]:
@@ -125,7 +128,7 @@ def plan_undeclared(facts: Facts, settings: Settings) -> Step:
             remedy="Stop its workers first.",
         )
     rows = sum(lock.rows for lock in facts.locks.values())
-    what = f"its position in the stream, its log ({rows:,} rows ever), dead letters and state"
+    what = f"its position in the stream, its log ({counted(rows, 'row')} ever), dead letters and state"
     why = "the app does not declare it, and no worker runs it"
     return Step("forget group", facts, what, why, partitions=tuple(facts.log_lengths))
 

@@ -16,6 +16,7 @@ from streamworker.redisio.wire.primaries import Answer, SentinelView
 from streamworker.redisio.wire.sentinel import SentinelTarget
 from streamworker.runtime.durability import check_durability
 from streamworker.settings import Settings
+from streamworker.tui.figures import counted
 from streamworker.urls import SENTINEL, host_and_port, kind_of
 
 CLOCK_DIFFERENCE_MAX_MS = 1_000
@@ -119,7 +120,7 @@ def _memory(info: ServerInfo) -> Check:
 def _role(info: ServerInfo) -> Check:
     if info.role == "slave":
         return fail("role", "a replica, which refuses writes", "Give the address of the primary.")
-    return ok("role", f"primary, followed by {info.replicas} replicas")
+    return ok("role", f"primary, followed by {counted(info.replicas, 'replica')}")
 
 
 def persistence(info: ServerInfo, settings: Mapping[str, str] | None) -> Check:

@@ -16,6 +16,7 @@ from streamworker.cli.workers.rendezvous import announced
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.core.text import printable_lines
 from streamworker.importing import Selection, resolve_processors
+from streamworker.tui.figures import counted
 from streamworker.variables import REDIS_URL_OVERRIDE
 
 TAIL_LINES = 20
@@ -90,7 +91,7 @@ def _run_all(
             children.start(f"worker w{number}", ["run", path, "--name", f"w{number}", *options])
         if spark:
             children.start("spark", ["spark", path, *options], is_worker=False)
-        say(f"Started {workers} workers{' and Spark' if spark else ''}.", error=True)
+        say(f"Started {counted(workers, 'worker')}{' and Spark' if spark else ''}.", error=True)
         if log_file is not None:
             show(selection, stopped=lambda: not children.running)
             say("Stopping: workers finish their batches.", error=True)

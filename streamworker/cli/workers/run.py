@@ -14,22 +14,8 @@ from streamworker.cli.workers.reload import run_reloading
 from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_processors
 
-
-class Loop(StrEnum):
-    """Event loops."""
-
-    AUTO = "auto"
-    ASYNCIO = "asyncio"
-    UVLOOP = "uvloop"
-
-
-class Level(StrEnum):
-    """Log levels."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+Loop = StrEnum("Loop", ["AUTO", "ASYNCIO", "UVLOOP"])
+Level = StrEnum("Level", ["DEBUG", "INFO", "WARNING", "ERROR"])
 
 
 class Format(StrEnum):

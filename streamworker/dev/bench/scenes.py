@@ -1,6 +1,5 @@
 """The scenes of ``streamworker bench``, and how their programs are measured."""
 
-import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from streamworker.dev.bench.figures import Figures, Report, figures_of
@@ -162,32 +161,21 @@ async def run_bench(
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> Report:
-    """Run some scenes on a server, and remove all keys of the bench.
+    """Run some of ``SCENES`` on a server, and remove all keys of the bench.
 
-    Parameters
-    ----------
-    url
-        URL of the server.
-    names
-        Keys of ``SCENES``.
-    runs, records, partitions
-        Number of runs of each program, of records in a run, and of partitions.
-    command
-        The command line that repeats the bench, for the report.
-    name
-        Name of the bench's app; random if None.
-    say, warn
-        Callbacks for progress messages, and for warnings about the figures.
+    ``command`` is the command line that repeats the bench, for the report; ``name`` the name of its app,
+    random if None; ``say`` and ``warn`` take progress messages, and warnings about the figures.
     """
     figures = {}
     async with open_ground(url, name, warn=warn) as ground:
         for scene in names:
-            bench = Bench(ground, runs, records, partitions, functools.partial(_say, say, scene))
+            bench = Bench(ground, runs, records, partitions, prefixed(say, scene))
             figures[scene] = await SCENES[scene](bench)
             await ground.remove_keys()
         machine = describe(await ground.server())
     return Report(machine=machine, figures=figures, runs=runs, command=command)
 
 
-def _say(say: Callable[[str], None], scene: str, text: str) -> None:
-    say(f"{scene}: {text}")
+def prefixed(say: Callable[[str], None], scene: str) -> Callable[[str], None]:
+    """Return a callback that names the scene before its progress messages."""
+    return lambda text: say(f"{scene}: {text}")
