@@ -14,8 +14,8 @@ from benchmarks.scenes.sending import latency, produce
 from benchmarks.scenes.spark import spark
 from benchmarks.scenes.upkeep import idle, memory, partitions
 from benchmarks.scenes.waiting import waiting
+from streamworker.dev.bench.figures import describe
 from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.machine import describe
 from streamworker.dev.bench.programs import WORKER, Program
 from streamworker.dev.bench.scenes import prefixed
 from streamworker.errors import StreamworkerError

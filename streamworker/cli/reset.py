@@ -27,6 +27,7 @@ from streamworker.redisio.data.streams import entries_up_to
 from streamworker.redisio.group.locks import move_checkpoint, read_lock
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import pairs_of
 from streamworker.tui.figures import counted
 
 
@@ -171,8 +172,7 @@ async def _last_entry(backend: Backend, events: str) -> EntryId:
         info = await backend.execute("XINFO", "STREAM", events)
     except BackendRefused:
         return ZERO  # The stream does not exist: no record was ever sent.
-    fields = dict(zip(info[::2], info[1::2], strict=True)) if isinstance(info, list) else info
-    return EntryId.parse(fields[b"last-generated-id"])
+    return EntryId.parse(pairs_of(info)[b"last-generated-id"])
 
 
 async def _move(backend: Backend, keys: GroupKeys, move: Move) -> None:

@@ -140,24 +140,12 @@ class Child:
         self._finish()
 
     def stop(self, timeout_s: float) -> bool:
-        """Send SIGTERM and wait; after ``timeout_s`` kill the process.
-
-        Returns
-        -------
-        bool
-            Whether the process ended without SIGKILL.
-        """
+        """Send SIGTERM and wait; after ``timeout_s`` kill the process. Return whether SIGTERM was enough."""
         self.terminate()
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the process ends; after ``timeout_s`` kill it.
-
-        Returns
-        -------
-        bool
-            Whether the process ended without SIGKILL.
-        """
+        """Wait until the process ends; after ``timeout_s`` kill it. Return whether it ended by itself."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -6,11 +6,10 @@ process that started them. :meth:`EmbeddedCluster.stop` removes all their files.
 
 import os
 import secrets
-import socket
 import time
 from typing import Self
 
-from streamworker.dev.server import EmbeddedServer, free_port
+from streamworker.dev.server import EmbeddedServer, Refused, ask, free_port
 from streamworker.errors import BackendUnavailable
 
 SLOTS = 16_384
@@ -21,31 +20,17 @@ NODE_TIMEOUT_MS = 1_500
 
 
 class ClusterNode(EmbeddedServer):
-    """One node; see :class:`EmbeddedServer`.
-
-    Parameters
-    ----------
-    password
-        Password of all nodes.
-    binary
-        The server to run.
-    node_timeout_ms
-        ``cluster-node-timeout``.
-    """
+    """One node; see :class:`EmbeddedServer`."""
 
     def __init__(self, password: str, binary: str | os.PathLike[str] | None, node_timeout_ms: int) -> None:
         super().__init__(binary=binary, port=0)
-        self._password = password
+        self.password = self._password = password
         self.node_timeout_ms = node_timeout_ms
         """What the node starts with as its ``cluster-node-timeout``."""
-        self._bus_port = 0
+        self.bus_port = 0
+        """Its port for the other nodes."""
         self.id = ""
         """Its id in the Cluster; empty before the Cluster is formed."""
-
-    @property
-    def password(self) -> str:
-        """The password of all nodes."""
-        return self._password
 
     @property
     def port(self) -> int:
@@ -53,19 +38,14 @@ class ClusterNode(EmbeddedServer):
         assert self._port is not None
         return self._port
 
-    @property
-    def bus_port(self) -> int:
-        """Its port for the other nodes."""
-        return self._bus_port
-
     def _config(self) -> str:
         if not self.id:
-            self._bus_port = free_port()
+            self.bus_port = free_port()
         lines = [
             "cluster-enabled yes",
             "cluster-config-file nodes.conf",
             f"cluster-node-timeout {self.node_timeout_ms}",
-            f"cluster-port {self._bus_port}",
+            f"cluster-port {self.bus_port}",
             "cluster-allow-replica-migration no",
             "cluster-replica-validity-factor 0",
             "repl-diskless-sync-delay 0",
@@ -74,27 +54,15 @@ class ClusterNode(EmbeddedServer):
         return super()._config() + "\n".join(lines) + "\n"
 
     def ask(self, *words: str | int) -> str:
-        """Run a command whose reply is one line or one text.
-
-        Raises
-        ------
-        BackendUnavailable
-            If the node does not answer, or answers with an error.
-        """
-        command = f"AUTH {self._password}\r\n{' '.join(map(str, words))}\r\n"
+        """Run a command whose reply is one line or one text; raise BackendUnavailable for an error."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
-                connection.sendall(command.encode())
-                with connection.makefile("rb") as answers:
-                    answers.readline()
-                    answer = answers.readline().decode().strip()
-                    if answer.startswith("$"):
-                        return answers.read(int(answer[1:])).decode()
+            return ask(("127.0.0.1", self.port), self._password, *words)
         except OSError as error:
             raise BackendUnavailable(f"A node of the embedded Cluster gave no answer: {error}.") from None
-        if answer.startswith("-"):
-            raise BackendUnavailable(f"A node of the embedded Cluster refused {words[:2]}: {answer[1:]}.")
-        return answer[1:]
+        except Refused as error:
+            raise BackendUnavailable(
+                f"A node of the embedded Cluster refused {words[:2]}: {error}."
+            ) from None
 
     def facts(self, *words: str) -> dict[str, str]:
         """Return the fields of the reply to a command such as ``INFO``."""
@@ -103,18 +71,7 @@ class ClusterNode(EmbeddedServer):
 
 
 class EmbeddedCluster:
-    """A Redis Cluster of embedded servers.
-
-    Parameters
-    ----------
-    primaries
-        Number of primaries, which share the slots evenly.
-    replicas
-        Number of replicas of each primary.
-    binary
-        The server to run; if None, :func:`find_server` finds one.
-    node_timeout_ms
-        Time without an answer after which the others consider a node failed.
+    """A Redis Cluster of embedded servers: primaries that share the slots evenly, each with its replicas.
 
     Examples
     --------
@@ -153,13 +110,7 @@ class EmbeddedCluster:
         return f"a Cluster of {self.version} on loopback ports: {kinds}; data is lost on exit"
 
     def start(self) -> Self:
-        """Start all nodes, form the Cluster, and wait until it serves every slot.
-
-        Raises
-        ------
-        BackendUnavailable
-            If it does not serve every slot in time.
-        """
+        """Start all nodes, form the Cluster, and wait until it serves every slot."""
         try:
             for node in self.nodes:
                 node.start()
@@ -178,10 +129,7 @@ class EmbeddedCluster:
     def wait_until_whole(self, timeout_s: float = FORM_TIMEOUT_S) -> None:
         """Wait until each node sees all slots served, and each replica follows its primary.
 
-        Raises
-        ------
-        BackendUnavailable
-            If this takes longer than ``timeout_s``.
+        Raise BackendUnavailable if this takes longer than ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         while not all(self._is_settled(node) for node in self.nodes):

@@ -88,29 +88,13 @@ def run_demo(
 ) -> int:
     """Run the demo; takes about a minute on two cores.
 
-    Parameters
-    ----------
-    json_output
-        Print one JSON object with the figures to stdout at the end, and all other output to stderr.
-    keep
-        Leave server, workers and Spark running after the checks, until Ctrl-C.
-    directory
-        Directory for tables and logs. None: a temporary directory, removed after a success.
-    flights, send_s
-        Number of flights to send, and seconds to send them in; for a shorter run.
-    cluster
-        Run on a Cluster of three primaries with a replica each, instead of one server.
+    With ``json_output`` one JSON object with the figures goes to stdout at the end, and all other output to
+    stderr. ``keep`` leaves server, workers and Spark running after the checks, until Ctrl-C. ``directory``
+    takes tables and logs; by default it is temporary, and removed after a success. ``flights`` sent in
+    ``send_s`` seconds make a shorter run.
 
-    Returns
-    -------
-    int
-        0 if the tables are exactly right and every rebalance happened, 1 if not, 130 if Ctrl-C
-        interrupted the demo.
-
-    Raises
-    ------
-    ConfigurationError
-        If this machine lacks the server or the data set.
+    The code is 0 if the tables are exactly right and every rebalance happened, 1 if not, and 130 if Ctrl-C
+    interrupted the demo. A ConfigurationError says that this machine lacks the server or the data set.
     """
     reporter = Reporter(json_output=json_output)
     where = Path(tempfile.mkdtemp(prefix="streamworker-demo-") if directory is None else directory).absolute()

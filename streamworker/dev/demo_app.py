@@ -8,7 +8,6 @@ It can be run like any other app::
 ``STREAMWORKER_REDIS_URL`` is the URL of Redis, ``STREAMWORKER_DEMO_DIR`` the directory of the tables.
 """
 
-import datetime as dt
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,23 +24,12 @@ PARTITIONS = 12
 TABLES = Path(os.environ.get("STREAMWORKER_DEMO_DIR", "streamworker-demo"))
 
 
-class Leg(msgspec.Struct, frozen=True):
+class Leg(Flight, frozen=True):
     """A forwarded flight, with its position in its partition."""
 
     partition: int
     position: int
     """Number of the flight in its partition, from 1; it continues when another worker takes over."""
-    scheduled: dt.datetime
-    day: dt.date
-    carrier: str
-    flight: int
-    tailnum: str | None
-    origin: str
-    dest: str
-    dep_delay: int | None
-    arr_delay: int | None
-    air_time: int | None
-    distance: int
     cancelled: bool
 
 
@@ -64,7 +52,7 @@ async def legs(batch: list[Flight], ctx: Context) -> list[Leg]:
             partition=ctx.partition,
             position=position,
             cancelled=flight.dep_delay is None,
-            **{name: getattr(flight, name) for name in Flight.__struct_fields__},
+            **msgspec.structs.asdict(flight),
         )
         for position, flight in enumerate(batch, start=before + 1)
     ]

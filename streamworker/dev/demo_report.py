@@ -21,12 +21,7 @@ STAGES = ("sent", "processed", "in Spark")
 class Reporter:
     """Prints progress bars to a terminal, and plain lines to other outputs.
 
-    Parameters
-    ----------
-    json_output
-        Print only one JSON object to stdout, and all other output to stderr.
-    console
-        A console to use instead, for tests.
+    With ``json_output`` only one JSON object goes to stdout, and all other output to stderr.
     """
 
     def __init__(self, *, json_output: bool = False, console: Console | None = None) -> None:

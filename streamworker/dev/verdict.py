@@ -90,18 +90,9 @@ def judge(
     after_ms: Mapping[int, int],
     seconds: float,
 ) -> Verdict:
-    """Compare Spark's tables with the data set.
+    """Compare Spark's tables, ``legs`` and ``delays``, with the data set in the order of sending.
 
-    Parameters
-    ----------
-    flights
-        The data set in the order of sending.
-    sent
-        Number of records whose sends Redis confirmed.
-    legs, delays
-        The two tables, with their rows in any order.
-    rebalances, after_ms, seconds
-        Values for the verdict.
+    ``sent`` counts the records whose sends Redis confirmed; the rows of the tables may have any order.
     """
     legs = _typed(legs, flights.schema)
     ranked = flights.append_column("rank", pa.array(range(flights.num_rows), pa.int64()))

@@ -22,10 +22,7 @@ KILL_AFTER_S = 5.0
 class Children:
     """The children of this process; a context manager that kills those still running at its end.
 
-    Parameters
-    ----------
-    log_file
-        File for the children's output; None for stdout and stderr of this process.
+    Their output goes to ``log_file``; if it is None, to stdout and stderr of this process.
     """
 
     def __init__(self, log_file: Path | None = None) -> None:

@@ -1,7 +1,6 @@
 """``streamworker run``: runs a worker."""
 
 from enum import StrEnum
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +29,7 @@ LogFormat = Annotated[Format, typer.Option("--log-format", help="Log lines for p
 
 
 def run(
+    context: typer.Context,
     app: AppPath,
     processor: Processors = None,
     name: Annotated[
@@ -84,7 +84,7 @@ def run(
     if tui or spark or reload:
         if reload and (tui or spark):
             raise typer.BadParameter("--reload cannot be combined with --tui or --spark.")
-        arguments = _arguments(app, processor, name, static_id, metrics_port, loop, log_level, log_format)
+        arguments = _arguments(context)
         if reload:
             raise typer.Exit(run_reloading(arguments))
         logging = ["--log-level", log_level, "--log-format", log_format]
@@ -106,28 +106,16 @@ def run(
     raise typer.Exit(code)
 
 
-def _arguments(
-    app: str,
-    processors: list[str] | None,
-    name: str | None,
-    static_id: str | None,
-    metrics_port: int | None,
-    loop: Loop,
-    log_level: Level,
-    log_format: Format,
-) -> list[str]:
-    """Return the arguments of the worker process that --tui, --spark and --reload start."""
-    options = [
-        ("--loop", loop),
-        ("--log-level", log_level),
-        ("--log-format", log_format),
-        *(("--processor", processor) for processor in processors or ()),
-        ("--name", name),
-        ("--static-id", static_id),
-        ("--metrics-port", metrics_port),
-    ]
-    given = [(option, str(value)) for option, value in options if value is not None]
-    return ["run", app, *chain.from_iterable(given)]
+def _arguments(context: typer.Context) -> list[str]:
+    """Return the arguments of the worker process that --tui, --spark and --reload start: all others."""
+    arguments = ["run", str(context.params["app"])]
+    for option in context.command.params:
+        if option.name in ("app", "tui", "spark", "reload", "log_file"):
+            continue
+        value = context.params[str(option.name)]
+        for each in value if isinstance(value, list | tuple) else [value]:
+            arguments += [option.opts[0], str(each)] if each is not None else []
+    return arguments
 
 
 def _with_children(

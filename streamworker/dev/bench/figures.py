@@ -1,7 +1,12 @@
-"""Figures of some runs, and the report that ``streamworker bench`` prints."""
+"""Figures of some runs, the machine that they are of, and the report that ``streamworker bench`` prints."""
 
+import os
+import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -39,18 +44,9 @@ class Figures:
 def figures_of(
     found: Mapping[str, Sequence[object]], field: str, unit: str, *, what: str = "{}"
 ) -> dict[str, Figures]:
-    """Return one field of all results as the figures of each program.
+    """Return one field of all results, by the name of the program, as the figures of each program.
 
-    Parameters
-    ----------
-    found
-        The results of each run, by the name of the program.
-    field
-        Attribute of the results.
-    unit
-        Unit of the field.
-    what
-        Name of the figures, with the name of the program as ``{}``.
+    ``what`` is the name of the figures, with the name of the program as ``{}``.
     """
     return {
         name: Figures(what.format(name), unit, tuple(getattr(run, field) for run in runs))
@@ -74,6 +70,34 @@ def compact(value: float) -> str:
 def machine_line(machine: Mapping[str, str]) -> str:
     """Return the machine and the versions in one line."""
     return ", ".join(f"{name} {value}" for name, value in machine.items())
+
+
+LIBRARIES = ("streamworker", "redis", "hiredis", "msgspec", "pyarrow", "uvloop", "pyspark")
+
+
+def describe(server: str, *, also: Sequence[str] = ()) -> dict[str, str]:
+    """Return the machine, the server (name and version) and the versions of the installed libraries."""
+    facts = {
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cpu": _cpu(),
+        "system": platform.platform(terse=True),
+        "load": f"{os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+        "server": server,
+    }
+    for name in (*LIBRARIES, *also):
+        with suppress(PackageNotFoundError):
+            facts[name] = version(name)
+    return facts
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
 
 
 COLUMNS = ("scene", "what", "median", "spread")

@@ -12,12 +12,14 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from itertools import cycle, islice
 
 from streamworker.dev.bench.task import payloads
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import groups_by_name, pairs_of
 from streamworker.variables import plaintext_allowed
 
 CALL_TIMEOUT_MS = 30_000
@@ -32,23 +34,15 @@ KEEPER = "bench-keeper"
 _NAME = re.compile(r"bench-[a-z0-9]{4,32}")
 
 
+@dataclass(frozen=True, slots=True)
 class Ground:
-    """A server, and the keys of one bench on it.
+    """A server, and the keys of one bench on it."""
 
-    Parameters
-    ----------
-    backend
-        The connection.
-    url
-        URL of the server; passed to the measured processes, never printed.
-    name
-        Name of the bench's app, a part of all keys.
-    """
-
-    def __init__(self, backend: Backend, url: str, name: str) -> None:
-        self.backend = backend
-        self.url = url
-        self.name = name
+    backend: Backend
+    url: str
+    """Passed to the measured processes, never printed."""
+    name: str
+    """Name of the bench's app, a part of all keys."""
 
     def keys(self, stream: str, partitions: int) -> list[str]:
         """Return the keys of a stream's partitions."""
@@ -99,16 +93,15 @@ class Ground:
         return [
             key
             for key, groups, info in zip(keys, answers[::2], answers[1::2], strict=True)
-            if _place_of(group, groups) != (_pairs(info)[b"last-generated-id"], 0)
+            if _place_of(group, groups) != (pairs_of(info)[b"last-generated-id"], 0)
         ]
 
     async def progress(self, keys: Sequence[str], group: str) -> list[object]:
         """Return a value that changes while entries are added to some streams, or read from them."""
         looks = [(("XLEN", key), ("XINFO", "GROUPS", key)) for key in keys]
         answers = await self.backend.pipeline([look for both in looks for look in both])
-        # For a stream that does not exist yet, XINFO GROUPS returns an error.
         return [
-            (length, None if isinstance(groups, Exception) else _place_of(group, groups))
+            (length, _place_of(group, groups))
             for length, groups in zip(answers[::2], answers[1::2], strict=True)
         ]
 
@@ -146,16 +139,10 @@ async def _keys(backend: Backend, app: str) -> AsyncIterator[list[bytes]]:
             return
 
 
-def _place_of(group: str, groups: Iterable[list[object]]) -> tuple[object, object] | None:
+def _place_of(group: str, groups: object) -> tuple[object, object] | None:
     """Return the last entry delivered to a group, and the number of its unacknowledged entries."""
-    for each in map(_pairs, groups):
-        if each[b"name"] == group.encode():
-            return each[b"last-delivered-id"], each[b"pending"]
-    return None
-
-
-def _pairs(flat: list[object]) -> dict[object, object]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+    found = groups_by_name(groups).get(group.encode())
+    return None if found is None else (found[b"last-delivered-id"], found[b"pending"])
 
 
 @asynccontextmanager
@@ -164,19 +151,8 @@ async def open_ground(
 ) -> AsyncIterator[Ground]:
     """Connect to the server for one bench, and remove the bench's keys at the end, also after a signal.
 
-    Parameters
-    ----------
-    url
-        URL of the server.
-    name
-        Name of the bench's app: ``bench-`` and letters or digits; random if None.
-    warn
-        Callback for a warning about a server that other clients keep busy.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name has another form, or keys of that name exist.
+    ``name`` is that of the bench's app, ``bench-`` and letters or digits, and random if None; it is refused
+    if it has another form, or if it has keys. ``warn`` is told of a server that other clients keep busy.
     """
     name = name or f"bench-{secrets.token_hex(5)}"
     if not _NAME.fullmatch(name):

@@ -1,8 +1,6 @@
 """Runs programs in turn, each as its own process, until the server has all acknowledgements."""
 
 import asyncio
-import functools
-import os
 import secrets
 import sys
 import tempfile
@@ -36,7 +34,6 @@ def worker(app: str) -> tuple[str, ...]:
 
 WORKER = worker("streamworker.dev.bench.worker:app")
 
-
 Told = TypeVar("Told", bound=msgspec.Struct)
 Result = TypeVar("Result")
 SomeProgram = TypeVar("SomeProgram", bound="Program")
@@ -48,24 +45,15 @@ class BenchFailed(StreamworkerError):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that handles the entries of a stream, or sends them.
-
-    Parameters
-    ----------
-    name
-        Name in the table.
-    command
-        Arguments for the Python interpreter.
-    mode
-        Mode of the program; each program defines its modes.
-    entries
-        Name of the stream that the program reads or fills.
-    """
+    """A program that handles the entries of a stream, or sends them."""
 
     name: str
     command: tuple[str, ...] = WORKER
+    """Arguments for the Python interpreter."""
     mode: str = "batch"
+    """Each program defines its modes."""
     entries: str = "events"
+    """Name of the stream that it reads or fills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +67,14 @@ class Timing:
 
 @dataclass(slots=True)
 class Bench:
-    """The settings of a scene: the server, the amount of work and the progress callback.
-
-    Parameters
-    ----------
-    ground
-        The server and the keys of the bench.
-    runs
-        Number of runs of each program.
-    records
-        Number of records in a run.
-    partitions
-        Number of partitions that hold the records, for all programs.
-    say
-        Callback for progress messages.
-    """
+    """The settings of a scene: the server, the amount of work and the callback for progress messages."""
 
     ground: Ground
     runs: int = 5
     records: int = 200_000
+    """Records in a run."""
     partitions: int = 1
+    """Partitions that hold the records, for all programs."""
     say: Callable[[str], None] = lambda _: None
 
     async def in_turn(
@@ -173,9 +149,13 @@ class Process:
 
     async def told(self, kind: type[Told], suffix: str = "", *, beside: "Process | None" = None) -> Told:
         """Wait for the result that the process writes to its file; fail if a process beside it fails."""
-        path = self.task.begun_path + suffix
-        await self._until(functools.partial(_is_there, path), "begun, or not ended", beside)
-        return _read(path, kind)
+        path = Path(self.task.begun_path + suffix)
+
+        async def is_there() -> bool:
+            return path.exists()  # noqa: ASYNC240 - a local file: takes microseconds
+
+        await self._until(is_there, "begun, or not ended", beside)
+        return msgspec.json.decode(path.read_bytes(), type=kind)  # noqa: ASYNC240 - as above
 
     async def done(self) -> None:
         """Wait until the server has the process's last acknowledgement."""
@@ -216,11 +196,3 @@ class Process:
             f"{self.name} has not {what}.",
             remedy=f"The end of its log:\n{self.child.log_tail() or '(empty)'}",
         )
-
-
-async def _is_there(path: str) -> bool:
-    return os.path.exists(path)  # noqa: ASYNC240, PTH110 - a local file: takes microseconds
-
-
-def _read(path: str, kind: type[Told]) -> Told:
-    return msgspec.json.decode(Path(path).read_bytes(), type=kind)

@@ -16,15 +16,7 @@ from streamworker.testing import local_worker, quiet_logs
 
 
 class Rows:
-    """One way to send and handle rows.
-
-    Parameters
-    ----------
-    task
-        The task; its mode is ``columns`` or ``records``.
-    stream
-        Name of a stream that nothing else uses.
-    """
+    """One way, the task's mode ``columns`` or ``records``, to send and handle rows on a stream of its own."""
 
     def __init__(self, task: Task, stream: str) -> None:
         self.app = App(task.app, redis_url=task.url)

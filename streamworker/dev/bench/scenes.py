@@ -2,9 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from streamworker.dev.bench.figures import Figures, Report, figures_of
+from streamworker.dev.bench.figures import Figures, Report, describe, figures_of
 from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.machine import describe
 from streamworker.dev.bench.programs import Bench, Program, SomeProgram, Timing
 from streamworker.dev.bench.task import FIRST, Begun, Delays, RowRates, Sent, payloads
 
@@ -41,17 +40,7 @@ async def sending(bench: Bench, senders: Sequence[Program]) -> dict[str, list[Se
 async def handling(
     bench: Bench, programs: Sequence[SomeProgram], keys: Mapping[str, list[str]]
 ) -> dict[str, list[Timing]]:
-    """Let each program handle all entries.
-
-    Parameters
-    ----------
-    bench
-        The settings.
-    programs
-        The programs.
-    keys
-        The filled streams that the programs read, by the programs' ``entries``.
-    """
+    """Let each program handle all entries; ``keys`` are the filled streams by the programs' ``entries``."""
     return await bench.in_turn(programs, lambda each: bench.handled(each, keys[each.entries]))
 
 
@@ -70,15 +59,7 @@ async def rows_and_records(bench: Bench) -> dict[str, list[RowRates]]:
 
 
 async def delays(bench: Bench, senders: Mapping[Program, Program]) -> dict[str, list[Delays]]:
-    """Measure the time from a send to the handler at a steady rate.
-
-    Parameters
-    ----------
-    bench
-        The settings.
-    senders
-        For each reader the program that sends to it.
-    """
+    """Measure the time from a send to the handler at a steady rate; ``senders`` has a sender by reader."""
     count = min(bench.records, PER_S * SECONDS_MAX)
 
     async def delay(reader: Program) -> Delays:

@@ -120,15 +120,7 @@ FIRST = ".first"
 
 
 class DelayTally:
-    """Collects the delays of records, and writes their percentiles after the last record.
-
-    Parameters
-    ----------
-    path
-        File for the result.
-    records
-        Number of records.
-    """
+    """Collects the delays of records, and writes their percentiles to a file after the last record."""
 
     def __init__(self, path: str, records: int) -> None:
         self._path = path
@@ -148,13 +140,7 @@ class DelayTally:
 
 
 class Pace:
-    """A steady rate of sends; late records are sent at once.
-
-    Parameters
-    ----------
-    per_s
-        Records a second.
-    """
+    """A steady rate of sends, in records a second; late records are sent at once."""
 
     def __init__(self, per_s: int) -> None:
         self._step_s = 1 / per_s
