@@ -34,24 +34,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: streamworker compared with another program.
-
-    Parameters
-    ----------
-    scene
-        Name of the measurement, the key in ``ratios.json``.
-    what
-        Description of the measurement.
-    ours, against
-        Figures of adjacent runs: the first of ``ours`` ran next to the first of ``against``.
-    target
-        The target of the ratio.
-    """
+    """One line of the table: streamworker compared with another program."""
 
     scene: str
+    """Name of the measurement, the key in ``ratios.json``."""
     what: str
     ours: Figures
     against: Figures
+    """Of adjacent runs: the first of ``ours`` ran next to the first of these."""
     target: Target | None = None
 
     @property

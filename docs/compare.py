@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from rebalance_picture import draw
-from benchmarks.rebalances.changes import Story, tell
+from benchmarks.rebalances.changes import Rebalances, Story, tell
 from streamworker.dev.server import EmbeddedServer
 
 IMAGES = Path(__file__).parent / "images"
@@ -88,7 +88,7 @@ def main(names: list[str]) -> None:
         protocol, assignment, timeout_s = WAYS[name]
         with EmbeddedServer() as server:
             story = asyncio.run(
-                tell(server.url, protocol=protocol, assignment=assignment, timeout_s=timeout_s)
+                tell(Rebalances(server.url, protocol=protocol, assignment=assignment, timeout_s=timeout_s))
             )
         figures = {
             "start_ms": story.start_ms,

@@ -30,13 +30,7 @@ class RowByRowSource(DataSource):
 
 
 class RowByRowReader(DataSourceReader):
-    """Splits the record batches of streamworker's reader into rows.
-
-    Parameters
-    ----------
-    reader
-        Streamworker's reader.
-    """
+    """Splits the record batches of streamworker's reader into rows."""
 
     def __init__(self, reader: LogBatchReader) -> None:
         self._reader = reader

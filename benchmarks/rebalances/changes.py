@@ -51,24 +51,10 @@ EVEN = 1
 
 
 class Rebalances:
-    """A measured group; an async context manager.
+    """A measured group; an async context manager. Its keys begin with ``name``, and are removed at the end.
 
-    Parameters
-    ----------
-    url
-        The server. All keys have their own app name, and are removed at the end.
-    protocol, assignment
-        Protocol and assignment of the group.
-    partitions
-        Number of partitions.
-    per_second
-        Records a second for each partition during :meth:`load`.
-    settle_s
-        The group counts as settled when no lock has changed its owner for this time.
-    timeout_s
-        How long to wait for balance.
-    name
-        Name of the app, with which all its keys begin; generated if None.
+    Each partition gets ``per_second`` records during :meth:`load`. The group counts as settled when no lock
+    has changed its owner for ``settle_s``; balance is waited for for ``timeout_s``.
     """
 
     def __init__(
@@ -83,7 +69,7 @@ class Rebalances:
         timeout_s: float = 120.0,
         name: str | None = None,
     ) -> None:
-        self.protocol, self.partitions = protocol, partitions
+        self.protocol, self.assignment, self.partitions = protocol, assignment, partitions
         self.commits: dict[int, list[Commit]] = {p: [] for p in range(partitions)}
         """The commits of each partition, which :meth:`read_commits` reads."""
         self.acts: list[tuple[str, str, int]] = []
@@ -194,10 +180,7 @@ class Rebalances:
     async def rest(self, timeout_s: float | None = None) -> tuple[list[Held], bool]:
         """Wait until live workers hold all locks in even shares and no lock changes its owner.
 
-        Returns
-        -------
-        tuple
-            The locks, and whether this happened within the timeout.
+        Return the locks, and whether this happened within the timeout.
         """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         before, since = await self.look(), time.monotonic()
@@ -258,20 +241,10 @@ class Rebalances:
         is_loaded: bool = True,
         before_s: float | None = None,
     ) -> Change:
-        """Let a worker join, leave or die, and return the measurement.
+        """Let a worker join, leave or die (``death``), and return the measurement.
 
-        Parameters
-        ----------
-        what
-            ``join``, ``leave`` or ``death``.
-        who
-            The worker.
-        quiet_s
-            How long to observe the group before the change.
-        is_loaded
-            Whether :meth:`load` is active. If not, commands are counted instead of pauses.
-        before_s
-            How long to wait for balance before the change; ``timeout_s`` if None.
+        The group is observed for ``quiet_s`` before the change; balance is waited for for ``before_s``, or as
+        after it. Unless :meth:`load` is active, commands are counted instead of pauses.
         """
         locks, _ = await self.rest(before_s)
         workers = len(self._live)
@@ -368,41 +341,21 @@ class Story:
 
 
 async def tell(
-    url: str,
+    measured: Rebalances,
     *,
-    protocol: str = "membership",
-    assignment: str = "range",
     workers: int = 8,
-    partitions: int = 256,
-    per_second: float = 4.0,
-    timeout_s: float = 120.0,
     count: bool = True,
-    name: str | None = None,
     say: Callable[[Change], None] = lambda _: None,
 ) -> Story:
     """Let workers start, one more join, one leave and one be killed, under load; measure each.
 
-    Parameters
-    ----------
-    count
-        Whether to measure a join and a leave without load first, to count commands.
-    name
-        Name of the app, with which all keys begin; generated if None.
-    say
-        Called with each :class:`Change` after its measurement.
+    With ``count`` a join and a leave are measured without load first, to count commands. ``say`` is called
+    with each :class:`Change` after its measurement.
     """
     names = [f"w{number}" for number in range(workers + 1 + count)]
     first, spare = names[:workers], names[workers:]
     changes: list[Change] = []
-    async with Rebalances(
-        url,
-        protocol=protocol,
-        assignment=assignment,
-        partitions=partitions,
-        per_second=per_second,
-        timeout_s=timeout_s,
-        name=name,
-    ) as scene:
+    async with measured as scene:
         await scene.prepare(*names)
         begun_ms = await scene.join(*first)
         locks, is_even = await scene.rest()
@@ -423,10 +376,10 @@ async def tell(
             await measure("leave", first[1], is_loaded=True)
             await measure("death", first[2], is_loaded=True)
         return Story(
-            protocol,
-            assignment,
+            scene.protocol,
+            scene.assignment,
             workers,
-            partitions,
+            scene.partitions,
             start_ms,
             at_rest,
             tuple(changes),

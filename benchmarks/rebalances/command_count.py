@@ -32,11 +32,6 @@ class CommandCount:
     """Counts commands during an ``async with`` block; without a URL it counts nothing.
 
     MONITOR makes each command slower: do not measure times in the block.
-
-    Parameters
-    ----------
-    url
-        The server.
     """
 
     def __init__(self, url: str | None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row
-from benchmarks.rebalances.changes import Story, tell
+from benchmarks.rebalances.changes import Rebalances, Story, tell
 from benchmarks.rebalances.facts import Change
 from benchmarks.scenes.upkeep import within
 from streamworker.dev.bench.figures import Figures
@@ -19,16 +19,9 @@ HANDOVER_MS_MAX = 100.0
 
 
 async def rebalance(contest: Contest, *, workers: int = WORKERS, partitions: int = PARTITIONS) -> list[Row]:
-    """Let workers join, leave and die under a light load, in a new group for each round.
+    """Let one of three workers or more join, leave and die under a light load, in a new group for each round.
 
-    Parameters
-    ----------
-    contest
-        The settings of the scene; its records and partitions are not used.
-    workers
-        Number of workers before the changes; three or more.
-    partitions
-        Number of partitions of the group.
+    The records and partitions of the contest are not used.
     """
     stories = []
     for run in range(contest.runs):
@@ -36,10 +29,8 @@ async def rebalance(contest: Contest, *, workers: int = WORKERS, partitions: int
         contest.say(f"{at}: starting {workers + 1} workers")
         stories.append(
             await tell(
-                contest.ground.url,
-                name=contest.ground.name,
+                Rebalances(contest.ground.url, name=contest.ground.name, partitions=partitions),
                 workers=workers,
-                partitions=partitions,
                 count=False,
                 say=functools.partial(_say, contest, at),
             )
@@ -52,13 +43,7 @@ def _say(contest: Contest, at: str, change: Change) -> None:
 
 
 def rows_of(stories: Sequence[Story]) -> list[Row]:
-    """Return the rows of the table for some rounds.
-
-    Raises
-    ------
-    BenchFailed
-        If a round has no figure, for example because the group did not balance in time.
-    """
+    """Return the rows of the table for some rounds; refuse a round without a figure."""
     of_each = {what: [_change(story, what) for story in stories] for what in BALANCE_MS_MAX}
     return [row for what, changes in of_each.items() for row in _rows_of(what, changes)]
 

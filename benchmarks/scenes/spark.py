@@ -35,16 +35,9 @@ POLL_S = 0.2
 
 
 async def spark(contest: Contest, *, session: "Session | None" = None, batches: int = BATCHES) -> list[Row]:
-    """Measure Spark on the acked log of a worker, in one Spark session.
+    """Measure Spark on the acked log of a worker, in one Spark session; by default in one of its own.
 
-    Parameters
-    ----------
-    contest
-        The settings of the scene.
-    session
-        The session; if None, the function starts one and stops it at the end.
-    batches
-        Number of measured micro-batches of a run.
+    ``batches`` is the number of measured micro-batches of a run.
     """
     if not contest.has("pyspark", "spark"):
         return []

@@ -31,16 +31,14 @@ def story(
 ) -> Story:
     """Tell a story on a server of its own, and print what it came to."""
     with EmbeddedServer() as server:
-        told = asyncio.run(
-            tell(
-                server.url,
-                protocol=protocol,
-                assignment=assignment,
-                workers=workers,
-                partitions=partitions,
-                per_second=per_second,
-            )
+        scene = Rebalances(
+            server.url,
+            protocol=protocol,
+            assignment=assignment,
+            partitions=partitions,
+            per_second=per_second,
         )
+        told = asyncio.run(tell(scene, workers=workers))
     print(f"{protocol}: start {told.start_ms} ms, at rest {told.at_rest:.1f} commands/s")
     for change in told.changes:
         print(change)
