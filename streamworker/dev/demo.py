@@ -35,8 +35,7 @@ from streamworker.dev.timeline import Timeline
 from streamworker.dev.verdict import judge
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.data.streams import declare
-from streamworker.redisio.group.readers import positions
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 
@@ -101,7 +100,7 @@ def run_demo(
     where.mkdir(parents=True, exist_ok=True)
     code = 1
     try:
-        with EmbeddedCluster() if cluster else EmbeddedServer() as server, reporter:
+        with EmbeddedCluster() if cluster else EmbeddedServer() as server:
             demo = _Demo(server, reporter, where, keep=keep, limit=flights, send_s=send_s)
             try:
                 code = 0 if asyncio.run(demo.run()) else 1
@@ -215,21 +214,12 @@ class _Demo:
     async def _spark_runs(self, app: Any, backend: Backend) -> None:
         """Wait until both pipelines read, so that the tables grow while workers start and end."""
         stream = app.streams["flights"].spec
-        keys = GroupKeys(app.name, stream.name, "legs")
         # No producer or worker has started yet, so none has declared the stream.
         await declare(backend, StreamKeys(app.name, stream.name), stream.partitions, stream.codec)
-        known: set[str] = set()
-        looking = asyncio.create_task(self._watch_readers(backend, keys, known))
-        try:
-            await self._until("Spark ran both pipelines", lambda: len(known) >= len(app.pipelines), looking)
-        finally:
-            looking.cancel()
-        self._say("Spark runs both pipelines")
-
-    async def _watch_readers(self, backend: Backend, keys: GroupKeys, known: set[str]) -> None:
-        while True:
-            known.update(await positions(backend, keys))
+        while len((await self._look(app, backend)).readers) < len(app.pipelines):
+            self._check("Spark ran both pipelines")
             await asyncio.sleep(SAMPLE_S)
+        self._say("Spark runs both pipelines")
 
     def _do(self, act: Act) -> None:
         self._say(f"{act.worker} {act.text}")
@@ -305,15 +295,17 @@ class _Demo:
             for task in tasks:
                 if task.done():
                     task.result()
-            for name, child in self.children.items():
-                if not child.running and name not in self.gone:
-                    raise _GaveUp(
-                        f"{name} ended with code {child.exit_code}. Its log ends:\n{child.log_tail()}"
-                    )
-            if self._now_s() > TIMEOUT_S:
-                logs = "\n".join(f"--- {name}\n{child.log_tail(8)}" for name, child in self.children.items())
-                raise _GaveUp(f"Timeout: waited until {what}.\n{logs}")
+            self._check(what)
             await asyncio.sleep(0.1)
+
+    def _check(self, what: str) -> None:
+        """Give up waiting for something after the timeout, or when a child has ended."""
+        for name, child in self.children.items():
+            if not child.running and name not in self.gone:
+                raise _GaveUp(f"{name} ended with code {child.exit_code}. Its log ends:\n{child.log_tail()}")
+        if self._now_s() > TIMEOUT_S:
+            logs = "\n".join(f"--- {name}\n{child.log_tail(8)}" for name, child in self.children.items())
+            raise _GaveUp(f"Timeout: waited until {what}.\n{logs}")
 
     def _has_sent(self, count: float) -> bool:
         return self.sent >= count

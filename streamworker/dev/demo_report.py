@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -30,12 +29,6 @@ class Reporter:
         self._progress: Progress | None = None
         self._bars: list[TaskID] = []
         self._next_line_s = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def say(self, text: str) -> None:
         """Print a line."""

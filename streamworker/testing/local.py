@@ -28,6 +28,7 @@ from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import pairs_of
 from streamworker.runtime.send.producers import Producers
 from streamworker.runtime.worker import Worker
 from streamworker.testing.memory import MemoryServer, is_in_memory
@@ -168,25 +169,21 @@ class LocalWorker:
 
         Workers may have trimmed rows that every reader has read.
         """
-        spec = self._spec(processor)
-        keys = GroupKeys(spec.stream.app, spec.stream.name, spec.name)
-        stored = await self._backend.execute("HGETALL", keys.schemas)
+        keys, partitions = self._place(processor)
+        stored = pairs_of(await self._backend.execute("HGETALL", keys.schemas))
         schemas = {
-            name.decode(): deserialize_schema(value)
-            for name, value in zip(stored[::2], stored[1::2], strict=True)
-            if name != CURRENT
+            name.decode(): deserialize_schema(value) for name, value in stored.items() if name != CURRENT
         }
         rows: list[dict[str, Any]] = []
-        for partition in range(spec.stream.partitions):
+        for partition in partitions:
             for entry in await self._entries(keys.acked(partition)):
                 rows += decode_entry(entry.id, entry.fields, schemas).to_pylist()
         return rows
 
     async def dead_letters(self, processor: ProcessorName) -> list[StoredLetter]:
         """Return the records that a processor gave up on, by partition, oldest first."""
-        spec = self._spec(processor)
-        keys = GroupKeys(spec.stream.app, spec.stream.name, spec.name)
-        return await list_dead(self._backend, keys, range(spec.stream.partitions), count=DEAD_LETTERS_MAX)
+        keys, partitions = self._place(processor)
+        return await list_dead(self._backend, keys, partitions, count=DEAD_LETTERS_MAX)
 
     async def _entries(self, key: str) -> list[Entry]:
         found: list[Entry] = []
@@ -203,14 +200,16 @@ class LocalWorker:
         finally:
             self._ended.set()
 
-    def _spec(self, processor: ProcessorName) -> ProcessorSpec:
+    def _place(self, processor: ProcessorName) -> tuple[GroupKeys, range]:
+        """Return the keys of a processor's group, and the partitions of its stream."""
         name = processor if isinstance(processor, str) else processor.name
         if name not in self._specs:
             raise ConfigurationError(
                 f"This worker does not run a processor {name!r}.",
                 remedy=f"It runs: {', '.join(self._specs)}.",
             )
-        return self._specs[name]
+        stream = self._specs[name].stream
+        return GroupKeys(stream.app, stream.name, name), range(stream.partitions)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import pairs_of
 from streamworker.tui.figures import counted
 
 READER_STILL_MS = 600_000
@@ -209,7 +210,7 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
 def _schema(snapshot: GroupSnapshot, key: str, flat: Sequence[bytes], interval_ms: int) -> Check:
     from streamworker.redisio.data.schemas import CURRENT  # loads pyarrow
 
-    name, stored = f"schema of {snapshot.processor}", dict(zip(flat[::2], flat[1::2], strict=True))
+    name, stored = f"schema of {snapshot.processor}", pairs_of(flat)
     if stored.get(CURRENT) in stored:
         return ok(name, f"{len(stored) - 1} stored")
     if not any(view.epoch for view in snapshot.partitions):
