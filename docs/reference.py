@@ -86,7 +86,9 @@ def _section(command: Command) -> Iterator[str]:
         else:
             yield paragraph
         yield ""
-    rows = [row for row in map(_row, inspect.signature(command.function).parameters.values()) if row]
+    parameters = inspect.signature(command.function).parameters.values()
+    # What is not annotated with an option or argument, a typer.Context, is not the user's to give.
+    rows = [_row(parameter) for parameter in parameters if get_args(parameter.annotation)]
     if rows:
         yield "| argument | means |"
         yield "|---|---|"
@@ -95,11 +97,9 @@ def _section(command: Command) -> Iterator[str]:
 
 
 def _row(parameter: inspect.Parameter) -> str:
-    """Return the line for one argument or option; empty for a hidden one."""
+    """Return the line for one argument or option."""
     kind, *extras = get_args(parameter.annotation)
     info = next(extra for extra in extras if isinstance(extra, OptionInfo | ArgumentInfo))
-    if info.hidden:
-        return ""
     text = info.help or ""
     if isinstance(info, ArgumentInfo):
         return _line(info.metavar or parameter.name.upper(), text)

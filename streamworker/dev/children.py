@@ -14,7 +14,7 @@ from pathlib import Path
 
 _END_WITH_US = """
 seconds=$1 folder=$2; shift 2
-((read -r _; kill -TERM $$; [ -z "$folder" ] || rm -rf -- "$folder"
+( (read -r _; kill -TERM $$; [ -z "$folder" ] || rm -rf -- "$folder"
 while kill -0 $$ && [ "$seconds" -gt 0 ]; do seconds=$((seconds - 1)); sleep 1; done; kill -KILL 0
 ) <&3 >/dev/null 2>&1 &)
 exec "$@" 3<&-
