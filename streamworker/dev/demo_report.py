@@ -23,9 +23,9 @@ class Reporter:
     With ``json_output`` only one JSON object goes to stdout, and all other output to stderr.
     """
 
-    def __init__(self, *, json_output: bool = False, console: Console | None = None) -> None:
+    def __init__(self, *, json_output: bool) -> None:
         self._json = json_output
-        self._console = console or Console(stderr=json_output, highlight=False)
+        self._console = Console(stderr=json_output, highlight=False)
         self._progress: Progress | None = None
         self._bars: list[TaskID] = []
         self._next_line_s = 0.0

@@ -117,7 +117,7 @@ async def watch(
     targets: Sequence[Target],
     take: Take,
     *,
-    console: Console | None = None,
+    console: Console,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
     """Show the live view until the user presses ``q`` or ``stopped()`` returns true.
@@ -126,7 +126,6 @@ async def watch(
     later. The terminal is always restored.
     """
     viewer = Viewer(targets)
-    console = console or Console()
     with (
         _raw_keys() as keyboard,
         Live(console=console, screen=True, auto_refresh=False, transient=True) as live,
