@@ -310,8 +310,6 @@ def schema_changes(old: pa.Schema, new: pa.Schema) -> list[str]:
     Other changes need a new log: a removed field, another type, a new field that is not nullable, and a
     field that becomes nullable.
 
-    Examples
-    --------
     >>> schema_changes(pa.schema({"n": pa.int64()}), pa.schema({"n": pa.string()}))
     ["field 'n' was int64 and is string"]
     """

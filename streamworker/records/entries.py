@@ -26,8 +26,6 @@ class Entries(Sequence[Entry]):
     sizes
         For each entry, the bytes of all its field names and values.
 
-    Examples
-    --------
     >>> entries = Entries.of([[b"5-0", [b"v", b"{}"]], [b"5-1", [b"v", b"[1]"]]])
     >>> entries[1].id, entries[1].fields, entries.size
     (EntryId(ms=5, seq=1), {b'v': b'[1]'}, 7)

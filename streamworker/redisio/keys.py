@@ -29,8 +29,6 @@ def check_name(kind: str, name: str) -> str:
     ``kind`` says in the message what has the name, such as ``"app"``. A name has 1 to 64 ASCII letters,
     digits, ``_``, ``.`` and ``-``, the first a letter or digit.
 
-    Examples
-    --------
     >>> check_name("app", "shop")
     'shop'
     """
@@ -54,8 +52,6 @@ def whole(value: bytes | str) -> int | None:
 
     Python's own ``int`` accepts signs, blanks and digits of any script, and raises for 5,000 digits.
 
-    Examples
-    --------
     >>> whole(b"12"), whole(b"-1"), whole("²")
     (12, None, None)
     """
@@ -67,8 +63,6 @@ def partitions_in(value: bytes | None) -> int:
 
     It refuses a number with which no stream can be declared: callers send commands for each partition.
 
-    Examples
-    --------
     >>> partitions_in(b"16"), partitions_in(None)
     (16, 0)
     """
@@ -87,8 +81,6 @@ def partitions_in(value: bytes | None) -> int:
 class StreamKeys:
     """Keys of one stream, for all of its partitions.
 
-    Examples
-    --------
     >>> StreamKeys("shop", "orders").events(3)
     'sw:{shop.orders.3}:events'
     """
@@ -125,8 +117,6 @@ class StreamKeys:
 class GroupKeys(StreamKeys):
     """Keys of one group, which is a processor on a stream, and of that stream.
 
-    Examples
-    --------
     >>> keys = GroupKeys("shop", "orders", "price")
     >>> keys.lock(3), keys.members
     ('sw:{shop.orders.3}:lock:price', 'sw:{shop.orders:price}:members')
@@ -213,7 +203,18 @@ class KeyRow(NamedTuple):
     key: str
     type: str
     holds: str
-    example: str
+
+    def named(self, app: str, stream: str, group: str, partition: int = 0, producer: str = "") -> str:
+        """Return the key of this kind for these names."""
+        tag, brace, kind = self.key.partition("}")
+        names = {"app": app, "stream": stream, "GROUP": group, "P": str(partition)}
+        where = "".join(names.get(part, part) for part in re.split(r"([{.:])", tag))
+        return f"{where}{brace}{kind.replace('GROUP', group).replace('ID', producer)}"
+
+    @property
+    def example(self) -> str:
+        """A key of this kind."""
+        return self.named("shop", "orders", "price", 3, "4f1c2a")
 
     @property
     def kind(self) -> str:
@@ -226,28 +227,24 @@ SHARED: tuple[KeyRow, ...] = (
         "sw:{app.stream}:stream",
         "hash",
         "How the stream is declared: app, stream, partitions, codec, created_at (ms).",
-        "sw:{shop.orders}:stream",
     ),
     KeyRow(
         "sw:{app.stream.P}:events",
         "stream",
         "Entries of partition P: field `v` is the payload and `h.<name>` are headers; or plain fields. "
         "Before them, `sw:replayed-for` names the group of a dead letter that was replayed.",
-        "sw:{shop.orders.3}:events",
     ),
     KeyRow(
         "sw:{app.stream.P}:producer:ID",
         "string, expires after an hour",
         "Number and last entry id of each of the producer's last two sends, so that a repeated send writes "
         "nothing; and the number before them.",
-        "sw:{shop.orders.3}:producer:4f1c2a",
     ),
     KeyRow(
         "sw:{app.stream.P}:groups",
         "hash",
         "Name of each group whose lock trimming asks, to the number of entries that others had deleted when "
         "its count was last compared with the stream; `#trimmed` counts the entries that trimming dropped.",
-        "sw:{shop.orders.3}:groups",
     ),
     KeyRow(
         "sw:{app.stream.P}:lock:GROUP",
@@ -255,38 +252,32 @@ SHARED: tuple[KeyRow, ...] = (
         "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; tail, the last "
         "entry of the log by rows, source id and epoch; gone, where others deleted entries before the group "
         "had committed them; wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires.",
-        "sw:{shop.orders.3}:lock:price",
     ),
     KeyRow(
         "sw:{app.stream.P}:acked:GROUP",
         "stream",
         "The acked log: one Arrow record batch an entry, whose id is the rows of the log up to it.",
-        "sw:{shop.orders.3}:acked:price",
     ),
     KeyRow(
         "sw:{app.stream.P}:copy:GROUP",
         "stream",
         "During a repair of an acked log that another program wrote to: a copy of what is committed in it, "
         "which takes its place.",
-        "sw:{shop.orders.3}:copy:price",
     ),
     KeyRow(
         "sw:{app.stream.P}:dead:GROUP",
         "stream",
         "Dead letters: id, error, attempts, at (ms), by, and the entry's own fields as `f.<name>`.",
-        "sw:{shop.orders.3}:dead:price",
     ),
     KeyRow(
         "sw:{app.stream.P}:state:GROUP",
         "hash",
         "Keyed state that the processor saved with its commits.",
-        "sw:{shop.orders.3}:state:price",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:members",
         "string",
         "The membership document, JSON: generation, members, owners of the partitions.",
-        "sw:{shop.orders:price}:members",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:damaged",
@@ -294,37 +285,31 @@ SHARED: tuple[KeyRow, ...] = (
         "A damaged value that workers found in place of the membership document, and quarantined: the last "
         "one, of a string the first 64 KiB; or in place of the heartbeats, while there is none yet. "
         "`streamworker repair APP --drop-damaged GROUP` removes it.",
-        "sw:{shop.orders:price}:damaged",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:control",
         "stream",
         "Control messages, about the last 10,000; also the record of rebalances.",
-        "sw:{shop.orders:price}:control",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:beats",
         "hash",
         "Member id to its last heartbeat: server ms, client id, run id of the server, load.",
-        "sw:{shop.orders:price}:beats",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:loads",
         "hash",
         'With `assignment="weighted"`: member id to `partition:load,...` as it last measured; `-` for none.',
-        "sw:{shop.orders:price}:loads",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:readers",
         "hash",
         "Name of a reader of the acked logs to its positions, JSON; they guard trimming.",
-        "sw:{shop.orders:price}:readers",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:schemas",
         "hash",
         "Fingerprint to Arrow schema of the acked logs; `current` names the newest. Workers restore theirs.",
-        "sw:{shop.orders:price}:schemas",
     ),
 )
 """What is kept under every protocol; ``group.protocols`` adds the rest."""

@@ -4,11 +4,14 @@ A script's header names its KEYS, its ARGV and its replies. Scripts reply with c
 replies, so that a refusal of the protocol differs from a refusal of the server. The remaining errors
 are the server's own: out of memory, read only, no permission.
 
-A script names the parts that it shares with others in its first line, ``-- uses: types ids``. The
-parts are put in front of the script's text, since Redis has no include.
+``parts/common.lua`` stands in front of each script, and so do the parts that a script or a part names in its
+first line, ``-- uses: ids groups``, since Redis has no include. So does the check of the types that the
+header gives to KEYS: Redis does not roll back a script that fails half-way. A script that must check them in
+another way calls ``wrong_type`` itself.
 """
 
 import hashlib
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 from streamworker.errors import BackendRefused
 
 _USES = "-- uses:"
+_TYPE = re.compile(r"\((hash|stream|string|any)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +32,35 @@ class Script:
 
 
 def load(name: str) -> Script:
-    """Read a script and the parts that it uses."""
-    folder = files("streamworker.redisio") / "lua"
-    body = (folder / f"{name}.lua").read_text("utf-8")
-    first = body.partition("\n")[0]
-    parts = first.removeprefix(_USES).split() if first.startswith(_USES) else []
-    text = "\n".join([*((folder / "parts" / f"{part}.lua").read_text("utf-8") for part in parts), body])
+    """Read a script, with its parts and the check of its keys' types in front."""
+    body = _read(name)
+    parts: list[str] = []
+    _gather("parts/common", parts)
+    _gather(name, parts)
+    text = "\n".join([*map(_read, parts[:-1]), *_type_check(body), body])
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def _read(name: str) -> str:
+    return (files("streamworker.redisio") / "lua" / f"{name}.lua").read_text("utf-8")
+
+
+def _gather(name: str, parts: list[str]) -> None:
+    """Add a file to ``parts``, after all files that it uses."""
+    first = _read(name).partition("\n")[0]
+    for used in first.removeprefix(_USES).split() if first.startswith(_USES) else ():
+        if f"parts/{used}" not in parts:
+            _gather(f"parts/{used}", parts)
+    parts.append(name)
+
+
+def _type_check(body: str) -> list[str]:
+    keys = body[body.index("-- KEYS") :].partition("-- ARGV")[0].partition("-- reply")[0]
+    types = _TYPE.findall(keys)
+    if "wrong_type(" in body or set(types) == {"any"}:
+        return []
+    expected = ", ".join(f"'{each}'" for each in types)
+    return [f"local wrong = wrong_type({{{expected}}})", "if wrong then return {'BADTYPE', wrong} end"]
 
 
 REGISTER = load("register")

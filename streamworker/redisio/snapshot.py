@@ -299,8 +299,6 @@ def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebal
     partition runs again, under this owner or a later one. Each message has its server time in ms and its
     fields.
 
-    Examples
-    --------
     >>> rebalances([
     ...     (10, {"kind": "changed", "generation": "7", "cause": "join", "member": "a", "moved": "0,1"}),
     ...     (30, {"kind": "acquired", "generation": "7", "owner": "a.1", "partitions": "0,1"}),

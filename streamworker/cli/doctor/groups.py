@@ -44,9 +44,9 @@ async def app_checks(backend: Backend, app: App, path: str) -> list[Check]:
 async def _key_types(backend: Backend, app: App) -> Check:
     expected: dict[str, str] = {}
     for stream in app.streams.values():
-        expected |= health.stream_types(app.name, stream.name, stream.spec.partitions)
+        expected |= health.types_of_keys(app.name, stream.name, stream.spec.partitions)
     for spec in app.processors.values():
-        expected |= health.group_types(app.name, spec.stream.name, spec.name, spec.stream.partitions)
+        expected |= health.types_of_keys(app.name, spec.stream.name, spec.stream.partitions, spec.name)
     wrong = await health.wrong_types(backend, expected)
     if not wrong:
         return ok("keys", f"{len(expected):,} keys hold what they should, or nothing")

@@ -21,7 +21,6 @@ from streamworker.redisio.wire.link import Argument
 PIECE = 1_000
 """Maximum commands in one round trip."""
 
-_PLACE = re.compile(r"([.:])")
 _NAME = re.compile(rb"(?:^| )name=(\S*)")
 
 CONFIG_NAMES = ("appendonly", "appendfsync", "save", "min-replicas-to-write", "min-replicas-max-lag")
@@ -38,40 +37,18 @@ async def in_pieces(backend: Backend, commands: Sequence[Sequence[Argument]]) ->
 # -- keys --------------------------------------------------------------------------------------
 
 
-def stream_types(app: str, stream: str, partitions: int) -> dict[str, str]:
-    """Return each key of a stream and its expected type.
+def types_of_keys(app: str, stream: str, partitions: int, group: str = "") -> dict[str, str]:
+    """Return each key of a group, or without a group of a stream, that has a fixed type, with that type.
 
-    Examples
-    --------
-    >>> list(stream_types("shop", "orders", 1))
+    >>> list(types_of_keys("shop", "orders", 1))
     ['sw:{shop.orders}:stream', 'sw:{shop.orders.0}:events', 'sw:{shop.orders.0}:groups']
     """
-    return _types(app, stream, "", partitions)
-
-
-def group_types(app: str, stream: str, group: str, partitions: int) -> dict[str, str]:
-    """Return each key of a group and its expected type.
-
-    Examples
-    --------
-    >>> group_types("shop", "orders", "price", 4)["sw:{shop.orders.3}:lock:price"]
-    'hash'
-    """
-    return _types(app, stream, group, partitions)
-
-
-def _types(app: str, stream: str, group: str, partitions: int) -> dict[str, str]:
-    """Return the keys of KEY_TABLE with a fixed type; without a group, those that name no group."""
-    types: dict[str, str] = {}
-    for row in KEY_TABLE:
-        tag, colon, kind = row.key.partition("}:")
-        if ("GROUP" in row.key) != bool(group) or "ID" in kind or row.type == "any":
-            continue
-        for partition in range(partitions if ".P" in tag else 1):
-            names = {"app": app, "stream": stream, "GROUP": group, "P": str(partition)}
-            where = "".join(names.get(part, part) for part in _PLACE.split(tag.partition("{")[2]))
-            types[f"sw:{{{where}{colon}{kind.replace('GROUP', group)}"] = row.type
-    return types
+    return {
+        row.named(app, stream, group, partition): row.type
+        for row in KEY_TABLE
+        if ("GROUP" in row.key) == bool(group) and "ID" not in row.key and row.type != "any"
+        for partition in range(partitions if ".P}" in row.key else 1)
+    }
 
 
 async def wrong_types(backend: Backend, expected: Mapping[str, str]) -> dict[str, str]:
@@ -155,49 +132,33 @@ async def cached_scripts(backend: Backend) -> tuple[int, int] | None:
 
 _KEY = "KEY"
 SAMPLES: Mapping[str, tuple[str, ...]] = {
-    "asking": (),
-    "client|id": (),
-    "client|list": (),
-    "client|setname": ("doctor",),
-    "client|unblock": ("1",),
-    "cluster|slots": (),
-    "command": (),
-    "evalsha": ("0" * 40, "1", _KEY),
-    "exists": (_KEY,),
-    "get": (_KEY,),
-    "getrange": (_KEY, "0", "1"),
-    "hdel": (_KEY, "f"),
-    "hexists": (_KEY, "f"),
-    "hget": (_KEY, "f"),
-    "hgetall": (_KEY,),
-    "hincrby": (_KEY, "f", "1"),
-    "hmget": (_KEY, "f"),
-    "hscan": (_KEY, "0"),
-    "hset": (_KEY, "f", "v"),
-    "hsetnx": (_KEY, "f", "v"),
-    "info": (),
-    "memory|usage": (_KEY,),
-    "ping": (),
-    "rename": (_KEY, _KEY),
-    "scan": ("0",),
-    "script|load": ("return 1",),
-    "select": ("0",),
-    "set": (_KEY, "v"),
-    "time": (),
-    "type": (_KEY,),
-    "unlink": (_KEY,),
-    "xadd": (_KEY, "*", "f", "v"),
-    "xdel": (_KEY, "1-0"),
-    "xgroup|create": (_KEY, "g", "$"),
-    "xgroup|setid": (_KEY, "g", "$"),
-    "xinfo|groups": (_KEY,),
-    "xinfo|stream": (_KEY,),
-    "xlen": (_KEY,),
-    "xpending": (_KEY, "g"),
-    "xrange": (_KEY, "-", "+"),
-    "xread": ("STREAMS", _KEY, "0"),
-    "xrevrange": (_KEY, "+", "-"),
-    "xtrim": (_KEY, "MAXLEN", "0"),
+    command: arguments
+    for arguments, commands in (
+        ((), ("asking", "client|id", "client|list", "cluster|slots", "command", "info", "ping", "time")),
+        ((_KEY,), ("exists", "get", "hgetall", "memory|usage", "type", "unlink", "xlen")),
+        ((_KEY,), ("xinfo|groups", "xinfo|stream")),
+        ((_KEY, "f"), ("hdel", "hexists", "hget", "hmget")),
+        ((_KEY, "f", "v"), ("hset", "hsetnx")),
+        ((_KEY, "f", "1"), ("hincrby",)),
+        ((_KEY, "0"), ("hscan",)),
+        ((_KEY, "0", "1"), ("getrange",)),
+        ((_KEY, "v"), ("set",)),
+        ((_KEY, _KEY), ("rename",)),
+        ((_KEY, "*", "f", "v"), ("xadd",)),
+        ((_KEY, "1-0"), ("xdel",)),
+        ((_KEY, "g", "$"), ("xgroup|create", "xgroup|setid")),
+        ((_KEY, "g"), ("xpending",)),
+        ((_KEY, "-", "+"), ("xrange",)),
+        ((_KEY, "+", "-"), ("xrevrange",)),
+        ((_KEY, "MAXLEN", "0"), ("xtrim",)),
+        (("STREAMS", _KEY, "0"), ("xread",)),
+        (("doctor",), ("client|setname",)),
+        (("1",), ("client|unblock",)),
+        (("0",), ("scan", "select")),
+        (("return 1",), ("script|load",)),
+        (("0" * 40, "1", _KEY), ("evalsha",)),
+    )
+    for command in commands
 }
 """Arguments for ``ACL DRYRUN`` of each command; Redis does not run the command."""
 

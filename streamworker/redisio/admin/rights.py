@@ -146,8 +146,6 @@ def acl_rules(app: str, role: str, durability: str = "memory") -> list[str]:
     The rules remove all earlier rights of the user, but not its passwords. With ``durability`` "aof" or
     "replicas" the user may use the command that waits.
 
-    Examples
-    --------
     >>> acl_rules("shop", "reader")[:5]
     ['resetkeys', 'resetchannels', 'clearselectors', '-@all', '%R~sw:{shop.*}:stream']
     >>> acl_rules("shop", "reader")[-1]
@@ -172,8 +170,6 @@ def password_rule(password: str) -> str:
     Redis stores and accepts the SHA-256 of a password. The hash is not salted: short passwords can be
     recovered from it, long random ones cannot.
 
-    Examples
-    --------
     >>> password_rule("a long random password")[:9]
     '#16720ef7'
     """

@@ -189,8 +189,6 @@ def encode_batch(batch: pa.RecordBatch, first: EntryId = ZERO) -> AckedBatch:
     The schema must be stored under its fingerprint before the commit. Above 4 KB the rows are compressed if
     that saves bytes.
 
-    Examples
-    --------
     >>> acked = encode_batch(pa.record_batch({"n": [1, 2, 3]}))
     >>> acked.rows, acked.codec
     (3, 'none')
@@ -311,8 +309,6 @@ def slice_rows(batch: pa.RecordBatch, entry_end_row: int, start_row: int, end_ro
     start_row, end_row
         The wanted range in rows of the log; it may reach beyond the entry on either side.
 
-    Examples
-    --------
     An entry ``12-0`` of 5 rows holds rows (7, 12]; a reader wants (10, 20]:
 
     >>> slice_rows(pa.record_batch({"n": [8, 9, 10, 11, 12]}), 12, 10, 20).to_pydict()

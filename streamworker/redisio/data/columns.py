@@ -53,8 +53,6 @@ _REMEDY = 'Its producer must send with codec="arrow", as the stream is declared;
 class Packer:
     """Turns record batches of one schema into entries.
 
-    Examples
-    --------
     >>> batch = pa.record_batch({"n": [1, 2, 3]})
     >>> fields = Packer(batch.schema).fields(batch, "lz4")
     >>> rows_of(fields), unpacked(fields).equals(batch)

@@ -15,8 +15,6 @@ _LOADS = re.compile(rb"-|\d{1,9}:\d{1,9}(?:,\d{1,9}:\d{1,9})*")
 def loads_text(loads: Mapping[int, int] | None) -> str:
     """Return loads in the form of a heartbeat; an empty text if nothing was measured.
 
-    Examples
-    --------
     >>> loads_text({3: 300, 0: 120}), loads_text({}), loads_text(None)
     ('0:120,3:300', '-', '')
     """

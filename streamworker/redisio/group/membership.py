@@ -138,7 +138,7 @@ async def mend_members(
     touched = (keys.members, keys.control, keys.beats, keys.loads, keys.damaged)
     reply = checked(await backend.run(MEND_MEMBERS, touched, args))
     if reply[0] == b"OK":
-        return Changed(int(reply[1] or 0), int(reply[2]))
+        return Changed(int(reply[1]), int(reply[2]))
     return Conflict(reply[1], int(reply[2]), reply[3].decode())
 
 

@@ -38,7 +38,6 @@ KEYS = (
         "hash",
         'With `coordination="claim"`: partition to its ownership entry: ETag, time of the last change (ms), '
         "owner level, checkpoint, owner; `last` is the newest ETag.",
-        "sw:{shop.orders:price}:claims",
     ),
 )
 

@@ -28,13 +28,11 @@ KEYS = (
         "hash",
         'With `coordination="lease"`: partition to `generation|owner` of whoever won the race for it and '
         "cannot be challenged yet; `last` is the newest generation.",
-        "sw:{shop.orders:price}:grab",
     ),
     KeyRow(
         "sw:{app.stream:GROUP}:allocation",
         "hash",
         'With `coordination="lease"`: partition to `generation|owner` of whoever processes it.',
-        "sw:{shop.orders:price}:allocation",
     ),
 )
 

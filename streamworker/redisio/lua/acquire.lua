@@ -1,4 +1,4 @@
--- uses: types ids groups register epoch
+-- uses: register epoch
 -- Acquires a partition's lock if it is free, if its owner is no longer a member, or if members have waited
 -- for it longer than the drain deadline. Acquiring it raises the epoch, so that later calls of the last
 -- owner are refused. A member that acquires a lock that it holds changes nothing.
@@ -21,8 +21,6 @@
 --       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
 local PAUSE_MS = 3000
 
-local wrong = wrong_type({'hash', 'stream', 'stream', 'hash'})
-if wrong then return {'BADTYPE', wrong} end
 local lock, owner = KEYS[1], ARGV[1]
 local generation, deadline = tonumber(ARGV[2]), tonumber(ARGV[3])
 local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows')
@@ -49,7 +47,7 @@ if held_generation > generation then return {'STALE', held_generation} end
 
 if holder == owner then
   if held_generation < generation then
-    -- Redis allows HDEL when memory is full, and all writes after it: see below.
+    begin_writes(lock)
     if generation >= wanted_in then
       redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')
     end
@@ -74,10 +72,7 @@ if holder ~= '' and live then
   end
 end
 
--- Acquire the lock. When memory is full, Redis refuses HSET unless the script has written before. Ownership
--- must be able to move then, or nothing would ever be trimmed again.
-redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')
+free(lock)
 local epoch = raise_epoch(lock, held[2])
-redis.call('HSET', lock, 'owner', owner, 'generation', ARGV[2], 'since', text(now),
-  'state', 'running', 'reason', '')
+redis.call('HSET', lock, 'owner', owner, 'generation', ARGV[2], 'since', text(now), 'state', 'running')
 return granted(text(epoch))

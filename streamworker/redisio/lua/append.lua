@@ -1,4 +1,4 @@
--- uses: types ids groups trim
+-- uses: trim
 -- Appends entries of one producer to a partition, all or none. A send that is repeated after a lost answer
 -- has the same number and writes nothing. A producer has at most two sends in progress, and the second
 -- names the number that it follows. The script refuses the second if that number is not the last one
@@ -21,8 +21,6 @@
 local REMEMBER_MS = 3600000
 local TRIM_MAX = 10000
 
-local wrong = wrong_type({'stream', 'string'})
-if wrong then return {'BADTYPE', wrong} end
 local events, count, limit = KEYS[1], tonumber(ARGV[4]), tonumber(ARGV[3])
 local length = redis.call('XLEN', events)
 

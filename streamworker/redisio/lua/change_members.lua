@@ -1,4 +1,4 @@
--- uses: types document beats
+-- uses: beats
 -- Writes a membership document if the generation is still the one that was read, and posts the change to
 -- the control stream atomically. A generation is the server's time, and greater than the last one. So a
 -- group that was deleted never repeats a generation, and neither does one whose latest changes were lost
@@ -17,13 +17,9 @@
 --             n, n x (member id, 'client id|run id|load'): members that were added
 --             the minimum of the new generation
 -- reply [OK, generation, server ms] | [CONFLICT, document or nil, server ms] | [BADTYPE, key]
-local MESSAGES = 10000
-
-local wrong = wrong_type({'string', 'any', 'any', 'any', 'any'})
-if wrong then return {'BADTYPE', wrong} end
 local now = server_ms()
 local document = redis.call('GET', KEYS[1])
-local generation = document and string.match(document, '^{"generation":(%d+)') or ''
+local generation = generation_of(document) or ''
 if generation ~= ARGV[1] or (document and generation == '') then
   return {'CONFLICT', document, now}
 end
@@ -32,28 +28,20 @@ if not is_a(KEYS[3], 'hash') then
   local present = present_in(KEYS[1])
   if not present or not begin_beats(KEYS[3], present, KEYS[5], now) then return {'BADTYPE', KEYS[3]} end
 end
-local has_loads = is_a(KEYS[4], 'hash')
--- Redis allows HDEL when memory is full, and all writes after it: dead members must be removed even then,
--- and this script writes little.
-redis.call('HDEL', KEYS[3], '')
+begin_writes(KEYS[3])  -- dead members must be removed even when memory is full, and this script writes little
 -- Without a document there are no members. A former member learns that from its next heartbeat.
 if generation == '' then
-  for i = 3, has_loads and 4 or 3 do
+  for i = 3, is_a(KEYS[4], 'hash') and 4 or 3 do
     local left = redis.call('HGETALL', KEYS[i])
     for j = 1, #left, 2 do redis.call('HDEL', KEYS[i], left[j]) end
   end
 end
 local least = tonumber(ARGV[#ARGV]) or 0
 local next_generation = text(math.max(now, (tonumber(generation) or 0) + 1, least))
-redis.call('SET', KEYS[1], '{"generation":' .. next_generation .. ',' .. string.sub(ARGV[2], 2))
-local n = tonumber(ARGV[3])
-redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
-  unpack(ARGV, 4, 3 + n))
-local at = 4 + n
+local at = write_document(KEYS[1], ARGV[2], next_generation, KEYS[2], 3)
 for _ = 1, tonumber(ARGV[at]) do
   at = at + 1
-  redis.call('HDEL', KEYS[3], ARGV[at])
-  if has_loads then redis.call('HDEL', KEYS[4], ARGV[at]) end
+  drop_beat(KEYS[3], KEYS[4], ARGV[at])
 end
 at = at + 1
 for _ = 1, tonumber(ARGV[at]) do

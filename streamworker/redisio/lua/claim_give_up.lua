@@ -1,11 +1,9 @@
--- uses: types claims
+-- uses: claims
 -- Removes an owner's entries, so that others can claim its partitions at once. The call may be repeated.
 --
 -- KEYS  1 claims (hash)
 -- ARGV  1 owner  then partitions
 -- reply [OK] | [BADTYPE, key]
-local wrong = wrong_type({'hash'})
-if wrong then return {'BADTYPE', wrong} end
 for i = 2, #ARGV do
   local _, held_by = holder(KEYS[1], ARGV[i])
   if held_by == ARGV[1] then redis.call('HDEL', KEYS[1], ARGV[i]) end

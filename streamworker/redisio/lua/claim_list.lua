@@ -1,10 +1,7 @@
--- uses: types
 -- Lists the ownership entries, with the server's time, by which they are dated.
 --
 -- KEYS  1 claims (hash; field 'last': the newest ETag)
 -- reply [OK, server ms, partition, entry, ...] | [BADTYPE, key]
-local wrong = wrong_type({'hash'})
-if wrong then return {'BADTYPE', wrong} end
 local reply = {'OK', server_ms()}
 for _, part in ipairs(redis.call('HGETALL', KEYS[1])) do reply[#reply + 1] = part end
 return reply

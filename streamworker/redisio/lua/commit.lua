@@ -1,4 +1,4 @@
--- uses: types ids groups trim epoch
+-- uses: trim epoch
 -- Commits a batch, all or nothing: checkpoint, acked rows, dead letters, state, and the position of the
 -- Redis consumer group, which other tools show. Only the owner at its epoch can commit, and only from the
 -- current checkpoint. The script recognises a repeated commit by its new checkpoint.

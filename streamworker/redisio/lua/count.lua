@@ -1,11 +1,9 @@
--- uses: types ids
+-- uses: ids
 -- Counts the entries after an id, one slice in each call, so that it never blocks the server for long.
 --
--- KEYS  1 stream
+-- KEYS  1 entries (stream)
 -- ARGV  1 id, exclusive  2 most entries to count
 -- reply [OK, entries counted, last id counted, entries ever added] | [BADTYPE, key]
-local wrong = wrong_type({'stream'})
-if wrong then return {'BADTYPE', wrong} end
 if redis.call('EXISTS', KEYS[1]) == 0 then return {'OK', 0, ARGV[1], 0} end
 local info = pairs_of(redis.call('XINFO', 'STREAM', KEYS[1]))
 local counted = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[2])

@@ -1,4 +1,4 @@
--- uses: types document beats
+-- uses: beats
 -- Renews a membership, and returns what a member needs to judge its peers. A removed member does not come
 -- back: the reply says that it is lost.
 --
@@ -8,7 +8,7 @@
 --
 -- Heartbeats of another type are moved aside, and restart with the members of the document. If the
 -- document cannot be read either, the script cannot tell which members are lost, and reports none as lost:
--- the member that mends the document mends the heartbeats, too.
+-- the member that repairs the document repairs the heartbeats, too.
 --
 -- The loads of the member's partitions go to a separate hash, which only the balancer reads. If that hash has
 -- another type, the reply names it, and the member continues.
@@ -24,7 +24,7 @@ local LOOKS = 3
 local wrong = wrong_type({'any', 'hash', 'hash', 'any'})
 local generation = ''
 if redis.call('TYPE', KEYS[1]).ok == 'string' then
-  generation = string.match(redis.call('GETRANGE', KEYS[1], 0, 63), '^{"generation":(%d+)') or ''
+  generation = generation_of(redis.call('GETRANGE', KEYS[1], 0, 63)) or ''
 end
 local now = server_ms()
 if wrong == KEYS[2] then
@@ -33,8 +33,7 @@ if wrong == KEYS[2] then
   if not begin_beats(KEYS[2], present, KEYS[4], now) then return {'BADTYPE', wrong} end
 end
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return {'LOST', generation, now} end
--- HDEL comes first: unlike HSET, Redis allows it when memory is full, and all writes after it.
-redis.call('HDEL', KEYS[2], '')
+begin_writes(KEYS[2])
 redis.call('HSET', KEYS[2], ARGV[1], text(now) .. '|' .. ARGV[2])
 if ARGV[3] ~= '' and (not wrong or is_a(KEYS[3], 'hash')) then redis.call('HSET', KEYS[3], ARGV[1], ARGV[3]) end
 -- Returned without a copy: copying the beats of a thousand members would take longer than the rest.

@@ -1,6 +1,4 @@
--- uses: types
--- Challenges the leases of some partitions, and posts that to the control stream atomically. If the control
--- stream has another type, the script posts nothing: the protocol allows any message to be lost.
+-- Challenges the leases of some partitions, and posts that to the control stream atomically.
 --
 -- KEYS  1 grab (hash)  2 allocation (hash)  3 control (any)
 -- ARGV  1 owner  then pairs of partition and 'free', 'due' or 'overdue':
@@ -8,10 +6,6 @@
 --         due      only if it is not in the grab hash
 --         overdue  remove it from both first
 -- reply [OK, partitions that were challenged ...] | [BADTYPE, key]
-local MESSAGES = 10000
-
-local wrong = wrong_type({'hash', 'hash', 'any'})
-if wrong then return {'BADTYPE', wrong} end
 local challenged = {'OK'}
 for i = 2, #ARGV, 2 do
   local partition, how = ARGV[i], ARGV[i + 1]
@@ -24,9 +18,8 @@ for i = 2, #ARGV, 2 do
   if is_free then challenged[#challenged + 1] = partition end
 end
 if #challenged > 1 then
-  -- Redis allows HDEL when memory is full, and all writes after it: ownership must be able to move then.
-  redis.call('HDEL', KEYS[1], '')
-  redis.pcall('XADD', KEYS[3], 'MAXLEN', '~', MESSAGES, '*', 'kind', 'challenged',
-    'partitions', table.concat(challenged, ',', 2), 'owner', ARGV[1], 'generation', text(server_ms()))
+  begin_writes(KEYS[1])
+  post(KEYS[3], 'kind', 'challenged', 'partitions', table.concat(challenged, ',', 2), 'owner', ARGV[1],
+    'generation', text(server_ms()))
 end
 return challenged

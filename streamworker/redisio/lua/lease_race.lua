@@ -1,4 +1,3 @@
--- uses: types
 -- Puts a node into the grab hash for a partition unless another node is there: the first node wins. A
 -- repeated call changes nothing, so a node repeats the call after a lost answer.
 --
@@ -8,16 +7,13 @@
 -- KEYS  1 grab (hash; field 'last': the newest generation)  2 allocation (hash)
 -- ARGV  1 owner  2 partition
 -- reply [OK, winner, generation, owner in the allocation hash or ''] | [BADTYPE, key]
-local wrong = wrong_type({'hash', 'hash'})
-if wrong then return {'BADTYPE', wrong} end
 local owner, partition = ARGV[1], ARGV[2]
 local won = redis.call('HGET', KEYS[1], partition)
 if not won then
   local last = tonumber(redis.call('HGET', KEYS[1], 'last') or '0')
   local generation = text(math.max(server_ms(), last + 1))
   won = generation .. '|' .. owner
-  -- HDEL comes first: unlike HSET, Redis allows it when memory is full, and all writes after it.
-  redis.call('HDEL', KEYS[1], '')
+  begin_writes(KEYS[1])
   redis.call('HSET', KEYS[1], 'last', generation)
   redis.call('HSETNX', KEYS[1], partition, won)
 end

@@ -1,7 +1,5 @@
--- uses: types
 -- Updates the hashes of the lease protocol for one node: the partitions that it processes now, those that it
--- no longer processes, and its wins that may be challenged again. The call may be repeated. If the control
--- stream has another type, the script posts nothing: the protocol allows any message to be lost.
+-- no longer processes, and its wins that may be challenged again. The call may be repeated.
 --
 -- KEYS  1 grab (hash)  2 allocation (hash)  3 control (any)
 -- ARGV  1 owner
@@ -10,14 +8,9 @@
 --             n, n x partition: removed from it if the owner has them, and posted to the control stream
 --             n, n x (partition, generation of the win): wins removed from the grab hash
 -- reply [OK] | [BADTYPE, key]
-local MESSAGES = 10000
-
-local wrong = wrong_type({'hash', 'hash', 'any'})
-if wrong then return {'BADTYPE', wrong} end
 local owner, at = ARGV[1], 2
 
--- HDEL comes first: unlike HSET, Redis allows it when memory is full, and all writes after it.
-redis.call('HDEL', KEYS[2], '')
+begin_writes(KEYS[2])
 local n = tonumber(ARGV[at])
 for i = at + 1, at + 2 * n, 2 do
   local partition, generation = ARGV[i], ARGV[i + 1]
@@ -45,7 +38,7 @@ for i = at + 1, at + 2 * n, 2 do
 end
 
 if #ended > 0 then
-  redis.pcall('XADD', KEYS[3], 'MAXLEN', '~', MESSAGES, '*', 'kind', 'ended',
-    'partitions', table.concat(ended, ','), 'owner', owner, 'generation', text(server_ms()))
+  post(KEYS[3], 'kind', 'ended', 'partitions', table.concat(ended, ','), 'owner', owner,
+    'generation', text(server_ms()))
 end
 return {'OK'}

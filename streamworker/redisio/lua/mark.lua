@@ -1,4 +1,3 @@
--- uses: types
 -- Stores the state of a partition and its reason in the lock, for display.
 --
 -- KEYS  1 lock (hash)
@@ -6,14 +5,11 @@
 --       5 optional, a prefix: write only if the state is not halted, and the stored reason is empty or
 --       has this prefix: another writer's reason takes precedence
 -- reply [OK] | [KEPT] | [FENCED, owner] | [BADTYPE, key]
-local wrong = wrong_type({'hash'})
-if wrong then return {'BADTYPE', wrong} end
 local held = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'reason', 'state')
 if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return {'FENCED', held[1] or ''} end
 local reason, ours = held[3] or '', ARGV[5]
 if ours and held[4] == 'halted' then return {'KEPT'} end
 if ours and reason ~= '' and string.sub(reason, 1, #ours) ~= ours then return {'KEPT'} end
--- HDEL comes first: unlike HSET, Redis allows it when memory is full, and all writes after it.
-redis.call('HDEL', KEYS[1], 'reason')
+begin_writes(KEYS[1])
 redis.call('HSET', KEYS[1], 'state', ARGV[3], 'reason', ARGV[4])
 return {'OK'}

@@ -1,4 +1,4 @@
--- uses: types epoch
+-- uses: groups epoch
 -- Moves a group's checkpoint in one partition by hand, while no member owns it. The script raises the
 -- epoch, so that an owner that was taken for dead can no longer commit. The acked log stays: entries
 -- that are processed again add their rows again.
@@ -7,18 +7,12 @@
 -- ARGV  1 group  2 new checkpoint  3 source entries up to it  4 the expected owner: '', or
 --       one that is known to be dead
 -- reply [OK, checkpoint before] | [HELD, owner] | [MISSING] | [BADTYPE, key]
-local wrong = wrong_type({'hash', 'stream'})
-if wrong then return {'BADTYPE', wrong} end
 local held = redis.call('HMGET', KEYS[1], 'owner', 'checkpoint', 'epoch')
 if not held[2] then return {'MISSING'} end
 local holder = held[1] or ''
 if holder ~= ARGV[4] and holder ~= '' then return {'HELD', holder} end
--- HDEL comes first: unlike HSET, Redis allows it when memory is full, and all writes after it.
-redis.call('HDEL', KEYS[1], 'wanted_since', 'wanted_at', 'wanted_in')
+free(KEYS[1])
 raise_epoch(KEYS[1], held[3])
-redis.call('HSET', KEYS[1], 'owner', '', 'state', '', 'reason', '', 'checkpoint', ARGV[2], 'entries', ARGV[3])
-local moved = redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[1], ARGV[2], 'ENTRIESREAD', ARGV[3])
-if moved.err then
-  redis.pcall('XGROUP', 'CREATE', KEYS[2], ARGV[1], ARGV[2], 'MKSTREAM', 'ENTRIESREAD', ARGV[3])
-end
+redis.call('HSET', KEYS[1], 'checkpoint', ARGV[2], 'entries', ARGV[3])
+show_group(KEYS[2], ARGV[1], groups_at(KEYS[2])[ARGV[1]], ARGV[2], ARGV[3])
 return {'OK', held[2]}

@@ -1,4 +1,4 @@
--- uses: types ids groups epoch
+-- uses: groups epoch
 -- Repairs an acked log whose last id is ahead of its lock, in slices: call it until it returns 'done'. No
 -- commit can be added meanwhile, so the owner may be alive. Readers find a complete log at all times.
 --
@@ -15,8 +15,6 @@
 -- A position is '>' and the last entry that was compared, later the last that was copied, and the lock's row.
 local PIECE, ID = 20, '^%d+%-%d+$'
 
-local wrong = wrong_type({'hash', 'stream', 'stream', 'stream', 'hash'})
-if wrong then return {'BADTYPE', wrong} end
 local lock, acked, copy, cursor = KEYS[1], KEYS[2], KEYS[3], ARGV[3]
 local held = redis.call('HMGET', lock, 'log', 'rows', 'checkpoint', 'epoch', 'tail')
 if held[1] and not (is_count(held[2]) and string.find(held[3] or '', ID)) then return {'BADTYPE', lock} end
@@ -75,10 +73,10 @@ local function compare()
     end
   end
   if moved then
-    redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')  -- allowed when memory is full
+    free(lock)
     local epoch = tonumber(before.epoch) > tonumber(seen_epoch(held[4])) and before.epoch or held[4]
-    redis.call('HSET', lock, 'owner', '', 'state', '', 'reason', '', 'epoch', epoch, 'rows', text(row),
-      'checkpoint', checkpoint, 'tail', text(row) .. ' ' .. before.last .. ' ' .. before.epoch,
+    redis.call('HSET', lock, 'epoch', epoch, 'rows', text(row), 'checkpoint', checkpoint,
+      'tail', text(row) .. ' ' .. before.last .. ' ' .. before.epoch,
       -- The next acquisition of the lock counts its entries anew, none of them as deleted: see settle.
       'entries', text(select(2, stream_position(KEYS[4]))))
     raise_epoch(lock, epoch)

@@ -1,11 +1,9 @@
--- uses: types document
+-- uses: document
 -- Removes the stored damaged document or heartbeats, if it is still the value that the caller inspected.
 --
 -- KEYS  1 damaged (any)
 -- ARGV  1 fingerprint of the inspected value
--- reply [OK] | [CHANGED] | [BADTYPE, key], though any type is allowed here
-local wrong = wrong_type({'any'})
-if wrong then return {'BADTYPE', wrong} end
+-- reply [OK] | [CHANGED]
 local there = fingerprint(KEYS[1])
 if there == '' or there ~= ARGV[1] then return {'CHANGED'} end
 redis.call('UNLINK', KEYS[1])

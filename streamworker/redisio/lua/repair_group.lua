@@ -1,17 +1,13 @@
--- uses: types
+-- uses: document
 -- Removes the keys of a group that belong to no partition, if no member has joined or sent a heartbeat
 -- since the caller read the group.
 --
 -- KEYS  1 members (string)  2 beats (hash)  3 control (stream)  4 loads (hash)  5 readers (hash)
---       6 schemas (hash)  7 damaged (any)  8, 9, 10 what single protocols keep (hash)
+--       6 schemas (hash)  7 damaged (any)  8 claims (hash)  9 grab (hash)  10 allocation (hash)
 -- ARGV  1 generation that was read; '' if there was no document
 --       then (member id, its heartbeat as it was read; '' if there was none) for each member
 -- reply [OK, keys removed] | [CHANGED] | [BADTYPE, key]
-local wrong = wrong_type({'string', 'hash', 'stream', 'hash', 'hash', 'hash', 'any', 'hash', 'hash', 'hash'})
-if wrong then return {'BADTYPE', wrong} end
-local document = redis.call('GET', KEYS[1])
-local generation = document and string.match(document, '^{"generation":(%d+)') or ''
-if generation ~= ARGV[1] then return {'CHANGED'} end
+if (generation_of(redis.call('GET', KEYS[1])) or '') ~= ARGV[1] then return {'CHANGED'} end
 for i = 2, #ARGV, 2 do
   if (redis.call('HGET', KEYS[2], ARGV[i]) or '') ~= ARGV[i + 1] then return {'CHANGED'} end
 end

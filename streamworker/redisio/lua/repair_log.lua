@@ -1,12 +1,10 @@
--- uses: types ids groups trim
+-- uses: trim
 -- Drops the rows of an acked log without readers, up to a row, if it is still the same log. Each call drops
 -- some entries, so that it never blocks the server for long: call it until it drops none.
 --
 -- KEYS  1 lock (hash)  2 acked (stream)
 -- ARGV  1 identity of the log  2 row  3 most entries to drop
 -- reply [OK, entries dropped] | [CHANGED] | [BADTYPE, key]
-local wrong = wrong_type({'hash', 'stream'})
-if wrong then return {'BADTYPE', wrong} end
 if redis.call('HGET', KEYS[1], 'log') ~= ARGV[1] then return {'CHANGED'} end
 local row = tonumber(ARGV[2])
 local dropped = trim_acked(KEYS[2], row, tonumber(ARGV[3]))

@@ -1,4 +1,4 @@
--- uses: types
+-- uses: document
 -- Removes dead members from a group without live members. The script does what a peer would do, if neither
 -- the document nor the last heartbeat of any of these members has changed since the caller read them. If a
 -- member woke meanwhile, nothing changes. The script leaves the control stream and the loads alone if they
@@ -10,27 +10,16 @@
 --       3 number of fields and values of the message, without its generation, then these
 --       then (member id, its heartbeat as it was read; '' if there was none) for each that is removed
 -- reply [OK, generation] | [CHANGED] | [BADTYPE, key]
-local MESSAGES = 10000
-
-local wrong = wrong_type({'string', 'any', 'hash', 'any'})
-if wrong then return {'BADTYPE', wrong} end
 local document = redis.call('GET', KEYS[1])
-local generation = document and string.match(document, '^{"generation":(%d+)')
+local generation = generation_of(document)
 if generation ~= ARGV[1] then return {'CHANGED'} end
 local n = tonumber(ARGV[3])
 for i = 4 + n, #ARGV, 2 do
   if (redis.call('HGET', KEYS[3], ARGV[i]) or '') ~= ARGV[i + 1] then return {'CHANGED'} end
 end
 
--- Redis allows HDEL when memory is full, and all writes after it.
-redis.call('HDEL', KEYS[3], '')
+begin_writes(KEYS[3])
 local next_generation = text(math.max(server_ms(), tonumber(generation) + 1))
-redis.call('SET', KEYS[1], '{"generation":' .. next_generation .. ',' .. string.sub(ARGV[2], 2))
-redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', MESSAGES, '*', 'generation', next_generation,
-  unpack(ARGV, 4, 3 + n))
-local has_loads = is_a(KEYS[4], 'hash')
-for i = 4 + n, #ARGV, 2 do
-  redis.call('HDEL', KEYS[3], ARGV[i])
-  if has_loads then redis.call('HDEL', KEYS[4], ARGV[i]) end
-end
+write_document(KEYS[1], ARGV[2], next_generation, KEYS[2], 3)
+for i = 4 + n, #ARGV, 2 do drop_beat(KEYS[3], KEYS[4], ARGV[i]) end
 return {'OK', next_generation}

@@ -1,4 +1,4 @@
--- uses: types ids groups register epoch
+-- uses: groups epoch
 -- Removes all data of a group in one partition, if its lock has not changed since the caller read it: the
 -- Redis consumer group, so that trimming no longer waits for it, its lock, log, dead letters and state.
 --
@@ -6,8 +6,6 @@
 --       6 groups (hash)
 -- ARGV  1 group  2 owner  3 epoch; '' for both if there was no lock
 -- reply [OK, keys removed] | [CHANGED] | [BADTYPE, key]
-local wrong = wrong_type({'hash', 'stream', 'stream', 'stream', 'hash', 'hash'})
-if wrong then return {'BADTYPE', wrong} end
 local held = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'checkpoint')
 local epoch = held[3] and seen_epoch(held[2]) or ''  -- a lock without a checkpoint counts as none
 if (held[1] or '') ~= ARGV[2] or epoch ~= ARGV[3] then return {'CHANGED'} end

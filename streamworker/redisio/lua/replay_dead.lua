@@ -1,12 +1,9 @@
--- uses: types
 -- Appends a dead letter to its partition as a new entry, and deletes the letter. The entry's first field
 -- names the group of the letter: all other groups skip the entry.
 --
 -- KEYS  1 dead (stream)  2 events (stream)
 -- ARGV  1 id of the dead letter  2 name of the first field  3 group
 -- reply [OK, id of the new entry] | [MISSING] | [BADTYPE, key]
-local wrong = wrong_type({'stream', 'stream'})
-if wrong then return {'BADTYPE', wrong} end
 local letter = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not letter then return {'MISSING'} end
 local fields = {ARGV[2], ARGV[3]}

@@ -1,4 +1,4 @@
--- uses: types ids groups trim
+-- uses: trim
 -- Drops source entries that every group of the stream has committed, and acked entries that every reader
 -- has read. Any process may call it at any time.
 --
@@ -7,8 +7,6 @@
 --       3 group
 -- reply [OK, source entries dropped, acked entries dropped, entries that others deleted before the group had
 --       committed them, without those reported before] | [BADTYPE, key]
-local wrong = wrong_type({'stream', 'stream', 'hash', 'hash'})
-if wrong then return {'BADTYPE', wrong} end
 local events, lock, limit = KEYS[1], KEYS[3], tonumber(ARGV[2])
 local dropped, acked = trim_events(events, limit), trim_acked(KEYS[2], tonumber(ARGV[1]), limit)
 local gone = redis.call('HEXISTS', lock, 'checkpoint') == 1 and settle(lock, events, ARGV[3]) or 0

@@ -73,8 +73,6 @@ class Gate:
 
     Jitter from ``rng`` keeps many workers from reconnecting at the same time.
 
-    Examples
-    --------
     >>> async def refused() -> None:
     ...     raise BackendUnavailable("Redis at db1:6379 cannot be reached: Connection refused.")
     >>> async def knock(gate: Gate) -> str:

@@ -45,8 +45,6 @@ UNBLOCK_PAUSE_S = 0.005
 class Backend:
     """A client of Redis for one event loop; :meth:`open` makes it, and its first call connects.
 
-    Examples
-    --------
     >>> async def ping() -> bytes:
     ...     async with Backend.open("redis://localhost:6379/0", name="example") as backend:
     ...         return await backend.execute("PING")

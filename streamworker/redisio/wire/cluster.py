@@ -43,8 +43,6 @@ _SECOND = frozenset({"MEMORY", "OBJECT", "XGROUP", "XINFO"})
 def key_of(args: Sequence[Argument]) -> str:
     """Return the key by which a command is routed; empty if the command has none.
 
-    Examples
-    --------
     >>> key_of(("XLEN", "a")), key_of(("TIME",)), key_of(("XINFO", "STREAM", "b"))
     ('a', '', 'b')
     >>> key_of(("XREAD", "COUNT", 7, "STREAMS", "c", "0-0"))
@@ -314,8 +312,6 @@ class Cluster:
 def _slots(keys: Sequence[str], near: str = "") -> list[int | None]:
     """Return the slot of each key; for an empty key the slot before it, or that of ``near`` or the first key.
 
-    Examples
-    --------
     >>> _slots(["", "{a}", "", "{b}", ""]) == [slot_of(f"{{{tag}}}") for tag in "aaabb"]
     True
     >>> _slots(["", ""])

@@ -47,8 +47,6 @@ class Undurable:
 class Durability:
     """The confirmation that commits and sends wait for.
 
-    Examples
-    --------
     >>> Durability("replicas", 2, 500).command
     ('WAIT', 2, 500)
     >>> Durability("memory").command
@@ -123,8 +121,6 @@ def refusal_of_policy(policy: str | None, info: ServerInfo | None) -> Configurat
 
     ``policy`` is its ``appendfsync``. Both arguments are None if this user may not read them.
 
-    Examples
-    --------
     >>> refusal_of_policy("always", None) is None
     True
     """

@@ -107,8 +107,6 @@ def tls_remedy(said: str, *, tls: bool, certified: bool) -> str:
 
     ``certified`` tells whether the URL names a client certificate.
 
-    Examples
-    --------
     >>> tls_remedy("Connection reset by peer", tls=False, certified=False)
     'Is it running, and can this machine reach it? If it speaks TLS at this port, use rediss://.'
     """

@@ -85,8 +85,6 @@ class Target:
     def at(self, host: str, port: int) -> "Target":
         """Return a target for another server with the same login and options.
 
-        Examples
-        --------
         >>> Target("redis://:secret@db1.example:7000", "t").at("db2.example", 7001).address
         'db2.example:7001'
         """

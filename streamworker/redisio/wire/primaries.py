@@ -50,8 +50,6 @@ def questions(service: str) -> list[tuple[str, ...]]:
 def read_answer(replies: Sequence[Any], address: str) -> Answer | BackendError | None:
     """Parse a sentinel's replies to :func:`questions`; None if it does not know the primary.
 
-    Examples
-    --------
     >>> state = [b"ip", b"db1", b"port", b"6379", b"config-epoch", b"7"]
     >>> read_answer([[b"db1", b"6379"], state], "s1:26379")
     Answer(place=('db1', 6379), epoch=7, is_down=False)
@@ -94,8 +92,6 @@ class SentinelView:
 def read_view(replies: Sequence[Any], address: str) -> SentinelView:
     """Parse a sentinel's replies to :func:`questions`, with all details.
 
-    Examples
-    --------
     >>> state = [b"quorum", b"2", b"num-slaves", b"1", b"num-other-sentinels", b"2"]
     >>> view = read_view([[b"db1", b"6379"], state], "s1:26379")
     >>> view.quorum, view.sentinels, view.replicas
@@ -138,8 +134,6 @@ def of_sentinel(error: BackendError, address: str) -> BackendError:
 def newest(found: Iterable[Answer | BackendError | None], sentinels: Sentinels) -> Answer:
     """Return the newest of the sentinels' answers; raise a refusal if all that answered refused.
 
-    Examples
-    --------
     >>> from streamworker.urls import read_sentinels
     >>> newest([Answer(("db1", 1), 3), None, Answer(("db2", 2), 4)],
     ...        read_sentinels("redis+sentinel://s1/0?service=orders")).place
@@ -169,8 +163,6 @@ def newest(found: Iterable[Answer | BackendError | None], sentinels: Sentinels) 
 def is_primary(reply: object) -> bool:
     """Whether a server that was asked :data:`ASK_ROLE` is a primary.
 
-    Examples
-    --------
     >>> is_primary([b"server", b"redis", b"role", b"replica"])
     False
     """
@@ -202,8 +194,6 @@ def taken_for_down(place: Place, service: str) -> BackendUnavailable:
 def is_about(message: object, service: str) -> bool:
     """Whether a message that a sentinel published is about a service.
 
-    Examples
-    --------
     >>> is_about([b"message", b"+switch-master", b"orders db1 6379 db2 6379"], "orders")
     True
     >>> is_about([b"message", b"+odown", b"master orders db1 6379 #quorum 2/2"], "orders")

@@ -36,8 +36,6 @@ _URL_REMEDY = (
 def slot_of(key: str) -> int:
     """Return the slot of a key, which depends on the text in its braces, or on the whole key.
 
-    Examples
-    --------
     >>> slot_of("sw:{shop.orders.3}:events") == slot_of("sw:{shop.orders.3}:lock:price")
     True
     """
@@ -79,8 +77,6 @@ def read_map(reply: Any, asked: Target) -> Map:
 
     A node that does not know its own host leaves it empty, which then means this node.
 
-    Examples
-    --------
     >>> reply = [[0, 16383, [b"db1", 7000, b"id"], [b"db2", 7001, b"id"]]]
     >>> found = read_map(reply, Target("redis://seed:1", "t"))
     >>> found.slots[77], sorted(found.nodes), found.primaries

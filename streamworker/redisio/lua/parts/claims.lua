@@ -1,15 +1,13 @@
--- Part of other scripts; needs types. An ownership entry is one field of a hash:
+-- An ownership entry is one field of a hash:
 -- 'etag|modified ms|owner level|checkpoint|owner'.
 
 -- Begins a change: returns the ETag of all entries that this call changes, and the time. The ETag is the
 -- server's time, or the last ETag plus one if that is greater, so that it grows even if the hash is lost.
---
--- Redis allows HDEL when memory is full, and all writes after it: ownership must be able to move then.
 local function new_etag(claims)
   local now = server_ms()
   local last = tonumber(redis.call('HGET', claims, 'last') or '0')
   local etag = text(math.max(now, last + 1))
-  redis.call('HDEL', claims, '')
+  begin_writes(claims)
   redis.call('HSET', claims, 'last', etag)
   return etag, text(now)
 end

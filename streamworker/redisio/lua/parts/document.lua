@@ -1,4 +1,24 @@
--- Part of other scripts; needs types.
+-- Returns the generation of a membership document; nil if it has none, or there is no document.
+local function generation_of(document)
+  return document and string.match(document, '^{"generation":(%d+)')
+end
+
+-- Writes a document, JSON without its generation, and posts the message about it. ARGV has at index `at` the
+-- number of the message's fields and values, without its generation, then these. Returns the index after them.
+local function write_document(members, body, generation, control, at)
+  if body ~= '' then
+    redis.call('SET', members, '{"generation":' .. generation .. ',' .. string.sub(body, 2))
+  end
+  local n = tonumber(ARGV[at])
+  post(control, 'generation', generation, unpack(ARGV, at + 1, at + n))
+  return at + n + 1
+end
+
+-- Removes a member's heartbeat and loads; loads of another type stay.
+local function drop_beat(beats, loads, member)
+  redis.call('HDEL', beats, member)
+  if is_a(loads, 'hash') then redis.call('HDEL', loads, member) end
+end
 
 -- Returns the fingerprint of the value at a membership document's key: length and SHA-1 of a string, the
 -- type of any other value, '' without a value. It covers at most the first megabyte. Every server has

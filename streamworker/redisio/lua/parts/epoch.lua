@@ -1,5 +1,3 @@
--- Part of other scripts; needs types.
-
 -- Returns whether a field of a lock is a count that streamworker wrote. Another program may write text, a
 -- number too large for HINCRBY, or one with leading zeros, which HINCRBY refuses, too.
 local function is_count(value)
@@ -12,10 +10,15 @@ local function seen_epoch(value)
   return (string.gsub(value, '^0+(%d)', '%1'))
 end
 
+-- Frees a lock. HDEL comes first: unlike HSET, Redis allows it when memory is full, and all writes after it.
+local function free(lock)
+  redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')
+  redis.call('HSET', lock, 'owner', '', 'state', '', 'reason', '')
+end
+
 -- Raises a lock's epoch, and returns it. An invalid epoch restarts at the server's time, as in a new lock: an
 -- owner can only commit at the epoch that it was given, so the last owner is fenced. An epoch below the time
--- at which the lock was made restarts, too, or readers would see the epoch fall along the log. Call this
--- after HDEL: without it Redis refuses HSET when memory is full.
+-- at which the lock was made restarts, too, or readers would see the epoch fall along the log.
 local function raise_epoch(lock, epoch)
   local made = tonumber(string.match(redis.call('HGET', lock, 'log') or '', '%.(%d+)$')) or 0
   if not is_count(epoch) or tonumber(epoch) < made then redis.call('HSET', lock, 'epoch', text(server_ms())) end

@@ -1,5 +1,4 @@
--- Part of other scripts; needs types and ids.
---
+-- uses: ids
 -- A hash beside a partition lists the streamworker groups that read it, so that a tool that moves or removes
 -- Redis consumer groups cannot remove one from the list. It maps the name to the number of entries that
 -- others had deleted when the count in the group's lock was last compared with the stream. TRIMMED counts
@@ -67,7 +66,7 @@ local function settle(lock, events, group)
   local left = left_after(events, held[1], length, first)
   if not left then return 0 end
   local gone = added - left - tonumber(held[2])
-  redis.call('HDEL', lock, '')  -- changes nothing, and makes Redis accept HSET when memory is full
+  begin_writes(lock)
   redis.call('HSET', lock, 'entries', text(added - left))
   redis.call('HSET', groups_key(events), group, text(deleted))
   if gone <= 0 then return 0 end

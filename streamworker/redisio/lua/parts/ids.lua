@@ -1,4 +1,4 @@
--- Part of other scripts. An entry id is two whole numbers of up to 64 bits. As text, '10-1'
+-- An entry id is two whole numbers of up to 64 bits. As text, '10-1'
 -- would sort before '9-1'; as Lua numbers, they would lose digits above 2^53.
 
 local function digits_less(a, b)

@@ -1,5 +1,4 @@
--- Part of other scripts; needs types, ids and groups.
-
+-- uses: groups
 -- Creates the lock hash and the consumer group if they are missing, and lists the group; returns whether
 -- the lock existed, and its checkpoint.
 --
@@ -14,7 +13,7 @@ local function register(lock, events, acked, group_name, start, nonce)
   local is_listed = redis.call('HEXISTS', groups_key(events), group_name) == 1
   if checkpoint then
     if not is_listed then
-      redis.call('HDEL', lock, '')  -- makes Redis accept HSET when memory is full
+      begin_writes(lock)
       redis.call('HSET', groups_key(events), group_name, '')
     end
     show_group(events, group_name, group, checkpoint, held[2] or '0')

@@ -1,5 +1,4 @@
--- Part of other scripts; needs ids and groups.
-
+-- uses: groups
 -- Returns the smallest id that a group still needs, or nil if there is no group: then nothing says which
 -- entries may be dropped. A streamworker group needs the entries after the checkpoint in its lock. The Redis
 -- consumer group of that name only shows the checkpoint to other tools, which can move or remove it, so the

@@ -1,4 +1,4 @@
--- Part of other scripts.
+-- In front of every script.
 
 -- Returns the first of KEYS that holds another type than expected, or nil. Redis does not roll back a
 -- script that fails half-way, so scripts call this before the first write. 'any' allows every type.
@@ -26,4 +26,16 @@ end
 -- Returns a whole number up to 2^53 as text; tostring() would print 1.7e+12.
 local function text(number)
   return string.format('%.0f', number)
+end
+
+-- Changes nothing, and makes Redis accept the script's writes when memory is full: it allows HDEL even then,
+-- and all writes after it. Ownership must be able to move then, or nothing would ever be trimmed again.
+local function begin_writes(hash)
+  redis.call('HDEL', hash, '')
+end
+
+-- Posts a message to the control stream. A control stream of another type is left alone: every protocol
+-- allows any message to be lost.
+local function post(control, ...)
+  redis.pcall('XADD', control, 'MAXLEN', '~', 10000, '*', ...)
 end
