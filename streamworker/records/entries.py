@@ -17,14 +17,8 @@ the entry."""
 class Entries(Sequence[Entry]):
     """Entries of one stream, in order. A slice is an ``Entries`` object too.
 
-    Parameters
-    ----------
-    ids
-        The ids as Redis returns them.
-    flats
-        For each entry, the names and values of its fields, alternating.
-    sizes
-        For each entry, the bytes of all its field names and values.
+    For each entry, ``ids`` has the id as Redis returns it, ``flats`` the names and values of its fields,
+    alternating, and ``sizes`` the bytes of all these.
 
     >>> entries = Entries.of([[b"5-0", [b"v", b"{}"]], [b"5-1", [b"v", b"[1]"]]])
     >>> entries[1].id, entries[1].fields, entries.size

@@ -198,11 +198,10 @@ this name."""
 
 
 class KeyRow(NamedTuple):
-    """One kind of key, for the documentation."""
+    """One kind of key, and the type of its value."""
 
     key: str
     type: str
-    holds: str
 
     def named(self, app: str, stream: str, group: str, partition: int = 0, producer: str = "") -> str:
         """Return the key of this kind for these names."""
@@ -212,104 +211,28 @@ class KeyRow(NamedTuple):
         return f"{where}{brace}{kind.replace('GROUP', group).replace('ID', producer)}"
 
     @property
-    def example(self) -> str:
-        """A key of this kind."""
-        return self.named("shop", "orders", "price", 3, "4f1c2a")
-
-    @property
     def kind(self) -> str:
         """The text after the braces, without the name of a group or a producer."""
         return self.key.partition("}:")[2].partition(":")[0]
 
 
 SHARED: tuple[KeyRow, ...] = (
-    KeyRow(
-        "sw:{app.stream}:stream",
-        "hash",
-        "How the stream is declared: app, stream, partitions, codec, created_at (ms).",
-    ),
-    KeyRow(
-        "sw:{app.stream.P}:events",
-        "stream",
-        "Entries of partition P: field `v` is the payload and `h.<name>` are headers; or plain fields. "
-        "Before them, `sw:replayed-for` names the group of a dead letter that was replayed.",
-    ),
-    KeyRow(
-        "sw:{app.stream.P}:producer:ID",
-        "string, expires after an hour",
-        "Number and last entry id of each of the producer's last two sends, so that a repeated send writes "
-        "nothing; and the number before them.",
-    ),
-    KeyRow(
-        "sw:{app.stream.P}:groups",
-        "hash",
-        "Name of each group whose lock trimming asks, to the number of entries that others had deleted when "
-        "its count was last compared with the stream; `#trimmed` counts the entries that trimming dropped.",
-    ),
-    KeyRow(
-        "sw:{app.stream.P}:lock:GROUP",
-        "hash",
-        "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; tail, the last "
-        "entry of the log by rows, source id and epoch; gone, where others deleted entries before the group "
-        "had committed them; wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires.",
-    ),
-    KeyRow(
-        "sw:{app.stream.P}:acked:GROUP",
-        "stream",
-        "The acked log: one Arrow record batch an entry, whose id is the rows of the log up to it.",
-    ),
-    KeyRow(
-        "sw:{app.stream.P}:copy:GROUP",
-        "stream",
-        "During a repair of an acked log that another program wrote to: a copy of what is committed in it, "
-        "which takes its place.",
-    ),
-    KeyRow(
-        "sw:{app.stream.P}:dead:GROUP",
-        "stream",
-        "Dead letters: id, error, attempts, at (ms), by, and the entry's own fields as `f.<name>`.",
-    ),
-    KeyRow(
-        "sw:{app.stream.P}:state:GROUP",
-        "hash",
-        "Keyed state that the processor saved with its commits.",
-    ),
-    KeyRow(
-        "sw:{app.stream:GROUP}:members",
-        "string",
-        "The membership document, JSON: generation, members, owners of the partitions.",
-    ),
-    KeyRow(
-        "sw:{app.stream:GROUP}:damaged",
-        "any",
-        "A damaged value that workers found in place of the membership document, and quarantined: the last "
-        "one, of a string the first 64 KiB; or in place of the heartbeats, while there is none yet. "
-        "`streamworker repair APP --drop-damaged GROUP` removes it.",
-    ),
-    KeyRow(
-        "sw:{app.stream:GROUP}:control",
-        "stream",
-        "Control messages, about the last 10,000; also the record of rebalances.",
-    ),
-    KeyRow(
-        "sw:{app.stream:GROUP}:beats",
-        "hash",
-        "Member id to its last heartbeat: server ms, client id, run id of the server, load.",
-    ),
-    KeyRow(
-        "sw:{app.stream:GROUP}:loads",
-        "hash",
-        'With `assignment="weighted"`: member id to `partition:load,...` as it last measured; `-` for none.',
-    ),
-    KeyRow(
-        "sw:{app.stream:GROUP}:readers",
-        "hash",
-        "Name of a reader of the acked logs to its positions, JSON; they guard trimming.",
-    ),
-    KeyRow(
-        "sw:{app.stream:GROUP}:schemas",
-        "hash",
-        "Fingerprint to Arrow schema of the acked logs; `current` names the newest. Workers restore theirs.",
-    ),
+    KeyRow("sw:{app.stream}:stream", "hash"),
+    KeyRow("sw:{app.stream.P}:events", "stream"),
+    KeyRow("sw:{app.stream.P}:producer:ID", "string, expires after an hour"),
+    KeyRow("sw:{app.stream.P}:groups", "hash"),
+    KeyRow("sw:{app.stream.P}:lock:GROUP", "hash"),
+    KeyRow("sw:{app.stream.P}:acked:GROUP", "stream"),
+    KeyRow("sw:{app.stream.P}:copy:GROUP", "stream"),
+    KeyRow("sw:{app.stream.P}:dead:GROUP", "stream"),
+    KeyRow("sw:{app.stream.P}:state:GROUP", "hash"),
+    KeyRow("sw:{app.stream:GROUP}:members", "string"),
+    KeyRow("sw:{app.stream:GROUP}:damaged", "any"),
+    KeyRow("sw:{app.stream:GROUP}:control", "stream"),
+    KeyRow("sw:{app.stream:GROUP}:beats", "hash"),
+    KeyRow("sw:{app.stream:GROUP}:loads", "hash"),
+    KeyRow("sw:{app.stream:GROUP}:readers", "hash"),
+    KeyRow("sw:{app.stream:GROUP}:schemas", "hash"),
 )
-"""What is kept under every protocol; ``group.protocols`` adds the rest."""
+"""What is kept under every protocol; ``group.protocols`` adds the rest. docs/redis-keys.md says what each
+key holds."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired
-from streamworker.core.data.entries import EntryId
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.events import Beat
@@ -97,12 +97,15 @@ async def take_snapshot(
 # -- partitions ------------------------------------------------------------------------------
 
 
+_NO_LOCK = LockView("", 0, 0, ZERO, 0, 0, "", 0, "", "", 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
     """What Redis stores about one partition."""
 
     partition: int
-    lock: LockView | None
+    lock: LockView
     length: int
     lag: int
     acked_length: int
@@ -137,7 +140,7 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
         looks.append(
             _Look(
                 partition=p,
-                lock=view,
+                lock=view or _NO_LOCK,
                 length=_number(length),
                 lag=lag,
                 acked_length=_number(acked_length),
@@ -187,27 +190,26 @@ async def _with_counted_lags(
 
 
 def _partition_view(look: _Look, membership: Membership) -> PartitionView:
-    lock = look.lock
-    owners = membership.owners
+    lock, owners = look.lock, membership.owners
     assigned = owners[look.partition] if look.partition < len(owners) else None
-    owner = (lock.owner or None) if lock else None
+    owner = lock.owner or None
     state, reason = _state(look, owner, assigned, membership)
     return PartitionView(
         partition=look.partition,
         owner=owner,
         assigned=assigned,
-        epoch=lock.epoch if lock else 0,
+        epoch=lock.epoch,
         state=state,
         reason=reason,
-        checkpoint=str(lock.checkpoint) if lock else "0-0",
-        entries=lock.entries - lock.gone if lock else 0,
-        gone=lock.gone if lock else 0,
+        checkpoint=str(lock.checkpoint),
+        entries=lock.entries - lock.gone,
+        gone=lock.gone,
         lag=look.lag,
         length=look.length,
-        rows=lock.rows if lock else 0,
+        rows=lock.rows,
         acked_length=look.acked_length,
         dead=look.dead,
-        since_ms=lock.since_ms if lock else 0,
+        since_ms=lock.since_ms,
     )
 
 
@@ -219,14 +221,13 @@ def _state(
     if owner is None or membership.get(owner) is None:
         # A lock whose owner was removed counts as free.
         return ("acquiring" if assigned else "unowned"), ""
-    reason = look.lock.reason if look.lock else ""
-    match look.lock.state if look.lock else "":
+    match look.lock.state:
         case "halted":
-            return "halted", reason
+            return "halted", look.lock.reason
         case "draining":
-            return "draining", reason
+            return "draining", look.lock.reason
         case _:
-            return "running", reason
+            return "running", look.lock.reason
 
 
 def _by_locks(looks: Sequence[_Look]) -> Membership:
@@ -234,12 +235,10 @@ def _by_locks(looks: Sequence[_Look]) -> Membership:
 
     Such a protocol has no heartbeats either, so members count as alive while they hold a lock.
     """
-    owners = tuple((look.lock.owner or None) if look.lock else None for look in looks)
+    owners = tuple(look.lock.owner or None for look in looks)
     since: dict[str, int] = {}
-    for look in looks:
-        if look.lock is not None and look.lock.owner:
-            first = since.get(look.lock.owner, look.lock.since_ms)
-            since[look.lock.owner] = min(first, look.lock.since_ms)
+    for lock in (look.lock for look in looks if look.lock.owner):
+        since[lock.owner] = min(since.get(lock.owner, lock.since_ms), lock.since_ms)
     members = tuple(
         Member(owner, owner.rpartition(".")[0] or owner, "", 0, joined_ms)
         for owner, joined_ms in sorted(since.items(), key=lambda each: (each[1], each[0]))

@@ -144,7 +144,7 @@ async def check(place: Place, history: History) -> str:
 
     facts = await repair.look(place.backend, place.keys, 1)
     assert plan_group(facts, SETTINGS) == []
-    assert await repair.mend_log(place.backend, place.keys, 0, facts.locks[0])
+    assert await repair.repair_log(place.backend, place.keys, 0, facts.locks[0])
     assert (await place.look())[2] == stored, "a second repair has changed something"
 
     for _ in range(rng.randint(1, 2)):

@@ -7,6 +7,7 @@ import pytest
 
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.events import DocumentChanged
 from streamworker.redisio.admin import repair
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
@@ -30,7 +31,7 @@ async def join(group: Group, names: Sequence[str]) -> int:
         message={"kind": "changed", "cause": "join", "member": names[-1], "moved": ""},
         added=[f"{name}.1" for name in names],
     )
-    assert isinstance(changed, membership.Changed)
+    assert isinstance(changed, DocumentChanged)
     return changed.generation
 
 

@@ -220,12 +220,13 @@ def test_compression_inside_arrow_is_refused(compression: str) -> None:
         decode_entry(EntryId(1_000_000, 0), stored(with_payload(bomb, 1_000_000)), SCHEMAS)
 
 
-def test_a_payload_that_inflates_past_its_cap_is_refused() -> None:
+def test_a_payload_that_inflates_past_its_cap_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cap holds before anything is inflated, whatever the entry declares."""
     packed = bytes(pa.Codec("zstd").compress(bytes(10_000_000), asbytes=True))
+    monkeypatch.setattr(ackedlog, "RAW_BYTES_MAX", 5_000_000)
     for size in (10_000_000, 1000):
         with pytest.raises(DataLoss):
-            decode_entry(EntryId(1, 0), stored(with_payload(packed, 1, "zstd", size)), SCHEMAS, 5_000_000)
+            decode_entry(EntryId(1, 0), stored(with_payload(packed, 1, "zstd", size)), SCHEMAS)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.group.protocols import HASHES, KEY_TABLE
-from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
+from streamworker.redisio.keys import GroupKeys, KeyRow, StreamKeys, check_name
 
 STREAM, GROUP = StreamKeys("app", "stream"), GroupKeys("app", "stream", "GROUP")
 
@@ -70,8 +70,9 @@ def test_the_table_has_every_key_and_its_true_form() -> None:
     assert {row.key.replace(".P}", ".0}") for row in KEY_TABLE} == made
 
 
-@pytest.mark.parametrize("row", KEY_TABLE, ids=lambda row: row.example)
-def test_each_example_is_of_its_keys_form(row: object) -> None:
-    """Filling the form in gives the example."""
-    form = row.key.replace("app", "shop").replace("stream", "orders", 1).replace("GROUP", "price")  # type: ignore[attr-defined]
-    assert form.replace(".P}", ".3}").replace("ID", "4f1c2a") == row.example  # type: ignore[attr-defined]
+@pytest.mark.parametrize("row", KEY_TABLE, ids=lambda row: row.key)
+def test_a_key_of_each_kind_has_the_form_that_the_table_shows(row: KeyRow) -> None:
+    """Filling the form in gives the key."""
+    form = row.key.replace("app", "shop").replace("stream", "orders", 1).replace("GROUP", "price")
+    expected = form.replace(".P}", ".3}").replace("ID", "4f1c2a")
+    assert row.named("shop", "orders", "price", 3, "4f1c2a") == expected

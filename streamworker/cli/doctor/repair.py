@@ -239,7 +239,7 @@ async def _do(backend: Backend, step: Step) -> str:
             return f"{_done(len(released), len(step.partitions))}{end}"
         case "repair log":
             (p,) = step.partitions
-            is_done = await changes.mend_log(backend, keys, p, facts.locks[p])
+            is_done = await changes.repair_log(backend, keys, p, facts.locks[p])
             return f"done{await noted(step.action, [p])}" if is_done else _CHANGED
         case "trim log":
             dropped = {p: await changes.trim_log(backend, keys, p, facts.locks[p]) for p in step.partitions}

@@ -165,18 +165,14 @@ SAMPLES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The rights of this connection's user."""
+    """The rights of this connection's user: for each role the commands that it needs and the user lacks."""
 
     user: str
     missing: Mapping[str, tuple[str, ...]]
-    """Role to the commands, each with a key, that the role needs and this user may not run."""
 
 
 async def rights(backend: Backend, app: str) -> Rights | None:
-    """Return which rights of each role the user lacks; None if the user may not ask.
-
-    ``ACL DRYRUN`` checks a command without running it.
-    """
+    """Return which rights of each role the user lacks, by ``ACL DRYRUN``; None if the user may not ask."""
     questions = [(role, *question) for role in ROLES for question in _questions(role, app)]
     try:
         user: bytes = await backend.execute("ACL", "WHOAMI")
@@ -205,6 +201,5 @@ def _questions(role: Role, app: str) -> Iterable[tuple[tuple[str, ...], str]]:
 
 def _keys_of(grant: Grant, app: str) -> list[str]:
     """Return one key of each kind in a grant; one key if the grant covers all kinds."""
-    wanted = [row.key for row in KEY_TABLE if row.kind in (grant.keys or ("lock",))]
-    named = [key.replace("GROUP", "g").replace("ID", "id") for key in wanted]
-    return [re.sub(r"\{[^}]*\}", f"{{{app}.doctor}}", key) for key in named]
+    wanted = [row for row in KEY_TABLE if row.kind in (grant.keys or ("lock",))]
+    return [re.sub(r"\{[^}]*\}", f"{{{app}.doctor}}", row.named(app, "", "g", 0, "id")) for row in wanted]

@@ -78,12 +78,9 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
     """Read the data of a group, in a few round trips."""
     asked = [("TIME",), ("GET", keys.members), ("HGETALL", keys.beats), ("HGETALL", keys.readers)]
     time, document, flat_beats, flat_readers = all_answered(await backend.pipeline(asked))
-    commands = [
-        command for p in range(partitions) for command in (("HGETALL", keys.lock(p)), ("XLEN", keys.acked(p)))
-    ]
-    replies = all_answered(await in_pieces(backend, commands))
-    views = {p: view for p in range(partitions) if (view := lock_view(replies[2 * p], p)) is not None}
-    beats = _texts(flat_beats)
+    everywhere = range(partitions)
+    locks = all_answered(await in_pieces(backend, [("HGETALL", keys.lock(p)) for p in everywhere]))
+    lengths = all_answered(await in_pieces(backend, [("XLEN", keys.acked(p)) for p in everywhere]))
     run_id = (await backend.info(near=keys.members)).run_id
     client_ids = {beat.connection for beat in read_beats(flat_beats).values() if beat.run_id == run_id}
     there = await connected(backend, sorted(client_ids - {0}), keys.members)
@@ -92,11 +89,11 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
         now_ms=ms_of(time),
         run_id=run_id,
         membership=Membership.parse(document) if document else None,
-        beats=beats,
+        beats=_texts(flat_beats),
         connections=None if there is None else frozenset(there),
         names=await connection_names(backend),
-        locks=views,
-        log_lengths={p: replies[2 * p + 1] for p in range(partitions)},
+        locks={p: view for p, flat in enumerate(locks) if (view := lock_view(flat, p)) is not None},
+        log_lengths=dict(enumerate(lengths)),
         readers=_texts(flat_readers),
         ahead=await logs_ahead(backend, keys, partitions),
         damaged=await quarantined(backend, keys),
@@ -119,16 +116,11 @@ async def remove_members(backend: Backend, facts: Facts, members: Sequence[str])
     if before is None:
         return False
     after = before.without(members)
-    message = GroupChanged(0, "repair", before.names(members), before.moved(after)).fields()
-    flat = fields_of(message)
+    flat = fields_of(GroupChanged(0, "repair", before.names(members), before.moved(after)).fields())
     seen = [part for member in members for part in (member, _stored(facts.beats.get(member, "")))]
-    keys = facts.keys
-    return await _done(
-        backend,
-        REPAIR_MEMBERS,
-        (keys.members, keys.control, keys.beats, keys.loads),
-        (str(before.generation), after.body(), len(flat), *flat, *seen),
-    )
+    touched = (facts.keys.members, facts.keys.control, facts.keys.beats, facts.keys.loads)
+    arguments = (str(before.generation), after.body(), len(flat), *flat, *seen)
+    return await _done(backend, REPAIR_MEMBERS, touched, arguments)
 
 
 async def release_lock(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> bool:
@@ -147,11 +139,10 @@ async def trim_log(backend: Backend, keys: GroupKeys, partition: int, lock: Lock
     total = 0
     touched = (keys.lock(partition), keys.acked(partition))
     while True:
-        reply = checked(await backend.run(REPAIR_LOG, touched, (lock.log, lock.rows, TRIM_ENTRIES)))
-        if reply[0] != b"OK":
+        code, *more = checked(await backend.run(REPAIR_LOG, touched, (lock.log, lock.rows, TRIM_ENTRIES)))
+        if code != b"OK":
             return total or None
-        dropped = int(reply[1])
-        total += dropped
+        total += (dropped := int(more[0]))
         if not dropped:
             return total
 
@@ -163,8 +154,8 @@ async def logs_ahead(backend: Backend, keys: GroupKeys, partitions: int) -> dict
     return {p: reply[2].decode() for p, reply in replies if isinstance(reply, list) and reply[1] == b"ahead"}
 
 
-async def mend_log(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> bool:
-    """Mend an acked log that is ahead of its lock, if it is still the same log."""
+async def repair_log(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> bool:
+    """Repair an acked log that is ahead of its lock, if it is still the same log."""
     touched, cursor = _log_keys(keys, partition), b""
     while True:
         reply = checked(await backend.run(REPAIR_AHEAD, touched, (lock.log, keys.group, cursor)))
@@ -187,19 +178,8 @@ async def forget_place(backend: Backend, facts: Facts, partition: int) -> bool:
     keys, lock = facts.keys, facts.locks.get(partition)
     held = ("", "") if lock is None else (lock.owner, str(lock.epoch))
     await backend.execute("UNLINK", keys.copy(partition))  # left by a repair that was killed
-    return await _done(
-        backend,
-        REPAIR_PLACE,
-        (
-            keys.lock(partition),
-            keys.events(partition),
-            keys.acked(partition),
-            keys.dead(partition),
-            keys.state(partition),
-            keys.groups(partition),
-        ),
-        (keys.group, *held),
-    )
+    kinds = (keys.lock, keys.events, keys.acked, keys.dead, keys.state, keys.groups)
+    return await _done(backend, REPAIR_PLACE, [key(partition) for key in kinds], (keys.group, *held))
 
 
 async def forget_group(backend: Backend, facts: Facts) -> bool:
@@ -223,13 +203,8 @@ async def note(
     The key may have another type, or memory may be full. The rest of a repair continues in that case,
     since it may free memory.
     """
-    message = {
-        "kind": "repaired",
-        "generation": "0",
-        "what": what,
-        "partitions": ",".join(map(str, partitions)),
-        "by": by,
-    }
+    moved = ",".join(map(str, partitions))
+    message = {"kind": "repaired", "generation": "0", "what": what, "partitions": moved, "by": by}
     try:
         await control.post(backend, keys, [message])
     except BackendRefused as error:

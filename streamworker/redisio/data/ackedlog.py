@@ -93,8 +93,7 @@ class Link(NamedTuple):
     def misfit(self, before: "Link") -> str:
         """Return why this entry cannot follow another one in a log of commits; empty if it can.
 
-        Commits without rows add no entry. Only ``reset`` moves the checkpoint back, and it raises the
-        epoch.
+        Commits without rows add no entry. Only ``reset`` moves the checkpoint back; it raises the epoch.
         """
         if self.start < before.id.ms:
             return f"row {before.id.ms} was the last of an entry and now lies within entry {self.id}"
@@ -109,20 +108,14 @@ class Link(NamedTuple):
 
 
 def serialize_schema(schema: pa.Schema) -> bytes:
-    """Return a schema as bytes, without its metadata; Redis stores each schema once.
-
-    It refuses extension and dictionary types, which a reader cannot decode from the schema alone.
-    """
+    """Return a schema as bytes, without its metadata; refuse types that need more than the schema."""
     _refuse_foreign_types(schema, RecordError)
     plain = pa.schema([field.remove_metadata() for field in schema])
     return bytes(plain.serialize().to_pybytes())
 
 
 def deserialize_schema(data: bytes, fingerprint: str | None = None) -> pa.Schema:
-    """Read a schema that :func:`serialize_schema` wrote.
-
-    It raises ``DataLoss`` for other bytes, and for another schema than that of the fingerprint.
-    """
+    """Read a schema that :func:`serialize_schema` wrote; raise ``DataLoss`` for anything else."""
     if fingerprint is not None and _fingerprint(data) != fingerprint:
         raise DataLoss(
             f"The stored schema {fingerprint} was changed: its bytes have fingerprint {_fingerprint(data)}.",
@@ -130,7 +123,12 @@ def deserialize_schema(data: bytes, fingerprint: str | None = None) -> pa.Schema
         )
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
-        _read_names(schema)
+        for field in schema:
+            # Arrow accepts a name that is not UTF-8, and raises ValueError when the name is read.
+            str(field.name)
+            for kind in _types_within(field.type):
+                if not isinstance(kind, pa.BaseExtensionType):
+                    [kind.field(place).name for place in range(kind.num_fields)]
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataLoss(
             f"The stored schema {fingerprint or ''} cannot be read: {error}", remedy=_REPAIR
@@ -161,15 +159,6 @@ def _refuse_foreign_types(schema: pa.Schema, error: type[RecordError] | type[Dat
                     remedy="Extension and dictionary types need more than the schema to be read; "
                     "cast the column to a plain type.",
                 )
-
-
-def _read_names(schema: pa.Schema) -> None:
-    """Raise ValueError for a name that is not UTF-8: Arrow accepts it, and fails when the name is read."""
-    for field in schema:
-        str(field.name)
-        for kind in _types_within(field.type):
-            if not isinstance(kind, pa.BaseExtensionType):
-                [kind.field(place).name for place in range(kind.num_fields)]
 
 
 def _types_within(kind: pa.DataType) -> list[pa.DataType]:
@@ -226,15 +215,11 @@ _REPAIR = (
 
 
 def decode_entry(
-    id: EntryId,
-    fields: Mapping[bytes, bytes],
-    schemas: Mapping[str, pa.Schema],
-    max_raw_bytes: int = RAW_BYTES_MAX,
+    id: EntryId, fields: Mapping[bytes, bytes], schemas: Mapping[str, pa.Schema]
 ) -> pa.RecordBatch:
-    """Validate an entry, and return its record batch.
+    """Validate an entry, and return its record batch; raise ``DataLoss`` if it is damaged.
 
-    It raises ``DataLoss`` if the entry is damaged, also for more bytes than ``max_raw_bytes``, which it does
-    not decompress. The caller calls :func:`schema_of` first, and fetches a missing schema.
+    The caller calls :func:`schema_of` first, and fetches a missing schema.
     """
     rows = _number(id, fields, b"rows")
     size = _number(id, fields, b"size")
@@ -246,17 +231,17 @@ def decode_entry(
         raise _damaged(id, f"its schema {fingerprint} is not among the stored schemas")
     packed = Packed(rows, crc, _field(id, fields, b"codec").decode("ascii", "replace"), size, data)
     try:
-        return unpack(packed, schema, max_raw_bytes)
+        return unpack(packed, schema)
     except Damaged as damaged:
         raise _damaged(id, str(damaged)) from None
 
 
-def unpack(packed: Packed, schema: pa.Schema, max_raw_bytes: int = RAW_BYTES_MAX) -> pa.RecordBatch:
+def unpack(packed: Packed, schema: pa.Schema) -> pa.RecordBatch:
     """Validate packed bytes, and return their record batch; ``Damaged`` says what is wrong."""
     if zlib.crc32(packed.data) != packed.crc:
         raise Damaged("its batch does not match its CRC")
-    if packed.size > max_raw_bytes:
-        raise Damaged(f"it declares {packed.size} bytes, and at most {max_raw_bytes} are allowed")
+    if packed.size > RAW_BYTES_MAX:
+        raise Damaged(f"it declares {packed.size} bytes, and at most {RAW_BYTES_MAX} are allowed")
     if packed.rows > max(ROWS_WITHOUT_BYTES, 8 * packed.size):
         raise Damaged(f"it declares {packed.rows} rows in {packed.size} bytes")
     try:
@@ -276,10 +261,7 @@ def schema_of(id: EntryId, fields: Mapping[bytes, bytes]) -> str:
 
 
 def link_of(id: EntryId, fields: Mapping[bytes, bytes]) -> Link:
-    """Return an entry's position in its log, without reading its batch.
-
-    It raises ``DataLoss`` if fields are missing, or contradict each other or the id.
-    """
+    """Return an entry's position in its log, without reading its batch; refuse contradictory fields."""
     try:
         prev, first, last = (EntryId.parse(_field(id, fields, name)) for name in (b"prev", b"first", b"last"))
     except ConfigurationError as error:
@@ -300,14 +282,7 @@ def entry_rows(id: EntryId, fields: Mapping[bytes, bytes]) -> int:
 def slice_rows(batch: pa.RecordBatch, entry_end_row: int, start_row: int, end_row: int) -> pa.RecordBatch:
     """Cut an entry's batch to the rows ``(start_row, end_row]`` of the log, without a copy.
 
-    Parameters
-    ----------
-    batch
-        The whole batch of the entry.
-    entry_end_row
-        Rows of the log up to this entry, its own included: the number in its id.
-    start_row, end_row
-        The wanted range in rows of the log; it may reach beyond the entry on either side.
+    ``entry_end_row`` is the number in the entry's id. The range may reach beyond the entry on either side.
 
     An entry ``12-0`` of 5 rows holds rows (7, 12]; a reader wants (10, 20]:
 

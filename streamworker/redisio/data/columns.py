@@ -30,7 +30,6 @@ import pyarrow as pa
 from streamworker.core.data.entries import Entry
 from streamworker.errors import DataLoss, DecodeError
 from streamworker.redisio.data.ackedlog import (
-    RAW_BYTES_MAX,
     AckedBatch,
     Codec,
     Damaged,
@@ -83,15 +82,12 @@ def rows_of(fields: Fields) -> int:
     return max(1, int(text)) if text.isdigit() and len(text) < 10 else 1
 
 
-def unpacked(fields: Fields, max_raw_bytes: int = RAW_BYTES_MAX) -> pa.RecordBatch:
-    """Validate an entry, and return its rows.
-
-    Uncompressed rows are not copied.
-    """
+def unpacked(fields: Fields) -> pa.RecordBatch:
+    """Validate an entry, and return its rows; uncompressed rows are not copied."""
     packed = _packed(fields)
     try:
         schema = _schema(_field(fields, b"schema"), _field(fields, b"name"))
-        batch = unpack(packed, schema, max_raw_bytes)
+        batch = unpack(packed, schema)
     except (Damaged, DataLoss) as error:
         why = error.message.rstrip(".") if isinstance(error, DataLoss) else str(error)
         raise DecodeError(f"The entry holds no rows that can be read: {why}.", remedy=_REMEDY) from None

@@ -149,15 +149,7 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
     if batch is None:
         args.append(0)
     else:
-        args += (
-            batch.rows,
-            str(batch.first),
-            batch.schema,
-            batch.crc,
-            batch.codec,
-            batch.size,
-            batch.data,
-        )
+        args += (batch.rows, str(batch.first), batch.schema, batch.crc, batch.codec, batch.size, batch.data)
     return _names(keys, request.partition), args
 
 
@@ -168,14 +160,7 @@ def _names(keys: GroupKeys, p: int) -> tuple[str, ...]:
 
 
 def _letter_fields(letter: DeadLetter) -> list[Argument]:
-    flat: list[Argument] = [
-        "id",
-        str(letter.entry_id),
-        "error",
-        letter.error,
-        "attempts",
-        letter.attempts,
-    ]
+    flat: list[Argument] = ["id", str(letter.entry_id), "error", letter.error, "attempts", letter.attempts]
     for name, value in letter.fields.items():
         flat += (b"f." + name, value)
     if len(flat) > ARGS_MAX:

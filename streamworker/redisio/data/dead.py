@@ -57,13 +57,9 @@ async def replay_dead(
 ) -> dict[EntryId, EntryId | None]:
     """Append dead letters to the end of their partition as new entries, and delete the letters.
 
-    Other groups of the stream skip the new entries.
-
-    The script appends the entry and deletes the letter atomically, so a repeated call replays no letter
-    twice.
-
-    It returns the id of each new entry, None for a letter that did not exist. If Redis refuses a letter,
-    others may have been replayed.
+    Other groups of the stream skip the new entries. The script appends the entry and deletes the letter
+    atomically, so a repeated call replays no letter twice. The result has the id of each new entry, None for
+    a letter that did not exist. If Redis refuses a letter, others may have been replayed.
     """
     calls: list[ScriptCall] = [
         ((keys.dead(partition), keys.events(partition)), (str(letter), REPLAYED_FOR, keys.group))

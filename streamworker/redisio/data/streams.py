@@ -8,12 +8,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.errors import (
-    BackendError,
-    BackendUnavailable,
-    ConfigurationError,
-    RecordError,
-)
+from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.entries import Entries
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
@@ -92,14 +87,9 @@ async def declare(backend: Backend, keys: StreamKeys, partitions: int, codec: st
     """
     names = ("app", "stream", "partitions", "codec")
     mine = (keys.app, keys.stream, str(partitions), codec)
-    commands: list[Sequence[Argument]] = [
-        ("HSETNX", keys.meta, name, value) for name, value in zip(names, mine, strict=True)
-    ]
-    commands += [
-        ("HSETNX", keys.meta, "created_at", int(time.time() * 1000)),
-        ("HMGET", keys.meta, *names),
-    ]
-    *_, found = all_answered(await backend.pipeline(commands))
+    values = {**dict(zip(names, mine, strict=True)), "created_at": str(int(time.time() * 1000))}
+    commands: list[Sequence[Argument]] = [("HSETNX", keys.meta, *each) for each in values.items()]
+    *_, found = all_answered(await backend.pipeline([*commands, ("HMGET", keys.meta, *names)]))
     app, stream, count, used_codec = (value.decode("utf-8", "replace") for value in found)
     if (app, stream) != mine[:2]:
         raise ConfigurationError(
@@ -158,9 +148,9 @@ async def append_many(
     Without an answer each append may or may not have been written: send all again. An entry with too many
     fields raises ``RecordError`` before anything is sent.
     """
-    rounds: list[list[tuple[int, ScriptCall]]] = [[]]
+    rounds: list[list[ScriptCall]] = [[]]
     seen: set[tuple[int, str]] = set()
-    for place, append in enumerate(appends):
+    for append in appends:
         who = (append.partition, append.producer)
         if who in seen:
             # If the server has forgotten the script in the middle of a round trip, the failed calls are
@@ -168,11 +158,10 @@ async def append_many(
             rounds.append([])
             seen.clear()
         seen.add(who)
-        rounds[-1].append((place, append_call(keys, append)))
+        rounds[-1].append(append_call(keys, append))
     replies: list[AppendReply] = []
     for calls in rounds:
-        answers = await backend.run_many(APPEND, [call for _, call in calls], durability=durability)
-        replies += [_append_reply(answer) for answer in answers]
+        replies += map(_append_reply, await backend.run_many(APPEND, calls, durability=durability))
     if durability.command:
         return [reply if reply.wrote else _unproven(reply) for reply in replies]
     return replies
@@ -238,14 +227,9 @@ def _append_reply(reply: Any) -> AppendReply:
     code, last, length, *more = reply
     if not more:
         return AppendReply(AppendCode(code.decode()), None, int(length))
-    before, wrote = more
-    return AppendReply(
-        AppendCode(code.decode()),
-        EntryId.parse(last),
-        int(length),
-        wrote=bool(wrote),
-        before=int(before) if before else None,
-    )
+    before = int(more[0]) if more[0] else None
+    last_id = EntryId.parse(last)
+    return AppendReply(AppendCode(code.decode()), last_id, int(length), wrote=bool(more[1]), before=before)
 
 
 def _unproven(reply: AppendReply) -> AppendReply:
@@ -274,8 +258,7 @@ async def read(
 ) -> dict[int, Entries]:
     """Read the entries after some positions; the server blocks until a partition has entries.
 
-    For one server only: on a Cluster one command cannot read several partitions; see
-    :func:`read_each`.
+    On a Cluster one command cannot read several partitions; :func:`read_each` can.
 
     ``positions`` maps each partition to the id after which to read; ``block_ms`` of 0 does not wait. The
     result holds the partitions that have entries; it is empty after the timeout, or if the read was woken.
@@ -297,18 +280,14 @@ async def read_each(
 ) -> dict[int, Entries | BackendError]:
     """Read the entries after some positions, without waiting, with one command for each partition.
 
-    A Cluster refuses one command for several partitions: they are in different slots.
-
     The result has the entries of each partition, which may be none, or its error. If no partition was
     answered, this raises.
     """
     known = _names(keys)
-    replies = await backend.pipeline(
-        [
-            ("XREAD", "COUNT", count, "STREAMS", known[partition], f"{ms}-{seq}")
-            for partition, (ms, seq) in positions.items()
-        ]
-    )
+    commands = [
+        ("XREAD", "COUNT", count, "STREAMS", known[p], f"{ms}-{seq}") for p, (ms, seq) in positions.items()
+    ]
+    replies = await backend.pipeline(commands)
     return {
         partition: reply if isinstance(reply, BackendError) else Entries.of(reply[0][1] if reply else ())
         for partition, reply in zip(positions, replies, strict=True)
@@ -337,10 +316,7 @@ def _names(keys: StreamKeys) -> _Names:
 async def range_entries(
     backend: Backend, key: str, start: EntryId, end: EntryId | None, count: int
 ) -> list[Entry]:
-    """Return at most ``count`` entries of a Redis stream from ``start`` to ``end``, both included.
-
-    ``end=None`` reads up to the last entry.
-    """
+    """Return at most ``count`` entries from ``start`` to ``end``, both included, or to the last entry."""
     last = "+" if end is None else str(end)
     return list(Entries.of(await backend.execute("XRANGE", key, str(start), last, "COUNT", count)))
 

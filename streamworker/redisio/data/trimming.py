@@ -29,9 +29,6 @@ async def trim_many(
 ) -> dict[int, Trimmed]:
     """Drop the entries that are no longer needed, in one round trip; any process may repeat the call.
 
-    The script drops source entries that every group of the stream has committed, by the checkpoints in
-    their locks, and acked entries that every reader has read.
-
     ``acked_rows`` maps each partition to the rows of its acked log that all readers have read; 0 keeps the
     whole log. Partitions that Redis refused are missing in the result; if it refused all, this raises.
     """

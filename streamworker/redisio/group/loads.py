@@ -44,16 +44,9 @@ async def read_loads(backend: Backend, keys: GroupKeys) -> tuple[dict[str, dict[
 
 
 async def read_lags(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, int]:
-    """Return the lags of some partitions in entries, in one round trip.
-
-    A partition is missing if the server does not know its lag, which happens after an XDEL.
-    """
-    if not partitions:
-        return {}
+    """Return the lags of some partitions; one that the server does not know, as after an XDEL, is missing."""
     replies = await backend.pipeline([("XINFO", "GROUPS", keys.events(p)) for p in partitions])
-    lags: dict[int, int] = {}
-    for partition, groups in zip(partitions, replies, strict=True):
-        lag = groups_by_name(groups).get(keys.group.encode(), {}).get(b"lag")
-        if lag is not None:
-            lags[partition] = lag
-    return lags
+    ours = (groups_by_name(groups).get(keys.group.encode(), {}) for groups in replies)
+    return {
+        p: group[b"lag"] for p, group in zip(partitions, ours, strict=True) if group.get(b"lag") is not None
+    }

@@ -132,10 +132,7 @@ async def read_locks(
 
 
 def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
-    """Parse the reply to ``HGETALL`` of a partition's lock.
-
-    It refuses a checkpoint that is no entry id: another program wrote to the lock.
-    """
+    """Parse the reply to ``HGETALL`` of a partition's lock; refuse a checkpoint that is no entry id."""
     fields: dict[bytes, bytes] = pairs_of(flat)
     if b"checkpoint" not in fields:
         return None
@@ -168,23 +165,15 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
 async def move_checkpoint(
     backend: Backend, keys: GroupKeys, partition: int, to: EntryId, *, entries: int, owner: str = ""
 ) -> EntryId | Held | None:
-    """Move a group's checkpoint by hand, while no worker runs the partition.
+    """Move a group's checkpoint by hand, while no worker runs the partition; the call may be repeated.
 
-    The script raises the epoch, so that an owner that was taken for dead can no longer commit.
-
-    ``entries`` is the number of source entries up to ``to``, which :func:`streams.entries_up_to` counts;
-    ``owner`` a dead owner that may still be in the lock. The result is the previous checkpoint; ``Held`` if a
-    member holds the lock, and nothing was moved; None if the group was never registered in the partition. The
-    call may be repeated.
+    The script raises the epoch, so that an owner that was taken for dead can no longer commit. ``entries``
+    is the number of source entries up to ``to``, which :func:`streams.entries_up_to` counts; ``owner`` a dead
+    owner that may still be in the lock. The result is the previous checkpoint; ``Held`` if a member holds the
+    lock, and nothing was moved; None if the group was never registered in the partition.
     """
-    reply = checked(
-        await backend.run(
-            MOVE_CHECKPOINT,
-            (keys.lock(partition), keys.events(partition)),
-            (keys.group, str(to), entries, owner),
-        )
-    )
-    match reply:
+    touched = (keys.lock(partition), keys.events(partition))
+    match checked(await backend.run(MOVE_CHECKPOINT, touched, (keys.group, str(to), entries, owner))):
         case [b"OK", before]:
             return EntryId.parse(before)
         case [b"HELD", holder]:

@@ -5,36 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from streamworker.core.protocols.membership.events import Beat
+from streamworker.core.protocols.membership.events import Beat, ChangeRefused, DocumentChanged, DocumentRead
 from streamworker.core.protocols.membership.mending import LOOKED_AT_BYTES, fingerprint
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.group.loads import loads_text
 from streamworker.redisio.keys import GroupKeys, whole
-from streamworker.redisio.scripts import CHANGE_MEMBERS, HEARTBEAT, MEND_MEMBERS, checked
+from streamworker.redisio.scripts import CHANGE_MEMBERS, HEARTBEAT, MEND_MEMBERS, checked, wrong_type
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import ms_of, pairs_of
 from streamworker.redisio.wire.link import Argument
 
 _CLIENT = re.compile(rb"(?:^|\n)id=(\d+) ")
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """The document was written."""
-
-    generation: int
-    server_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """Another member changed the document first; nothing was written."""
-
-    document: bytes | None
-    """The current document; None if it was deleted."""
-    server_ms: int
-    foreign: str = ""
-    """The type of the key if it is not a string and so cannot be a document; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +34,21 @@ class HeartbeatReply:
     foreign: str = ""
     """A key that held another type: that of the loads, which the script leaves alone, or that of the
     heartbeats. The script starts the heartbeats anew; if the document is damaged, too, there are none
-    until a member has mended the document."""
+    until a member has repaired the document."""
 
 
 async def look_at_members(backend: Backend, keys: GroupKeys) -> tuple[bytes | None, int, str]:
-    """Return the membership document, the server's clock in ms, and the type of a wrong value at its key.
-
-    This takes one round trip. The type is empty if the key holds a string or does not exist.
-    """
+    """Return the membership document, the server's clock in ms, and the type of a wrong value at its key."""
     document, time = await backend.pipeline([("GET", keys.members), ("TIME",)])
     if isinstance(time, BackendError):
         raise time
-    server_ms, foreign = ms_of(time), ""
     if isinstance(document, BackendRefused):
         kind = (await backend.execute("TYPE", keys.members)).decode()
-        foreign = "" if kind in ("none", "string") else kind
+        if kind not in ("none", "string"):
+            return None, ms_of(time), kind
     if isinstance(document, BackendError):
-        if not foreign:
-            raise document
-        document = None
-    return document, server_ms, foreign
+        raise document
+    return document, ms_of(time), ""
 
 
 async def quarantined(backend: Backend, keys: GroupKeys) -> str:
@@ -93,11 +69,10 @@ async def change_members(
     added: Sequence[str] = (),
     removed: Sequence[str] = (),
     at_least: int = 0,
-) -> Changed | Conflict:
+) -> DocumentChanged | ChangeRefused:
     """Write a document if the generation is still the expected one, and post a message with it.
 
-    Do not repeat the call blindly: after a lost answer, read the document and check whether it
-    contains the change.
+    Do not repeat it blindly: after a lost answer, read the document and check whether it has the change.
 
     ``expected`` is the generation that was read, 0 without a document; ``at_least`` the minimum of the new
     generation, which the script sets in ``body`` and ``message``. The heartbeats of the members ``added`` and
@@ -108,11 +83,8 @@ async def change_members(
     for member in added:
         args += (member, _beat_text(0, "", 0))
     args.append(at_least)
-    touched = (keys.members, keys.control, keys.beats, keys.loads, keys.damaged)
-    reply = checked(await backend.run(CHANGE_MEMBERS, touched, args))
-    if reply[0] == b"OK":
-        return Changed(int(reply[1]), int(reply[2]))
-    return Conflict(reply[1], int(reply[2]))
+    code, found, server_ms = checked(await backend.run(CHANGE_MEMBERS, _touched(keys), args))
+    return DocumentChanged(int(found)) if code == b"OK" else ChangeRefused(found, int(server_ms))
 
 
 async def mend_members(
@@ -124,22 +96,23 @@ async def mend_members(
     message: Mapping[str, str],
     present: Sequence[str] = (),
     at_least: int = 0,
-) -> Changed | Conflict:
+) -> DocumentChanged | DocumentRead | ChangeRefused:
     """Move a damaged document aside if it is still the one that was seen, and write a new document.
 
-    The call may be repeated: a repeat no longer finds the damaged value.
-
-    ``seen`` is the fingerprint of the damaged value, see ``core.mending``. With an empty ``body`` no document
-    is written. ``message`` and ``at_least`` are as for :func:`change_members`; heartbeats of members that are
-    not ``present`` are removed.
+    The call may be repeated: a repeat no longer finds the damaged value. ``seen`` is the fingerprint of that
+    value, see ``core.mending``. With an empty ``body`` no document is written. ``message`` and ``at_least``
+    are as for :func:`change_members`; heartbeats of members that are not ``present`` are removed.
     """
     flat = fields_of(message)
     args: list[Argument] = [seen, body, at_least, len(flat), *flat, *present]
-    touched = (keys.members, keys.control, keys.beats, keys.loads, keys.damaged)
-    reply = checked(await backend.run(MEND_MEMBERS, touched, args))
-    if reply[0] == b"OK":
-        return Changed(int(reply[1]), int(reply[2]))
-    return Conflict(reply[1], int(reply[2]), reply[3].decode())
+    code, found, server_ms, *kind = checked(await backend.run(MEND_MEMBERS, _touched(keys), args))
+    if code != b"OK":
+        return ChangeRefused(found, int(server_ms), kind[0].decode())
+    return DocumentChanged(int(found)) if body else DocumentRead(None, int(server_ms))
+
+
+def _touched(keys: GroupKeys) -> tuple[str, ...]:
+    return keys.members, keys.control, keys.beats, keys.loads, keys.damaged
 
 
 def fields_of(message: Mapping[str, str]) -> list[Argument]:
@@ -179,20 +152,15 @@ async def heartbeat(backend: Backend, renewals: Sequence[Renewal]) -> list[Heart
 
 
 def _heartbeat_reply(reply: Any) -> HeartbeatReply | BackendError:
-    try:
-        if isinstance(reply, BackendError):
-            return reply
-        checked(reply)
-    except BackendRefused as error:
-        return error
+    if isinstance(reply, BackendError):
+        return reply
+    if reply[0] == b"BADTYPE":
+        return wrong_type(reply[1])
     code, generation, server_ms, *rest = reply
+    beats, seen, foreign = rest or ((), b"", b"")
+    known = int(generation) if generation else None
     return HeartbeatReply(
-        code == b"LOST",
-        int(generation) if generation else None,
-        int(server_ms),
-        read_beats(rest[0] if rest else ()),
-        rest[1].decode() if rest else "",
-        rest[2].decode() if rest else "",
+        code == b"LOST", known, int(server_ms), read_beats(beats), seen.decode(), foreign.decode()
     )
 
 

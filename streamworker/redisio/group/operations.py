@@ -20,8 +20,6 @@ from streamworker.core.protocols.membership.events import (
     Call,
     CallFailed,
     ChangeDocument,
-    ChangeRefused,
-    DocumentChanged,
     DocumentRead,
     LoadsRead,
     MendDocument,
@@ -34,15 +32,14 @@ from streamworker.redisio.group import control, loads, locks, membership, protoc
 from streamworker.redisio.group.operation import Access, Operation
 
 
-async def read_document(access: Access, effect: ReadDocument) -> Event:
+async def read_document(access: Access, _: ReadDocument) -> Event:
     """Read the membership document and the server's clock."""
-    del effect
     return DocumentRead(*await membership.look_at_members(access.backend, access.keys))
 
 
 async def change_document(access: Access, effect: ChangeDocument) -> Event:
     """Write the membership document by compare-and-set."""
-    reply = await membership.change_members(
+    return await membership.change_members(
         access.backend,
         access.keys,
         expected=effect.expected,
@@ -52,15 +49,12 @@ async def change_document(access: Access, effect: ChangeDocument) -> Event:
         removed=effect.removed,
         at_least=effect.at_least,
     )
-    if isinstance(reply, membership.Conflict):
-        return ChangeRefused(reply.document, reply.server_ms)
-    return DocumentChanged(reply.generation)
 
 
 async def mend_document(access: Access, effect: MendDocument) -> Event:
     """Move a damaged membership document aside, and write a new one."""
     known = effect.membership
-    reply = await membership.mend_members(
+    return await membership.mend_members(
         access.backend,
         access.keys,
         seen=effect.seen,
@@ -69,9 +63,6 @@ async def mend_document(access: Access, effect: MendDocument) -> Event:
         present=known.present_ids,
         at_least=effect.at_least,
     )
-    if isinstance(reply, membership.Conflict):
-        return ChangeRefused(reply.document, reply.server_ms, reply.foreign)
-    return DocumentChanged(reply.generation) if known.generation else DocumentRead(None, reply.server_ms)
 
 
 async def probe_peers(access: Access, effect: ProbePeers) -> Event:
@@ -80,9 +71,8 @@ async def probe_peers(access: Access, effect: ProbePeers) -> Event:
     return PeersProbed(None if connected is None else frozenset(connected))
 
 
-async def read_loads(access: Access, effect: ReadLoads) -> Event:
+async def read_loads(access: Access, _: ReadLoads) -> Event:
     """Read the loads that all members measured."""
-    del effect
     return LoadsRead(*await loads.read_loads(access.backend, access.keys))
 
 

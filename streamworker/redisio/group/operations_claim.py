@@ -4,8 +4,7 @@ The ownership entries of a group are one hash. Checkpoints are in the locks, whi
 Cluster: the operations read them first, and copy them to the entries for display.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.claim.events import (
@@ -31,23 +30,15 @@ LIST, TAKE, UPDATE, GIVE_UP = SCRIPTS = tuple(
     load(f"claim_{name}") for name in ("list", "take", "update", "give_up")
 )
 CLAIMS = "claims"
-"""The key of the owner of each partition."""
-KEYS = (
-    KeyRow(
-        "sw:{app.stream:GROUP}:claims",
-        "hash",
-        'With `coordination="claim"`: partition to its ownership entry: ETag, time of the last change (ms), '
-        "owner level, checkpoint, owner; `last` is the newest ETag.",
-    ),
-)
+"""The key of the owner of each partition: its ownership entry by ETag, and `last`, the newest ETag."""
+KEYS = (KeyRow(f"sw:{{app.stream:GROUP}}:{CLAIMS}", "hash"),)
 
 UNKNOWN_CHECKPOINT = "0-0"
 """Checkpoint of a partition in which the group was never registered: work begins at the first entry."""
 
 
-async def list_ownership(access: Access, effect: ListOwnership) -> Event:
+async def list_ownership(access: Access, _: ListOwnership) -> Event:
     """Read all entries, and how many partitions the stream has now."""
-    del effect
     keys = access.keys
     declared = await access.backend.execute("HGET", keys.meta, "partitions")
     _, server_ms, *flat = checked(await access.backend.run(LIST, (keys.of_group(CLAIMS),), ()))
@@ -81,10 +72,11 @@ async def _change(
 ) -> tuple[dict[int, int], dict[int, OwnershipEntry | None]]:
     """Return the ETags of the changed entries, and the current entries of the others."""
     args: list[Argument] = [owner]
-    for (partition, etag), checkpoint in zip(
-        etags.items(), await _checkpoints(access, tuple(etags)), strict=True
-    ):
-        args += (partition, etag, OWNER_LEVEL, checkpoint)
+    locks = await access.backend.pipeline([("HGET", access.keys.lock(p), "checkpoint") for p in etags])
+    for (partition, etag), checkpoint in zip(etags.items(), locks, strict=True):
+        # One unreadable lock must not prevent the renewal of all claims.
+        is_known = checkpoint is not None and not isinstance(checkpoint, BackendError)
+        args += (partition, etag, OWNER_LEVEL, checkpoint if is_known else UNKNOWN_CHECKPOINT)
     _, etag, *flat = checked(await access.backend.run(script, (access.keys.of_group(CLAIMS),), args))
     done: dict[int, int] = {}
     refused: dict[int, OwnershipEntry | None] = {}
@@ -95,16 +87,6 @@ async def _change(
         else:
             refused[int(name)] = entry
     return done, refused
-
-
-async def _checkpoints(access: Access, partitions: Sequence[int]) -> list[Argument]:
-    replies: list[Any] = await access.backend.pipeline(
-        [("HGET", access.keys.lock(p), "checkpoint") for p in partitions]
-    )
-    # One unreadable lock must not prevent the renewal of all claims.
-    return [
-        UNKNOWN_CHECKPOINT if reply is None or isinstance(reply, BackendError) else reply for reply in replies
-    ]
 
 
 def _entry(name: bytes, text: bytes) -> OwnershipEntry | None:

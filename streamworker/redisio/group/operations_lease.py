@@ -19,22 +19,10 @@ from streamworker.redisio.wire.link import Argument
 
 CHALLENGE, RACE, UPDATE = SCRIPTS = tuple(load(f"lease_{name}") for name in ("challenge", "race", "update"))
 GRAB = "grab"
-"""The key of the winner of the race for each partition."""
+"""The key of the winner of the race for each partition, and of `last`, the newest generation."""
 ALLOCATION = "allocation"
 """The key of the member that processes each partition."""
-KEYS = (
-    KeyRow(
-        "sw:{app.stream:GROUP}:grab",
-        "hash",
-        'With `coordination="lease"`: partition to `generation|owner` of whoever won the race for it and '
-        "cannot be challenged yet; `last` is the newest generation.",
-    ),
-    KeyRow(
-        "sw:{app.stream:GROUP}:allocation",
-        "hash",
-        'With `coordination="lease"`: partition to `generation|owner` of whoever processes it.',
-    ),
-)
+KEYS = tuple(KeyRow(f"sw:{{app.stream:GROUP}}:{name}", "hash") for name in (GRAB, ALLOCATION))
 
 
 async def challenge_leases(access: Access, effect: ChallengeLeases) -> Event:

@@ -119,20 +119,11 @@ class Gate:
         return None if found is None else BackendUnavailable(found.message, remedy=found.remedy)
 
     async def through(self, attempt: Callable[[], Awaitable[None]], *, waits: bool) -> None:
-        """Make an attempt when the gate allows it.
+        """Make an attempt when the gate allows it; raise its error, or that of the last attempt.
 
-        Parameters
-        ----------
-        attempt
-            Connects; raises ``BackendUnavailable`` if it cannot.
-        waits
-            Whether to wait for a turn, or for the result of another caller's attempt. Otherwise the last
-            error is raised at once if there is one and the turn is not free.
-
-        Raises
-        ------
-        BackendError
-            The error of this attempt, or of the last one.
+        ``attempt`` raises ``BackendUnavailable`` if it cannot connect. If it ``waits``, it waits for a turn,
+        or for the result of another caller's attempt. Otherwise the last error is raised at once if there
+        is one and the turn is not free.
         """
         turn = await self._turn(waits=waits)
         began_s = time.monotonic()
@@ -232,33 +223,27 @@ def _tell(news: "asyncio.Future[None]") -> None:
         news.set_result(None)
 
 
-class _Gates:
-    """The gates of this process that are in use."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._by_way: weakref.WeakValueDictionary[Hashable, Gate] = weakref.WeakValueDictionary()
-
-    def of(self, way: Hashable) -> Gate:
-        """Return the gate of this process for an address and a login.
-
-        Each login has its own gate, since the failure of one user or certificate authority says nothing
-        about another.
-        """
-        with self._lock:
-            gate = self._by_way.get(way)
-            if gate is None:
-                gate = self._by_way[way] = Gate()
-            return gate
-
-    def forked(self) -> None:
-        # Turns and locks belong to threads of the parent process.
-        self._lock = threading.Lock()
-        for gate in list(self._by_way.values()):
-            gate.forget()
+_gates: weakref.WeakValueDictionary[Hashable, Gate] = weakref.WeakValueDictionary()
+"""The gates of this process that are in use."""
+_making = threading.Lock()
 
 
-_gates = _Gates()
-gate_of = _gates.of
+def gate_of(way: Hashable) -> Gate:
+    """Return the gate of this process for an address and a login.
+
+    Each login has its own gate, since the failure of one user or certificate authority says nothing about
+    another.
+    """
+    with _making:
+        return _gates.setdefault(way, Gate())
+
+
+def _forked() -> None:
+    _making.release()
+    # Turns and locks of gates belong to threads of the parent process.
+    for gate in list(_gates.values()):
+        gate.forget()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_gates.forked)
+    os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_forked)

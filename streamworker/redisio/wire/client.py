@@ -63,23 +63,14 @@ class Backend:
         connections: int = CONNECTIONS,
         allow_plaintext: bool = False,
     ) -> Self:
-        """Make a backend without connecting.
+        """Make a backend without connecting; ``name`` is its name in ``CLIENT LIST``.
 
-        Parameters
-        ----------
-        url
-            ``redis://``, ``rediss://`` or ``unix://``. With ``+cluster`` after ``redis`` or ``rediss`` it
-            has the addresses of some nodes of a Cluster, with ``+sentinel`` those of sentinels. The URL
-            is never shown.
-        name
-            The name in ``CLIENT LIST``.
-        call_timeout_ms
-            Timeout of each call; it includes waiting for a connection, connecting, sending and
-            receiving.
-        connections
-            Maximum concurrent connections to each node, without those of :meth:`blocking`.
-        allow_plaintext
-            Whether ``redis://`` may connect to another machine.
+        The URL begins with ``redis://``, ``rediss://`` or ``unix://``. With ``+cluster`` after ``redis`` or
+        ``rediss`` it has the addresses of some nodes of a Cluster, with ``+sentinel`` those of sentinels. It
+        is never shown. ``redis://`` may connect to another machine only with ``allow_plaintext``.
+
+        The timeout of a call includes waiting for a connection, connecting, sending and receiving. There
+        are at most ``connections`` to each node, without those of :meth:`blocking`.
         """
         if not allow_plaintext:
             refuse_plaintext(url, "The URL of Redis")
@@ -110,9 +101,9 @@ class Backend:
         return await self._server.uncovered()
 
     def apart(self, connections: int) -> "Backend":
-        """Return a backend for the same server or Cluster with its own connections; close it first.
+        """Return a backend for the same server or Cluster with its own connections, for long reads.
 
-        Both share the Cluster's slot map. Use it for long reads, so that other calls do not wait for them.
+        Close it first: both share the Cluster's slot map.
         """
         return Backend(self._server.apart(connections))
 
@@ -130,10 +121,9 @@ class Backend:
         return self._server.pause_max_ms
 
     def known_place_of(self, key: str) -> str:
-        """Return the address of a key's node from the slot map, without a call; empty if not known.
+        """Return the address of a key's node by the slot map, without a call; empty for one server.
 
-        It is always empty for one server. Callers use it to group calls by node, so that calls to one
-        node do not wait for other nodes.
+        Callers group calls by it, so that calls to one node do not wait for other nodes.
         """
         return self._server.known_place_of(key)
 
@@ -157,12 +147,9 @@ class Backend:
         On a Cluster a command without a key goes to the node of the command before it. Commands without
         a key at the beginning go to the node of the first command with a key.
 
-        Returns
-        -------
-        list
-            A reply for each command, or the error if Redis refused it; on a Cluster
-            :class:`BackendUnavailable` for each command whose node did not answer. If no node answered,
-            this raises.
+        The result has a reply for each command, or the error if Redis refused it; on a Cluster
+        :class:`BackendUnavailable` for each command whose node did not answer. If no node answered, this
+        raises.
         """
         if not commands:
             return []
@@ -180,13 +167,9 @@ class Backend:
     ) -> list[Any]:
         """Run independent calls of a script in one round trip, in this order.
 
-        On a Cluster there is one round trip to each node, and the order holds within each slot.
-
-        Returns
-        -------
-        list
-            A reply or an error for each call, as :meth:`pipeline` returns them. A call that is less durable
-            than ``durability`` requires has its reply in an ``Undurable``.
+        On a Cluster there is one round trip to each node, and the order holds within each slot. The replies
+        are as those of :meth:`pipeline`. A call that is less durable than ``durability`` requires has its
+        reply in an ``Undurable``.
         """
         if not calls:
             return []
@@ -203,9 +186,8 @@ class Backend:
     async def identity(self, near: str = "") -> tuple[int, str]:
         """Return this connection's client id and the server's run id, by which peers look it up.
 
-        Use it on a backend with one connection, or with one call at a time. Each connection asks the
-        server once; the values are ``0`` and ``""`` if this user may not ask. On a Cluster they are about
-        the connection to the node that has the key ``near``.
+        Use it on a backend with one connection, or with one call at a time. The values are ``0`` and ``""``
+        if this user may not ask. On a Cluster they are those at the node that has the key ``near``.
         """
         return await self._server.identity(near)
 
@@ -234,10 +216,7 @@ class Backend:
 
 
 class BlockingConnection:
-    """A connection for blocking reads, for one task at a time.
-
-    After an error the next call reconnects.
-    """
+    """A connection for blocking reads, for one task at a time; after an error the next call reconnects."""
 
     def __init__(self, server: Server, key: str) -> None:
         self._server = server
@@ -255,16 +234,10 @@ class BlockingConnection:
     async def execute(self, *args: Argument, block_ms: int) -> Any:
         """Run one command that may block at the server for ``block_ms``.
 
-        Returns
-        -------
-        Any
-            The reply; None if nothing came in time, or if :meth:`unblock` ended the call.
-
-        Raises
-        ------
-        BackendUnavailable
-            Without an answer within ``block_ms``, a second and the duration of a round trip; or if the
-            keys have moved to another node, which the next call finds. Connecting has its own timeout.
+        It returns None if nothing came in time, or if :meth:`unblock` ended the call. It raises
+        ``BackendUnavailable`` without an answer within ``block_ms``, a second and the duration of a round
+        trip; or if the keys have moved to another node, which the next call finds. Connecting has its own
+        timeout.
         """
         node, link = await self._find()  # The key may have moved since the last call.
         self._calls += 1
@@ -275,7 +248,7 @@ class BlockingConnection:
                 async with asyncio.timeout(deadline_ms / 1000):
                     began_s = asyncio.get_running_loop().time()
                     (number,) = await link.roundtrip(pack(("CLIENT", "ID")), 1)
-                    self._roundtrip_ms = 1_000 * (asyncio.get_running_loop().time() - began_s)
+                    self._roundtrip_ms = 1_000 * (link.used_s - began_s)
                 link.client_id = number if isinstance(number, int) else 0
             deadline_ms = block_ms + BLOCK_MARGIN_MS + self._roundtrip_ms
             async with asyncio.timeout(deadline_ms / 1000):
@@ -331,8 +304,7 @@ class BlockingConnection:
         assert self._link is not None
         if not self._link.client_id:
             raise BackendRefused("This user may not ask for CLIENT ID.")
-        words = ("CLIENT", "UNBLOCK", self._link.client_id)
-        (reply,) = await self._node.commands([words])
+        (reply,) = await self._node.commands([("CLIENT", "UNBLOCK", self._link.client_id)])
         if isinstance(reply, BackendError):
             raise reply
         return bool(reply)

@@ -59,10 +59,7 @@ def key_of(args: Sequence[Argument]) -> str:
 
 
 class Cluster:
-    """The nodes of a Cluster; it has the calls of :class:`~streamworker.redisio.wire.node.Node`.
-
-    Each node has up to ``connections`` connections.
-    """
+    """The nodes of a Cluster, each with up to ``connections``; it has the calls of a ``Node``."""
 
     has_all_keys = False
     """Each node has the keys of its slots."""
@@ -210,10 +207,8 @@ class Cluster:
                 parts.setdefault(where, []).append(place)
             left, asking = [], {}
             sent = [
-                self._send(
-                    address, [calls[place] for place in places], left_ms, script, durability, asking=is_asking
-                )
-                for (address, is_asking), places in parts.items()
+                self._send(where, [calls[place] for place in places], left_ms, script, durability)
+                for where, places in parts.items()
             ]
             for ((address, _), places), replies in zip(parts.items(), await _together(sent), strict=True):
                 if isinstance(replies, BackendError):
@@ -240,15 +235,14 @@ class Cluster:
 
     async def _send(
         self,
-        address: str,
+        where: tuple[str, bool],
         calls: Sequence[bytes],
         timeout_ms: float,
         script: Script | None,
         durability: Durability,
-        *,
-        asking: bool,
     ) -> list[Reply] | BackendError:
         """Send calls to one node; return its replies, or the error if it did not answer."""
+        address, asking = where
         try:
             if not address:
                 return _uncovered(self.address)

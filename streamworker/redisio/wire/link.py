@@ -37,8 +37,7 @@ Argument = str | bytes | int
 class Target:
     """The address and login of Redis: a URL, parsed and checked without connecting.
 
-    It raises ``ConfigurationError`` for an invalid URL; the message contains no part of the URL except the
-    name of an unsupported option.
+    The ``ConfigurationError`` for an invalid URL has no part of the URL but an unsupported option's name.
     """
 
     moves = False

@@ -33,12 +33,8 @@ _ASKING = pack(("ASKING",))
 class Node:
     """One server and its connections; calls take the one that was used last.
 
-    Parameters
-    ----------
-    connections
-        Maximum concurrent connections; further calls wait for one, within their timeout.
-    is_one_of_many
-        Whether there are other nodes, one of which may take over.
+    There are at most ``connections``; further calls wait for one, within their timeout. If the server
+    ``is_one_of_many``, another node may take over.
     """
 
     map_version = 0

@@ -66,7 +66,7 @@ def read_answer(replies: Sequence[Any], address: str) -> Answer | BackendError |
         return None
     if not isinstance(state, list):
         return Answer(place, 0)  # This user may not use SENTINEL MASTER.
-    fields = dict(zip(state[::2], state[1::2], strict=False))
+    fields = dict(_pairs(state))
     epoch = whole(fields.get(b"config-epoch", b"")) or 0
     settled = _place([fields.get(b"ip"), fields.get(b"port")]) == place
     is_down = settled and b"o_down" in fields.get(b"flags", b"").split(b",")
@@ -97,20 +97,13 @@ def read_view(replies: Sequence[Any], address: str) -> SentinelView:
     >>> view.quorum, view.sentinels, view.replicas
     (2, 3, 1)
     """
-    answer = read_answer(replies, address)
-    state = replies[1]
+    answer, state = read_answer(replies, address), replies[1]
     if not isinstance(state, list):
         return SentinelView(address, answer)
-    fields = dict(zip(state[::2], state[1::2], strict=False))
-    number = {name: whole(value) or 0 for name, value in fields.items() if isinstance(value, bytes)}
-    return SentinelView(
-        address,
-        answer,
-        quorum=number.get(b"quorum", 0),
-        sentinels=1 + number.get(b"num-other-sentinels", 0),
-        replicas=number.get(b"num-slaves", 0),
-        down_after_ms=number.get(b"down-after-milliseconds", 0),
-    )
+    number = {name: whole(value) or 0 for name, value in _pairs(state) if isinstance(value, bytes)}
+    names = (b"quorum", b"num-other-sentinels", b"num-slaves", b"down-after-milliseconds")
+    quorum, others, replicas, down_after_ms = (number.get(name, 0) for name in names)
+    return SentinelView(address, answer, quorum, 1 + others, replicas, down_after_ms)
 
 
 def _place(reply: object) -> Place | None:
@@ -170,7 +163,7 @@ def is_primary(reply: object) -> bool:
     return any(name in (b"role", "role") and role in (b"master", "master") for name, role in pairs)
 
 
-def _pairs(reply: object) -> Iterable[tuple[object, object]]:
+def _pairs(reply: object) -> Iterable[tuple[Any, Any]]:
     return zip(reply[::2], reply[1::2], strict=False) if isinstance(reply, list) else ()
 
 

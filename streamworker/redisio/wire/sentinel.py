@@ -15,7 +15,6 @@ import contextlib
 import random
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -37,7 +36,6 @@ from streamworker.redisio.wire.primaries import (
     not_primary,
     of_sentinel,
     questions,
-    read_answer,
     read_view,
     taken_for_down,
 )
@@ -60,8 +58,7 @@ to the sentinels at once after a failover, and a short command does not listen a
 class SentinelTarget(Target):
     """The primary that sentinels know by a service name.
 
-    The sentinels may be on this machine and name a server on another one, so :meth:`connect` checks
-    ``allow_plaintext``.
+    Sentinels on this machine may name a server on another one, so :meth:`connect` checks ``allow_plaintext``.
     """
 
     moves = True
@@ -192,7 +189,7 @@ class SentinelTarget(Target):
                 )
                 if not done:
                     break
-                said += [ask.result() for ask in done]
+                said += [asked.result().answer for asked in done]
         finally:
             for task in asks:
                 task.cancel()
@@ -217,18 +214,19 @@ class SentinelTarget(Target):
         if answer.is_down:
             # The primary may come back before it is replaced; writes to it would then be lost.
             self._fresh_until_s = 0.0
-            await self._close_what(lambda _: True)
+            await self._close_what(leads_here=True)
             raise taken_for_down(answer.place, self._service)
         self._fresh_until_s = asyncio.get_running_loop().time() + FRESH_S
         if answer.place != self._place:
             self._place, self._failing_since_s = answer.place, None
             self.address = f"{host_and_port(*answer.place)} (primary {self._service!r})"
-            await self._close_what(lambda socket: not self.leads_here(socket))
+            await self._close_what(leads_here=False)
         return answer.place
 
-    async def _close_what(self, leads_elsewhere: Callable[[Socket], bool]) -> None:
+    async def _close_what(self, *, leads_here: bool) -> None:
+        """Close connections to other servers; with ``leads_here`` also those to the known primary."""
         for socket in list(self._made):
-            if socket.is_open and leads_elsewhere(socket):
+            if socket.is_open and (leads_here or not self.leads_here(socket)):
                 await socket.hang_up()
 
     async def views(self) -> list[SentinelView]:
@@ -237,26 +235,18 @@ class SentinelTarget(Target):
         async def view(sentinel: Target) -> SentinelView:
             try:
                 async with asyncio.timeout(LAST_S):
-                    replies = await self._replies(sentinel)
+                    return await self._ask(sentinel)
             except TimeoutError:
-                replies = no_answer(sentinel.address, 1_000 * LAST_S)
-            if isinstance(replies, BackendError):
-                return SentinelView(sentinel.address, of_sentinel(replies, sentinel.address))
-            return read_view(replies, sentinel.address)
+                late = no_answer(sentinel.address, 1_000 * LAST_S)
+                return SentinelView(sentinel.address, of_sentinel(late, sentinel.address))
 
         return list(await asyncio.gather(*map(view, self._asked)))
 
-    async def _ask(self, sentinel: Target) -> Answer | BackendError | None:
-        replies = await self._replies(sentinel)
-        if isinstance(replies, BackendError):
-            return of_sentinel(replies, sentinel.address)
-        return read_answer(replies, sentinel.address)
-
-    async def _replies(self, sentinel: Target) -> list[Any] | BackendError:
+    async def _ask(self, sentinel: Target) -> SentinelView:
         try:
-            return await ask(sentinel, questions(self._service))
+            return read_view(await ask(sentinel, questions(self._service)), sentinel.address)
         except BackendError as error:
-            return error
+            return SentinelView(sentinel.address, of_sentinel(error, sentinel.address))
 
     def _shuffled(self) -> Sequence[Target]:
         return self._rng.sample(self._asked, len(self._asked))
@@ -300,10 +290,8 @@ class SentinelTarget(Target):
 
     async def _look(self) -> None:
         # Ask all sentinels: most may not know yet what one has published.
-        try:
+        with contextlib.suppress(BackendError):
             await self._find(everybody=True)
-        except BackendError:
-            return
 
 
 OTHER_TARGETS: dict[str, Callable[[str, str], Target]] = {}
