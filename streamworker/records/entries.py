@@ -21,8 +21,8 @@ class Entries(Sequence[Entry]):
     alternating, and ``sizes`` the bytes of all these.
 
     >>> entries = Entries.of([[b"5-0", [b"v", b"{}"]], [b"5-1", [b"v", b"[1]"]]])
-    >>> entries[1].id, entries[1].fields, entries.size
-    (EntryId(ms=5, seq=1), {b'v': b'[1]'}, 7)
+    >>> entries[1].id, entries[1].fields, entries.sizes
+    (EntryId(ms=5, seq=1), {b'v': b'[1]'}, [3, 4])
     >>> entries.payloads(b"v")
     [b'{}', b'[1]']
     """
@@ -43,11 +43,6 @@ class Entries(Sequence[Entry]):
         except ValueError:  # An entry has several fields.
             sizes = [sum(map(len, flat)) for flat in flats]
         return cls([text for text, _ in reply], flats, sizes)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all entries."""
-        return sum(self.sizes)
 
     def payloads(self, field: bytes) -> list[bytes] | None:
         """Return the values of a field that must be the first of each entry; None if it is not."""

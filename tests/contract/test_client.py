@@ -14,7 +14,7 @@ from streamworker.core.events import MarkLock
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import AuthenticationFailed, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.admin.rights import acl_rules
-from streamworker.redisio.data import commit, dead, state, streams, trimming
+from streamworker.redisio.data import commit, dead, state, streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import control, locks, membership, readers
 from streamworker.redisio.wire.client import Backend, retrying
@@ -247,7 +247,7 @@ async def test_the_documented_rights_are_enough(redis_url: str, raw: Raw) -> Non
         assert await membership.connected(backend, [1]) is not None
         await control.post(backend, GROUP, [{"kind": "x"}])
         await register_reader(backend, GROUP, "spark", ReaderPosition({0: 1}, {0: lock.log}, 1))
-        await trimming.trim_many(backend, GROUP, await readers.slowest_rows(backend, GROUP))
+        await streams.trim_many(backend, GROUP, await readers.slowest_rows(backend, GROUP))
         (stored,) = await dead.list_dead(backend, GROUP, [0])
         await dead.replay_dead(backend, GROUP, 0, [stored.id])
         await dead.drop_dead(backend, GROUP, 0, [stored.id])

@@ -64,7 +64,7 @@ CALLS = {
         Call(
             scripts.CHANGE_MEMBERS,
             (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads, GROUP.damaged),
-            ("", '{"v":1}', 2, "kind", "changed", 1, "gone", 1, "a", "0||0", 0),
+            ("", '{"v":1}', 2, "kind", "changed", 1, "gone", "*", 1, "a", "0||0", 0),
         ),
         Call(
             scripts.MEND_MEMBERS,
@@ -80,8 +80,7 @@ CALLS = {
         Call(scripts.COUNT, (EVENTS,), ("0-0", 10)),
         Call(scripts.REPLAY_DEAD, (DEAD, EVENTS), ("1-0", "sw:replayed-for", "price")),
         Call(operations_claim.LIST, (GROUP.of_group("claims"),), ()),
-        Call(operations_claim.TAKE, (GROUP.of_group("claims"),), ("w1", 2, "0", 0, "0-0")),
-        Call(operations_claim.UPDATE, (GROUP.of_group("claims"),), ("w1", 1, "5", 0, "2-0")),
+        Call(operations_claim.CHANGE, (GROUP.of_group("claims"),), ("w1", "claim", 2, "0", 0, "0-0")),
         Call(operations_claim.GIVE_UP, (GROUP.of_group("claims"),), ("w1", 1)),
         Call(
             operations_lease.CHALLENGE,
@@ -93,11 +92,6 @@ CALLS = {
             operations_lease.UPDATE,
             (GROUP.of_group("grab"), GROUP.of_group("allocation"), GROUP.control),
             ("w1.a", 1, 4, 9, 1, 5, 1, 6, 9),
-        ),
-        Call(
-            scripts.REPAIR_MEMBERS,
-            (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads),
-            ("7", '{"v":1}', 2, "kind", "changed", "gone", "1|1|run|0"),
         ),
         Call(scripts.REPAIR_DAMAGED, (GROUP.damaged,), (fingerprint(b"x"),)),
         Call(scripts.REPAIR_LOCK, (LOCK,), ("w1", 5)),
@@ -112,7 +106,6 @@ ANY_TYPE = {
     *(("mend_members", place) for place in range(5)),
     *(("heartbeat", place) for place in range(4)),
     *(("change_members", place) for place in (1, 2, 3, 4)),
-    *(("repair_members", 1), ("repair_members", 3)),
     *(("lease_challenge", 2), ("lease_update", 2)),
     *(("repair_damaged", 0), ("repair_group", 6)),
 }
@@ -156,7 +149,7 @@ async def test_every_script_writes_where_the_types_are_right(group: Group, raw: 
         raw.delete(LOCK)
     if name == "move_checkpoint":
         raw.hset(LOCK, "owner", "")
-    if name in {"repair_members", "repair_group"}:
+    if name == "repair_group":
         raw.set(GROUP.members, '{"generation":7,"v":1}')
     if name == "repair_ahead":
         raw.xadd(ACKED, {"foo": "bar"}, id="11-0")

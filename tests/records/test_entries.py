@@ -43,7 +43,7 @@ def test_what_is_made_when_it_is_looked_at_is_what_the_constructors_make(
     entries, made = Entries.of(reply_of(read)), made_of(read)
     assert entries == made and made == entries
     assert [entries[n] for n in range(len(entries))] == made
-    assert (len(entries), entries.size) == (len(made), size_of(made))
+    assert (len(entries), size_of(entries)) == (len(made), size_of(made))
     assert all(type(entry.id) is EntryId for entry in entries)
     if made:
         assert entries[-1] == made[-1]

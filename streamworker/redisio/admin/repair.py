@@ -11,12 +11,12 @@ from typing import Any
 from streamworker.core.control import GroupChanged
 from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.core.protocols.membership.document import Membership
-from streamworker.core.protocols.membership.events import Beat
+from streamworker.core.protocols.membership.events import Beat, DocumentChanged
 from streamworker.errors import BackendRefused
 from streamworker.redisio.admin.health import connection_names, in_pieces
 from streamworker.redisio.group import control
 from streamworker.redisio.group.locks import LockView, lock_view
-from streamworker.redisio.group.membership import connected, fields_of, quarantined, read_beats
+from streamworker.redisio.group.membership import change_members, connected, quarantined, read_beats
 from streamworker.redisio.group.protocols import HASHES
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import (
@@ -25,7 +25,6 @@ from streamworker.redisio.scripts import (
     REPAIR_GROUP,
     REPAIR_LOCK,
     REPAIR_LOG,
-    REPAIR_MEMBERS,
     REPAIR_PLACE,
     REPAIR_READER,
     checked,
@@ -116,11 +115,16 @@ async def remove_members(backend: Backend, facts: Facts, members: Sequence[str])
     if before is None:
         return False
     after = before.without(members)
-    flat = fields_of(GroupChanged(0, "repair", before.names(members), before.moved(after)).fields())
-    seen = [part for member in members for part in (member, _stored(facts.beats.get(member, "")))]
-    touched = (facts.keys.members, facts.keys.control, facts.keys.beats, facts.keys.loads)
-    arguments = (str(before.generation), after.body(), len(flat), *flat, *seen)
-    return await _done(backend, REPAIR_MEMBERS, touched, arguments)
+    done = await change_members(
+        backend,
+        facts.keys,
+        expected=before.generation,
+        body=after.body(),
+        message=GroupChanged(0, "repair", before.names(members), before.moved(after)).fields(),
+        removed=members,
+        seen={member: _stored(beat) for member, beat in facts.beats.items()},
+    )
+    return isinstance(done, DocumentChanged)
 
 
 async def release_lock(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> bool:

@@ -1,18 +1,18 @@
-"""Streams and their partitions: declare, register, append, read; ``trimming`` drops entries."""
+"""Streams and their partitions: declare, register, append, read, trim."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.entries import Entries
-from streamworker.redisio.group.locks import foreign_lock, new_nonce
+from streamworker.redisio.group.locks import answered, foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
-from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, checked, wrong_type
+from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, TRIM, checked, wrong_type
 from streamworker.redisio.wire.client import Backend, BlockingConnection, ScriptCall
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
@@ -22,6 +22,8 @@ PAYLOAD = b"v"
 """The entry field that holds an encoded record."""
 HEADER_PREFIX = b"h."
 COUNT_ENTRIES = 10_000
+TRIM_ENTRIES = 10_000
+"""Maximum entries that one trim drops from one partition; it takes some milliseconds of server time."""
 
 Payload = bytes | Mapping[bytes, bytes]
 """An encoded record, or an entry's own fields."""
@@ -334,3 +336,34 @@ async def entries_up_to(backend: Backend, key: str, position: EntryId) -> int:
         if counted < COUNT_ENTRIES:
             # This slice reached the end of the stream, and `added` was read at the same moment.
             return max(0, int(added) - after)
+
+
+# -- trimming --------------------------------------------------------------------------------
+
+
+class Trimmed(NamedTuple):
+    """The number of entries dropped from one partition."""
+
+    events: int
+    """Source entries that every group has committed."""
+    acked: int
+    """Entries of the acked log that every reader has read."""
+    gone: int = 0
+    """Source entries that another program deleted before the group had committed them, and that no
+    earlier reply has reported."""
+
+
+async def trim_many(
+    backend: Backend, keys: GroupKeys, acked_rows: Mapping[int, int], *, limit: int = TRIM_ENTRIES
+) -> dict[int, Trimmed]:
+    """Drop the entries that are no longer needed, in one round trip; any process may repeat the call.
+
+    ``acked_rows`` maps each partition to the rows of its acked log that all readers have read; 0 keeps the
+    whole log. Partitions that Redis refused are missing in the result; if it refused all, this raises.
+    """
+    calls: list[ScriptCall] = [
+        ((keys.events(p), keys.acked(p), keys.lock(p), keys.groups(p)), (rows, limit, keys.group))
+        for p, rows in acked_rows.items()
+    ]
+    replies = await backend.run_many(TRIM, calls)
+    return dict(answered(list(acked_rows), replies, lambda reply: Trimmed(*map(int, reply[1:]))))

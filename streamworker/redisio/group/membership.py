@@ -68,6 +68,7 @@ async def change_members(
     message: Mapping[str, str],
     added: Sequence[str] = (),
     removed: Sequence[str] = (),
+    seen: Mapping[str, bytes] | None = None,
     at_least: int = 0,
 ) -> DocumentChanged | ChangeRefused:
     """Write a document if the generation is still the expected one, and post a message with it.
@@ -76,10 +77,13 @@ async def change_members(
 
     ``expected`` is the generation that was read, 0 without a document; ``at_least`` the minimum of the new
     generation, which the script sets in ``body`` and ``message``. The heartbeats of the members ``added`` and
-    ``removed`` begin and end with this change.
+    ``removed`` begin and end with this change. With ``seen``, their heartbeats as they were read, nothing
+    changes if a removed member has another one by now.
     """
-    flat = fields_of(message)
-    args: list[Argument] = [expected or "", body, len(flat), *flat, len(removed), *removed, len(added)]
+    args: list[Argument] = [expected or "", body, *_counted(message), len(removed)]
+    for member in removed:
+        args += (member, "*" if seen is None else seen.get(member, b""))
+    args.append(len(added))
     for member in added:
         args += (member, _beat_text(0, "", 0))
     args.append(at_least)
@@ -103,8 +107,7 @@ async def mend_members(
     value, see ``core.mending``. With an empty ``body`` no document is written. ``message`` and ``at_least``
     are as for :func:`change_members`; heartbeats of members that are not ``present`` are removed.
     """
-    flat = fields_of(message)
-    args: list[Argument] = [seen, body, at_least, len(flat), *flat, *present]
+    args: list[Argument] = [seen, body, at_least, *_counted(message), *present]
     code, found, server_ms, *kind = checked(await backend.run(MEND_MEMBERS, _touched(keys), args))
     if code != b"OK":
         return ChangeRefused(found, int(server_ms), kind[0].decode())
@@ -115,9 +118,10 @@ def _touched(keys: GroupKeys) -> tuple[str, ...]:
     return keys.members, keys.control, keys.beats, keys.loads, keys.damaged
 
 
-def fields_of(message: Mapping[str, str]) -> list[Argument]:
-    """Return the fields of a message without its generation, as the scripts expect them."""
-    return [part for name, value in message.items() if name != "generation" for part in (name, value)]
+def _counted(message: Mapping[str, str]) -> list[Argument]:
+    """Return the fields of a message without its generation, and in front how many words they are."""
+    flat = [part for name, value in message.items() if name != "generation" for part in (name, value)]
+    return [len(flat), *flat]
 
 
 class Renewal(NamedTuple):

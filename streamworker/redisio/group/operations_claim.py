@@ -23,12 +23,10 @@ from streamworker.core.protocols.claim.events import (
 from streamworker.errors import BackendError
 from streamworker.redisio.group.operation import Access, Operation
 from streamworker.redisio.keys import KeyRow, partitions_in
-from streamworker.redisio.scripts import Script, checked, load
+from streamworker.redisio.scripts import checked, load
 from streamworker.redisio.wire.link import Argument
 
-LIST, TAKE, UPDATE, GIVE_UP = SCRIPTS = tuple(
-    load(f"claim_{name}") for name in ("list", "take", "update", "give_up")
-)
+LIST, CHANGE, GIVE_UP = SCRIPTS = tuple(load(f"claim_{name}") for name in ("list", "change", "give_up"))
 CLAIMS = "claims"
 """The key of the owner of each partition: its ownership entry by ETag, and `last`, the newest ETag."""
 KEYS = (KeyRow(f"sw:{{app.stream:GROUP}}:{CLAIMS}", "hash"),)
@@ -50,13 +48,13 @@ async def list_ownership(access: Access, _: ListOwnership) -> Event:
 
 async def claim_partitions(access: Access, effect: ClaimPartitions) -> Event:
     """Claim partitions by compare-and-set on their ETags."""
-    won, refused = await _change(access, TAKE, effect.owner, effect.etags)
+    won, refused = await _change(access, "claim", effect.owner, effect.etags)
     return PartitionsClaimed(won, refused)
 
 
 async def update_checkpoints(access: Access, effect: UpdateCheckpoints) -> Event:
     """Renew entries by compare-and-set on their ETags and owner."""
-    updated, refused = await _change(access, UPDATE, effect.owner, effect.etags)
+    updated, refused = await _change(access, "renew", effect.owner, effect.etags)
     return CheckpointsUpdated(updated, refused)
 
 
@@ -68,16 +66,16 @@ async def give_up_partitions(access: Access, effect: GiveUpPartitions) -> Event:
 
 
 async def _change(
-    access: Access, script: Script, owner: str, etags: Mapping[int, int]
+    access: Access, how: str, owner: str, etags: Mapping[int, int]
 ) -> tuple[dict[int, int], dict[int, OwnershipEntry | None]]:
     """Return the ETags of the changed entries, and the current entries of the others."""
-    args: list[Argument] = [owner]
+    args: list[Argument] = [owner, how]
     locks = await access.backend.pipeline([("HGET", access.keys.lock(p), "checkpoint") for p in etags])
     for (partition, etag), checkpoint in zip(etags.items(), locks, strict=True):
         # One unreadable lock must not prevent the renewal of all claims.
         is_known = checkpoint is not None and not isinstance(checkpoint, BackendError)
         args += (partition, etag, OWNER_LEVEL, checkpoint if is_known else UNKNOWN_CHECKPOINT)
-    _, etag, *flat = checked(await access.backend.run(script, (access.keys.of_group(CLAIMS),), args))
+    _, etag, *flat = checked(await access.backend.run(CHANGE, (access.keys.of_group(CLAIMS),), args))
     done: dict[int, int] = {}
     refused: dict[int, OwnershipEntry | None] = {}
     for name, text in zip(flat[::2], flat[1::2], strict=True):

@@ -13,7 +13,8 @@
 -- ARGV  1 generation that was read; '' if there was no document
 --       2 new document, JSON without its generation: '{' and at least one field
 --       3 number of fields and values of the message, without its generation, then these
---       then  n, n x member id: members that were removed
+--       then  n, n x (member id, its heartbeat as it was read; '' if there was none, '*' for any): members that
+--             were removed. If one has another heartbeat, it woke meanwhile, and nothing changes
 --             n, n x (member id, 'client id|run id|load'): members that were added
 --             the minimum of the new generation
 -- reply [OK, generation, server ms] | [CONFLICT, document or nil, server ms] | [BADTYPE, key]
@@ -28,6 +29,12 @@ if not is_a(KEYS[3], 'hash') then
   local present = present_in(KEYS[1])
   if not present or not begin_beats(KEYS[3], present, KEYS[5], now) then return {'BADTYPE', KEYS[3]} end
 end
+local at = 4 + tonumber(ARGV[3])
+for i = at + 1, at + 2 * tonumber(ARGV[at]), 2 do
+  if ARGV[i + 1] ~= '*' and ARGV[i + 1] ~= (redis.call('HGET', KEYS[3], ARGV[i]) or '') then
+    return {'CONFLICT', document, now}
+  end
+end
 begin_writes(KEYS[3])  -- dead members must be removed even when memory is full, and this script writes little
 -- Without a document there are no members. A former member learns that from its next heartbeat.
 if generation == '' then
@@ -38,10 +45,10 @@ if generation == '' then
 end
 local least = tonumber(ARGV[#ARGV]) or 0
 local next_generation = text(math.max(now, (tonumber(generation) or 0) + 1, least))
-local at = write_document(KEYS[1], ARGV[2], next_generation, KEYS[2], 3)
+write_document(KEYS[1], ARGV[2], next_generation, KEYS[2], 3)
 for _ = 1, tonumber(ARGV[at]) do
-  at = at + 1
-  drop_beat(KEYS[3], KEYS[4], ARGV[at])
+  drop_beat(KEYS[3], KEYS[4], ARGV[at + 1])
+  at = at + 2
 end
 at = at + 1
 for _ = 1, tonumber(ARGV[at]) do

@@ -1,11 +1,11 @@
--- uses: claims
 -- Removes an owner's entries, so that others can claim its partitions at once. The call may be repeated.
 --
 -- KEYS  1 claims (hash)
 -- ARGV  1 owner  then partitions
 -- reply [OK] | [BADTYPE, key]
 for i = 2, #ARGV do
-  local _, held_by = holder(KEYS[1], ARGV[i])
-  if held_by == ARGV[1] then redis.call('HDEL', KEYS[1], ARGV[i]) end
+  local entry = redis.call('HGET', KEYS[1], ARGV[i]) or ''
+  local holder = string.match(entry, '^%d+|[^|]*|[^|]*|[^|]*|(.*)$')
+  if holder == ARGV[1] then redis.call('HDEL', KEYS[1], ARGV[i]) end
 end
 return {'OK'}

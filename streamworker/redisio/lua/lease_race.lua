@@ -1,8 +1,6 @@
 -- Puts a node into the grab hash for a partition unless another node is there: the first node wins. A
 -- repeated call changes nothing, so a node repeats the call after a lost answer.
---
--- A win has a generation: the server's time, or the last generation plus one if that is greater. So it grows
--- even if the hash is lost.
+-- A win has a generation that is greater than all before.
 --
 -- KEYS  1 grab (hash; field 'last': the newest generation)  2 allocation (hash)
 -- ARGV  1 owner  2 partition
@@ -10,11 +8,7 @@
 local owner, partition = ARGV[1], ARGV[2]
 local won = redis.call('HGET', KEYS[1], partition)
 if not won then
-  local last = tonumber(redis.call('HGET', KEYS[1], 'last') or '0')
-  local generation = text(math.max(server_ms(), last + 1))
-  won = generation .. '|' .. owner
-  begin_writes(KEYS[1])
-  redis.call('HSET', KEYS[1], 'last', generation)
+  won = next_version(KEYS[1]) .. '|' .. owner
   redis.call('HSETNX', KEYS[1], partition, won)
 end
 local allocated = redis.call('HGET', KEYS[2], partition) or ''

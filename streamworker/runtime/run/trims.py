@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from structlog.stdlib import BoundLogger
 
 from streamworker.errors import BackendError
-from streamworker.redisio.data import trimming
+from streamworker.redisio.data import streams
 from streamworker.redisio.group import readers
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -101,7 +101,7 @@ async def trim_once(
         rows = {partition: passed.get(partition, 0) for partition in partitions}
         moved = {p: rows[p] for p, trims in partitions.items() if trims.without_commit(rows[p])}
         if moved:
-            for partition, trimmed in (await trimming.trim_many(backend, keys, moved)).items():
+            for partition, trimmed in (await streams.trim_many(backend, keys, moved)).items():
                 tell_of_deleted(log.bind(partition=partition), trimmed.gone)
     except BackendError as error:
         log.warning("trim_failed", error=str(error))

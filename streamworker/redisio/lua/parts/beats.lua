@@ -1,5 +1,6 @@
 -- uses: document
--- The document lists the members, and heartbeats say which of them are alive. If another program overwrote the heartbeats, they restart from the document.
+-- The document lists the members, and heartbeats say which of them are alive. If another program overwrote
+-- the heartbeats, they restart from the document.
 local FORMAT = 1
 
 -- Returns the ids of the members without those in state `held`; nil if the document cannot be read, or has
