@@ -13,8 +13,8 @@
 -- ARGV  1 generation that was read; '' if there was no document
 --       2 new document, JSON without its generation: '{' and at least one field
 --       3 number of fields and values of the message, without its generation, then these
---       then  n, n x (member id, its heartbeat as it was read; '' if there was none, '*' for any): members that
---             were removed. If one has another heartbeat, it woke meanwhile, and nothing changes
+--       then  n, n x (member id, its heartbeat as it was read; '' if there was none, '*' for any): removed
+--               members; if one has another heartbeat by now, it woke, and nothing changes
 --             n, n x (member id, 'client id|run id|load'): members that were added
 --             the minimum of the new generation
 -- reply [OK, generation, server ms] | [CONFLICT, document or nil, server ms] | [BADTYPE, key]

@@ -1,3 +1,4 @@
+-- uses: writes
 -- Writes ownership entries whose ETags are still those that the caller saw: to claim partitions, or to renew
 -- the entries of their owner with new checkpoints. After another change a caller has an old ETag, and is
 -- refused. The reply contains the current entries.

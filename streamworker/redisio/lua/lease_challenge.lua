@@ -1,3 +1,4 @@
+-- uses: writes
 -- Challenges the leases of some partitions, and posts that to the control stream atomically.
 --
 -- KEYS  1 grab (hash)  2 allocation (hash)  3 control (any)

@@ -1,3 +1,4 @@
+-- uses: writes
 -- Puts a node into the grab hash for a partition unless another node is there: the first node wins. A
 -- repeated call changes nothing, so a node repeats the call after a lost answer.
 -- A win has a generation that is greater than all before.

@@ -1,3 +1,4 @@
+-- uses: writes
 -- Updates the hashes of the lease protocol for one node: the partitions that it processes now, those that it
 -- no longer processes, and its wins that may be challenged again. The call may be repeated.
 --

@@ -1,3 +1,4 @@
+-- uses: writes
 -- Stores the state of a partition and its reason in the lock, for display.
 --
 -- KEYS  1 lock (hash)

@@ -1,4 +1,4 @@
--- uses: groups epoch
+-- uses: writes groups epoch
 -- Moves a group's checkpoint in one partition by hand, while no member owns it. The script raises the
 -- epoch, so that an owner that was taken for dead can no longer commit. The acked log stays: entries
 -- that are processed again add their rows again.

@@ -1,4 +1,4 @@
--- uses: epoch
+-- uses: writes
 -- Releases a lock; only its owner at that epoch can. Epoch and checkpoint stay. A repeated call changes
 -- nothing: a free lock at the caller's epoch was released by the caller.
 --

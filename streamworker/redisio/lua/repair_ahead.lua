@@ -1,4 +1,4 @@
--- uses: groups epoch
+-- uses: writes groups epoch
 -- Repairs an acked log whose last id is ahead of its lock, in slices: call it until it returns 'done'. No
 -- commit can be added meanwhile, so the owner may be alive. Readers find a complete log at all times.
 --

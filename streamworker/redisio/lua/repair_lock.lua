@@ -1,4 +1,4 @@
--- uses: epoch
+-- uses: writes epoch
 -- Releases a lock whose owner is gone, if that owner still holds it at that epoch. The script raises the
 -- epoch: if the owner is alive after all, its next commit is fenced. Checkpoint, rows and all other fields
 -- stay.

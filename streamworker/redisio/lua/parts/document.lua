@@ -1,10 +1,11 @@
+-- uses: writes
 -- Returns the generation of a membership document; nil if it has none, or there is no document.
 local function generation_of(document)
   return document and string.match(document, '^{"generation":(%d+)')
 end
 
 -- Writes a document, JSON without its generation, and posts the message about it. ARGV has at index `at` the
--- number of the message's fields and values, without its generation, then these. Returns the index after them.
+-- number of the message's fields and values, without the generation, then these. Returns the index after.
 local function write_document(members, body, generation, control, at)
   if body ~= '' then
     redis.call('SET', members, '{"generation":' .. generation .. ',' .. string.sub(body, 2))

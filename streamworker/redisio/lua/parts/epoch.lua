@@ -10,12 +10,6 @@ local function seen_epoch(value)
   return (string.gsub(value, '^0+(%d)', '%1'))
 end
 
--- Frees a lock. HDEL comes first: unlike HSET, Redis allows it when memory is full, and all writes after it.
-local function free(lock)
-  redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')
-  redis.call('HSET', lock, 'owner', '', 'state', '', 'reason', '')
-end
-
 -- Raises a lock's epoch, and returns it. An invalid epoch restarts at the server's time, as in a new lock: an
 -- owner can only commit at the epoch that it was given, so the last owner is fenced. An epoch below the time
 -- at which the lock was made restarts, too, or readers would see the epoch fall along the log.

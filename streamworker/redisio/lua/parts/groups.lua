@@ -66,7 +66,7 @@ local function settle(lock, events, group)
   local left = left_after(events, held[1], length, first)
   if not left then return 0 end
   local gone = added - left - tonumber(held[2])
-  begin_writes(lock)
+  redis.call('HDEL', lock, '')  -- changes nothing, and makes Redis accept HSET when memory is full
   redis.call('HSET', lock, 'entries', text(added - left))
   redis.call('HSET', groups_key(events), group, text(deleted))
   if gone <= 0 then return 0 end

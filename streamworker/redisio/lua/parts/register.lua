@@ -1,4 +1,4 @@
--- uses: groups
+-- uses: groups writes
 -- Creates the lock hash and the consumer group if they are missing, and lists the group; returns whether
 -- the lock existed, and its checkpoint.
 --
