@@ -55,7 +55,8 @@ class Stream(Generic[T]):
     ) -> Sent:
         """Append one record, and return its partition and entry id once Redis has it.
 
-        Sends that run concurrently share round trips.
+        Sends that run concurrently share round trips. Records that one task sends one after the other keep
+        their order, and so do records of one key in one ``gather``.
 
         Parameters
         ----------
@@ -74,9 +75,14 @@ class Stream(Generic[T]):
         RecordError
             If the record cannot be encoded or routed, or is too large.
         StreamFull
-            If the partition has no room, or gets none within ``timeout``.
+            If the partition has no room, or gets none within ``timeout``. Nothing was written.
         ProducerError
-            If Redis does not answer in time: the record may or may not have been written.
+            If Redis does not answer in time, or refuses after a try without an answer: the record may or
+            may not have been written.
+        BackendRefused
+            If Redis refuses. Nothing was written.
+        ConfigurationError
+            If the stream was declared with other partitions or another codec.
         """
         return await self.app.producer(self).send(record, headers=headers, on_full=on_full, timeout=timeout)
 
@@ -89,8 +95,10 @@ class Stream(Generic[T]):
     ) -> int:
         """Append many records in few round trips, in order, and return their number.
 
-        The iterable may be endless: only a bounded chunk is in memory at a time. If a send raises,
-        the records before the failed chunk have been written.
+        The iterable may be endless: only a bounded number of records is in memory at a time. If a record is
+        wrong, the records before it have been written. If Redis refuses or does not answer, the records
+        before the failed chunk (at most 2,000) have been written. ``timeout`` applies to each chunk, and
+        errors are those of ``send``.
         """
         return await self.app.producer(self).send_many(records, on_full=on_full, timeout=timeout)
 
@@ -107,13 +115,26 @@ class Stream(Generic[T]):
 
         Each row goes to the partition that ``send`` would choose, and rows with the same key keep
         their order. If it raises, the rows before the failed part (about 64 MB) have been written.
+        ``timeout`` applies to each part.
 
         Parameters
         ----------
         table
-            A pyarrow table or record batch, or an object that exports one, such as a polars DataFrame.
+            A pyarrow table or record batch, or an object that exports one, such as a polars DataFrame. Its
+            columns are the record type's fields; a field with a default may be missing.
         rows_per_entry
-            Maximum rows in one entry; ``entry_bytes_max`` limits an entry, too.
+            Maximum rows of one partition in one entry; ``entry_bytes_max`` limits an entry, too.
+        compression
+            How each entry is compressed; an entry that does not get smaller is left uncompressed.
+
+        Raises
+        ------
+        RecordError
+            If a column is missing, has another type, or holds a value that its field cannot.
+        ConfigurationError
+            If the stream has another codec.
+        StreamworkerError
+            As ``send``.
         """
         return await self.app.producer(self).send_table(
             table, rows_per_entry=rows_per_entry, compression=compression, on_full=on_full, timeout=timeout

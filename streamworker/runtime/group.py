@@ -134,11 +134,6 @@ class Group:
         """Drain the partitions, release them and leave the group; ``run`` returns after that."""
         self.deliver(StopRequested())
 
-    @property
-    def owned(self) -> tuple[int, ...]:
-        """Partitions that have a runner."""
-        return tuple(sorted(self._partitions.runners()))
-
     def runners(self) -> dict[int, PartitionRunner | None]:
         """Return the runners by partition, None while a state is being read. Safe from any thread."""
         return self._partitions.runners()
@@ -285,9 +280,6 @@ class Group:
             self._log.warning("telling_failed", what=telling.__name__, error=str(error))
 
     async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:
-        def runners() -> dict[int, PartitionRunner]:
-            return {p: runner for p, runner in self.runners().items() if runner}
-
-        report = partial(self._keeper.report, self.keys)
+        running, report = self._partitions.running, partial(self._keeper.report, self.keys)
         with scope:
-            await measure(self._backend, self.keys, runners, report, every_ms, self._log)
+            await measure(self._backend, self.keys, running, report, every_ms, self._log)

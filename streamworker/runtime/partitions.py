@@ -86,7 +86,7 @@ class Partitions:
         """Closed while no batch may start."""
         self._state_reads = anyio.Semaphore(STATE_READS_MAX)
         self._committer = Committer(backend, keys, settings, rng)
-        self.witness = Witness(backend, keys, self.runners, rng, log)
+        self.witness = Witness(backend, keys, self.running, rng, log)
         self.fetcher = Fetcher(
             backend,
             keys,
@@ -105,6 +105,10 @@ class Partitions:
     def runners(self) -> dict[int, PartitionRunner | None]:
         """Return the runners by partition, None while a state is being read. Safe from any thread."""
         return {partition: running.runner for partition, running in list(self._running.items())}
+
+    def running(self) -> dict[int, PartitionRunner]:
+        """Return the runners whose state has been read, by partition."""
+        return {partition: runner for partition, runner in self.runners().items() if runner}
 
     def start(self, effect: StartRunner) -> None:
         """Run an acquired partition."""
@@ -168,9 +172,7 @@ class Partitions:
             return None
         running.runner = PartitionRunner(
             spec=self._spec,
-            partition=partition,
-            owner=effect.owner,
-            lock=effect.lock,
+            start=effect,
             state=stored,
             buffer=self.fetcher.add(partition, effect.lock.checkpoint),
             committer=self._committer,
@@ -236,7 +238,7 @@ class Partitions:
         """Trim what every reader has committed, and keep the schema declared."""
         while True:
             await anyio.sleep(self._settings.trim_interval_ms / 1000)
-            trims = {p: runner.commits.trims for p, runner in self.runners().items() if runner}
+            trims = {p: runner.commits.trims for p, runner in self.running().items()}
             await trim_once(self._backend, self._keys, trims, self._log)
             if self._running and self._spec.forward and (output := self._spec.output):
                 try:  # Somebody may have deleted its schema.

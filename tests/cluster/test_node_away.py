@@ -22,7 +22,8 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import Fetcher
-from streamworker.runtime.run.rollback import Committed, Witness
+from streamworker.runtime.run.commits import Committed
+from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
 from tests.cluster.stub import StubNode, url_of

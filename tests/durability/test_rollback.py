@@ -19,7 +19,8 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.run.rollback import Committed, rollback_of
+from streamworker.runtime.run.commits import Committed
+from streamworker.runtime.run.rollback import rollback_of
 from streamworker.runtime.send.ledger import APPENDS_REMEMBERED, Ledger
 from streamworker.runtime.worker import Worker
 from streamworker.spark.source.logs import AckedLogs

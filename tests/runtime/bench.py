@@ -13,6 +13,7 @@ import redis
 import structlog
 
 from streamworker.context import Context, Records
+from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
 from streamworker.declare import describe
 from streamworker.processors import ProcessorSpec, StreamSpec
@@ -213,9 +214,7 @@ class Bench:
         states: list[str] = []
         runner = PartitionRunner(
             spec=spec,
-            partition=partition,
-            owner=owner,
-            lock=lock,
+            start=StartRunner(partition, owner, lock),
             state=await read_state(self.backend, self.keys, partition),
             buffer=self.fetcher.add(partition, lock.checkpoint),
             committer=self.committer,
@@ -236,7 +235,7 @@ class Bench:
         running.ended.set()
 
     async def commit(
-        self, request: CommitRequest, on_trouble: Callable[[str], None] = lambda _: None
+        self, request: CommitRequest, on_trouble: Callable[[CommitReply], None] = lambda _: None
     ) -> CommitReply:
         """Hand in a commit, and wait for the reply."""
         answered: asyncio.Future[CommitReply] = asyncio.get_running_loop().create_future()
@@ -244,7 +243,7 @@ class Bench:
         try:
             return await answered
         finally:
-            ticket.withdraw()
+            ticket.withdrawn = True
 
     # -- what is in Redis --------------------------------------------------------------------
 

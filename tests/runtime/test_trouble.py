@@ -9,7 +9,8 @@ import structlog
 from structlog.stdlib import BoundLogger
 
 from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime.run.rollback import Committed, Witness
+from streamworker.runtime.run.commits import Committed
+from streamworker.runtime.run.rollback import Witness
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Order, Priced, bench

@@ -8,25 +8,22 @@ than a round trip, and at most two batches are handled and not known to be commi
 """
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import anyio
 import anyio.to_thread
 import pyarrow as pa
 from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
-from streamworker.core.pauses import Pauses
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.committer import Committer, Ticket
-from streamworker.runtime.run.rollback import Committed
 from streamworker.runtime.run.trims import Trims
 from streamworker.runtime.run.work import Work
 from streamworker.runtime.signals import Signal
@@ -43,47 +40,58 @@ may compute without awaiting, so the commit should be sent before it starts. If 
 handler starts before then, and the partition does not yield."""
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A partition's checkpoint and counts after its last confirmed commit."""
+
+    epoch: int
+    checkpoint: EntryId
+    entries: int
+    """Source entries that the group had committed."""
+    rows: int
+    """Rows of the acked log."""
+    log: str
+    """Identity of the acked log."""
+
+    @classmethod
+    def at(cls, lock: Acquired) -> "Committed":
+        """Return the checkpoint and counts of an acquired partition."""
+        return cls(lock.epoch, lock.checkpoint, lock.entries, lock.rows, lock.log)
+
+
 @dataclass(kw_only=True, eq=False)
 class Commits:
     """The commits of one partition while one runner has it."""
 
-    partition: int
-    owner: str
-    lock: Acquired
+    start: StartRunner
     buffer: PartitionBuffer
-    """The buffer that the entries came from."""
     committer: Committer
-    """The processor's committer; its ``run()`` must be running."""
     settings: Settings
-    rng: random.Random
     activity: Activity
     """Is told what holds a commit up."""
-    spawn: Callable[..., None]
-    """Runs a coroutine function with arguments in a task that ends with the runner."""
     abandon: Callable[[str], None]
     """Stops the partition at once: a commit was refused, for the reason that it is given."""
     log: BoundLogger
 
     def __post_init__(self) -> None:
-        self.epoch = self.lock.epoch
+        lock = self.start.lock
+        self.epoch = lock.epoch
         self.records_done = 0
         """Entries committed by this runner."""
         self.is_committing = False
         """Whether a commit is in flight."""
         self.trims = Trims(self.settings.trim_interval_ms)
-        self._previous = self.lock.checkpoint
-        self._committed = (self.lock.checkpoint, self.lock.rows)
+        self._previous = lock.checkpoint
+        self._committed = (lock.checkpoint, lock.rows)
         """Checkpoint and rows after the last confirmed commit."""
         self._landed = Signal()
         self._ticket: Ticket | None = None
         """The last commit that was handed in."""
-        self._pauses = Pauses(self.rng.random, max_ms=1_000)
-        """The pauses between the tries of a commit that is held up."""
 
     @property
     def committed(self) -> Committed:
         """The partition's checkpoint and counts after the last confirmed commit."""
-        lock, (checkpoint, rows) = self.lock, self._committed
+        lock, (checkpoint, rows) = self.start.lock, self._committed
         return Committed(lock.epoch, checkpoint, lock.entries + self.records_done, rows, lock.log)
 
     async def submit(self, work: Work) -> None:
@@ -94,8 +102,8 @@ class Commits:
         await self.flush()
         last = work.last
         request = CommitRequest(
-            partition=self.partition,
-            owner=self.owner,
+            partition=self.start.partition,
+            owner=self.start.owner,
             epoch=self.epoch,
             previous=self._previous,
             new=last,
@@ -110,7 +118,8 @@ class Commits:
         )
         self._previous = last
         self.is_committing = True
-        self._hand_in(request, work)
+        answered, held_up = partial(self._answered, request, work), partial(self._held_up, request)
+        self._ticket = self.committer.hand_in(request, answered, held_up)
         if self.buffer.waiting:
             for _ in range(HANDOVER_YIELDS):
                 await asyncio.sleep(0)
@@ -123,67 +132,46 @@ class Commits:
     def withdraw(self) -> None:
         """Hear no more of the commit in flight: its outcome is unknown."""
         if self._ticket is not None:
-            self._ticket.withdraw()
+            self._ticket.withdrawn = True
 
     async def _encoded(self, rows: pa.RecordBatch, first: EntryId) -> AckedBatch:
         if rows.nbytes < ENCODE_IN_THREAD_BYTES:
             return encode_batch(rows, first)
         return await anyio.to_thread.run_sync(encode_batch, rows, first)
 
-    def _hand_in(self, request: CommitRequest, work: Work) -> None:
-        self._ticket = self.committer.hand_in(request, partial(self._answered, request, work), self._hinder)
-
     def _answered(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
-        if reply.code in _DONE:
-            self._committed = (request.new, reply.rows)
-            self._land(work)
-        elif reply.code in _HELD_UP:
-            self.spawn(self._commit_later, request, work, reply)
-        else:
+        if reply.code not in _DONE:
             detail = _refusal(request, reply)
             self.log.warning("commit_refused", code=reply.code.name, detail=detail)
             self.abandon(detail)
-
-    def _land(self, work: Work) -> None:
+            return
+        self._committed = (request.new, reply.rows)
         count, size = len(work.entries), work.size
         self.buffer.release(count, size)
         self.records_done += count
         self.trims.committed(count, size)
         self.is_committing = False
         self._landed.fire()
-        self._pauses.reset()
         if self.activity.is_commit_held_up:
-            self._hinder("")
+            self.activity.hinder("commit", "")
 
-    async def _commit_later(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
-        """Try a commit that is held up again after a pause."""
-        reason = _held_up(request, reply)
-        if not self.activity.is_commit_held_up:
-            full = reply.code is CommitCode.FULL
-            self.log.warning("acked_log_full" if full else "commit_held_up", reason=reason)
-        self._hinder(reason)
-        await anyio.sleep(self._pauses.next_ms() / 1000)
-        self._hand_in(request, work)
-
-    def _hinder(self, reason: str) -> None:
+    def _held_up(self, request: CommitRequest, reply: CommitReply) -> None:
+        """Show why a commit will be sent again; the committer logs those that have no answer."""
+        reason, event = str(reply.error), "commit_held_up"
+        if reply.code is CommitCode.UNKNOWN:
+            reason = f"commit not confirmed, trying again: {reason}"
+        elif reply.code is CommitCode.FULL:
+            event = "acked_log_full"
+            reason = (
+                f"acked log full ({request.acked_limit} entries): no reader has taken the oldest; "
+                "start its pipeline or forget the reader"
+            )
+        if reply.code is not CommitCode.UNKNOWN and not self.activity.is_commit_held_up:
+            self.log.warning(event, reason=reason)
         self.activity.hinder("commit", reason)
 
 
 _DONE = frozenset({CommitCode.OK, CommitCode.DUP})
-
-_HELD_UP = frozenset({CommitCode.FULL, CommitCode.BADTYPE, CommitCode.AHEAD})
-"""The commit is not done, and is retried: this worker still holds the lock, and somebody else
-must act first. Handling the batch again would not help, and would repeat the handler's side effects each
-time."""
-
-
-def _held_up(request: CommitRequest, reply: CommitReply) -> str:
-    if reply.error is not None:
-        return str(reply.error)
-    return (
-        f"acked log full ({request.acked_limit} entries): no reader has taken the oldest; "
-        "start its pipeline or forget the reader"
-    )
 
 
 def _refusal(request: CommitRequest, reply: CommitReply) -> str:

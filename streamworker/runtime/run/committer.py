@@ -7,7 +7,8 @@ replicas.
 
 A commit without an answer may have been done. The committer retries it until Redis answers. This is safe:
 the script compares checkpoints, and answers ``DUP`` if the first try succeeded. The committer also retries
-a commit that is done but not yet as durable as the settings ask, and reports it only when it is.
+a commit that is done but not yet as durable as the settings ask, and reports it only when it is; and one
+that waits until somebody else has acted, for example until a reader has made room in the acked log.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -36,6 +37,10 @@ from streamworker.settings import Settings
 PIPELINE_BYTES_MAX = 8 * 1024 * 1024
 """A larger group of commits is split, so that one call stays well below its deadline on a slow network."""
 
+HELD_UP = frozenset({CommitCode.FULL, CommitCode.BADTYPE, CommitCode.AHEAD})
+"""The commit is not done, and is retried: this worker still holds the lock, and somebody else must act first.
+Handling the batch again would not help, and would repeat the handler's side effects each time."""
+
 _log = get_logger("streamworker.committer")
 
 
@@ -45,14 +50,12 @@ class Ticket:
 
     request: CommitRequest
     on_reply: Callable[[CommitReply], None]
-    on_trouble: Callable[[str], None]
+    on_trouble: Callable[[CommitReply], None]
     withdrawn: bool = False
+    """Set by the partition when it ends. The commit may already be in flight, so its outcome is unknown."""
     tries: int = 0
+    """How many tries since the last answer had none."""
     pauses: Pauses | None = None
-
-    def withdraw(self) -> None:
-        """Cancel the callback. The commit may already be in flight, so its outcome is unknown."""
-        self.withdrawn = True
 
     @property
     def size(self) -> int:
@@ -91,18 +94,17 @@ class Committer:
         self,
         request: CommitRequest,
         on_reply: Callable[[CommitReply], None],
-        on_trouble: Callable[[str], None],
+        on_trouble: Callable[[CommitReply], None],
     ) -> Ticket:
-        """Queue a commit; the committer retries it until Redis accepts or refuses it.
+        """Queue a commit; the committer retries it until it is done or cannot be done any more.
 
         ``on_reply`` is called with the result, unless the ticket was withdrawn. ``OK`` and ``DUP`` mean that
-        the commit is done. ``FENCED`` and ``GAP`` mean that it is not, and ``FULL``, ``BADTYPE`` and
-        ``AHEAD`` that it may be sent again later. ``UNKNOWN`` means that the partition was lost while the
-        outcome of an earlier try was open, and that the checkpoint is now at or after the commit's last
-        entry: the try was done, or the next owner has committed those entries.
+        the commit is done, ``FENCED`` and ``GAP`` that it is not. ``UNKNOWN`` means that the partition was
+        lost while the outcome of an earlier try was open, and that the checkpoint is now at or after the
+        commit's last entry: the try was done, or the next owner has committed those entries.
 
-        ``on_trouble`` is called with a reason each time Redis gave no answer, refused, or did not confirm
-        that the commit is durable, and the commit will be sent again.
+        ``on_trouble`` is called with each reply after which the commit will be sent again: ``UNKNOWN`` if
+        Redis gave no answer, refused, or did not confirm that the commit is durable, or one of ``HELD_UP``.
         """
         ticket = Ticket(request, on_reply, on_trouble)
         self._queue(ticket)
@@ -180,29 +182,32 @@ class Committer:
             self._start_soon()
         for ticket, reply in zip(group, replies, strict=True):
             trail.commit("commit_answered", ticket.request, tries=ticket.tries, code=reply.code.value)
-            if reply.code is CommitCode.UNKNOWN:
-                tasks.start_soon(self._again, ticket, reply.error)
+            if reply.code is CommitCode.UNKNOWN or reply.code in HELD_UP:
+                tasks.start_soon(self._again, ticket, reply)
             elif ticket.tries and reply.code is CommitCode.FENCED:
                 tasks.start_soon(self._look, ticket, reply)
             else:
                 self._finish(ticket, reply)
 
-    async def _again(self, ticket: Ticket, error: BackendError | None) -> None:
+    async def _again(self, ticket: Ticket, reply: CommitReply) -> None:
+        """Queue a commit again after a pause."""
         if ticket.withdrawn:
             return
-        reason = str(error)
-        ticket.tries += 1
         if ticket.pauses is None:
             ticket.pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
         pause_ms = ticket.pauses.next_ms()
-        _log.warning(
-            "commit_not_durable" if isinstance(error, NotDurable) else "commit_unanswered",
-            partition=ticket.request.partition,
-            reason=reason,
-            tries=ticket.tries,
-            retry_in_ms=pause_ms,
-        )
-        ticket.on_trouble(f"commit not confirmed, trying again: {reason}")
+        if reply.code is CommitCode.UNKNOWN:
+            ticket.tries += 1
+            _log.warning(
+                "commit_not_durable" if isinstance(reply.error, NotDurable) else "commit_unanswered",
+                partition=ticket.request.partition,
+                reason=str(reply.error),
+                tries=ticket.tries,
+                retry_in_ms=pause_ms,
+            )
+        else:
+            ticket.tries = 0  # Redis has answered that no try was done.
+        ticket.on_trouble(reply)
         await anyio.sleep(pause_ms / 1000)
         self._queue(ticket)
 
@@ -221,10 +226,7 @@ class Committer:
             # The checkpoint never goes back, so a lower one shows that this commit was not done.
             absent = lock is None or lock.checkpoint < request.new
             code = CommitCode.FENCED if absent else CommitCode.UNKNOWN
-            self._finish(
-                ticket,
-                CommitReply(code=code, epoch=fenced.epoch, checkpoint=fenced.checkpoint, rows=fenced.rows),
-            )
+            self._finish(ticket, replace(fenced, code=code))
             return
         self._finish(ticket, fenced)
 

@@ -13,7 +13,6 @@ continuing from its own checkpoint would skip the entries in between.
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import anyio
 from structlog.stdlib import BoundLogger
@@ -27,25 +26,8 @@ from streamworker.redisio.group import locks
 from streamworker.redisio.group.locks import LockView
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A partition's checkpoint and counts after its last confirmed commit."""
-
-    epoch: int
-    checkpoint: EntryId
-    entries: int
-    """Source entries that the group had committed."""
-    rows: int
-    """Rows of the acked log."""
-    log: str
-    """Identity of the acked log."""
-
-    @classmethod
-    def at(cls, lock: Acquired) -> "Committed":
-        """Return the checkpoint and counts of an acquired partition."""
-        return cls(lock.epoch, lock.checkpoint, lock.entries, lock.rows, lock.log)
+from streamworker.runtime.run.commits import Committed
+from streamworker.runtime.run.runner import PartitionRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +80,6 @@ def rollback_of(known: Committed, now: Acquired | LockView | None) -> Rollback |
     )
 
 
-class Owned(Protocol):
-    """A running partition, as the witness needs it."""
-
-    @property
-    def committed(self) -> Committed:
-        """Its checkpoint and counts after the last confirmed commit."""
-
-    def abandon(self, detail: str) -> None:
-        """Stop it at once."""
-
-
 class Witness:
     """One worker's memory of the commits in one group's partitions; ``log`` gets what was rolled back."""
 
@@ -116,7 +87,7 @@ class Witness:
         self,
         backend: Backend,
         keys: GroupKeys,
-        runners: Callable[[], Mapping[int, Owned | None]],
+        runners: Callable[[], Mapping[int, PartitionRunner]],
         rng: random.Random,
         log: BoundLogger,
     ) -> None:
@@ -164,7 +135,7 @@ class Witness:
         asker, ended = object(), set[int]()
         self._askers[asker] = ended
         try:
-            await self._look([p for p, runner in self._runners().items() if runner])
+            await self._look(self._runners())
             if about is None:
                 async with self._asking_again:
                     await self._ask_again(lambda: sorted(self._unanswered))
@@ -183,7 +154,7 @@ class Witness:
 
     async def _look(self, partitions: Collection[int]) -> None:
         """Compare those of some partitions that still run, and store which had no answer."""
-        runners = {p: runner for p, runner in self._runners().items() if runner and p in partitions}
+        runners = {p: runner for p, runner in self._runners().items() if p in partitions}
         # Take the known commits before the locks: a commit in between only moves the lock forward.
         known = {p: runner.committed for p, runner in runners.items()}
         found: Mapping[int, LockView | BackendError | None] = {}

@@ -9,22 +9,21 @@ the function, exactly once for the acked log.
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import anyio
 import anyio.abc
 from structlog.stdlib import BoundLogger
 
 from streamworker.context import Place
-from streamworker.core.ownership.locks import Acquired
+from streamworker.core.events import StartRunner
 from streamworker.processors import Mode as ModeName
 from streamworker.processors import ProcessorSpec
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
-from streamworker.runtime.run.commits import Commits
+from streamworker.runtime.run.commits import Commits, Committed
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import Invoker
@@ -33,7 +32,6 @@ from streamworker.runtime.run.modes.keyed import KeyedMode
 from streamworker.runtime.run.modes.modes import Mode
 from streamworker.runtime.run.modes.record import RecordMode
 from streamworker.runtime.run.modes.stream import StreamMode
-from streamworker.runtime.run.rollback import Committed
 from streamworker.runtime.run.state import NoState, PartitionState
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
@@ -78,9 +76,7 @@ class PartitionRunner:
     """Runs one processor over one partition while this worker has its lock."""
 
     spec: ProcessorSpec
-    partition: int
-    owner: str
-    lock: Acquired
+    start: StartRunner
     state: Mapping[str, bytes]
     """The partition's stored state at the time of the acquire, encoded."""
     buffer: PartitionBuffer
@@ -98,22 +94,19 @@ class PartitionRunner:
     log: BoundLogger
 
     def __post_init__(self) -> None:
-        spec, app, partition, epoch = self.spec, self.spec.stream.app, self.partition, self.lock.epoch
+        spec, app = self.spec, self.spec.stream.app
+        partition, epoch = self.start.partition, self.start.lock.epoch
         self.log = self.log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
-        self.activity = Activity(f"{app}:{spec.name}:{partition}:{self.owner}", self.on_state)
+        self.activity = Activity(f"{app}:{spec.name}:{partition}:{self.start.owner}", self.on_state)
         self.intake = Intake(self.buffer, self.gate, self.activity)
         self.commits = Commits(
-            partition=partition,
-            owner=self.owner,
-            lock=self.lock,
+            start=self.start,
             buffer=self.buffer,
             committer=self.committer,
             settings=self.settings,
-            rng=self.rng,
             activity=self.activity,
-            spawn=self._spawn,
             abandon=self.abandon,
             log=self.log,
         )
@@ -174,10 +167,6 @@ class PartitionRunner:
             self.buffer.close()
             self._tasks.cancel_scope.cancel()
 
-    def _spawn(self, function: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
-        assert self._tasks is not None
-        self._tasks.start_soon(function, *arguments)
-
     async def _stay_halted(self, reason: str) -> None:
         self.log.error("partition_halted", reason=reason)
         self._stopped = Stopped(StopReason.HALTED, reason)
@@ -187,7 +176,7 @@ class PartitionRunner:
         self.buffer.close()
         self.on_halted(reason)
         intake, at = self.intake, self._mode.halted_at
-        while not intake.draining and (not at or await self.committer.holds(self.partition, at)):
+        while not intake.draining and (not at or await self.committer.holds(self.start.partition, at)):
             await intake.wait_draining(self.settings.trim_interval_ms / 1000)
         if not intake.draining:
             self.on_state("")

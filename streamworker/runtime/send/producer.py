@@ -86,36 +86,7 @@ class Producer:
         on_full: OnFull = "wait",
         timeout: float | None = None,
     ) -> Sent:
-        """Append one record; return when Redis has it.
-
-        Sends that run at the same time share round trips. Records that one task sends one after the other
-        keep their order, and so do records of one key in one ``gather``.
-
-        Parameters
-        ----------
-        record
-            A record of the stream's type.
-        headers
-            Stored with the record; a processor reads them in ``ctx.headers``.
-        on_full
-            If the partition is full, ``wait`` until there is room, or ``raise`` StreamFull.
-        timeout
-            Seconds to wait at most; no limit if None.
-
-        Raises
-        ------
-        RecordError
-            If the record cannot be encoded or routed, or is too large.
-        StreamFull
-            If there is no room, or none within ``timeout``. Nothing was written.
-        ProducerError
-            If Redis gave no answer within ``timeout``, or refused after a try without an answer: the
-            record may or may not be there.
-        BackendRefused
-            If Redis refused. Nothing was written.
-        ConfigurationError
-            If the stream was declared with other partitions or another codec.
-        """
+        """Append one record; return when Redis has it. See ``Stream.send``."""
         partition, entry, size = self.prepared(record, _header_fields(headers))
         part = self._lanes.queue(partition, [entry], size, on_full)
         return Sent(partition, await self._lanes.confirmed(part, partition, timeout))
@@ -127,24 +98,7 @@ class Producer:
         on_full: OnFull = "wait",
         timeout: float | None = None,
     ) -> int:
-        """Append many records in few round trips, in order; return how many.
-
-        It accepts endless iterables: a bounded number of records is in memory at a time. If it raises
-        because of one record, the records before it are written. If it raises because of Redis, the
-        records before the failed chunk are written (a chunk has at most 2,000).
-
-        Parameters
-        ----------
-        records
-            Records of the stream's type; an iterable or an async iterable.
-        on_full, timeout
-            As for :meth:`send`; ``timeout`` applies to each chunk.
-
-        Raises
-        ------
-        StreamworkerError
-            As :meth:`send`.
-        """
+        """Append many records in few round trips, in order; return how many. See ``Stream.send_many``."""
         kind = _RowSender if self._spec.codec == "arrow" else _ManySender
         sender = kind(self, self._lanes, on_full, timeout)
         try:
@@ -174,33 +128,7 @@ class Producer:
         on_full: OnFull = "wait",
         timeout: float | None = None,
     ) -> int:
-        """Append the rows of a table, many in each entry; return how many.
-
-        Each row goes to the partition to which :meth:`send` would send its record, and rows of one key keep
-        their order. About 64 MB of the table are packed and sent at a time. If it raises, the parts before
-        the failed one are written.
-
-        Parameters
-        ----------
-        table
-            A pyarrow table or record batch, or an object that exports one, such as a polars DataFrame. Its
-            columns are the record type's fields; a field with a default may be missing.
-        rows_per_entry
-            Maximum rows of one partition in one entry; ``entry_bytes_max`` limits them too.
-        compression
-            How each entry is compressed; an entry that does not get smaller is left uncompressed.
-        on_full, timeout
-            As for :meth:`send`; ``timeout`` applies to each part.
-
-        Raises
-        ------
-        RecordError
-            If a column is missing, has another type, or holds a value that its field cannot.
-        ConfigurationError
-            If the stream has another codec.
-        StreamworkerError
-            As :meth:`send`.
-        """
+        """Append the rows of a table, many in each entry; return how many. See ``Stream.send_table``."""
         from streamworker.runtime.send.tables import as_table, check_table_options
 
         check_table_options(self._spec, rows_per_entry, compression)
@@ -233,15 +161,7 @@ class Producer:
     async def verify(self) -> list[LostSends]:
         """Ask Redis whether it still has the sends that it confirmed in the last fifty minutes.
 
-        Returns
-        -------
-        list[LostSends]
-            Lost sends that were not reported before.
-
-        Raises
-        ------
-        BackendError
-            If Redis does not answer.
+        Returns the lost sends that were not reported before. Raises BackendError if Redis does not answer.
         """
         return await self._lanes.verify()
 

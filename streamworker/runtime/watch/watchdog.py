@@ -23,16 +23,14 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import CodeType
-from typing import Protocol
 
 from streamworker.core.events import MarkLock
 from streamworker.errors import BackendError
 from streamworker.log import get_logger
-from streamworker.processors import ProcessorSpec
 from streamworker.redisio.group.locks import mark_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import COUNT
@@ -60,14 +58,8 @@ UNREAD = "its entries: they are in Redis, and its reads do not bring them"
 log = get_logger("streamworker.watchdog")
 
 
-class Watched(Protocol):
-    """What the watchdog needs of a group."""
-
-    spec: ProcessorSpec
-    keys: GroupKeys
-
-    def runners(self) -> Mapping[int, PartitionRunner | None]:
-        """Return the runners by partition, None while a state is being read."""
+Runners = Callable[[], Mapping[int, PartitionRunner | None]]
+"""Returns the runners of a group by partition, None while a state is being read."""
 
 
 @dataclass(slots=True)
@@ -90,17 +82,14 @@ class Cause:
 
 
 class Watchdog:
-    """Watches the groups of one worker process.
-
-    Create it in the worker's event loop.
-    """
+    """Watches the groups of one worker process. Create it in the worker's event loop."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings
         self._name = name
         self._after_ms = settings.max_processing_time_ms
         self._look_ms = min(LOOK_MS, max(1, settings.max_processing_time_ms // 4))
-        self._groups: list[Watched] = []
+        self._groups: dict[GroupKeys, Runners] = {}
         self._seen: dict[GroupKeys, dict[int, _Seen]] = {}
         self._unread: dict[tuple[GroupKeys, int], str] = {}
         """Idle partitions with unread entries in Redis, and the read position of each at that time."""
@@ -111,11 +100,13 @@ class Watchdog:
         self._told_blocked = False
         self._failed = False
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._main, name="streamworker-watchdog", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run()), name="streamworker-watchdog", daemon=True
+        )
 
-    def watch(self, group: Watched) -> None:
-        """Start to watch a group."""
-        self._groups.append(group)
+    def watch(self, keys: GroupKeys, runners: Runners) -> None:
+        """Watch a group, too. Call it before ``start``."""
+        self._groups[keys] = runners
 
     def start(self) -> None:
         """Start the thread."""
@@ -128,9 +119,6 @@ class Watchdog:
 
     # -- in the watchdog's thread --------------------------------------------------------------
 
-    def _main(self) -> None:
-        asyncio.run(self._run())
-
     async def _run(self) -> None:
         asked_ms = monotonic_ms()
         # The thread may block here instead of awaiting: its event loop runs nothing else.
@@ -138,8 +126,8 @@ class Watchdog:
             self._ask_loop()
             now_ms = monotonic_ms()
             try:
-                for group in list(self._groups):
-                    await self._look(group, now_ms)
+                for keys, runners in self._groups.items():
+                    await self._look(keys, runners(), now_ms)
                 if now_ms - asked_ms >= self._after_ms:
                     asked_ms = now_ms
                     await self._look_for_unread()
@@ -179,9 +167,10 @@ class Watchdog:
         task = asyncio.current_task(self._loop)
         return "" if task is None else task.get_name()
 
-    async def _look(self, group: Watched, now_ms: int) -> None:
-        runners = group.runners()
-        known = self._seen.setdefault(group.keys, {})
+    async def _look(
+        self, keys: GroupKeys, runners: Mapping[int, PartitionRunner | None], now_ms: int
+    ) -> None:
+        known = self._seen.setdefault(keys, {})
         for partition in known.keys() - runners.keys():
             del known[partition]
         stalled, over = [], []
@@ -190,7 +179,7 @@ class Watchdog:
             seen = known.get(partition)
             if seen is None or seen.runner is not runner:
                 known[partition] = _Seen(runner, done, now_ms)
-            elif seen.done != done or not self._has_work(group, partition, runner):
+            elif seen.done != done or not self._has_work(keys, partition, runner):
                 if seen.told:
                     over.append((partition, seen, now_ms - seen.since_ms))
                     known[partition] = _Seen(runner, done, now_ms)
@@ -198,9 +187,9 @@ class Watchdog:
             elif not seen.told and now_ms - seen.since_ms >= self._after_ms:
                 stalled.append((partition, seen))
         if stalled:
-            await self._tell(group, stalled, now_ms)
+            await self._tell(keys, stalled, now_ms)
         if over:
-            await self._tell_of_end(group, over)
+            await self._tell_of_end(keys, over)
 
     async def _look_for_unread(self) -> None:
         """Find partitions that look idle although entries wait in Redis that their reads do not bring.
@@ -208,12 +197,12 @@ class Watchdog:
         Entries that have just arrived do not count; they count if they still wait at the next check.
         """
         idle: list[tuple[GroupKeys, int, str]] = []
-        for group in self._groups:
-            for partition, runner in group.runners().items():
+        for keys, runners in self._groups.items():
+            for partition, runner in runners().items():
                 if runner is None or _holds_work(runner):
                     continue
                 if not (runner.intake.buffer.closed or runner.intake.buffer.held):
-                    idle.append((group.keys, partition, str(runner.intake.buffer.position)))
+                    idle.append((keys, partition, str(runner.intake.buffer.position)))
         if not idle:
             return
         first = self._turn % len(idle)
@@ -233,15 +222,15 @@ class Watchdog:
             if not isinstance(reply, BackendError) and reply[0] == b"OK" and reply[1]
         }
 
-    def _has_work(self, group: Watched, partition: int, runner: PartitionRunner | None) -> bool:
+    def _has_work(self, keys: GroupKeys, partition: int, runner: PartitionRunner | None) -> bool:
         if runner is None or _holds_work(runner):
             return True
-        unread = self._unread.get((group.keys, partition)) if self._unread else None
+        unread = self._unread.get((keys, partition)) if self._unread else None
         return unread is not None and unread == str(runner.intake.buffer.position)
 
     # -- telling -------------------------------------------------------------------------------
 
-    async def _tell(self, group: Watched, stalled: Sequence[tuple[int, _Seen]], now_ms: int) -> None:
+    async def _tell(self, keys: GroupKeys, stalled: Sequence[tuple[int, _Seen]], now_ms: int) -> None:
         alike: dict[Cause, list[tuple[int, _Seen]]] = {}
         shown: list[MarkLock] = []
         stacks = self._stacks([seen.runner for _, seen in stalled if seen.runner][:STACKS_MAX])
@@ -256,7 +245,7 @@ class Watchdog:
             )
             log.warning(
                 "partitions_stalled",
-                processor=group.spec.name,
+                processor=keys.group,
                 partitions=[partition for partition, _ in those],
                 stalled_ms=max(now_ms - seen.since_ms for _, seen in those),
                 waits_for=cause.what,
@@ -267,24 +256,24 @@ class Watchdog:
                 since_s = time.time() - (now_ms - seen.since_ms) / 1000
                 moment = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="seconds")
                 shown += _marks(partition, seen.runner, f"{STALLED}{moment}: waits for {cause.what}")
-        await self._show(group, shown)
+        await self._show(keys, shown)
 
-    async def _tell_of_end(self, group: Watched, over: Sequence[tuple[int, _Seen, int]]) -> None:
+    async def _tell_of_end(self, keys: GroupKeys, over: Sequence[tuple[int, _Seen, int]]) -> None:
         log.info(
             "partitions_go_on",
-            processor=group.spec.name,
+            processor=keys.group,
             partitions=[partition for partition, _, _ in over],
             stalled_ms=max(ms for _, _, ms in over),
         )
-        await self._show(group, [mark for p, seen, _ in over for mark in _marks(p, seen.runner, "")])
+        await self._show(keys, [mark for p, seen, _ in over for mark in _marks(p, seen.runner, "")])
 
-    async def _show(self, group: Watched, stalls: Sequence[MarkLock]) -> None:
+    async def _show(self, keys: GroupKeys, stalls: Sequence[MarkLock]) -> None:
         """Write the stalls to the locks; the log has them in any case."""
         if not stalls:
             return
         try:
             async with self._connect() as backend:
-                await mark_many(backend, group.keys, stalls, only_over=STALLED)
+                await mark_many(backend, keys, stalls, only_over=STALLED)
         except BackendError as error:
             log.warning("stall_not_shown", error=str(error))
 
@@ -307,7 +296,6 @@ class Watchdog:
         return self._blocked_ms > self._after_ms / 2
 
     def _cause(self, runner: PartitionRunner | None, stacks: Mapping[str, Sequence[Stack]]) -> Cause:
-        """Return what a partition waits for."""
         if runner is None:
             return Cause("its stored state, from Redis")
         if runner.halted:
@@ -351,7 +339,7 @@ def _marks(partition: int, runner: PartitionRunner | None, reason: str) -> list[
     if runner is None:
         return []
     state = "draining" if runner.intake.draining else "running"
-    return [MarkLock(partition, runner.owner, runner.commits.epoch, state, reason)]
+    return [MarkLock(partition, runner.start.owner, runner.commits.epoch, state, reason)]
 
 
 def _holds_work(runner: PartitionRunner) -> bool:
