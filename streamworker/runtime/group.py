@@ -58,7 +58,6 @@ from streamworker.runtime.declaring import declare
 from streamworker.runtime.measuring import measure
 from streamworker.runtime.partitions import Partitions
 from streamworker.runtime.run import trail
-from streamworker.runtime.run.runner import PartitionRunner
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
 
@@ -94,14 +93,14 @@ class Group:
         self._events: deque[Event] = deque()
         self._arrived = anyio.Event()
         self._measuring = anyio.CancelScope()
-        self._partitions = Partitions(
-            spec,
-            self.keys,
-            backend,
-            settings,
-            rng,
+        self.partitions = Partitions(
+            spec=spec,
+            keys=self.keys,
+            backend=backend,
+            settings=settings,
+            rng=rng,
             deliver=self.deliver,
-            show=lambda view: self._spawn(self._tell, mark, [view]),
+            mark=lambda view: self._spawn(self._tell, mark, [view]),
             spawn=self._spawn,
             log=self._log,
         )
@@ -134,10 +133,6 @@ class Group:
         """Drain the partitions, release them and leave the group; ``run`` returns after that."""
         self.deliver(StopRequested())
 
-    def runners(self) -> dict[int, PartitionRunner | None]:
-        """Return the runners by partition, None while a state is being read. Safe from any thread."""
-        return self._partitions.runners()
-
     async def run(self) -> None:
         """Take part in the group until stopped.
 
@@ -145,7 +140,7 @@ class Group:
         """
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            for keep_running in self._partitions.services():
+            for keep_running in self.partitions.services():
                 tasks.start_soon(keep_running)
             self.deliver(Started())
             try:
@@ -227,17 +222,17 @@ class Group:
                 if every_ms:
                     self._spawn(self._measure, every_ms, self._measuring)
             case StartRunner():
-                self._partitions.start(effect)
+                self.partitions.start(effect)
             case DrainRunner(partition, epoch):
-                self._partitions.drain(partition, epoch)
+                self.partitions.drain(partition, epoch)
             case CancelRunner(partition, epoch):
-                self._partitions.cancel(partition, epoch, dropped=False)
+                self.partitions.cancel(partition, epoch, dropped=False)
             case DropRunner(partition, epoch):
-                self._partitions.cancel(partition, epoch, dropped=True)
+                self.partitions.cancel(partition, epoch, dropped=True)
             case PauseBatches():
-                self._partitions.gate.close()
+                self.partitions.gate.close()
             case ResumeBatches():
-                self._partitions.gate.open()
+                self.partitions.gate.open()
             case Note(event, fields):
                 self._log.info(event, **fields)
             case Finished():
@@ -258,8 +253,8 @@ class Group:
                 return
 
     def _heartbeat_done(self, event: HeartbeatDone) -> None:
-        if self._partitions.witness.is_another(event.run_id) and not self._finished:
-            self._spawn(self._partitions.witness.compare)
+        if self.partitions.witness.is_another(event.run_id) and not self._finished:
+            self._spawn(self.partitions.witness.compare)
         self.deliver(event)
 
     async def _operate(self, operation: Operation, effect: Effect) -> None:
@@ -280,6 +275,6 @@ class Group:
             self._log.warning("telling_failed", what=telling.__name__, error=str(error))
 
     async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:
-        running, report = self._partitions.running, partial(self._keeper.report, self.keys)
+        running, report = self.partitions.running, partial(self._keeper.report, self.keys)
         with scope:
             await measure(self._backend, self.keys, running, report, every_ms, self._log)

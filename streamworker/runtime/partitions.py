@@ -51,51 +51,39 @@ class _Running:
     dropped: bool = False
 
 
+@dataclass(kw_only=True, eq=False)
 class Partitions:
-    """The running partitions of one group in one worker.
+    """The running partitions of one group in one worker."""
 
-    ``deliver`` takes the events of partitions that have stopped, were fenced or halted, and ``show`` writes
-    to a lock what holds its partition up. ``spawn`` runs a coroutine function with arguments in a task that
-    ends with the group.
-    """
+    spec: ProcessorSpec
+    keys: GroupKeys
+    backend: Backend
+    settings: Settings
+    rng: random.Random
+    deliver: Callable[[Event], None]
+    """Takes the events of partitions that have stopped, were fenced or halted."""
+    mark: Callable[[MarkLock], None]
+    """Writes to a lock what holds its partition up."""
+    spawn: Callable[..., None]
+    """Runs a coroutine function with arguments in a task that ends with the group."""
+    log: BoundLogger
 
-    def __init__(
-        self,
-        spec: ProcessorSpec,
-        keys: GroupKeys,
-        backend: Backend,
-        settings: Settings,
-        rng: random.Random,
-        *,
-        deliver: Callable[[Event], None],
-        show: Callable[[MarkLock], None],
-        spawn: Callable[..., None],
-        log: BoundLogger,
-    ) -> None:
-        self._spec = spec
-        self._keys = keys
-        self._backend = backend
-        self._settings = settings
-        self._rng = rng
-        self._deliver = deliver
-        self._show_view = show
-        self._spawn = spawn
-        self._log = log
+    def __post_init__(self) -> None:
         self._running: dict[int, _Running] = {}
         self.gate = Gate()
         """Closed while no batch may start."""
         self._state_reads = anyio.Semaphore(STATE_READS_MAX)
-        self._committer = Committer(backend, keys, settings, rng)
-        self.witness = Witness(backend, keys, self.running, rng, log)
+        self._committer = Committer(self.backend, self.keys, self.settings, self.rng)
+        self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log)
         self.fetcher = Fetcher(
-            backend,
-            keys,
-            settings,
-            ByteBudget(settings.prefetch_bytes),
-            rng=rng,
+            self.backend,
+            self.keys,
+            self.settings,
+            ByteBudget(self.settings.prefetch_bytes),
+            rng=self.rng,
             on_regressed=self._regressed,
             on_unreadable=self._unreadable,
-            on_back=lambda: spawn(self.witness.compare),
+            on_back=lambda: self.spawn(self.witness.compare),
         )
 
     def services(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
@@ -113,7 +101,7 @@ class Partitions:
     def start(self, effect: StartRunner) -> None:
         """Run an acquired partition."""
         running = self._running[effect.partition] = _Running(effect.lock.epoch)
-        self._spawn(self._run, effect, running)
+        self.spawn(self._run, effect, running)
 
     def drain(self, partition: int, epoch: int) -> None:
         """Let a partition finish its running call, commit it and stop; ignored if it has another epoch."""
@@ -122,7 +110,7 @@ class Partitions:
             return
         running.drained.set()
         if running.runner is not None:
-            running.runner.drain()
+            running.runner.intake.drain()
 
     def cancel(self, partition: int, epoch: int, *, dropped: bool) -> None:
         """Stop a partition at once, and forget it if it was dropped; ignored if it has another epoch."""
@@ -130,7 +118,7 @@ class Partitions:
         if running is None or running.epoch != epoch:
             return
         if not dropped:
-            self._log.warning("grace_period_over", partition=partition, epoch=epoch)
+            self.log.warning("grace_period_over", partition=partition, epoch=epoch)
         running.dropped = dropped
         running.drained.set()
         running.scope.cancel()
@@ -141,7 +129,7 @@ class Partitions:
 
     async def _run(self, effect: StartRunner, running: _Running) -> None:
         partition, epoch = effect.partition, effect.lock.epoch
-        log = self._log.bind(partition=partition, epoch=epoch)
+        log = self.log.bind(partition=partition, epoch=epoch)
         log.info("partition_started", checkpoint=str(effect.lock.checkpoint))
         stopped: Stopped | None = None
         with running.scope:
@@ -150,7 +138,7 @@ class Partitions:
             except BaseException as raised:  # noqa: BLE001 - a bug must not take the other partitions down
                 error = failure(raised)
                 log.error("runner_failed", exception=traceback_of(error))  # noqa: TRY400 - as text
-                self._deliver(RunnerHalted(partition, epoch, f"internal error: {describe_error(error)}"))
+                self.deliver(RunnerHalted(partition, epoch, f"internal error: {describe_error(error)}"))
                 await running.drained.wait()
         self.fetcher.remove(partition)
         if self._running.get(partition) is running:
@@ -159,7 +147,7 @@ class Partitions:
         if running.dropped:
             return
         is_fenced = stopped is not None and stopped.reason is StopReason.FENCED
-        self._deliver((RunnerFenced if is_fenced else RunnerStopped)(partition, epoch))
+        self.deliver((RunnerFenced if is_fenced else RunnerStopped)(partition, epoch))
 
     async def _handle_records(
         self, effect: StartRunner, running: _Running, log: BoundLogger
@@ -171,37 +159,36 @@ class Partitions:
         if running.drained.is_set():
             return None
         running.runner = PartitionRunner(
-            spec=self._spec,
+            spec=self.spec,
             start=effect,
             state=stored,
             buffer=self.fetcher.add(partition, effect.lock.checkpoint),
             committer=self._committer,
-            settings=self._settings,
-            rng=self._rng,
+            settings=self.settings,
+            rng=self.rng,
             gate=self.gate,
-            on_halted=lambda reason: self._deliver(RunnerHalted(partition, effect.lock.epoch, reason)),
+            on_halted=lambda reason: self.deliver(RunnerHalted(partition, effect.lock.epoch, reason)),
             on_state=lambda reason: self._show(effect, reason),
             log=log,
         )
         try:
             return await running.runner.run()
         finally:
-            self.witness.note(partition, running.runner.committed)
+            self.witness.note(partition, running.runner.commits.committed)
 
     def _show(self, effect: StartRunner, reason: str) -> None:
         """Write to the lock what holds up the partition; an empty reason clears it."""
         running = self._running.get(effect.partition)
         state = "draining" if running is not None and running.drained.is_set() else "running"
-        view = MarkLock(effect.partition, effect.owner, effect.lock.epoch, state, reason)
-        self._show_view(view)
+        self.mark(MarkLock(effect.partition, effect.owner, effect.lock.epoch, state, reason))
 
     async def _stored_state(self, effect: StartRunner, log: BoundLogger) -> dict[str, bytes]:
-        pauses = Pauses(self._rng.random, first_ms=200)
+        pauses = Pauses(self.rng.random, first_ms=200)
         tries = 0
         while True:
             try:
                 async with self._state_reads:
-                    stored = await state.read_state(self._backend, self._keys, effect.partition)
+                    stored = await state.read_state(self.backend, self.keys, effect.partition)
             except BackendError as error:
                 log.warning("state_unreadable", error=str(error))
                 self._show(effect, f"state unreadable: {error}")
@@ -217,8 +204,8 @@ class Partitions:
             runner.activity.hinder("reads", reason)
 
     def _regressed(self, partition: int, detail: str) -> None:
-        self._log.error("stream_went_back", partition=partition, detail=detail)
-        self._spawn(self._settle_regression, partition, detail)
+        self.log.error("stream_went_back", partition=partition, detail=detail)
+        self.spawn(self._settle_regression, partition, detail)
 
     async def _settle_regression(self, partition: int, detail: str) -> None:
         """Acquire a partition again whose lock was rolled back together with its stream.
@@ -232,16 +219,16 @@ class Partitions:
         if not running.drained.is_set():
             if running.runner is not None:
                 running.runner.activity.hide_trouble()  # The current batch may still be committed.
-            self._deliver(RunnerHalted(partition, running.epoch, detail))
+            self.deliver(RunnerHalted(partition, running.epoch, detail))
 
     async def _maintain(self) -> None:
         """Trim what every reader has committed, and keep the schema declared."""
         while True:
-            await anyio.sleep(self._settings.trim_interval_ms / 1000)
+            await anyio.sleep(self.settings.trim_interval_ms / 1000)
             trims = {p: runner.commits.trims for p, runner in self.running().items()}
-            await trim_once(self._backend, self._keys, trims, self._log)
-            if self._running and self._spec.forward and (output := self._spec.output):
+            await trim_once(self.backend, self.keys, trims, self.log)
+            if self._running and self.spec.forward and (output := self.spec.output):
                 try:  # Somebody may have deleted its schema.
-                    await schemas.declare_schema(self._backend, self._keys, output.arrow_schema(), again=True)
+                    await schemas.declare_schema(self.backend, self.keys, output.arrow_schema(), again=True)
                 except StreamworkerError as error:
-                    self._log.warning("schema_unreadable", error=str(error))
+                    self.log.warning("schema_unreadable", error=str(error))

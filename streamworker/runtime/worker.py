@@ -98,7 +98,7 @@ class Worker:
                 group = Group(spec, self._core(spec, rng), backend, keeper, settings, rng, name=self.name)
                 await listener.add(group.keys, group.control_received)
                 self._groups.append(group)
-                watchdog.watch(group.keys, group.runners)
+                watchdog.watch(group.keys, group.partitions.runners)
             keeper.start()
             watchdog.start()
             try:

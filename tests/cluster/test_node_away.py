@@ -76,6 +76,7 @@ class Runner:
     committed = Committed(7, FAR, 90, 30, "a")
 
     def __init__(self) -> None:
+        self.commits = self
         self.abandoned = ""
 
     def abandon(self, reason: str) -> None:

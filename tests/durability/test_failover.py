@@ -64,7 +64,7 @@ class Traffic:
                 await asyncio.sleep(0.02)
                 continue
             while not running.ended.is_set():
-                self._note(running.runner.committed.checkpoint, running.runner.committed.rows)
+                self._note(running.runner.commits.committed.checkpoint, running.runner.commits.committed.rows)
                 await asyncio.sleep(0.005)
             assert running.stopped is not None and running.stopped.reason is StopReason.FENCED
 

@@ -196,7 +196,7 @@ async def test_a_partition_says_what_its_commits_wait_for(pair: Pair) -> None:
         assert await desk.committed() == 1
         pair.resume_replica()
         await wait_for_async(lambda: running.runner.commits.records_done == 1, "the commit counts")
-        assert running.states[-1] == "" and running.runner.committed.entries == 1
+        assert running.states[-1] == "" and running.runner.commits.committed.entries == 1
         await running.drained()
 
 

@@ -113,7 +113,7 @@ class Running:
 
     async def drained(self) -> Stopped:
         """Drain it and wait for its end."""
-        self.runner.drain()
+        self.runner.intake.drain()
         with anyio.fail_after(PATIENCE_S):
             await self.ended.wait()
         assert self.stopped is not None

@@ -445,7 +445,7 @@ async def test_draining_leaves_no_gap_and_repeats_nothing(redis_url: str, gate_i
         assert watch.begun == [0, 3, 4, 5]
         if gate_is_closed:
             desk.gate.close()
-        running.runner.drain()
+        running.runner.intake.drain()
         release.set()
         assert (await running.drained()).reason is StopReason.DRAINED
         done = [0] if gate_is_closed else list(range(6))
@@ -743,14 +743,14 @@ async def test_the_call_that_has_been_running_for_longest_is_known(redis_url: st
 
     async with handling(redis_url, price, range(40), concurrency=4) as (desk, running):
         ids = await desk.ids()
-        await wait_for_async(lambda: running.runner.oldest == ids[0], "the first call is the oldest")
+        await wait_for_async(lambda: running.runner.mode.oldest == ids[0], "the first call is the oldest")
         since_ms = running.runner.activity.busy_since_ms
         assert since_ms is not None
         release[0].set()
-        await wait_for_async(lambda: running.runner.oldest == ids[2], "the third call is")
+        await wait_for_async(lambda: running.runner.mode.oldest == ids[2], "the third call is")
         release[2].set()
         await desk.until_committed(40)
-        assert running.runner.oldest == "" and running.runner.activity.busy_since_ms is None
+        assert running.runner.mode.oldest == "" and running.runner.activity.busy_since_ms is None
 
 
 async def test_the_alarm_names_the_entry_that_holds_the_others_up(redis_url: str) -> None:

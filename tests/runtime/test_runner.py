@@ -313,7 +313,7 @@ async def test_draining_finishes_and_commits_what_is_in_hand(redis_url: str, mod
         size = {"batch": 5} if mode == "batch" else {}
         running = await desk.start(desk.spec(function, **size))
         await begun.wait()
-        running.runner.drain()
+        running.runner.intake.drain()
         release.set()
         assert (await running.drained()).reason is StopReason.DRAINED
         assert seen == list(range(5 if mode == "batch" else 1))

@@ -59,6 +59,7 @@ class Runner:
     """A partition that runs: what is known of its last commit."""
 
     def __init__(self, committed: Committed) -> None:
+        self.commits = self
         self.committed = committed
 
 

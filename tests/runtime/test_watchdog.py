@@ -250,7 +250,7 @@ async def test_entries_that_nobody_reads_are_noticed(redis_url: str) -> None:
 
     async with scene(redis_url, take) as seen:
         await seen.worker.until_drained()
-        fetcher = seen.worker._worker._groups[0]._partitions.fetcher
+        fetcher = seen.worker._worker._groups[0].partitions.fetcher
         fetcher._watch._broken.add(0)  # a fault that nobody has thought of
         fetcher.candidates.clear()
         items = seen.worker._worker._app.streams["items"]

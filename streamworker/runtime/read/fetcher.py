@@ -29,7 +29,7 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
-from streamworker.runtime.read.polling import Polling
+from streamworker.runtime.read.polling import PAUSE_MAX_S, Polling
 from streamworker.runtime.read.streamwatch import StreamWatch, Tell
 from streamworker.runtime.signals import Signal
 from streamworker.settings import Settings
@@ -90,9 +90,9 @@ class Fetcher:
         self._rng = rng or random.Random()
         self._buffers: dict[int, PartitionBuffer] = {}
         self._watch = StreamWatch(
-            backend,
-            stream_keys,
-            self._buffers,
+            backend=backend,
+            keys=stream_keys,
+            buffers=self._buffers,
             on_change=self._left_out,
             on_regressed=on_regressed,
             on_unreadable=on_unreadable,
@@ -114,15 +114,15 @@ class Fetcher:
         """How many buffers shared the budget at the last read plan."""
         self.reads = 0
         """How many reads the fetcher has made."""
-        self._polling: Polling | None = None
         self._connection = backend.blocking_for_all()
+        self._polling: Polling | None = None
         if self._connection is None:
             self._polling = Polling(
-                backend,
-                stream_keys,
-                self,
-                lambda: Pauses(self._rng.random, max_ms=backend.pause_max_ms),
-                pause_max_s=settings.fetch_block_ms / 1000,
+                backend=backend,
+                keys=stream_keys,
+                reads=self,
+                pauses=lambda: Pauses(self._rng.random, max_ms=backend.pause_max_ms),
+                pause_max_s=min(settings.fetch_block_ms / 1000, PAUSE_MAX_S),
                 on_back=on_back,
             )
 

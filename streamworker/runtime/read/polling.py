@@ -9,6 +9,7 @@ or has room again is read at once. See docs/decisions/0025.
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
@@ -55,48 +56,37 @@ class Reads(Protocol):
         """After a refusal, find the partitions whose keys hold another type, and pause."""
 
 
+@dataclass(slots=True, eq=False)
 class _Pace:
     """How often one node is asked."""
 
-    __slots__ = ("all_at_s", "asked", "busy", "due_s", "fails", "hurry", "pause_s", "tries")
-
-    def __init__(self, tries: Pauses) -> None:
-        self.busy = False
-        self.hurry = False
-        """Whether a partition needs a read that the running round does not ask for."""
-        self.due_s = 0.0
-        self.pause_s = PAUSE_FIRST_S
-        self.all_at_s = 0.0
-        """Before this time only partitions that are known to have more are read again."""
-        self.asked: frozenset[int] = frozenset()
-        """Partitions of the last round."""
-        self.tries = tries
-        self.fails = False
-        """Whether the last round had no answer; if so, nothing makes the next one start sooner."""
+    tries: Pauses
+    busy: bool = False
+    hurry: bool = False
+    """Whether a partition needs a read that the running round does not ask for."""
+    due_s: float = 0.0
+    pause_s: float = PAUSE_FIRST_S
+    all_at_s: float = 0.0
+    """Before this time only partitions that are known to have more are read again."""
+    asked: frozenset[int] = frozenset()
+    """Partitions of the last round."""
+    fails: bool = False
+    """Whether the last round had no answer; if so, nothing makes the next one start sooner."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Polling:
-    """The rounds of one fetcher.
+    """The rounds of one fetcher."""
 
-    ``on_back`` is called when partitions are read again after a read of them had no answer.
-    """
+    backend: Backend
+    keys: StreamKeys
+    reads: Reads
+    pauses: Callable[[], Pauses]
+    pause_max_s: float
+    on_back: Callable[[], None]
+    """Called when partitions are read again after a read of them had no answer."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        keys: StreamKeys,
-        reads: Reads,
-        pauses: Callable[[], Pauses],
-        *,
-        pause_max_s: float = PAUSE_MAX_S,
-        on_back: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._backend = backend
-        self._keys = keys
-        self._reads = reads
-        self._pauses = pauses
-        self._pause_max_s = min(pause_max_s, PAUSE_MAX_S)
-        self._on_back = on_back
+    def __post_init__(self) -> None:
         self._paces: dict[str, _Pace] = {}
         self._places: dict[int, str] = {}
         """Address of each partition's node, in version ``_version`` of the slot map."""
@@ -119,7 +109,7 @@ class Polling:
     async def run(self) -> None:
         """Read until cancelled."""
         async with anyio.create_task_group() as tasks:
-            backend = self._backend.apart(connections=1)
+            backend = self.backend.apart(connections=1)
             try:
                 await self._rounds(backend, tasks)
             finally:
@@ -127,9 +117,9 @@ class Polling:
                     await backend.aclose()
 
     async def _rounds(self, backend: Backend, tasks: anyio.abc.TaskGroup) -> None:
-        tries = self._pauses()
+        tries = self.pauses()
         while True:
-            self._reads.plan(())  # Updates the candidates; chooses nothing.
+            self.reads.plan(())  # Updates the candidates; chooses nothing.
             try:
                 parts = await self._by_place(backend)
             except BackendError as error:
@@ -143,7 +133,7 @@ class Polling:
             for place, partitions in parts.items():
                 pace = self._paces.get(place)
                 if pace is None:
-                    pace = self._paces[place] = _Pace(self._pauses())
+                    pace = self._paces[place] = _Pace(self.pauses())
                 if pace.busy:
                     continue
                 if pace.due_s <= now_s:
@@ -162,25 +152,22 @@ class Polling:
             self._version = backend.map_version
         places = self._places
         parts: dict[str, list[int]] = {}
-        for partition in list(self._reads.candidates):
+        for partition in list(self.reads.candidates):
             place = places.get(partition)
             if place is None:
-                place = places[partition] = await backend.place_of(self._keys.events(partition))
-            if place in parts:
-                parts[place].append(partition)
-            else:
-                parts[place] = [partition]
+                place = places[partition] = await backend.place_of(self.keys.events(partition))
+            parts.setdefault(place, []).append(partition)
         return parts
 
     async def _round(self, backend: Backend, pace: _Pace, partitions: list[int], nodes: int) -> None:
         """Ask one node for its partitions, and set when to ask it next."""
         began_s = time.monotonic()
         is_brief = began_s < pace.all_at_s
-        behind = [p for p in partitions if p in self._reads.behind] if is_brief else []
-        plan = self._reads.plan(behind or partitions, shares=nodes)
+        behind = [p for p in partitions if p in self.reads.behind] if is_brief else []
+        plan = self.reads.plan(behind or partitions, shares=nodes)
         if plan is None:
             pace.asked, pace.busy = frozenset(), False
-            pace.due_s = began_s + self._pause_max_s
+            pace.due_s = began_s + self.pause_max_s
             return
         pace.asked = frozenset(plan.partitions)
         try:
@@ -191,7 +178,7 @@ class Polling:
             _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
             pace.due_s = time.monotonic() + pause_ms / 1000
         except BackendError as error:
-            await self._reads.sort_out(plan, error, pace.tries.next_ms())
+            await self.reads.sort_out(plan, error, pace.tries.next_ms())
         else:
             pace.fails = False
             pace.tries.reset()
@@ -204,12 +191,11 @@ class Polling:
         spacing_s = SPACING_S * len(plan.partitions)
         if not is_brief and brought < len(plan.partitions):
             pace.all_at_s = began_s + spacing_s
-        if any(partition in self._reads.behind for partition in plan.partitions):
+        if any(partition in self.reads.behind for partition in plan.partitions):
             pace.pause_s, pace.due_s = PAUSE_FIRST_S, 0.0
             return
-        pace.pause_s = PAUSE_FIRST_S if brought else min(2 * pace.pause_s, self._pause_max_s)
-        if plan.is_partial:
-            pace.pause_s = PAUSE_FIRST_S
+        soon = brought or plan.is_partial
+        pace.pause_s = PAUSE_FIRST_S if soon else min(2 * pace.pause_s, self.pause_max_s)
         pace.due_s = 0.0 if pace.hurry else time.monotonic() + max(pace.pause_s, spacing_s)
         pace.hurry = False
 
@@ -218,19 +204,19 @@ class Polling:
 
         It raises the first error of partitions that could not be read, after all others were read.
         """
-        asked = self._reads.asked(plan)
+        asked = self.reads.asked(plan)
         positions = {partition: buffer.position for partition, buffer in asked.items()}
         try:
-            answer = await streams.read_each(backend, self._keys, positions, plan.count)
+            answer = await streams.read_each(backend, self.keys, positions, plan.count)
         except BackendUnavailable:
             self._away.update(asked)
             raise
         read = {p: found for p, found in answer.items() if isinstance(found, Entries)}
-        brought = self._reads.put(asked, plan.count, read)
+        brought = self.reads.put(asked, plan.count, read)
         errors = {p: found for p, found in answer.items() if isinstance(found, BackendError)}
         if back := self._away.intersection(read):
             self._away -= back
-            self._on_back()
+            self.on_back()
         self._away.update(p for p, error in errors.items() if isinstance(error, BackendUnavailable))
         for error in errors.values():
             raise error

@@ -11,6 +11,7 @@ reaches the read position, reading continues from there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -40,29 +41,20 @@ Tell = Callable[[int, str], None]
 _log = get_logger("streamworker.fetcher")
 
 
+@dataclass(kw_only=True, eq=False)
 class StreamWatch:
-    """Which partitions of a fetcher cannot be read, and why.
+    """Which partitions of a fetcher cannot be read, and why."""
 
-    ``on_change`` is called with the buffer of a partition when reads of it must stop, or may start again; the
-    other callbacks are the fetcher's.
-    """
+    backend: Backend
+    keys: StreamKeys
+    buffers: Mapping[int, PartitionBuffer]
+    on_change: Callable[[PartitionBuffer], None]
+    """Called when reads of a partition must stop, or may start again."""
+    on_regressed: Tell
+    on_unreadable: Tell
+    """As of the fetcher."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        keys: StreamKeys,
-        buffers: Mapping[int, PartitionBuffer],
-        *,
-        on_change: Callable[[PartitionBuffer], None],
-        on_regressed: Tell,
-        on_unreadable: Tell,
-    ) -> None:
-        self._backend = backend
-        self._keys = keys
-        self._buffers = buffers
-        self._on_change = on_change
-        self._on_regressed = on_regressed
-        self._on_unreadable = on_unreadable
+    def __post_init__(self) -> None:
         self._broken: set[int] = set()
         self._unreadable: dict[int, bool] = {}
         """Partitions whose key held another type, and whether the key was missing in the last check."""
@@ -75,14 +67,14 @@ class StreamWatch:
 
     def leave_out(self, partition: int, kind: str) -> None:
         """Stop reads of a partition whose key holds ``kind`` instead of a stream."""
-        buffer = self._buffers.get(partition)
+        buffer = self.buffers.get(partition)
         if buffer is None or self.leaves_out(partition):
             return
-        reason = f"key {self._keys.events(partition)} holds a {kind} and not a stream"
+        reason = f"key {self.keys.events(partition)} holds a {kind} and not a stream"
         self._unreadable[partition] = False
-        self._on_change(buffer)
+        self.on_change(buffer)
         _log.error("partition_unreadable", partition=partition, reason=reason)
-        self._on_unreadable(partition, reason)
+        self.on_unreadable(partition, reason)
         self._added.fire()
 
     def forget(self, partition: int) -> None:
@@ -103,13 +95,13 @@ class StreamWatch:
             if not self._unreadable:
                 await self._added.wait()
             await anyio.sleep(LOOK_AGAIN_MS / 1000)
-            buffers = [self._buffers[partition] for partition in self._unreadable]
+            buffers = [self.buffers[partition] for partition in self._unreadable]
             try:
-                answers = await self._backend.pipeline(self._questions(buffers))
+                answers = await self.backend.pipeline(self._questions(buffers))
             except BackendError:
                 continue
             for buffer, answer in zip(buffers, answers, strict=True):
-                if self._buffers.get(buffer.partition) is buffer:
+                if self.buffers.get(buffer.partition) is buffer:
                     self._judge(buffer, answer)
 
     def _judge(self, buffer: PartitionBuffer, answer: Any) -> None:
@@ -128,8 +120,8 @@ class StreamWatch:
             self._break(buffer, reason)
             return
         _log.info("partition_readable", partition=partition)
-        self._on_change(buffer)
-        self._on_unreadable(partition, "")
+        self.on_change(buffer)
+        self.on_unreadable(partition, "")
 
     # -- streams that went backwards -----------------------------------------------------------
 
@@ -139,18 +131,18 @@ class StreamWatch:
             await anyio.sleep(REGRESSION_CHECK_MS / 1000)
             idle = [
                 buffer
-                for partition, buffer in self._buffers.items()
+                for partition, buffer in self.buffers.items()
                 if seen.get(partition) == buffer.position and not self.leaves_out(partition)
             ]
-            seen = {partition: buffer.position for partition, buffer in self._buffers.items()}
+            seen = {partition: buffer.position for partition, buffer in self.buffers.items()}
             if idle:
                 await self._compare(idle)
 
     async def _compare(self, idle: Sequence[PartitionBuffer]) -> None:
-        names = [self._keys.events(buffer.partition) for buffer in idle if buffer.position > ZERO]
-        parts = self._backend.by_slot(names)
+        names = [self.keys.events(buffer.partition) for buffer in idle if buffer.position > ZERO]
+        parts = self.backend.by_slot(names)
         try:
-            found = await self._backend.pipeline([("EXISTS", *part) for part in parts])
+            found = await self.backend.pipeline([("EXISTS", *part) for part in parts])
         except BackendError:
             return
         # A node that does not answer is no reason to check all streams of the other nodes.
@@ -160,7 +152,7 @@ class StreamWatch:
             if isinstance(each, BackendUnavailable)
             for name in part
         }
-        idle = [buffer for buffer in idle if self._keys.events(buffer.partition) not in away]
+        idle = [buffer for buffer in idle if self.keys.events(buffer.partition) not in away]
         if not idle:
             return
         if sum(each for each in found if isinstance(each, int)) == len(names) - len(away):
@@ -169,7 +161,7 @@ class StreamWatch:
             self._compared += len(idle)
         positions = [buffer.position for buffer in idle]
         try:
-            answers = await self._backend.pipeline(self._questions(idle))
+            answers = await self.backend.pipeline(self._questions(idle))
         except BackendError:
             return
         for buffer, position, answer in zip(idle, positions, answers, strict=True):
@@ -179,14 +171,14 @@ class StreamWatch:
                 self._break(buffer, reason)
 
     def _questions(self, buffers: Sequence[PartitionBuffer]) -> list[tuple[str, ...]]:
-        return [("XINFO", "STREAM", self._keys.events(buffer.partition)) for buffer in buffers]
+        return [("XINFO", "STREAM", self.keys.events(buffer.partition)) for buffer in buffers]
 
     def _break(self, buffer: PartitionBuffer, reason: str) -> None:
         partition = buffer.partition
-        if self._buffers.get(partition) is buffer:
+        if self.buffers.get(partition) is buffer:
             self._broken.add(partition)
-            self._on_change(buffer)
-            self._on_regressed(partition, f"stream {self._keys.events(partition)} {reason}")
+            self.on_change(buffer)
+            self.on_regressed(partition, f"stream {self.keys.events(partition)} {reason}")
 
 
 def regression(position: EntryId, answer: Any) -> str:

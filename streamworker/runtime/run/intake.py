@@ -28,7 +28,7 @@ class Intake:
     # -- when to stop ----------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Let no other call start; the running one is finished."""
+        """Let no other call start; the running one is finished and committed, and the runner ends."""
         self.draining = True
         self._drain.fire()
         self.buffer.wake()

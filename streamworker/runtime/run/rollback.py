@@ -156,7 +156,7 @@ class Witness:
         """Compare those of some partitions that still run, and store which had no answer."""
         runners = {p: runner for p, runner in self._runners().items() if p in partitions}
         # Take the known commits before the locks: a commit in between only moves the lock forward.
-        known = {p: runner.committed for p, runner in runners.items()}
+        known = {p: runner.commits.committed for p, runner in runners.items()}
         found: Mapping[int, LockView | BackendError | None] = {}
         try:
             found = await locks.read_locks(self._backend, self._keys, list(known))

@@ -23,7 +23,7 @@ from streamworker.processors import Mode as ModeName
 from streamworker.processors import ProcessorSpec
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
-from streamworker.runtime.run.commits import Commits, Committed
+from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import Invoker
@@ -114,7 +114,7 @@ class PartitionRunner:
         place = Place(app=app, processor=spec.name, partition=partition, epoch=epoch, log=self.log)
         invoker, mode = _ways_of(spec)
         self.invoker = invoker(spec, place, kept, self.settings.handler_threads)
-        self._mode = mode(self.invoker, self.intake, self.activity, self.commits, self.rng)
+        self.mode = mode(self.invoker, self.intake, self.activity, self.commits, self.rng)
         self.buffer.use(spec.batch)
 
     async def run(self) -> Stopped:
@@ -129,7 +129,7 @@ class PartitionRunner:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                halted = await self._mode.run()
+                halted = await self.mode.run()
                 await self.commits.flush()
                 if halted:
                     await self._stay_halted(halted)
@@ -140,25 +140,11 @@ class PartitionRunner:
             self.intake.end()
         return self._stopped or Stopped(StopReason.DRAINED)
 
-    def drain(self) -> None:
-        """Finish the running call, commit it and start no other; ``run()`` returns after that."""
-        self.intake.drain()
-
     @property
     def halted(self) -> str:
         """Why the error policy has stopped the partition; empty if it has not."""
         stopped = self._stopped
         return stopped.detail if stopped is not None and stopped.reason is StopReason.HALTED else ""
-
-    @property
-    def committed(self) -> Committed:
-        """The partition's checkpoint and counts after the last confirmed commit."""
-        return self.commits.committed
-
-    @property
-    def oldest(self) -> str:
-        """Ids of the entries whose call has run for longest; empty if no call runs."""
-        return self._mode.oldest
 
     def abandon(self, detail: str) -> None:
         """Stop at once as fenced: the current batch could not be committed."""
@@ -175,7 +161,7 @@ class PartitionRunner:
         self.activity.rests()
         self.buffer.close()
         self.on_halted(reason)
-        intake, at = self.intake, self._mode.halted_at
+        intake, at = self.intake, self.mode.halted_at
         while not intake.draining and (not at or await self.committer.holds(self.start.partition, at)):
             await intake.wait_draining(self.settings.trim_interval_ms / 1000)
         if not intake.draining:

@@ -24,6 +24,9 @@ OnFull = Literal["wait", "raise"]
 Encoded = bytes | tuple[bytes | Mapping[bytes, bytes], Mapping[bytes, bytes] | None]
 """An entry: its payload alone, or its payload or fields together with its headers."""
 
+Piece = tuple[int, Sequence[Encoded], int, int]
+"""A partition, entries for it, their bytes, and how many records they hold."""
+
 APPEND_ENTRIES_MAX = 1_000
 """Maximum entries of one append. It is one script run of 1.4 ms, which blocks Redis (measured)."""
 APPEND_BYTES_MAX = 1024 * 1024
@@ -32,6 +35,11 @@ AHEAD_ENTRIES = 100
 higher than the gain of not waiting."""
 UNDER_WAY_MAX = 2
 """Redis knows the last two (``append.lua``)."""
+
+
+def bytes_of(fields: Mapping[bytes, bytes]) -> int:
+    """Return the bytes of all names and values."""
+    return sum(len(name) + len(value) for name, value in fields.items())
 
 
 class Outcome(Enum):

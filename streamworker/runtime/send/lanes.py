@@ -189,8 +189,7 @@ class Lanes:
             if batches:
                 self._others_go_on()
                 pause_ms = pauses.next_ms()
-                troubles = {batch.lane.undurable for batch in batches if batch.lane.undurable}
-                for trouble in troubles:
+                for trouble in {batch.lane.undurable for batch in batches if batch.lane.undurable}:
                     _log.warning(
                         "send_not_confirmed", stream=self._spec.name, error=trouble, retry_in_ms=pause_ms
                     )
@@ -206,7 +205,9 @@ class Lanes:
         """Process an answer; return False if the append must be sent again."""
         if reply.code is AppendCode.UNKNOWN:
             batch.unanswered = True
-            self._not_confirmed(batch, reply)
+            if isinstance(reply.error, NotDurable):
+                batch.lane.undurable = str(reply.error)
+            self._compare(batch.lane, reply)
             return False
         if batch.unanswered and reply.code is AppendCode.FULL:
             # The try without an answer may still reach the server. Until then the entries of this
@@ -253,11 +254,6 @@ class Lanes:
             behind.unanswered |= batch.unanswered and reply.last_id is not None
             if behind.unanswered or not self._is_through(behind, reply):
                 self._begin(self._send([behind]), REPEATING)
-
-    def _not_confirmed(self, batch: Batch, reply: AppendReply) -> None:
-        if isinstance(reply.error, NotDurable):
-            batch.lane.undurable = str(reply.error)
-        self._compare(batch.lane, reply)
 
     def _settle(self, batch: Batch, reply: AppendReply, last_id: EntryId) -> None:
         lane = batch.lane

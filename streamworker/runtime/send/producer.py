@@ -15,10 +15,11 @@ from streamworker.core.data.partitioner import RoundRobin, canonical_key, partit
 from streamworker.errors import RecordError
 from streamworker.processors import StreamSpec
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.send.lane import Encoded, OnFull, Part
+from streamworker.runtime.send.lane import Encoded, OnFull, Part, Piece, bytes_of
 from streamworker.runtime.send.lanes import Lanes
 from streamworker.runtime.send.ledger import LostSends
 from streamworker.runtime.send.quick import QuickWay
+from streamworker.runtime.send.refusals import too_large
 from streamworker.settings import Settings
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
@@ -51,15 +52,7 @@ class Sent(NamedTuple):
 
 
 class Producer:
-    """Sends records of one stream from one event loop; its backend stays open when it is closed.
-
-    Examples
-    --------
-    >>> async def main(backend: Backend, orders: StreamSpec) -> None:
-    ...     producer = Producer(backend, orders, Settings())
-    ...     sent = await producer.send({"customer": "ann"})
-    ...     print(sent.partition, sent.entry_id)
-    """
+    """Sends records of one stream from one event loop; its backend stays open when it is closed."""
 
     def __init__(
         self, backend: Backend, spec: StreamSpec, settings: Settings, *, rng: random.Random | None = None
@@ -141,7 +134,7 @@ class Producer:
                 in_thread = window.num_rows > PACK_IN_THREAD_ROWS
                 packets = await asyncio.to_thread(work) if in_thread else work()
                 packed += window.num_rows
-                await sender.send([(p.partition, [(p.fields, None)], p.size, p.rows) for p in packets])
+                await sender.send(packets)
             await sender.finish()
         except BaseException as error:
             await sender.end(error)
@@ -191,17 +184,11 @@ class Producer:
     def prepared(self, record: Any, headers: Mapping[bytes, bytes] | None) -> tuple[int, Encoded, int]:
         """Encode and route a record; return its partition, its entry and the entry's bytes."""
         payload = self._encode(record)
-        size = (
-            len(payload) if isinstance(payload, bytes) else sum(len(k) + len(v) for k, v in payload.items())
-        )
+        size = len(payload) if isinstance(payload, bytes) else bytes_of(payload)
         if headers:
-            size += sum(len(k) + len(v) for k, v in headers.items())
+            size += bytes_of(headers)
         if size > self._settings.entry_bytes_max:
-            raise RecordError(
-                f"A record of stream {self._spec.name!r} has {size} bytes, and entry_bytes_max is "
-                f"{self._settings.entry_bytes_max}.",
-                remedy="Keep large values elsewhere and send where they are, or raise entry_bytes_max.",
-            )
+            raise too_large("record", self._spec, size, self._settings.entry_bytes_max)
         return self.partition_of(record), (payload, headers), size
 
     def partition_of(self, record: Any) -> int:
@@ -209,10 +196,6 @@ class Producer:
         key = canonical_key(self._key(record))
         partitions = self._spec.partitions
         return self._deal.next(partitions) if key is None else partition_for(key, partitions)
-
-
-Piece = tuple[int, Sequence[Encoded], int, int]
-"""A partition, entries for it, their bytes, and how many records they hold."""
 
 
 class _Sender:
@@ -346,24 +329,20 @@ class _RowSender(_ManySender):
         """Send the collected records; if one cannot be packed, send those before it and raise."""
         records, self._records, self._gathered = self._records, [], 0
         try:
-            pieces = self._pieces(records)
+            pieces = self._producer.packer.of_records(records)
         except RecordError as error:
             good, fault = self._before_fault(records)
-            await self.send(self._pieces(good))
+            await self.send(self._producer.packer.of_records(good))
             await _Sender.finish(self)
             raise fault or error from None
         await self.send(pieces)
-
-    def _pieces(self, records: list[tuple[int, Any]]) -> list[Piece]:
-        packets = self._producer.packer.of_records(records)
-        return [(p.partition, [(p.fields, None)], p.size, p.rows) for p in packets]
 
     def _before_fault(
         self, records: list[tuple[int, Any]]
     ) -> tuple[list[tuple[int, Any]], RecordError | None]:
         for place, one in enumerate(records):
             try:
-                self._pieces([one])
+                self._producer.packer.of_records([one])
             except RecordError as error:
                 return records[:place], error
         return records, None

@@ -14,45 +14,33 @@ class Producers:
     """Opens producers when they are needed, and closes those of an event loop."""
 
     def __init__(self) -> None:
-        self._backends: dict[asyncio.AbstractEventLoop, Backend] = {}
-        self._producers: dict[tuple[asyncio.AbstractEventLoop, str], Producer] = {}
+        self._opened: dict[asyncio.AbstractEventLoop, tuple[Backend, dict[str, Producer]]] = {}
+        """The connections of each event loop, and its producers by stream."""
 
     def of(self, spec: StreamSpec, settings: Settings, *, streams: int) -> Producer:
         """Return the producer of a stream for the running event loop; ``streams`` may need connections."""
         loop = asyncio.get_running_loop()
-        producer = self._producers.get((loop, spec.name))
-        if producer is None:
-            backend = self._backends.get(loop)
-            if backend is None:
-                self._forget_ended_loops()
-                connections = max(CONNECTIONS, pipelines_of(settings) * streams)
-                backend = connected(settings, f"{spec.app}:producer", connections)
-                self._backends[loop] = backend
-            producer = Producer(backend, spec, settings)
-            self._producers[loop, spec.name] = producer
-        return producer
+        if loop not in self._opened:
+            # A program may call ``asyncio.run`` several times to send, and never close the app.
+            for ended in [each for each in list(self._opened) if each.is_closed()]:
+                self._opened.pop(ended, None)
+            connections = max(CONNECTIONS, pipelines_of(settings) * streams)
+            self._opened[loop] = connected(settings, f"{spec.app}:producer", connections), {}
+        backend, producers = self._opened[loop]
+        if spec.name not in producers:
+            producers[spec.name] = Producer(backend, spec, settings)
+        return producers[spec.name]
 
     async def aclose(self, settings: Settings) -> None:
         """Close the producers and connections of the running event loop; see ``App.aclose``."""
-        loop = asyncio.get_running_loop()
-        ours = [self._producers.pop(key) for key in list(self._producers) if key[0] is loop]
-        backend = self._backends.pop(loop, None)
-        if backend is None:
+        opened = self._opened.pop(asyncio.get_running_loop(), None)
+        if opened is None:
             return
+        backend, producers = opened
         try:
             async with asyncio.timeout(settings.call_timeout_ms / 1000):
-                for producer in ours:
+                for producer in producers.values():
                     await producer.aclose()
         except TimeoutError:
             pass  # Redis does not answer, or a partition is full: closing fails the sends that still wait.
         await backend.aclose()
-
-    def _forget_ended_loops(self) -> None:
-        """Drop the producers, connections and sockets of event loops that were closed.
-
-        A program may call ``asyncio.run`` several times to send, and never close the app.
-        """
-        for loop in [loop for loop in list(self._backends) if loop.is_closed()]:
-            self._backends.pop(loop, None)
-            for key in [key for key in list(self._producers) if key[0] is loop]:
-                self._producers.pop(key, None)

@@ -2,10 +2,18 @@
 
 from collections.abc import Iterable
 
-from streamworker.errors import InternalError, ProducerError, StreamFull, StreamworkerError
+from streamworker.errors import InternalError, ProducerError, RecordError, StreamFull, StreamworkerError
 from streamworker.processors import StreamSpec
 from streamworker.redisio.wire.durability import Durability
 from streamworker.runtime.send.lane import Lane, Part
+
+
+def too_large(what: str, spec: StreamSpec, size: int, most: int) -> RecordError:
+    """Return the error for a record or a row that does not fit into an entry."""
+    return RecordError(
+        f"A {what} of stream {spec.name!r} has {size} bytes, and entry_bytes_max is {most}.",
+        remedy="Keep large values elsewhere and send where they are, or raise entry_bytes_max.",
+    )
 
 
 def full(spec: StreamSpec, partition: int) -> StreamFull:

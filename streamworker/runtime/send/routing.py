@@ -4,7 +4,7 @@ The router computes each distinct key once, however many rows have it: its canon
 cost a microsecond in Python. All other steps work on columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,10 +19,7 @@ class Router:
     """Routes the rows of a stream; ``deal`` assigns rows without a key."""
 
     def __init__(self, spec: StreamSpec, deal: RoundRobin) -> None:
-        self._record = spec.record
-        self._key = spec.key
-        self._fields = spec.key_fields
-        self._partitions = spec.partitions
+        self._spec = spec
         self._deal = deal
 
     def partitions_of(self, batch: pa.RecordBatch, chunk: int) -> pa.Array:
@@ -36,22 +33,22 @@ class Router:
         missing = keyed.is_null()
         places = pc.subtract(pc.cumulative_sum(missing.cast(pa.int64())), 1)
         chunks = -(-keyed.null_count // chunk)
-        dealt = pa.array([self._deal.next(self._partitions) for _ in range(chunks)], pa.int32())
+        dealt = pa.array([self._deal.next(self._spec.partitions) for _ in range(chunks)], pa.int32())
         return pc.if_else(missing, dealt.take(pc.divide(pc.max_element_wise(places, 0), chunk)), keyed)
 
     def _keyed(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the partition of each row; null where it has no key."""
-        fields = self._fields
+        fields = self._spec.key_fields
         if fields == ():
             return pa.nulls(batch.num_rows, pa.int32())
         names = (fields,) if isinstance(fields, str) else fields
         if names is None or any(pa.types.is_nested(batch.column(name).type) for name in names):
             # The key does not come from plain columns, so it must be computed from the records.
-            keys = list(map(self._key, self._record.from_arrow(batch)))
-            return pa.array([self._partition(key) for key in keys], pa.int32())
+            keys = map(self._spec.key, self._spec.record.from_arrow(batch))
+            return _table(map(self._partition, keys))
         if isinstance(fields, str):
             codes, known = _distinct(batch.column(fields))
-            return self._table([self._partition(value) for value in known]).take(codes)
+            return _table(map(self._partition, known)).take(codes)
         return self._of_several([batch.column(name) for name in names])
 
     def _of_several(self, columns: Sequence[pa.Array]) -> pa.Array:
@@ -65,15 +62,15 @@ class Router:
             pairs = pc.add(pc.multiply(codes.cast(pa.int64()), len(values)), own)
             codes, distinct = _distinct(pairs)
             keys = [(*keys[pair // len(values)], values[pair % len(values)]) for pair in distinct]
-        return self._table([self._partition(key) for key in keys]).take(codes)
+        return _table(map(self._partition, keys)).take(codes)
 
     def _partition(self, value: object) -> int | None:
         key = canonical_key(value)
-        return None if key is None else partition_for(key, self._partitions)
+        return None if key is None else partition_for(key, self._spec.partitions)
 
-    @staticmethod
-    def _table(partitions: list[int | None]) -> pa.Array:
-        return pa.array(partitions, pa.int32())
+
+def _table(partitions: Iterable[int | None]) -> pa.Array:
+    return pa.array(list(partitions), pa.int32())
 
 
 def _distinct(column: pa.Array) -> tuple[pa.Array, list[Any]]:

@@ -4,8 +4,8 @@ The packer cuts a table into windows, so that it never copies a large table as a
 a window by partition, which keeps their order within each, and packs them into entries of even size.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +15,8 @@ from streamworker.errors import ConfigurationError, RecordError
 from streamworker.processors import StreamSpec
 from streamworker.redisio.data.ackedlog import CODECS, Codec
 from streamworker.redisio.data.columns import Packer
+from streamworker.runtime.send.lane import Piece, bytes_of
+from streamworker.runtime.send.refusals import too_large
 from streamworker.runtime.send.routing import Router
 
 WINDOW_BYTES = 64 * 1024 * 1024
@@ -22,19 +24,6 @@ WINDOW_BYTES = 64 * 1024 * 1024
 WINDOW_ENTRIES = 4
 """Entries of each partition in a window, if its bytes allow: the last entry of each is not full."""
 ROWS_PER_ENTRY_MAX = 10_000_000
-
-
-class Packet(NamedTuple):
-    """One entry and its partition."""
-
-    partition: int
-    rows: int
-    fields: Mapping[bytes, bytes]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all names and values."""
-        return sum(len(name) + len(value) for name, value in self.fields.items())
 
 
 class TablePacker:
@@ -45,7 +34,6 @@ class TablePacker:
 
     def __init__(self, spec: StreamSpec, deal: RoundRobin, entry_bytes_max: int) -> None:
         self._spec = spec
-        self._record = spec.record
         self._router = Router(spec, deal)
         self._packer = Packer(spec.record.arrow_schema())
         self._bytes_max = entry_bytes_max
@@ -61,17 +49,17 @@ class TablePacker:
 
     def packets(
         self, window: pa.RecordBatch, rows_per_entry: int, compression: Codec, before: int = 0
-    ) -> list[Packet]:
+    ) -> list[Piece]:
         """Make the entries of a window, in the order of its rows within each partition.
 
         ``before`` is the number of rows in the table before this window, for messages.
         """
         try:
-            batch = self._record.fit_arrow(window)
+            batch = self._spec.record.fit_arrow(window)
         except RecordError as error:
             where = f"In the rows from {before}: " if before else ""
             raise RecordError(where + error.message, remedy=error.remedy) from None
-        packets: list[Packet] = []
+        packets: list[Piece] = []
         for partition, rows in self._by_partition(batch, rows_per_entry):
             self._pack(packets, partition, rows, rows_per_entry, compression)
         return packets
@@ -88,7 +76,7 @@ class TablePacker:
             start += count
 
     def _pack(
-        self, packets: list[Packet], partition: int, rows: pa.RecordBatch, most: int, compression: Codec
+        self, packets: list[Piece], partition: int, rows: pa.RecordBatch, most: int, compression: Codec
     ) -> None:
         """Pack the rows of one partition into entries of even size."""
         count = rows.num_rows
@@ -98,34 +86,28 @@ class TablePacker:
             start, end = count * piece // pieces, count * (piece + 1) // pieces
             part = rows.slice(start, end - start)
             fields = self._packer.fields(part, compression)
-            if int(fields[b"size"]) <= self._bytes_max:
-                packets.append(Packet(partition, part.num_rows, fields))
+            unpacked_bytes = int(fields[b"size"])
+            if unpacked_bytes <= self._bytes_max:
+                packets.append((partition, [(fields, None)], bytes_of(fields), part.num_rows))
             elif part.num_rows > 1:
                 self._pack(packets, partition, part, -(-part.num_rows // 2), compression)
             else:
-                raise self._too_large(int(fields[b"size"]))
-
-    def _too_large(self, size: int) -> RecordError:
-        return RecordError(
-            f"A row of stream {self._spec.name!r} has {size} bytes, and entry_bytes_max is "
-            f"{self._bytes_max}.",
-            remedy="Keep large values elsewhere and send where they are, or raise entry_bytes_max.",
-        )
+                raise too_large("row", self._spec, unpacked_bytes, self._bytes_max)
 
     # -- records -----------------------------------------------------------------------------
 
     def fields(self, records: Sequence[Any]) -> dict[bytes, bytes]:
         """Return the fields of one entry with these records."""
-        return self._packer.fields(self._record.to_arrow(records), "lz4")
+        return self._packer.fields(self._spec.record.to_arrow(records), "lz4")
 
-    def of_records(self, routed: Sequence[tuple[int, Any]]) -> list[Packet]:
+    def of_records(self, routed: Sequence[tuple[int, Any]]) -> list[Piece]:
         """Pack routed records into entries, in the order of the records within each partition."""
         by_partition: dict[int, list[Any]] = {}
         for partition, record in routed:
             by_partition.setdefault(partition, []).append(record)
-        packets: list[Packet] = []
+        packets: list[Piece] = []
         for partition, records in by_partition.items():
-            self._pack(packets, partition, self._record.to_arrow(records), len(records), "lz4")
+            self._pack(packets, partition, self._spec.record.to_arrow(records), len(records), "lz4")
         return packets
 
 

@@ -181,7 +181,8 @@ class Keeper:
                     log.warning("heartbeat_refused", processor=keys.group, error=str(reply))
                 else:
                     self._name_foreign(keys, reply)
-                    self._pending[keys] = (deliver, _event(member, reply, sent_ms, run_id))
+                    known = (reply.generation or 0, sent_ms, run_id, reply.beats, reply.fingerprint)
+                    self._pending[keys] = (deliver, HeartbeatDone(member, reply.lost, *known))
             if self._pending and not self._scheduled:
                 self._scheduled = True
                 self._loop.call_soon_threadsafe(self._deliver)
@@ -207,8 +208,3 @@ class Keeper:
             self._scheduled = False
         for deliver, event in pending.values():
             deliver(event)
-
-
-def _event(member: str, reply: HeartbeatReply, sent_ms: int, run_id: str) -> HeartbeatDone:
-    known = (reply.generation or 0, sent_ms, run_id, reply.beats, reply.fingerprint)
-    return HeartbeatDone(member, reply.lost, *known)

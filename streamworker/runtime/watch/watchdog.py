@@ -239,7 +239,7 @@ class Watchdog:
             alike.setdefault(self._cause(seen.runner, stacks), []).append((partition, seen))
         for cause, those in alike.items():
             runners = [seen.runner for _, seen in those if seen.runner]
-            calls = [(runner.activity.busy_since_ms, runner.oldest) for runner in runners]
+            calls = [(runner.activity.busy_since_ms, runner.mode.oldest) for runner in runners]
             begun_ms, entry = min(
                 ((since_ms, entry) for since_ms, entry in calls if since_ms is not None), default=(now_ms, "")
             )

@@ -26,33 +26,28 @@ class _Search:
     def __init__(self, items: list[_Item]) -> None:
         self._items = items
         self._halving = Halving(len(items))
-        self._slice = (0, 0)
+        self._slice: tuple[int, int] | None = None
+        """The slice that the function has, or is to get again."""
         self._rest_at = 0
-        self._again = False
 
     def next(self) -> list[_Item]:
-        """Return the next slice for the function; empty at the end."""
-        if self._again:
-            self._again = False
-        else:
-            self._slice = self._halving.next() or (0, 0)
-            self._rest_at = self._slice[0]
-        return self._items[slice(*self._slice)]
-
-    def repeat(self) -> None:
-        """Let :meth:`next` return the last slice again."""
-        self._again = True
+        """Return the slice for the function, again until its result is noted; empty at the end."""
+        if self._slice is None:
+            self._slice = self._halving.next()
+        return [] if self._slice is None else self._items[slice(*self._slice)]
 
     def succeeded(self) -> None:
-        """Note that the function acked the last slice."""
+        """Note that the function acked the slice."""
+        assert self._slice is not None
         self._halving.succeeded()
-        self._rest_at = self._slice[1]
+        self._rest_at, self._slice = self._slice[1], None
 
     def failed(self) -> None:
-        """Note that the last slice failed; a slice of one record leaves the search."""
+        """Note that the slice failed; a slice of one record leaves the search."""
+        assert self._slice is not None
         start, end = self._slice
         self._halving.failed()
-        self._rest_at = start if end - start > 1 else end
+        self._rest_at, self._slice = start if end - start > 1 else end, None
 
     @property
     def rest(self) -> list[_Item]:
@@ -172,14 +167,7 @@ class StreamMode(GroupingMode):
         return list(zip(entries, decoded.records, errors, strict=True))
 
     def _ack(self) -> None:
-        """Count the records in hand as done.
-
-        Raises
-        ------
-        RecordError
-            If the function forwarded rows of another type. It is raised inside the function, which
-            counts as failed.
-        """
+        """Count the records in hand as done; a RecordError is raised inside the function, which then failed."""
         if not self._hand:
             return
         outputs: Sequence[Any] = self._seen.outputs
@@ -257,8 +245,6 @@ class StreamMode(GroupingMode):
         if self._failures < limit:
             if self._search is None:
                 self._ahead.extendleft(reversed(hand))
-            else:
-                self._search.repeat()
             return await self.intake.pause(self.pause_ms(self._failures))
         self._failures = 0
         if self.halts(error) or not hand:
