@@ -7,7 +7,6 @@ driver (``streamworker spark``) or a send connects to Redis when it first needs 
 import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
 from streamworker.core.protocols.membership.document import Membership
@@ -453,10 +452,5 @@ class App:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()

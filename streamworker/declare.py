@@ -51,10 +51,9 @@ def describe(
 ) -> ProcessorSpec:
     """Read a processor function's annotations and check them against the decorator's arguments."""
     name = check_name("processor", name or function.__name__)
-    parameters, returns = _signature(function, name)
-    takes_context = _takes_context(parameters, name)
-    takes = _columns(parameters[0][1])
-    mode = Mode.BATCH if takes else _mode(parameters[0][1], stream, batch, name)
+    taken, takes_context, returns = _signature(function, name)
+    takes = _columns(taken)
+    mode = Mode.BATCH if takes else _mode(taken, stream, batch, name)
     is_async = inspect.iscoroutinefunction(function)
     if mode is Mode.STREAM and not is_async:
         raise _wrong(name, "takes Records, and is no async function.", "Write it as `async def`.")
@@ -66,8 +65,7 @@ def describe(
             if mode is Mode.STREAM
             else "timeout must be more than 0 seconds.",
         )
-    if on_error == "retry":
-        on_error = "halt"
+    on_error = "halt" if on_error == "retry" else on_error
     if on_error not in ON_ERROR:
         raise _wrong(name, f"has on_error={on_error!r}.", f"Use one of: retry, {', '.join(ON_ERROR)}.")
     for setting, value in (("batch", batch or 1), ("attempts", attempts), ("batch_bytes", batch_bytes)):
@@ -169,7 +167,8 @@ def _wrong(name: str, what: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(f"Processor {name!r} {what}", remedy=remedy)
 
 
-def _signature(function: Callable[..., Any], name: str) -> tuple[list[tuple[str, Any]], Any]:
+def _signature(function: Callable[..., Any], name: str) -> tuple[Any, bool, Any]:
+    """Return the annotation of the first parameter, whether there is a Context, and what is returned."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -178,25 +177,21 @@ def _signature(function: Callable[..., Any], name: str) -> tuple[list[tuple[str,
             f"has an annotation that names nothing: {error}.",
             "Define or import the type at the top of the module.",
         ) from error
-    parameters = [(each, hints.get(each)) for each in inspect.signature(function).parameters]
+    parameters = list(inspect.signature(function).parameters)
     if not 1 <= len(parameters) <= 2:
         raise _wrong(
             name,
             f"takes {len(parameters)} parameters.",
             "It takes the record (or a list of them, or Records) and, if it likes, a Context.",
         )
-    return parameters, hints.get("return")
-
-
-def _takes_context(parameters: list[tuple[str, Any]], name: str) -> bool:
-    if len(parameters) == 1:
-        return False
-    label, annotation = parameters[1]
-    if annotation not in (None, Context):
-        raise _wrong(
-            name, f"has a second parameter {label!r} of another type.", "Annotate it as streamworker.Context."
-        )
-    return True
+    for second in parameters[1:]:
+        if hints.get(second) not in (None, Context):
+            raise _wrong(
+                name,
+                f"has a second parameter {second!r} of another type.",
+                "Annotate it as streamworker.Context.",
+            )
+    return hints.get(parameters[0]), len(parameters) == 2, hints.get("return")
 
 
 def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> Mode:

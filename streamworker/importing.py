@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -43,9 +44,10 @@ def resolve_app(path: str) -> App:
     module, found = _resolve(path)
     if isinstance(found, App):
         return with_override(found)
-    raise ConfigurationError(
-        f"{path} is {_describe(found)}, not an App.", remedy=_apps_hint(module) + _made_by_hint(found)
-    )
+    remedy = _apps_hint(module)
+    if callable(found) and not isinstance(found, type | Processor):
+        remedy += " If it makes the App, call it in the module and name the result."
+    raise ConfigurationError(f"{path} is {_describe(found)}, not an App.", remedy=remedy)
 
 
 def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
@@ -81,12 +83,12 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
     module, found = _resolve(path, _PROCESSORS)
     if isinstance(found, App):
         app = with_override(found)
-        unknown = [name for name in names or () if name not in app.processors]
-        if unknown:
-            raise ConfigurationError(
-                f"App {app.name!r} has no processor {unknown[0]!r}.",
-                remedy=_list("Its processors", list(app.processors)),
-            )
+        for name in names or ():
+            if name not in app.processors:
+                raise ConfigurationError(
+                    f"App {app.name!r} has no processor {name!r}.",
+                    remedy=_list("Its processors", list(app.processors)),
+                )
         if not app.processors:
             raise ConfigurationError(
                 f"App {app.name!r} has no processor.", remedy="Declare one: @app.processor(stream)."
@@ -129,22 +131,17 @@ def _resolve(path: str, names: Names | None = None) -> tuple[ModuleType, object]
             f"{module_name} is a file, and a module is needed.", remedy=f"Write {dotted}:{attribute}."
         )
     module = _import(module_name)
-    found: object = module
-    try:
-        for part in attribute.split("."):
-            found = getattr(found, part)
-        return module, found
-    except AttributeError:
-        pass
+    with suppress(AttributeError):
+        return module, attrgetter(attribute)(module)
     for app in _apps(module).values():
-        if names is not None and attribute in names(app):
-            named = names(app)[attribute]
+        if names is not None and (named := names(app).get(attribute)) is not None:
             # A processor is found by its name, even if its function has another name.
             return module, named if isinstance(named, Stream) else Processor(app, attribute, named.function)
-    raise ConfigurationError(
-        f"Module {module_name!r} ({_place(module)}) has no {attribute!r}.",
-        remedy=_attribute_hint(module, names),
-    )
+    place = getattr(module, "__file__", None) or "a namespace package"
+    remedy = _apps_hint(module)
+    if names is not None and (inside := _inside(module, names)):
+        remedy += f" {_list('Names in them', inside)}"
+    raise ConfigurationError(f"Module {module_name!r} ({place}) has no {attribute!r}.", remedy=remedy)
 
 
 def _import(name: str) -> ModuleType:
@@ -218,26 +215,10 @@ def _apps_hint(module: ModuleType) -> str:
     return _list("Apps in that module", [f"{module.__name__}:{name}" for name in _apps(module)])
 
 
-def _attribute_hint(module: ModuleType, names: Names | None) -> str:
-    hint = _apps_hint(module)
-    inside = _inside(module, names) if names else []
-    return f"{hint} {_list('Names in them', inside)}" if inside else hint
-
-
-def _made_by_hint(found: object) -> str:
-    if callable(found) and not isinstance(found, type | Processor):
-        return " If it makes the App, call it in the module and name the result."
-    return ""
-
-
 def _describe(found: object) -> str:
     kind = type(found).__name__
     article = "an" if kind[0].lower() in "aeiou" else "a"
     return f"{article} {kind}"
-
-
-def _place(module: ModuleType) -> str:
-    return getattr(module, "__file__", None) or "a namespace package"
 
 
 def _dotted(file: str) -> str:

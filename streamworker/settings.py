@@ -159,7 +159,7 @@ class Settings:
     acked_entries_max: int = 100_000
     """Entries in one acked log at which commits wait for its readers."""
     trim_interval_ms: int = 2_000
-    """How often an owner drops what every group and every reader is past."""
+    """How often an owner drops what every group and every reader has committed."""
 
     # -- handlers ----------------------------------------------------------------------------
     max_processing_time_ms: int = 30_000

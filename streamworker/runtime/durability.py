@@ -1,5 +1,6 @@
 """The durability of commits and sends that the settings ask for, and a check that the server supports it."""
 
+from contextlib import suppress
 from typing import Any, cast
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
@@ -7,7 +8,6 @@ from streamworker.log import get_logger
 from streamworker.redisio.admin import health
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability, Mode, refusal, refusal_of_policy
-from streamworker.redisio.wire.info import ServerInfo
 from streamworker.settings import Settings
 
 PIPELINES = 2
@@ -59,15 +59,10 @@ async def _check_one(backend: Backend, settings: Settings, wanted: Durability, p
     if (refused := refusal(wanted, answer)) is not None:
         raise refused
     if wanted.mode == "aof" and not settings.appendfsync_always:
-        policy = (await health.configuration(backend) or {}).get("appendfsync")
-        if (refused := refusal_of_policy(policy, await _info(backend))) is not None:
+        policy, info = (await health.configuration(backend) or {}).get("appendfsync"), None
+        with suppress(BackendRefused):
+            info = await backend.info()
+        if (refused := refusal_of_policy(policy, info)) is not None:
             raise refused
     if wanted.mode == "replicas" and (missing := probe.shortfall(answer)):
         _log.warning("replicas_missing", found=missing, remedy="Until they are there nothing is confirmed.")
-
-
-async def _info(backend: Backend) -> ServerInfo | None:
-    try:
-        return await backend.info()
-    except BackendRefused:
-        return None

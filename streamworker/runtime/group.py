@@ -10,6 +10,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -62,43 +63,36 @@ from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
 
 
+@dataclass(eq=False)
 class Group:
-    """One processor's group as seen by one worker.
+    """One processor's group as seen by one worker."""
 
-    ``core`` decides, ``keeper`` sends the heartbeats, and ``backend`` makes the short calls.
-    """
+    name: str
+    """The worker's name."""
+    spec: ProcessorSpec
+    core: Coordinator
+    """Decides."""
+    backend: Backend
+    """Makes the short calls."""
+    keeper: Keeper
+    """Sends the heartbeats."""
+    settings: Settings
+    rng: random.Random
 
-    def __init__(
-        self,
-        spec: ProcessorSpec,
-        core: Coordinator,
-        backend: Backend,
-        keeper: Keeper,
-        settings: Settings,
-        rng: random.Random,
-        *,
-        name: str,
-    ) -> None:
-        stream = spec.stream
-        self._name = name
-        self.spec = spec
-        self.keys = GroupKeys(stream.app, stream.name, spec.name)
-        self._core = core
-        self._backend = backend
-        self._keeper = keeper
-        self._access = Access(backend, self.keys, settings.drain_deadline_ms)
-        self._settings = settings
-        self._rng = rng
-        self._log = get_logger("streamworker.group").bind(processor=spec.name)
+    def __post_init__(self) -> None:
+        stream = self.spec.stream
+        self.keys = GroupKeys(stream.app, stream.name, self.spec.name)
+        self._access = Access(self.backend, self.keys, self.settings.drain_deadline_ms)
+        self._log = get_logger("streamworker.group").bind(processor=self.spec.name)
         self._events: deque[Event] = deque()
         self._arrived = anyio.Event()
         self._measuring = anyio.CancelScope()
         self.partitions = Partitions(
-            spec=spec,
+            spec=self.spec,
             keys=self.keys,
-            backend=backend,
-            settings=settings,
-            rng=rng,
+            backend=self.backend,
+            settings=self.settings,
+            rng=self.rng,
             deliver=self.deliver,
             mark=lambda view: self._spawn(self._tell, mark, [view]),
             spawn=self._spawn,
@@ -152,7 +146,7 @@ class Group:
                     self._call(calls)
             finally:
                 self._finished = True
-                self._keeper.forget(self.keys)
+                self.keeper.forget(self.keys)
             tasks.cancel_scope.cancel()
 
     async def _next_event(self) -> None:
@@ -160,7 +154,7 @@ class Group:
         if self._events:
             return
         self._arrived = anyio.Event()
-        deadline_ms = self._core.next_deadline_ms()
+        deadline_ms = self.core.next_deadline_ms()
         wait_s = math.inf if deadline_ms is None else max(0.0, (deadline_ms - monotonic_ms()) / 1000)
         with anyio.move_on_after(wait_s):
             await self._arrived.wait()
@@ -169,7 +163,7 @@ class Group:
 
     def _step(self, event: Event) -> list[Effect]:
         """Pass an event to the core; perform the effects on this process and return those on Redis."""
-        effects = self._core.handle(event, monotonic_ms())
+        effects = self.core.handle(event, monotonic_ms())
         self._trace(event, effects)
         calls: list[Effect] = []
         for effect in effects:
@@ -199,7 +193,7 @@ class Group:
         """Log a step in the format of ``streamworker simulate --trace``."""
         if self._log.is_enabled_for(logging.DEBUG) and is_news(event, effects):
             for words in step_in_words(event, effects):
-                self._log.debug(f"{self._name}  {words}")
+                self._log.debug(f"{self.name}  {words}")
 
     def _spawn(self, function: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
         assert self._tasks is not None
@@ -208,14 +202,14 @@ class Group:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case StartHeartbeat(member):
-                self._keeper.keep(self.keys, member, self._heartbeat_done)
+                self.keeper.keep(self.keys, member, self._heartbeat_done)
                 if self._has_joined:
                     self._spawn(self._declare_again)
                 self._has_joined = True
             case SendHeartbeat():
-                self._keeper.hurry()
+                self.keeper.hurry()
             case StopHeartbeat():
-                self._keeper.forget(self.keys)
+                self.keeper.forget(self.keys)
             case ReportLoad(every_ms):
                 self._measuring.cancel()
                 self._measuring = anyio.CancelScope()
@@ -242,10 +236,10 @@ class Group:
 
     async def _declare_again(self) -> None:
         """Declare stream and group again: this member was removed, and the database may be empty."""
-        pauses = Pauses(self._rng.random)
+        pauses = Pauses(self.rng.random)
         while True:
             try:
-                await declare(self._backend, self.spec)
+                await declare(self.backend, self.spec)
             except BackendError as error:
                 self._log.warning("declare_failed", error=str(error))
                 await anyio.sleep(pauses.next_ms() / 1000)
@@ -275,6 +269,6 @@ class Group:
             self._log.warning("telling_failed", what=telling.__name__, error=str(error))
 
     async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:
-        running, report = self.partitions.running, partial(self._keeper.report, self.keys)
+        running, report = self.partitions.running, partial(self.keeper.report, self.keys)
         with scope:
-            await measure(self._backend, self.keys, running, report, every_ms, self._log)
+            await measure(self.backend, self.keys, running, report, every_ms, self._log)

@@ -26,7 +26,7 @@ from streamworker.redisio.data import schemas, state
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import ByteBudget
-from streamworker.runtime.read.fetcher import Fetcher
+from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.invoke import describe_error, failure, traceback_of
 from streamworker.runtime.run.rollback import Witness
@@ -75,7 +75,7 @@ class Partitions:
         self._state_reads = anyio.Semaphore(STATE_READS_MAX)
         self._committer = Committer(self.backend, self.keys, self.settings, self.rng)
         self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log)
-        self.fetcher = Fetcher(
+        self.fetcher = fetcher_for(self.backend)(
             self.backend,
             self.keys,
             self.settings,

@@ -95,7 +95,7 @@ class Worker:
             keeper, listener = Keeper(settings, self.name), Listener(backend, rng)
             watchdog = Watchdog(settings, self.name)
             for spec in self._specs:
-                group = Group(spec, self._core(spec, rng), backend, keeper, settings, rng, name=self.name)
+                group = Group(self.name, spec, self._core(spec, rng), backend, keeper, settings, rng)
                 await listener.add(group.keys, group.control_received)
                 self._groups.append(group)
                 watchdog.watch(group.keys, group.partitions.runners)
@@ -156,11 +156,10 @@ class Worker:
                 return True
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
-        settings = self._settings
-        host, pid = socket.gethostname(), os.getpid()
+        settings, host = self._settings, socket.gethostname()
         setup = Setup(
             coordination=settings.coordination,
-            identity=Identity(self.name, host, pid, self._static_id, settings.capacity),
+            identity=Identity(self.name, host, os.getpid(), self._static_id, settings.capacity),
             partitions=spec.stream.partitions,
             assignment=self._app.assignment,
             timing=settings.part(Timing),

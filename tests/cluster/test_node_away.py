@@ -21,7 +21,8 @@ from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import ByteBudget
-from streamworker.runtime.read.fetcher import Fetcher
+from streamworker.runtime.read.fetcher import fetcher_for
+from streamworker.runtime.read.reads import Reads
 from streamworker.runtime.run.commits import Committed
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.watch.keeper import Keeper
@@ -170,13 +171,13 @@ async def test_a_comparison_that_is_overtaken_by_another_is_told_what_it_found(
 
 
 @asynccontextmanager
-async def fetching(url: str) -> AsyncIterator[tuple[Backend, Fetcher]]:
+async def fetching(url: str) -> AsyncIterator[tuple[Backend, Reads]]:
     settings = Settings(redis_url=url)
     async with (
         Backend.open(url, name="t", call_timeout_ms=200) as backend,
         anyio.create_task_group() as tasks,
     ):
-        fetcher = Fetcher(backend, STREAM, settings, ByteBudget(1_000_000), rng=random.Random(1))
+        fetcher = fetcher_for(backend)(backend, STREAM, settings, ByteBudget(1_000_000), rng=random.Random(1))
         tasks.start_soon(fetcher.run)
         yield backend, fetcher
         tasks.cancel_scope.cancel()
@@ -189,7 +190,7 @@ async def test_a_node_that_is_away_is_no_reason_to_look_at_all_streams_of_the_ot
     for p in PARTITIONS:
         raw.xadd(STREAM.events(p), {"v": "x"}, id="9-0")
     async with Backend.open(nodes.url, name="t", call_timeout_ms=200) as backend:
-        fetcher = Fetcher(backend, STREAM, Settings(redis_url=nodes.url), ByteBudget(1_000_000))
+        fetcher = fetcher_for(backend)(backend, STREAM, Settings(redis_url=nodes.url), ByteBudget(1_000_000))
         idle = [fetcher.add(p, FAR) for p in PARTITIONS]
         await fetcher._watch._compare(idle)
         with hanging(nodes) as (_, elsewhere):

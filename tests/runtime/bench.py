@@ -30,7 +30,7 @@ from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import ByteBudget
-from streamworker.runtime.read.fetcher import Fetcher
+from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.runner import PartitionRunner, Stopped
 from streamworker.runtime.send.producer import Producer
@@ -156,7 +156,7 @@ class Bench:
         self.budget = ByteBudget(changed.prefetch_bytes)
         self.regressed: list[tuple[int, str]] = []
         self.unreadable: list[tuple[int, str]] = []
-        self.fetcher = Fetcher(
+        self.fetcher = fetcher_for(backend)(
             backend,
             self.stream_keys,
             changed,

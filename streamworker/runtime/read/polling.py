@@ -8,21 +8,19 @@ or has room again is read at once. See docs/decisions/0025.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import anyio
 
-from streamworker.core.data.batching import Candidate, ReadPlan
+from streamworker.core.data.batching import ReadPlan
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
 from streamworker.records.entries import Entries
 from streamworker.redisio.data import streams
-from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import PartitionBuffer
+from streamworker.runtime.read.reads import Reads
 from streamworker.runtime.signals import Signal
 
 PAUSE_FIRST_S = 0.002
@@ -33,27 +31,6 @@ SPACING_S = 50e-6
 """Minimum spacing of rounds for each partition that they ask, as on one server (decision 0024)."""
 
 _log = get_logger("streamworker.fetcher")
-
-
-class Reads(Protocol):
-    """What a round of reads needs from the fetcher."""
-
-    candidates: dict[int, Candidate]
-    """Partitions that have room, as of the last plan."""
-    behind: set[int]
-    """Partitions that are known to have more."""
-
-    def plan(self, only: Collection[int] | None = None, *, shares: int = 1) -> ReadPlan | None:
-        """Choose which partitions to ask, and for how much; ``shares`` reads divide the free budget."""
-
-    def asked(self, plan: ReadPlan) -> dict[int, PartitionBuffer]:
-        """Return the buffer of each partition of a plan, and count a read."""
-
-    def put(self, asked: Mapping[int, PartitionBuffer], count: int, answer: Mapping[int, Entries]) -> int:
-        """Put the entries of a read into the buffers; return how many there are."""
-
-    async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
-        """After a refusal, find the partitions whose keys hold another type, and pause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,19 +51,12 @@ class _Pace:
     """Whether the last round had no answer; if so, nothing makes the next one start sooner."""
 
 
-@dataclass(kw_only=True, eq=False)
-class Polling:
-    """The rounds of one fetcher."""
-
-    backend: Backend
-    keys: StreamKeys
-    reads: Reads
-    pauses: Callable[[], Pauses]
-    pause_max_s: float
-    on_back: Callable[[], None]
-    """Called when partitions are read again after a read of them had no answer."""
+class PollingFetcher(Reads):
+    """The reads on a Cluster, in rounds."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self._pause_max_s = min(self.settings.fetch_block_ms / 1000, PAUSE_MAX_S)
         self._paces: dict[str, _Pace] = {}
         self._places: dict[int, str] = {}
         """Address of each partition's node, in version ``_version`` of the slot map."""
@@ -95,8 +65,11 @@ class Polling:
         """Partitions whose last read had no answer."""
         self._changed = Signal()
 
-    def wake(self, partition: int, *, is_new: bool = False) -> None:
+    def _wake(self, buffer: PartitionBuffer, *, is_new: bool = False) -> None:
         """Read a partition at once, unless its node's last round read it and it had no more entries."""
+        if not (is_new or buffer.needs_more):
+            return
+        partition = buffer.partition
         pace = self._paces.get(self._places.get(partition, ""))
         if pace is None:
             self._changed.fire()
@@ -106,8 +79,7 @@ class Polling:
         if not pace.busy and pace.due_s <= time.monotonic():
             self._changed.fire()
 
-    async def run(self) -> None:
-        """Read until cancelled."""
+    async def _read_for_ever(self) -> None:
         async with anyio.create_task_group() as tasks:
             backend = self.backend.apart(connections=1)
             try:
@@ -117,9 +89,9 @@ class Polling:
                     await backend.aclose()
 
     async def _rounds(self, backend: Backend, tasks: anyio.abc.TaskGroup) -> None:
-        tries = self.pauses()
+        tries = self._pauses()
         while True:
-            self.reads.plan(())  # Updates the candidates; chooses nothing.
+            self.plan(())  # Updates the candidates; chooses nothing.
             try:
                 parts = await self._by_place(backend)
             except BackendError as error:
@@ -133,7 +105,7 @@ class Polling:
             for place, partitions in parts.items():
                 pace = self._paces.get(place)
                 if pace is None:
-                    pace = self._paces[place] = _Pace(self.pauses())
+                    pace = self._paces[place] = _Pace(self._pauses())
                 if pace.busy:
                     continue
                 if pace.due_s <= now_s:
@@ -152,7 +124,7 @@ class Polling:
             self._version = backend.map_version
         places = self._places
         parts: dict[str, list[int]] = {}
-        for partition in list(self.reads.candidates):
+        for partition in list(self.candidates):
             place = places.get(partition)
             if place is None:
                 place = places[partition] = await backend.place_of(self.keys.events(partition))
@@ -163,11 +135,11 @@ class Polling:
         """Ask one node for its partitions, and set when to ask it next."""
         began_s = time.monotonic()
         is_brief = began_s < pace.all_at_s
-        behind = [p for p in partitions if p in self.reads.behind] if is_brief else []
-        plan = self.reads.plan(behind or partitions, shares=nodes)
+        behind = [p for p in partitions if p in self.behind] if is_brief else []
+        plan = self.plan(behind or partitions, shares=nodes)
         if plan is None:
             pace.asked, pace.busy = frozenset(), False
-            pace.due_s = began_s + self.pause_max_s
+            pace.due_s = began_s + self._pause_max_s
             return
         pace.asked = frozenset(plan.partitions)
         try:
@@ -178,7 +150,7 @@ class Polling:
             _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
             pace.due_s = time.monotonic() + pause_ms / 1000
         except BackendError as error:
-            await self.reads.sort_out(plan, error, pace.tries.next_ms())
+            await self.sort_out(plan, error, pace.tries.next_ms())
         else:
             pace.fails = False
             pace.tries.reset()
@@ -191,11 +163,11 @@ class Polling:
         spacing_s = SPACING_S * len(plan.partitions)
         if not is_brief and brought < len(plan.partitions):
             pace.all_at_s = began_s + spacing_s
-        if any(partition in self.reads.behind for partition in plan.partitions):
+        if any(partition in self.behind for partition in plan.partitions):
             pace.pause_s, pace.due_s = PAUSE_FIRST_S, 0.0
             return
         soon = brought or plan.is_partial
-        pace.pause_s = PAUSE_FIRST_S if soon else min(2 * pace.pause_s, self.pause_max_s)
+        pace.pause_s = PAUSE_FIRST_S if soon else min(2 * pace.pause_s, self._pause_max_s)
         pace.due_s = 0.0 if pace.hurry else time.monotonic() + max(pace.pause_s, spacing_s)
         pace.hurry = False
 
@@ -204,7 +176,7 @@ class Polling:
 
         It raises the first error of partitions that could not be read, after all others were read.
         """
-        asked = self.reads.asked(plan)
+        asked = self.asked(plan)
         positions = {partition: buffer.position for partition, buffer in asked.items()}
         try:
             answer = await streams.read_each(backend, self.keys, positions, plan.count)
@@ -212,7 +184,7 @@ class Polling:
             self._away.update(asked)
             raise
         read = {p: found for p, found in answer.items() if isinstance(found, Entries)}
-        brought = self.reads.put(asked, plan.count, read)
+        brought = self.put(asked, plan.count, read)
         errors = {p: found for p, found in answer.items() if isinstance(found, BackendError)}
         if back := self._away.intersection(read):
             self._away -= back

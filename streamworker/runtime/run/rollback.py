@@ -80,22 +80,18 @@ def rollback_of(known: Committed, now: Acquired | LockView | None) -> Rollback |
     )
 
 
+@dataclass(eq=False)
 class Witness:
-    """One worker's memory of the commits in one group's partitions; ``log`` gets what was rolled back."""
+    """One worker's memory of the commits in one group's partitions."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        keys: GroupKeys,
-        runners: Callable[[], Mapping[int, PartitionRunner]],
-        rng: random.Random,
-        log: BoundLogger,
-    ) -> None:
-        self._backend = backend
-        self._keys = keys
-        self._runners = runners
-        self._rng = rng
-        self._log = log
+    backend: Backend
+    keys: GroupKeys
+    runners: Callable[[], Mapping[int, PartitionRunner]]
+    rng: random.Random
+    log: BoundLogger
+    """Gets what was rolled back."""
+
+    def __post_init__(self) -> None:
         self._committed: dict[int, Committed] = {}
         self._told: dict[int, Committed] = {}
         """The last commit reported as lost in each partition: several events find it, one is logged."""
@@ -135,7 +131,7 @@ class Witness:
         asker, ended = object(), set[int]()
         self._askers[asker] = ended
         try:
-            await self._look(self._runners())
+            await self._look(self.runners())
             if about is None:
                 async with self._asking_again:
                     await self._ask_again(lambda: sorted(self._unanswered))
@@ -147,25 +143,25 @@ class Witness:
 
     async def _ask_again(self, unanswered: Callable[[], Collection[int]]) -> None:
         """Compare some partitions until Redis has answered for each."""
-        pauses = Pauses(self._rng.random)
+        pauses = Pauses(self.rng.random)
         while partitions := unanswered():
             await anyio.sleep(pauses.next_ms() / 1000)
             await self._look(partitions)
 
     async def _look(self, partitions: Collection[int]) -> None:
         """Compare those of some partitions that still run, and store which had no answer."""
-        runners = {p: runner for p, runner in self._runners().items() if p in partitions}
+        runners = {p: runner for p, runner in self.runners().items() if p in partitions}
         # Take the known commits before the locks: a commit in between only moves the lock forward.
         known = {p: runner.commits.committed for p, runner in runners.items()}
         found: Mapping[int, LockView | BackendError | None] = {}
         try:
-            found = await locks.read_locks(self._backend, self._keys, list(known))
+            found = await locks.read_locks(self.backend, self.keys, list(known))
         except BackendError as error:
             found = dict.fromkeys(known, error)
         unanswered = {p: str(lock) for p, lock in found.items() if isinstance(lock, BackendError)}
         for reason in set(unanswered.values()) - set(self._unanswered.values()):
             about = sorted(p for p in unanswered if unanswered[p] == reason)
-            self._log.warning("rollback_unknown", partitions=about, error=reason)
+            self.log.warning("rollback_unknown", partitions=about, error=reason)
         kept = {p: reason for p, reason in self._unanswered.items() if p not in partitions}
         self._unanswered = kept | unanswered
         gone = {
@@ -184,7 +180,7 @@ class Witness:
         if self._told.get(partition) == known:
             return
         self._told[partition] = known
-        self._log.error(
+        self.log.error(
             "partition_rolled_back",
             partition=partition,
             entries=rollback.entries,
@@ -200,12 +196,12 @@ class Witness:
 
     async def _source(self, partition: int, rollback: Rollback) -> str:
         """Return what happens to the entries whose commits are lost."""
-        events = self._keys.events(partition)
+        events = self.keys.events(partition)
         try:
-            there = await streams.range_entries(self._backend, events, rollback.up_to, rollback.up_to, 1)
+            there = await streams.range_entries(self.backend, events, rollback.up_to, rollback.up_to, 1)
             if there:
                 return "the entries are there, and are handled again"
-            newest = await self._backend.execute("XREVRANGE", events, "+", "-", "COUNT", 1)
+            newest = await self.backend.execute("XREVRANGE", events, "+", "-", "COUNT", 1)
         except BackendError as error:
             return f"unknown: {error}"
         last = newest[0][0].decode() if newest else "nothing"

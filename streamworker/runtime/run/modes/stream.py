@@ -167,7 +167,7 @@ class StreamMode(GroupingMode):
         return list(zip(entries, decoded.records, errors, strict=True))
 
     def _ack(self) -> None:
-        """Count the records in hand as done; a RecordError is raised inside the function, which then failed."""
+        """Count the records in hand as done; a RecordError from here makes the function fail."""
         if not self._hand:
             return
         outputs: Sequence[Any] = self._seen.outputs

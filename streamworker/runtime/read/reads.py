@@ -1,0 +1,195 @@
+"""What a fetcher reads: the partitions of one processor, their buffers, and which of these have room.
+
+``Fetcher`` reads from one server, and ``PollingFetcher`` from a Cluster. Both retry with backoff and jitter
+if Redis does not answer, and never end by themselves. A partition's read position moves only with the entries
+that were put into its buffer.
+
+If a key holds another type, Redis refuses the whole read. The partition is left out of the reads until the
+key is a stream again. ``streamwatch`` checks what a read does not report.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import anyio
+
+from streamworker.core.data.batching import Candidate, ReadPlan, plan_read
+from streamworker.core.data.entries import EntryId
+from streamworker.core.pauses import Pauses
+from streamworker.errors import BackendError
+from streamworker.log import get_logger
+from streamworker.records.entries import Entries
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
+from streamworker.runtime.read.streamwatch import StreamWatch, Tell
+from streamworker.settings import Settings
+
+_log = get_logger("streamworker.fetcher")
+
+
+@dataclass(eq=False)
+class Reads(ABC):
+    """The reads of one processor on one stream, on connections of their own."""
+
+    backend: Backend
+    keys: StreamKeys
+    settings: Settings
+    budget: ByteBudget
+    on_regressed: Tell = lambda *_: None
+    """Called once with a partition and a reason when its stream was deleted, or recreated with ids below the
+    read position. The partition is not read until it is added again."""
+    on_unreadable: Tell = lambda *_: None
+    """Called with a partition and a reason when its key holds no stream, and with an empty reason when it
+    holds the stream again and reads continue."""
+    on_back: Callable[[], None] = lambda: None
+    """Called when Redis answers a read after one that had no answer."""
+    rng: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        self._buffers: dict[int, PartitionBuffer] = {}
+        self._watch = StreamWatch(
+            backend=self.backend,
+            keys=self.keys,
+            buffers=self._buffers,
+            on_change=self._left_out,
+            on_regressed=self.on_regressed,
+            on_unreadable=self.on_unreadable,
+        )
+        self.behind: set[int] = set()
+        """Partitions from which the last read brought as much as it asked for: they have more."""
+        self._turn = 0
+        self.candidates: dict[int, Candidate] = {}
+        """Partitions that have room, updated when they change. With a thousand partitions, checking each
+        one before a read would cost more than the read."""
+        self._changes: set[PartitionBuffer] = set()
+        """Buffers that have changed since the last read plan."""
+        self._sharing = 0
+        """How many buffers shared the budget at the last read plan."""
+        self.reads = 0
+        """How many reads were made."""
+
+    @abstractmethod
+    async def _read_for_ever(self) -> None:
+        """Read until cancelled."""
+
+    @abstractmethod
+    def _wake(self, buffer: PartitionBuffer, *, is_new: bool = False) -> None:
+        """Read a partition soon that was added, or that may have more room."""
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch.run)
+            await self._read_for_ever()
+
+    def add(self, partition: int, position: EntryId) -> PartitionBuffer:
+        """Start to read a partition, beginning after ``position``.
+
+        If the partition already has a buffer, it is closed, and its runner gets no more entries.
+        """
+        self._drop(partition)
+        buffer = PartitionBuffer(
+            partition, position, self.budget, ahead=2 * self.settings.fetch_count, on_room=self._room
+        )
+        self._buffers[partition] = buffer
+        self._changes.add(buffer)
+        self._wake(buffer, is_new=True)
+        return buffer
+
+    def remove(self, partition: int) -> None:
+        """Stop reading a partition; drop its buffered entries and those that a running read brings.
+
+        This does nothing while a runner uses the partition's buffer, because that may be a later runner
+        than the caller's. A runner closes its buffer when it ends.
+        """
+        buffer = self._buffers.get(partition)
+        if buffer is not None and (buffer.closed or not buffer.in_use):
+            self._drop(partition)
+
+    def _drop(self, partition: int) -> None:
+        buffer = self._buffers.pop(partition, None)
+        self._watch.forget(partition)
+        self.candidates.pop(partition, None)
+        if buffer is not None:
+            buffer.close()
+
+    def _left_out(self, buffer: PartitionBuffer) -> None:
+        """Include or exclude a partition from the next read on."""
+        self.candidates.pop(buffer.partition, None)
+        self._room(buffer)
+
+    def _room(self, buffer: PartitionBuffer) -> None:
+        self._changes.add(buffer)
+        self._wake(buffer)
+
+    def _pauses(self) -> Pauses:
+        return Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
+
+    # -- one read --------------------------------------------------------------------------
+
+    def plan(self, only: Collection[int] | None = None, *, shares: int = 1) -> ReadPlan | None:
+        """Choose the partitions of the next read; concurrent reads divide the free budget by ``shares``."""
+        if self._sharing != self.budget.buffers:
+            self._sharing = self.budget.buffers
+            self._changes.update(self._buffers.values())
+        most = self.budget.share
+        for buffer in self._changes:
+            self._note(buffer, most)
+        self._changes.clear()
+        self._turn += 1
+        known = self.candidates
+        return plan_read(
+            list(known.values()) if only is None else [known[p] for p in only if p in known],
+            free_bytes=self.budget.free // shares,
+            count_max=self.settings.fetch_count,
+            turn=self._turn,
+        )
+
+    def _note(self, buffer: PartitionBuffer, share: int) -> None:
+        """Update whether a partition can be read, and how many entries."""
+        partition = buffer.partition
+        if self._buffers.get(partition) is not buffer:
+            return
+        if not buffer.has_room or self._watch.leaves_out(partition):
+            self.candidates.pop(partition, None)
+            return
+        # A guessed size must not exclude a partition: all shares together fit the budget.
+        most = self.budget.limit if buffer.estimate.is_known else share
+        self.candidates[partition] = Candidate(
+            partition=partition,
+            room_bytes=max(0, share - buffer.held),
+            room_entries=buffer.room_entries,
+            estimate_bytes=max(1, min(buffer.estimate.bytes_per_entry, most)),
+            starved=buffer.held == 0,
+        )
+
+    def asked(self, plan: ReadPlan) -> dict[int, PartitionBuffer]:
+        """Return the buffer of each partition of a plan, and count a read."""
+        self.reads += 1
+        return {partition: self._buffers[partition] for partition in plan.partitions}
+
+    def put(self, asked: Mapping[int, PartitionBuffer], count: int, answer: Mapping[int, Entries]) -> int:
+        """Put the entries of a read into the buffers; return how many there are."""
+        self.behind.difference_update(asked)
+        for partition, entries in answer.items():
+            # A partition that was removed meanwhile has a closed buffer, which drops entries.
+            asked[partition].put(entries)
+            self._changes.add(asked[partition])
+            if len(entries) >= count:
+                self.behind.add(partition)
+        return sum(map(len, answer.values()))
+
+    async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
+        """Find the partitions whose keys made Redis refuse a read; the others are read again."""
+        _log.warning("fetch_refused", error=str(error), retry_in_ms=pause_ms)
+        try:
+            kinds = await self.backend.pipeline([("TYPE", self.keys.events(p)) for p in plan.partitions])
+        except BackendError:
+            kinds = []
+        for partition, kind in zip(plan.partitions, kinds, strict=False):
+            if isinstance(kind, bytes) and kind not in (b"stream", b"none"):
+                self._watch.leave_out(partition, kind.decode())
+        await anyio.sleep(pause_ms / 1000)
