@@ -23,18 +23,7 @@ LEFT_OUT_MAX = 30
 
 
 class Trims:
-    """The trims of one partition while one runner has it, at least ``interval_ms`` apart.
-
-    Examples
-    --------
-    >>> trims = Trims(interval_ms=0)
-    >>> trims.committed(99, 2000)
-    >>> trims.with_commit()
-    False
-    >>> trims.committed(1, 20)
-    >>> trims.with_commit()
-    True
-    """
+    """The trims of one partition while one runner has it, at least ``interval_ms`` apart."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms

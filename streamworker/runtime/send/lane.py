@@ -124,10 +124,6 @@ class Batch:
         """Whether a sender still waits for it."""
         return not all(each.part.given_up for each in self.slices)
 
-    def has(self, part: Part) -> bool:
-        """Whether it holds entries of a part."""
-        return any(each.part is part for each in self.slices)
-
     def append(self, producer: str, limit: int) -> Append:
         """Return the append command for Redis."""
         first, *others = self.slices

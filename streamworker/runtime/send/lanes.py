@@ -16,7 +16,9 @@ append, and reports their ids; see ``ledger``.
 
 import asyncio
 import random
+import secrets
 from collections.abc import Coroutine, Sequence
+from functools import partial
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
@@ -29,12 +31,13 @@ from streamworker.errors import (
 )
 from streamworker.log import get_logger
 from streamworker.processors import StreamSpec
+from streamworker.redisio.data import streams
 from streamworker.redisio.data.streams import AppendCode, AppendReply
-from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.redisio.wire.durability import NotDurable
 from streamworker.redisio.wire.failures import look_at_error
-from streamworker.runtime.durability import pipelines_of
-from streamworker.runtime.send.appender import Appender
+from streamworker.runtime.durability import check_durability, durability_of, pipelines_of
 from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX, Batch, Encoded, Lane, OnFull, Outcome, Part
 from streamworker.runtime.send.ledger import Losses, LostSends
 from streamworker.runtime.send.refusals import copy_of, full, not_in_time, refused_later, tell
@@ -56,7 +59,13 @@ class Lanes:
     def __init__(self, backend: Backend, spec: StreamSpec, settings: Settings, rng: random.Random) -> None:
         self._backend = backend
         self._spec = spec
-        self._appender = Appender(backend, spec, settings)
+        self._settings = settings
+        self._durability = durability_of(settings)
+        self._keys = StreamKeys(spec.app, spec.name)
+        self._id = secrets.token_hex(8)
+        """Redis remembers this producer's numbers under this id."""
+        self._declared = False
+        """Whether the stream is declared: before that no append was sent."""
         self._pipelines_max = pipelines_of(settings)
         self.losses = Losses()
         self._rng = rng
@@ -80,8 +89,7 @@ class Lanes:
             )
         lane = self._lanes.get(partition)
         if lane is None:
-            place = self._appender.place_of(partition)
-            lane = self._lanes[partition] = Lane(partition, place)
+            lane = self._lanes[partition] = Lane(partition, self._place_of(partition))
         part = lane.add(entries, size, on_full)
         part.done.add_done_callback(look_at_error)
         self._kick(lane)
@@ -94,14 +102,17 @@ class Lanes:
                 return await part.done
         except TimeoutError:
             lane = self._lanes[partition]
-            raise not_in_time(self._spec, lane, part, timeout, self._appender.durability) from None
+            raise not_in_time(self._spec, lane, part, timeout, self._durability) from None
+
+    def _place_of(self, partition: int) -> str:
+        return self._backend.known_place_of(self._keys.events(partition))
 
     def _kick(self, lane: Lane) -> None:
         """Start a flush to a lane's node, if the lane can send and the node allows one more flush."""
         if self._map_version != self._backend.map_version:
             self._map_version = self._backend.map_version
             for each in self._lanes.values():
-                each.place = self._appender.place_of(each.partition)
+                each.place = self._place_of(each.partition)
         if not self._ready(lane) or list(self._flushes.values()).count(lane.place) >= self._pipelines_max:
             return
         # The flush takes all sends of this turn of the event loop.
@@ -115,7 +126,7 @@ class Lanes:
     def _ready(self, lane: Lane) -> bool:
         # With durability "aof" or "replicas" an append that is done may still be unconfirmed. A round trip
         # then takes so long that encoding in parallel saves nothing.
-        return lane.is_ready(ahead=self._appender.declared and self._appender.durability.mode == "memory")
+        return lane.is_ready(ahead=self._declared and self._durability.mode == "memory")
 
     def _flushed(self, task: "asyncio.Task[None]") -> None:
         del self._flushes[task]
@@ -170,10 +181,10 @@ class Lanes:
         pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
         while any(batch.is_wanted for batch in batches):
             try:
-                replies = await self._appender.append(batches)
+                replies = await self._call(batches)
             except BackendUnavailable as error:
                 for batch in batches:
-                    batch.unanswered |= self._appender.declared
+                    batch.unanswered |= self._declared
                 pause_ms = pauses.next_ms()
                 _log.warning(
                     "send_unanswered", stream=self._spec.name, error=str(error), retry_in_ms=pause_ms
@@ -194,6 +205,15 @@ class Lanes:
                         "send_not_confirmed", stream=self._spec.name, error=trouble, retry_in_ms=pause_ms
                     )
                 await asyncio.sleep(pause_ms / 1000)
+
+    async def _call(self, batches: Sequence[Batch]) -> list[AppendReply]:
+        """Append batches of different partitions in one round trip; declare the stream before the first."""
+        if not self._declared:
+            await check_durability(self._backend, self._settings)
+            await streams.declare(self._backend, self._keys, self._spec.partitions, self._spec.codec)
+            self._declared = True
+        appends = [batch.append(self._id, self._spec.entries_max) for batch in batches]
+        return await streams.append_many(self._backend, self._keys, appends, self._durability)
 
     def _others_go_on(self) -> None:
         task = asyncio.current_task()
@@ -275,7 +295,8 @@ class Lanes:
             for lane in self._lanes.values()
             if lane.ledger.may_be_asked and not lane.under_way
         }
-        numbers = await self._appender.last_numbers(list(known), self._rng)
+        ask = partial(streams.last_numbers, self._backend, self._keys, self._id, list(known))
+        numbers = await retrying(ask, rng=self._rng)
         # This answer does not cover an append that was made since; the answer to that append does.
         found = [
             lane.ledger.behind(self._spec.name, partition, numbers[partition])

@@ -50,11 +50,6 @@ class _Confirmed(NamedTuple):
     entries: int
     last: EntryId
 
-    @property
-    def first(self) -> EntryId:
-        """Id of its first entry: the entries of one append have one time and consecutive numbers."""
-        return EntryId(self.last.ms, self.last.seq - self.entries + 1)
-
 
 class Ledger:
     """The confirmed appends of one partition."""
@@ -99,10 +94,11 @@ class Ledger:
         lost: list[_Confirmed] = []
         while self._appends and self._appends[-1].number > (known or 0):
             lost.append(self._appends.pop())
-        first, last = lost[-1], lost[0]
         entries = sum(append.entries for append in lost)
         is_all = bool(self._appends) or self._dropped <= (known or 0)
-        return LostSends(stream, partition, entries, is_all, first.first, last.last)
+        # The entries of one append have one time and consecutive numbers.
+        _, count, (ms, seq) = lost[-1]
+        return LostSends(stream, partition, entries, is_all, EntryId(ms, seq - count + 1), lost[0].last)
 
 
 class Losses:

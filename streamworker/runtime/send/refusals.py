@@ -46,7 +46,7 @@ def not_in_time(
             f"Stream {spec.name!r}: a send was not begun within {timeout} s.",
             remedy="Is Redis running, and can this machine reach it?",
         )
-    if any(batch.found_no_room and batch.has(part) for batch in lane.under_way):
+    if any(batch.found_no_room and part in (each.part for each in batch.slices) for batch in lane.under_way):
         return refused_later(spec, full(spec, lane.partition))
     if lane.undurable:
         return ProducerError(
