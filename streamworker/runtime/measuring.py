@@ -22,11 +22,9 @@ async def measure(
     every_ms: int,
     log: BoundLogger,
 ) -> None:
-    """Measure the runners' counters until cancelled; each measurement costs one round trip.
+    """Measure until cancelled; ``report`` takes the loads by partition, and none at the end.
 
-    It adds no cost to the handling of a record.
-
-    ``report`` takes the loads by partition, and none at the end.
+    Each measurement costs one round trip, and the handling of a record nothing.
     """
     meter = LoadMeter()
     try:

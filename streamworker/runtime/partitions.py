@@ -183,21 +183,20 @@ class Partitions:
         self.mark(MarkLock(effect.partition, effect.owner, effect.lock.epoch, state, reason))
 
     async def _stored_state(self, effect: StartRunner, log: BoundLogger) -> dict[str, bytes]:
-        pauses = Pauses(self.rng.random, first_ms=200)
-        tries = 0
+        pauses, reason = Pauses(self.rng.random, first_ms=200), ""
         while True:
             try:
                 async with self._state_reads:
                     stored = await state.read_state(self.backend, self.keys, effect.partition)
             except BackendError as error:
+                reason = f"state unreadable: {error}"
                 log.warning("state_unreadable", error=str(error))
-                self._show(effect, f"state unreadable: {error}")
-                tries += 1
+                self._show(effect, reason)
                 await anyio.sleep(pauses.next_ms() / 1000)
-                continue
-            if tries:
-                self._show(effect, "")
-            return stored
+            else:
+                if reason:
+                    self._show(effect, "")
+                return stored
 
     def _unreadable(self, partition: int, reason: str) -> None:
         if runner := self.runners().get(partition):

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import anyio.to_thread
-import pyarrow as pa
 from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
-from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
+from streamworker.redisio.data.ackedlog import encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
@@ -96,9 +95,12 @@ class Commits:
 
     async def submit(self, work: Work) -> None:
         """Start a commit after the previous one is done."""
-        batch = work.packed
-        if batch is None and work.rows is not None:
-            batch = await self._encoded(work.rows, work.first)
+        batch, rows = work.packed, work.rows
+        if batch is None and rows is not None:
+            if rows.nbytes < ENCODE_IN_THREAD_BYTES:
+                batch = encode_batch(rows, work.first)
+            else:
+                batch = await anyio.to_thread.run_sync(encode_batch, rows, work.first)
         await self.flush()
         last = work.last
         request = CommitRequest(
@@ -133,11 +135,6 @@ class Commits:
         """Hear no more of the commit in flight: its outcome is unknown."""
         if self._ticket is not None:
             self._ticket.withdrawn = True
-
-    async def _encoded(self, rows: pa.RecordBatch, first: EntryId) -> AckedBatch:
-        if rows.nbytes < ENCODE_IN_THREAD_BYTES:
-            return encode_batch(rows, first)
-        return await anyio.to_thread.run_sync(encode_batch, rows, first)
 
     def _answered(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
         if reply.code not in _DONE:

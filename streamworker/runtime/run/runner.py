@@ -36,17 +36,13 @@ from streamworker.runtime.run.state import NoState, PartitionState
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
 
-_MODES: dict[ModeName, type[Mode]] = {
-    ModeName.BATCH: BatchMode,
-    ModeName.RECORD: RecordMode,
-    ModeName.STREAM: StreamMode,
-}
-
 
 def _ways_of(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
     """Return a processor's invoker, which calls its function, and its mode."""
     if not spec.uses_columns:
-        return Invoker, KeyedMode if spec.concurrency > 1 else _MODES[spec.mode]
+        one_by_one = KeyedMode if spec.concurrency > 1 else RecordMode
+        modes = {ModeName.BATCH: BatchMode, ModeName.RECORD: one_by_one, ModeName.STREAM: StreamMode}
+        return Invoker, modes[spec.mode]
     # Importing pyarrow's functions costs 9 MB and 0.1 s, which other processors do not need.
     from streamworker.runtime.run.modes.columns import ColumnsInvoker, RowsMode
 
@@ -86,7 +82,6 @@ class PartitionRunner:
     settings: Settings
     rng: random.Random
     gate: Gate
-    """Closed while no batch may start."""
     on_halted: Callable[[str], None]
     """Called once with the reason when the error policy stops the partition."""
     on_state: Callable[[str], None]

@@ -36,10 +36,8 @@ LOG_S = 0.5
 class TwoStages:
     """While entered, turns the first signal into a graceful end, and the second into a forced one.
 
-    Enter it in the main thread, in the worker's event loop.
-
-    ``stop`` starts the graceful end, in the event loop; the forced end comes ``timeout_ms`` after the first
-    signal.
+    Enter it in the main thread, in the worker's event loop. ``stop`` starts the graceful end there; the
+    forced end comes ``timeout_ms`` after the first signal.
     """
 
     def __init__(self, stop: Callable[[], None], *, name: str, timeout_ms: int) -> None:

@@ -92,33 +92,28 @@ class ColumnsInvoker(Invoker):
 
     def _for_each(self, function: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         """Return a function that calls ``function`` with each record of a list, in one call."""
-        if is_async:
 
-            @functools.wraps(function)
-            async def each(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
-                outputs: list[Any] = []
-                for entry, record in pairs:
-                    show_only(context, entry)
-                    result = await function(record, *context)
-                    outputs += self._one(result, take_forwarded(context), record)
-                return _Gathered(outputs)
-
-            return each
+        @functools.wraps(function)
+        async def each(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
+            gathered = _Gathered()
+            for entry, record in pairs:
+                show_only(context, entry)
+                gathered += self._rows_of_one(await function(record, *context), context, record)
+            return gathered
 
         @functools.wraps(function)
         def each_here(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
-            outputs: list[Any] = []
+            gathered = _Gathered()
             for entry, record in pairs:
                 show_only(context, entry)
-                result = function(record, *context)
-                outputs += self._one(result, take_forwarded(context), record)
-            return _Gathered(outputs)
+                gathered += self._rows_of_one(function(record, *context), context, record)
+            return gathered
 
-        return each_here
+        return each if is_async else each_here
 
-    def _one(self, result: Any, forwarded: list[Any], record: Any) -> Sequence[Any]:
+    def _rows_of_one(self, result: Any, context: Sequence[Context], record: Any) -> Sequence[Any]:
         """Return the rows that a call with one record of several forwards."""
-        return super()._effects(result, forwarded, None, (record,)).outputs
+        return super()._effects(result, take_forwarded(context), None, (record,)).outputs
 
     # -- what it returned ----------------------------------------------------------------------
 

@@ -100,26 +100,18 @@ class GroupingMode(Mode):
                 self.state.keep(effects.changes)
 
     @property
-    def next_of_row(self) -> Sequence[Entry]:
-        """The first entry of the row that is not done, alone."""
-        return self._row[self._row_end : self._row_end + 1]
-
-    @property
     def done_count(self) -> int:
         """Entries that are done and in no commit yet."""
         return self._parts_count + self._row_end - self._row_start
 
-    def poke(self) -> None:
+    def poke(self, *, from_thread: bool = False) -> None:
         """Wake the committing task, which runs in the next turn of the event loop."""
         if self._idle:
             self._idle = False
-            self._done.fire()
-
-    def poke_from_thread(self) -> None:
-        """Do the same as :meth:`poke` from a worker thread."""
-        if self._idle:
-            self._idle = False
-            self._loop.call_soon_threadsafe(self._done.fire)
+            if from_thread:
+                self._loop.call_soon_threadsafe(self._done.fire)
+            else:
+                self._done.fire()
 
     async def turn(self) -> None:
         """Yield to the event loop; wait while a whole batch is done and not in a commit."""

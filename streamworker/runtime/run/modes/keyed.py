@@ -140,22 +140,14 @@ class KeyedMode(GroupingMode):
 
     def _next(self) -> int | None:
         """Return the index of the record to handle now, if there is one and calls may start."""
-        if self.intake.draining:
-            self._close()
+        if self.intake.draining and self.intake.gate.is_open:
+            self._window.close()  # Only records that precede records already done may start.
+        elif self.intake.draining:
+            self._window.bar(0)  # While heartbeats do not get through, the commit would be refused.
         elif not self.intake.may_start:
             self._watch_gate()
             return None
         return self._window.start()
-
-    def _close(self) -> None:
-        """Start no more records, except those that precede records already done.
-
-        While heartbeats do not get through, start none at all: the commit would be refused.
-        """
-        if self.intake.gate.is_open:
-            self._window.close()
-        else:
-            self._window.bar(0)
 
     async def _handle_from(self, place: int | None) -> None:
         """Handle a record, and then others for as long as the window has any."""

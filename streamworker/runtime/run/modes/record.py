@@ -94,7 +94,7 @@ class RecordMode(GroupingMode):
         """Id of the entry whose call runs; empty if none does."""
         if self.in_call or self.activity.busy_since_ms is None:
             return super().oldest
-        return ids_of(self.next_of_row)
+        return ids_of(self._row[self._row_end : self._row_end + 1])
 
     # -- slices: first attempts, one after the other --------------------------------------------
 
@@ -152,7 +152,7 @@ class RecordMode(GroupingMode):
                 self.add_next(effects)
                 if monotonic_ms() >= until_ms or not self.intake.may_start:
                     return place + 1, None
-                self.poke_from_thread()
+                self.poke(from_thread=True)
         finally:
             self.activity.ends()
         return end, None
