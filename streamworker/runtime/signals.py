@@ -52,16 +52,16 @@ class Gate:
     so the commit of a batch that it starts would probably be refused.
     """
 
-    __slots__ = ("_changed", "is_open")
+    __slots__ = ("is_open", "opened")
 
     def __init__(self) -> None:
         self.is_open = True
-        self._changed = Signal()
+        self.opened = Signal()
 
     def open(self) -> None:
         """Let batches start."""
         self.is_open = True
-        self._changed.fire()
+        self.opened.fire()
 
     def close(self) -> None:
         """Let no batch start; running batches continue."""
@@ -70,4 +70,4 @@ class Gate:
     async def wait(self) -> None:
         """Return when the gate is open."""
         while not self.is_open:
-            await self._changed.wait()
+            await self.opened.wait()

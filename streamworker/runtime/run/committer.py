@@ -63,6 +63,7 @@ class Ticket:
         return 0 if self.request.batch is None else len(self.request.batch.data)
 
 
+@dataclass(eq=False)
 class Committer:
     """Sends the commits of one processor.
 
@@ -73,14 +74,14 @@ class Committer:
     a task and its waits cost more than the commit.
     """
 
-    def __init__(
-        self, backend: Backend, group_keys: GroupKeys, settings: Settings, rng: random.Random
-    ) -> None:
-        self._backend = backend
-        self._keys = group_keys
-        self._durability = durability_of(settings)
-        self._pipelines_max = pipelines_of(settings)
-        self._rng = rng
+    backend: Backend
+    keys: GroupKeys
+    settings: Settings
+    rng: random.Random
+
+    def __post_init__(self) -> None:
+        self._durability = durability_of(self.settings)
+        self._pipelines_max = pipelines_of(self.settings)
         self._queues: dict[str, list[Ticket]] = {}
         """Commits to be sent, by node; one server is one node with an empty name."""
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -112,9 +113,9 @@ class Committer:
 
     async def holds(self, partition: int, entries: Sequence[Entry]) -> bool:
         """Return whether a partition's stream still has these entries; True if Redis does not answer."""
-        key, bounds = self._keys.events(partition), (entries[0].id, entries[-1].id, len(entries))
+        key, bounds = self.keys.events(partition), (entries[0].id, entries[-1].id, len(entries))
         try:
-            return await range_entries(self._backend, key, *bounds) == list(entries)
+            return await range_entries(self.backend, key, *bounds) == list(entries)
         except BackendError:
             return True
 
@@ -132,7 +133,7 @@ class Committer:
         partition = ticket.request.partition
         place = self._places.get(partition)
         if place is None:
-            place = self._places[partition] = self._backend.known_place_of(self._keys.lock(partition))
+            place = self._places[partition] = self.backend.known_place_of(self.keys.lock(partition))
         self._queues.setdefault(place, []).append(ticket)
         self._start_soon()
 
@@ -146,8 +147,8 @@ class Committer:
         self._starting = False
         if self._tasks is None:
             return
-        if self._map_version != self._backend.map_version:
-            self._map_version = self._backend.map_version
+        if self._map_version != self.backend.map_version:
+            self._map_version = self.backend.map_version
             queues, self._queues = self._queues, {}
             self._places.clear()
             for ticket in itertools.chain(*queues.values()):
@@ -176,7 +177,7 @@ class Committer:
             trail.commit("commit_sent", ticket.request, tries=ticket.tries)
         try:
             requests = [ticket.request for ticket in group]
-            replies = await commit_many(self._backend, self._keys, requests, self._durability)
+            replies = await commit_many(self.backend, self.keys, requests, self._durability)
         finally:
             self._under_way[place] -= 1
             self._start_soon()
@@ -194,7 +195,7 @@ class Committer:
         if ticket.withdrawn:
             return
         if ticket.pauses is None:
-            ticket.pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
+            ticket.pauses = Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
         pause_ms = ticket.pauses.next_ms()
         if reply.code is CommitCode.UNKNOWN:
             ticket.tries += 1
@@ -214,10 +215,10 @@ class Committer:
     async def _look(self, ticket: Ticket, fenced: CommitReply) -> None:
         """Find out whether the first try of a commit was done whose retry was fenced."""
         request = ticket.request
-        pauses = Pauses(self._rng.random)
+        pauses = Pauses(self.rng.random)
         while not ticket.withdrawn:
             try:
-                lock = await locks.read_lock(self._backend, self._keys, request.partition)
+                lock = await locks.read_lock(self.backend, self.keys, request.partition)
             except BackendUnavailable:
                 await anyio.sleep(pauses.next_ms() / 1000)
                 continue

@@ -77,7 +77,6 @@ class KeyedMode(GroupingMode):
         self._changed = Signal()
         """Fires when there is more room, when the window has settled, and when the partition drains."""
         self._calls: anyio.abc.TaskGroup | None = None
-        self._gate_watched = False
         self._slice_ends_ms = 0
         self._slice_asked = False
 
@@ -85,6 +84,7 @@ class KeyedMode(GroupingMode):
         """Handle records until draining; return why the partition halts, or an empty text."""
         async with anyio.create_task_group() as self._calls:
             self._calls.start_soon(self._tell_of_drain)
+            self._calls.start_soon(self._start_when_open)
             await self._feed()
             await self._settle()
             self._calls.cancel_scope.cancel()
@@ -144,8 +144,7 @@ class KeyedMode(GroupingMode):
             self._window.close()  # Only records that precede records already done may start.
         elif self.intake.draining:
             self._window.bar(0)  # While heartbeats do not get through, the commit would be refused.
-        elif not self.intake.may_start:
-            self._watch_gate()
+        elif not self.intake.gate.is_open:
             return None
         return self._window.start()
 
@@ -290,13 +289,7 @@ class KeyedMode(GroupingMode):
         await self.intake.wait_draining()
         self._changed.fire()
 
-    def _watch_gate(self) -> None:
-        if not self._gate_watched:
-            assert self._calls is not None
-            self._gate_watched = True
-            self._calls.start_soon(self._when_open)
-
-    async def _when_open(self) -> None:
-        await self.intake.wait_may_start()
-        self._gate_watched = False
-        self._start()
+    async def _start_when_open(self) -> None:
+        while True:
+            await self.intake.gate.opened.wait()
+            self._start()
