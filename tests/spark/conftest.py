@@ -66,6 +66,12 @@ def spark(spark_session: Session) -> SparkSession:
 
 
 @pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results go where the test runs, as they do for a user with a relative path."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def acked(redis_url: str, connect: Connect) -> Iterator[AckedLog]:
     """The acked logs of processor ``price`` on stream ``orders`` of app ``shop``, two partitions."""
     connect("default", redis_url)

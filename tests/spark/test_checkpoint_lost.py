@@ -21,19 +21,12 @@ from streamworker.spark.source.schema import spark_schema
 from tests.chaos.figures import record
 from tests.spark.acked import ORDER, AckedLog
 from tests.spark.queries import run, table
-from tests.spark.specs import pipeline
+from tests.spark.specs import pipeline, same
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 TABLE = Path("lake/revenue")
 CHECKPOINT = Path("lake/.streamworker/revenue/revenue/checkpoint")
-
-
-@pytest.fixture(autouse=True)
-def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def same(frame: DataFrame) -> DataFrame:
-    return frame
 
 
 def by_user(frame: DataFrame) -> DataFrame:

@@ -43,34 +43,35 @@ def test_a_name_is_a_line_in_a_file_that_only_its_owner_reads(tmp_path: Path) ->
     assert resolve("prod", {**environ, "STREAMWORKER_CONNECTION_PROD": "rediss://near"}) == "rediss://near"
 
 
-def test_an_unknown_name_says_where_it_was_looked_for() -> None:
-    """The remedy names the variable."""
-    with pytest.raises(ConfigurationError, match="STREAMWORKER_CONNECTION_PROD"):
-        resolve("prod", {"STREAMWORKER_REDIS_URL": URL})
-
-
-def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    """It holds passwords."""
-    environ = secret_file(tmp_path / "connections.toml", f'prod = "{URL}"\n', mode=0o644)
-    with pytest.raises(ConfigurationError, match="chmod 600"):
-        resolve("prod", environ)
-
-
-def test_a_file_that_is_wrong_is_not_quoted(tmp_path: Path) -> None:
-    """The wrong line may be the one with the password."""
-    environ = secret_file(tmp_path / "connections.toml", f"prod = {URL}\n")
-    with pytest.raises(ConfigurationError, match="not TOML") as caught:
-        resolve("prod", environ)
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        pytest.param(f'prod = "{URL}"\n', 0o644, "chmod 600", id="others may read it"),
+        pytest.param(f"prod = {URL}\n", 0o600, "not TOML", id="no TOML"),
+        pytest.param("prod = 5\n", 0o600, "not text", id="no text"),
+    ],
+)
+def test_a_file_that_cannot_be_taken_is_refused_and_not_quoted(
+    tmp_path: Path, text: str, mode: int, says: str
+) -> None:
+    """It holds passwords, and the wrong line may be one with a password."""
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        resolve("prod", secret_file(tmp_path / "connections.toml", text, mode))
     assert "canary-secret" not in str(caught.value)
-    environ = secret_file(tmp_path / "numbers.toml", "prod = 5\n")
-    with pytest.raises(ConfigurationError, match="not text"):
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"STREAMWORKER_REDIS_URL": URL}, "STREAMWORKER_CONNECTION_PROD"),
+        ({"STREAMWORKER_CONNECTIONS": "nowhere.toml"}, r"nowhere\.toml"),
+    ],
+    ids=["no such name", "no such file"],
+)
+def test_a_name_that_is_nowhere_says_where_it_was_looked_for(environ: dict[str, str], says: str) -> None:
+    """The remedy names the variable; a mistyped path is not taken for an empty file."""
+    with pytest.raises(ConfigurationError, match=says):
         resolve("prod", environ)
-
-
-def test_a_file_that_is_not_there_is_named() -> None:
-    """A mistyped path is not taken for an empty file."""
-    with pytest.raises(ConfigurationError, match=r"nowhere\.toml"):
-        resolve("prod", {"STREAMWORKER_CONNECTIONS": "nowhere.toml"})
 
 
 @pytest.mark.parametrize(

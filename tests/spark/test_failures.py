@@ -1,5 +1,7 @@
 """The reason for a query's end is found in Spark's page of frames."""
 
+import pytest
+
 from streamworker.spark.driver.failures import read_failure
 
 TRACEBACK = """Job aborted due to stage failure: Task 0 in stage 4.0 failed 1 times
@@ -10,50 +12,42 @@ streamworker.errors.{kind}: {message}
 
 \tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:581)
 """
+LOSS, NO_STREAM = "Rows 5 to 8 are missing. Restore.", "There is no stream 'orders' of app 'shop'"
+OF_A_USER = "org.apache.spark.X\nTraceback:\n  File\nZeroDivisionError: division by zero\n\tat java"
+OF_SPARK = "[STREAM_FAILED] Query x terminated: disk full"
+BUSY = "[STREAM_FAILED] x terminated: Python worker failed to connect back. SQLSTATE: XXKST"
 
 
-def test_an_error_of_ours_is_shown_in_its_own_words() -> None:
-    """Without a Java frame."""
-    failure = read_failure(TRACEBACK.format(kind="DataLoss", message="Rows 5 to 8 are missing. Restore."))
-    assert failure.message == "Rows 5 to 8 are missing. Restore."
-    assert failure.kind == "DataLoss"
-    assert failure.final
-
-
-def test_an_outage_is_worth_another_try_and_a_wrong_setting_is_not() -> None:
-    """What starting again can cure."""
-    assert not read_failure(TRACEBACK.format(kind="BackendUnavailable", message="gone")).final
-    assert read_failure(TRACEBACK.format(kind="ConfigurationError", message="wrong")).final
+@pytest.mark.parametrize(
+    ("said", "message", "is_final"),
+    [
+        pytest.param(TRACEBACK.format(kind="DataLoss", message=LOSS), LOSS, True, id="ours, in its words"),
+        pytest.param(TRACEBACK.format(kind="BackendUnavailable", message="gone"), "gone", False, id="outage"),
+        pytest.param(
+            TRACEBACK.format(kind="ConfigurationError", message="wrong"), "wrong", True, id="wrong setting"
+        ),
+        pytest.param(OF_A_USER, "ZeroDivisionError: division by zero", False, id="of the user's function"),
+        pytest.param(f"{OF_SPARK}\n\tat org.apache.spark.A", OF_SPARK, False, id="of Spark, its first line"),
+        pytest.param("", "no reason given", False, id="nothing"),
+    ],
+)
+def test_a_failure_is_told_without_a_java_frame(said: str, message: str, is_final: bool) -> None:
+    """And whether starting again can cure it."""
+    failure = read_failure(said)
+    assert (failure.message, failure.final) == (message, is_final)
 
 
 def test_a_stream_that_is_not_declared_yet_is_waited_for() -> None:
     """A worker may start after Spark."""
-    text = TRACEBACK.format(kind="ConfigurationError", message="There is no stream 'orders' of app 'shop'")
-    assert read_failure(text).nothing_there_yet
-
-
-def test_an_error_in_the_user_s_own_function_is_shown_with_its_kind() -> None:
-    """The last line of the Python part."""
-    failure = read_failure(
-        "org.apache.spark.X\nTraceback:\n  File\nZeroDivisionError: division by zero\n\tat java"
-    )
-    assert failure.message == "ZeroDivisionError: division by zero"
-    assert not failure.final
-
-
-def test_an_error_of_spark_itself_is_shown_by_its_first_line() -> None:
-    """Where no Python is involved."""
-    text = "[STREAM_FAILED] Query x terminated: disk full\n\tat org.apache.spark.A"
-    assert read_failure(text).message == "[STREAM_FAILED] Query x terminated: disk full"
-    assert read_failure("").message == "no reason given"
+    failure = read_failure(TRACEBACK.format(kind="ConfigurationError", message=NO_STREAM))
+    assert failure.nothing_there_yet
+    assert failure.kind == "ConfigurationError"
 
 
 def test_a_machine_that_is_too_busy_is_told_from_a_fault() -> None:
     """It passes with the load, so a pipeline is not given up for it as soon as for others."""
-    failure = read_failure(
-        "[STREAM_FAILED] x terminated: Python worker failed to connect back. SQLSTATE: XXKST"
-    )
+    failure = read_failure(BUSY)
     assert failure.too_busy
     assert not failure.final
     assert "too busy" in failure.message
-    assert not read_failure("[STREAM_FAILED] Query x terminated: disk full").too_busy
+    assert not read_failure(OF_SPARK).too_busy

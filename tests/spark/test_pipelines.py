@@ -24,19 +24,9 @@ from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.queries import wait_for_rows
 from tests.spark.running import Running
-from tests.spark.specs import pipeline
+from tests.spark.specs import pipeline, same
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results go where the test runs, as they do for a user with a relative path."""
-    monkeypatch.chdir(tmp_path)
-
-
-def same(frame: DataFrame) -> DataFrame:
-    return frame
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_tmp_path")]
 
 
 def by_user(frame: DataFrame) -> DataFrame:
@@ -129,18 +119,6 @@ def test_a_pipeline_that_comes_late_finds_the_rows_that_another_has_read(
 # -- what is written -------------------------------------------------------------------------
 
 
-def test_a_frame_that_is_returned_is_appended_to_files_with_a_checkpoint_beside_them(
-    spark_session: Session, acked: AckedLog
-) -> None:
-    """Run by run, each row once."""
-    acked.fill(0, [5])
-    assert run_pipelines([pipeline(same)], session=spark_session, once=True) == 0
-    acked.fill(1, [5])
-    assert run_pipelines([pipeline(same)], session=spark_session, once=True) == 0
-    assert numbers(spark_session) == acked.numbers()
-    assert Path("lake/.streamworker/revenue/revenue/checkpoint/metadata").exists()
-
-
 def test_an_aggregate_is_replaced_as_a_whole(spark_session: Session, acked: AckedLog) -> None:
     """In the default mode too: an aggregate without a watermark has no other meaning."""
     acked.fill(0, [20])
@@ -211,38 +189,16 @@ def test_a_stream_writer_that_is_returned_is_started_with_our_checkpoint_and_tri
     assert (tmp_path / ".streamworker/shop/revenue/checkpoint/metadata").exists()
 
 
-def test_options_of_source_and_writer_are_told_apart(spark_session: Session, acked: AckedLog) -> None:
-    """A limit goes to the source, a compression to the files."""
-    acked.fill(0, [10])
-    told: list[PipelineProgress] = []
-    options = {"maxRowsPerTrigger": "4", "compression": "gzip", "partitionBy": "user"}
-    spec = pipeline(same, options=options)
-    assert run_pipelines([spec], session=spark_session, once=True, on_progress=told.append) == 0
-    assert [each.rows for each in told if each.state == "running"] == [4, 4, 2]
-    assert numbers(spark_session) == acked.numbers()
-    assert {path.parent.name for path in Path("lake/revenue").rglob("*.gz.parquet")} == {
-        f"user=user-{n}" for n in range(7)
-    }
-
-
-def test_metadata_columns_reach_the_pipeline(spark_session: Session, acked: AckedLog) -> None:
-    """Where the pipeline's options ask for them."""
-    acked.fill(1, [3])
-    spec = pipeline(lambda frame: frame.select("_offset"), options={"includeMetadata": "true"})
-    assert run_pipelines([spec], session=spark_session, once=True) == 0
-    found = spark_session.spark.read.parquet(str(Path("lake/revenue").absolute())).collect()
-    assert sorted(row._offset for row in found) == [1, 2, 3]
-
-
 # -- what is told ----------------------------------------------------------------------------
 
 
 def test_progress_tells_rows_positions_and_lag(spark_session: Session, acked: AckedLog) -> None:
-    """After each micro-batch, in rows; and the end."""
+    """After each micro-batch, and the end. A limit goes to the source, a compression to the files."""
     acked.fill(0, [6])
     acked.fill(1, [2])
     told: list[PipelineProgress] = []
-    spec = pipeline(same, options={"maxRowsPerTrigger": "5"})
+    options = {"maxRowsPerTrigger": "5", "compression": "gzip", "partitionBy": "user"}
+    spec = pipeline(same, options=options)
     run_pipelines([spec], session=spark_session, once=True, on_progress=told.append)
     assert [(each.state, each.batch, each.rows, each.lag) for each in told] == [
         ("running", 0, 5, 3),
@@ -252,13 +208,9 @@ def test_progress_tells_rows_positions_and_lag(spark_session: Session, acked: Ac
     assert told[1].positions == {0: 6, 1: 2}
     assert told[0].rows_per_s > 0
     assert told[0].seconds > 0
-
-
-def test_a_pipeline_is_a_reader_under_its_own_name(spark_session: Session, acked: AckedLog) -> None:
-    """So trimming waits for it, and status shows it."""
-    acked.fill(0, [6])
-    run_pipelines([pipeline(same)], session=spark_session, once=True)
-    assert [name.decode() for name in acked.redis.hkeys(acked.keys.readers)] == ["revenue"]
+    assert numbers(spark_session) == acked.numbers()
+    written = {path.parent.name for path in Path("lake/revenue").rglob("*.gz.parquet")}
+    assert written == {f"user=user-{row['user'][-1]}" for rows in acked.written.values() for row in rows}
 
 
 # -- stopping and failing --------------------------------------------------------------------

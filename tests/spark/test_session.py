@@ -118,14 +118,10 @@ def test_a_master_that_cannot_be_is_said_with_the_log_s_place(
     assert str(log) in done.stdout
 
 
-def test_master_and_remote_together_are_refused() -> None:
-    """One of them would be ignored."""
+def test_a_remote_server_has_a_scheme_of_its_own_and_no_master_beside_it() -> None:
+    """One of the two would be ignored."""
     with pytest.raises(ConfigurationError, match="--master or --remote"):
         open_session("x", master="local[1]", remote="sc://h:1")
-
-
-def test_a_remote_server_has_a_scheme_of_its_own() -> None:
-    """The remedy shows it."""
     with pytest.raises(ConfigurationError, match="sc://host:15002"):
         open_session("x", remote="spark://h:7077")
 
