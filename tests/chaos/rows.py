@@ -74,7 +74,7 @@ ROWS: dict[str, Row] = {
     )),
     "F18": Row("scripts are forgotten", "two workers", (
         *_rows("server", "scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody"),
-        f"{SCRIPTS}scripts_that_are_forgotten_all_the_time_still_run_once_each",
+        "tests/contract/test_append.py::test_two_appends_of_one_producer_keep_their_order_when_scripts_are_lost",
     )),
     "F19": Row("memory is full", "two workers", (
         *_sized("server", "full_memory_refuses_who_sends_and_loses_nothing_that_was_confirmed"),

@@ -29,7 +29,6 @@ class ClockedBackend(Backend):
     async def run_many(
         self, script: Script, calls: Sequence[ScriptCall], *, durability: Durability = MEMORY
     ) -> list[Any]:
-        """Run a script with our clock before its eyes."""
         if script.name not in self._clocked:
             text = CLOCKED + script.text
             sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -37,7 +36,6 @@ class ClockedBackend(Backend):
         return await super().run_many(self._clocked[script.name], calls, durability=durability)
 
     async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-        """Run commands, but for TIME."""
         replies = await super().pipeline(commands)
         now = [self.now_ms // 1000, self.now_ms % 1000 * 1000]
         return [
@@ -45,11 +43,9 @@ class ClockedBackend(Backend):
         ]
 
     async def time_ms(self, near: str = "") -> int:
-        """Return what the test's clock shows."""
         del near
         return self.now_ms
 
     async def set_clock(self, now_ms: int) -> None:
-        """Let it be later."""
         self.now_ms = now_ms
         await self.execute("SET", CLOCK, now_ms)

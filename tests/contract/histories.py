@@ -37,14 +37,12 @@ class Lock:
     tail: str = ""
 
     def fields(self) -> dict[bytes, bytes]:
-        """Return the whole lock, as Redis stores it."""
         counts = {"rows": self.rows, "checkpoint": f"{self.checkpoint}-0", "entries": self.checkpoint}
         others = {"owner": "w", "generation": 1, "log": LOG, "since": 9 * NOW_MS, "epoch": self.epoch}
         tail = {"tail": self.tail} if self.tail else {}
         return {name.encode(): str(value).encode() for name, value in {**counts, **others, **tail}.items()}
 
     def position(self) -> Position:
-        """Return where a reader stands that has read all that this lock counts."""
         return tail_of(self.fields())
 
 
@@ -97,23 +95,19 @@ class History:
             self._moved()
 
     def was_committed(self, entry_id: EntryId, fields: Fields) -> None:
-        """Remember a commit."""
         start, first = entry_id.ms - int(fields[b"rows"]), self.next_value()
         self.is_forked |= bool(self.committed) and start < max(self.committed).ms
         self.committed[entry_id] = fields
         self.values[start:] = range(first, first + int(fields[b"rows"]))
 
     def next_value(self) -> int:
-        """Return the value of the next row that is committed."""
         return sum(int(fields[b"rows"]) for fields in self.committed.values())
 
     def commit_nothing(self) -> None:
-        """Commit source entries that had no rows."""
         self.lock = replace(self.lock, checkpoint=self.lock.checkpoint + self.rng.randint(1, 3))
         self._moved()
 
     def take_over(self) -> None:
-        """Give the lock to another owner."""
         self.lock = replace(self.lock, epoch=self.lock.epoch + self.rng.randint(1, 2))
 
     def reset(self) -> None:
@@ -252,7 +246,6 @@ class History:
         return max(self.true_lock.checkpoint, last) if self.true_lock else last
 
     def ours(self, log: list[tuple[EntryId, Fields]]) -> dict[EntryId, Fields]:
-        """Return the commits that are in a log."""
         return {entry_id: fields for entry_id, fields in log if self.committed.get(entry_id) == fields}
 
 

@@ -7,13 +7,20 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import redis
 
+from streamworker.core.control import GroupChanged
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.events import Effect, Event
 from streamworker.core.ownership.locks import Acquired, AcquireReply
+from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.events import DocumentChanged, MendDocument
 from streamworker.redisio.data import commit, streams
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.data.commit import CommitReply, CommitRequest, DeadLetter
-from streamworker.redisio.group import locks
+from streamworker.redisio.group import locks, membership
+from streamworker.redisio.group.membership import HeartbeatReply, Renewal
+from streamworker.redisio.group.operation import Access
+from streamworker.redisio.group.operations import OPERATIONS
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 
@@ -23,6 +30,16 @@ OTHER_GROUP = GroupKeys("shop", "orders", "audit")
 
 Raw: TypeAlias = "redis.Redis"
 """A plain client: what other programs may do to our keys, and what they see of them."""
+
+OTHER_TYPES = {
+    "string": ("SET", "x"),
+    "list": ("RPUSH", "x"),
+    "hash": ("HSET", "x", "y"),
+    "set": ("SADD", "x"),
+    "zset": ("ZADD", "1", "x"),
+    "stream": ("XADD", "*", "x", "y"),
+}
+"""How another program writes a value of each type."""
 
 GENERATION = 7
 DRAIN_DEADLINE_MS = 60_000
@@ -43,11 +60,9 @@ class Group:
         self._sends = 0
 
     def other(self, keys: GroupKeys) -> "Group":
-        """Return another group on the same stream."""
         return Group(self.backend, self.stream, keys)
 
     async def register(self, partitions: int = 1, start: str = "earliest") -> None:
-        """Make the group's place in its partitions."""
         await streams.register(self.backend, self.keys, partitions, start)
 
     async def send(
@@ -91,27 +106,47 @@ class Group:
         return replies[partition]
 
     async def own(self, owner: str = "w1", partition: int = 0, *, generation: int = GENERATION) -> Acquired:
-        """Acquire, and insist on it."""
         reply = await self.acquire(owner, partition, generation=generation)
         assert isinstance(reply, Acquired), reply
         return reply
 
     async def begun(self, count: int) -> tuple[list[Entry], Acquired]:
-        """Send some entries and take the lock."""
         return await self.send(count), await self.own()
 
+    async def do(self, effect: Effect) -> Event:
+        """Do an effect of a core, as the runtime does it."""
+        access = Access(self.backend, self.keys, DRAIN_DEADLINE_MS)
+        return await OPERATIONS[type(effect)].do(access, effect)
+
+    async def beat(self, member: str, measured: Mapping[int, int] | None = None) -> HeartbeatReply:
+        """Send a heartbeat that is answered."""
+        (reply,) = await membership.heartbeat(
+            self.backend, [Renewal(self.keys, member, 1, "run", 0, measured)]
+        )
+        assert isinstance(reply, HeartbeatReply), reply
+        return reply
+
+    async def join(self, *names: str, partitions: int = 1) -> tuple[Membership, DocumentChanged]:
+        """Write the first document, with some members."""
+        document, now_ms = Membership.empty(partitions, "range"), await self.backend.time_ms()
+        for name in names:
+            document = document.with_member(Member(f"{name}.1", name, "host", 42, now_ms))
+        message = GroupChanged(0, "join", names[-1], tuple(range(partitions))).fields()
+        written = await membership.change_members(
+            self.backend, self.keys, expected=0, body=document.body(), message=message, added=document.ids
+        )
+        assert isinstance(written, DocumentChanged)
+        return document, written
+
     async def release(self, owner: str, epoch: int, partition: int = 0) -> bool:
-        """Give one lock back."""
         return (await locks.release_many(self.backend, self.keys, {partition: epoch}, owner))[partition]
 
     async def lock(self, partition: int = 0) -> locks.LockView:
-        """Look at a lock that is there."""
         view = await locks.read_lock(self.backend, self.keys, partition)
         assert view is not None
         return view
 
     async def commit(self, request: CommitRequest) -> CommitReply:
-        """Commit one batch."""
         (reply,) = await commit.commit_many(self.backend, self.keys, [request])
         return reply
 
@@ -156,13 +191,24 @@ def batch_of(rows: int, first: EntryId = ZERO) -> AckedBatch:
     return encode_batch(pa.record_batch({"n": list(range(rows))}), first)
 
 
+def put(raw: Raw, key: str, kind: str = "list") -> None:
+    """Let another program write over a key."""
+    command, *arguments = OTHER_TYPES[kind]
+    raw.delete(key)
+    raw.execute_command(command, key, *arguments)
+
+
+def mending(seen: str, after: Membership) -> MendDocument:
+    """Return what a core asks for that has seen damage in place of a document."""
+    return MendDocument(seen, after, GroupChanged(0, "mended", "a", ()), after.generation + 1)
+
+
 def everything(raw: Raw) -> dict[bytes, Any]:
     """Return the whole content of a server, to compare it before and after."""
     return {key: raw.dump(key) for key in raw.scan_iter()}
 
 
 def url_of_user(url: str, user: str, password: str) -> str:
-    """Return a server's URL with other credentials."""
     parts = urlsplit(url)
     place = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{user}:{password}@{place}"))

@@ -9,12 +9,11 @@ import pytest
 from streamworker import App
 from streamworker.cli.doctor.repair import _do
 from streamworker.cli.doctor.repair_plan import plan_group
-from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.admin import repair
 from streamworker.redisio.data.ackedlog import link_of
 from streamworker.redisio.data.commit import CommitCode
-from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.scripts import REPAIR_AHEAD
 from streamworker.redisio.wire.client import Backend
 from streamworker.settings import Settings
@@ -55,17 +54,14 @@ class Filled:
             previous = entry.id
 
     def log(self) -> Log:
-        """Return the entries as they are."""
         found: Log = self.raw.xrange(ACKED)
         return found
 
     def lock(self) -> dict[bytes, bytes]:
-        """Return the fields of the lock."""
         found: dict[bytes, bytes] = self.raw.hgetall(LOCK)
         return found
 
     def put_back(self, lock: dict[bytes, bytes]) -> None:
-        """Put an older lock in place of this one."""
         self.raw.delete(LOCK)
         self.raw.hset(LOCK, mapping=lock)
 
@@ -101,7 +97,6 @@ async def filled(group: Group, raw: Raw) -> Filled:
 
 
 def rows_of(log: Log) -> int:
-    """Return how many rows a log ever had."""
     return EntryId.parse(log[-1][0]).ms
 
 
@@ -158,63 +153,6 @@ async def test_a_lock_that_was_put_back_moves_forward_to_what_was_committed_sinc
     await filled.check_goes_on(rows_of(before))
 
 
-async def test_a_copy_of_an_older_entry_is_no_commit_that_the_lock_does_not_know(filled: Filled) -> None:
-    """Also where its id is the one that would come next."""
-    before = filled.log()
-    fields = before[7][1]
-    filled.raw.xadd(ACKED, fields, id=f"{rows_of(before) + int(fields[b'rows'])}-0")
-    assert await filled.mend() == ["done"]
-    assert filled.log() == before
-    await filled.check_goes_on(rows_of(before))
-
-
-async def test_commits_are_found_behind_an_entry_of_another_program_and_behind_what_was_trimmed(
-    filled: Filled,
-) -> None:
-    """In a log that goes on past both, where somebody put back a lock from before."""
-    older = filled.lock()
-    await filled.commit(4)
-    filled.raw.xadd(ACKED, {"foo": "bar"}, id=f"{rows_of(filled.log())}-7")
-    await filled.commit(30)
-    before, newer = filled.log(), filled.lock()
-    for kept in (len(before), 33):
-        filled.raw.xtrim(ACKED, maxlen=kept, approximate=False)
-        filled.raw.xtrim(GROUP.events(0), maxlen=kept, approximate=False)
-        filled.put_back(older)
-        assert await filled.mend() == ["done"]
-        assert filled.log() == before[-kept:]
-        assert [filled.lock()[name] for name in (b"rows", b"tail")] == [newer[b"rows"], newer[b"tail"]]
-    assert await filled.mend() == []
-
-
-@pytest.mark.parametrize("is_trimmed", [False, True])
-async def test_an_entry_of_another_log_is_no_commit(filled: Filled, is_trimmed: bool) -> None:
-    """Its source entries were never in this source, and its row is far away."""
-    filled.raw.xtrim(ACKED, maxlen=0 if is_trimmed else COMMITS, approximate=False)
-    before, lock, fields = filled.log(), filled.lock(), dict(filled.raw.xrange(ACKED))
-    alien = {"rows": 2, "prev": "1900000000007-0", "last": "1900000000009-0", "epoch": 1_900_000_000_000}
-    filled.raw.xadd(ACKED, alien, id="1790000000000-0")
-    assert await filled.mend() == ["done"]
-    assert (filled.log(), filled.lock()) == (before, lock)
-    assert dict(filled.raw.xrange(ACKED)) == fields
-
-
-async def test_a_copy_of_an_entry_from_before_a_reset_is_no_commit(filled: Filled) -> None:
-    """Its source ids are higher, but its epoch is lower: a reader would not take it for one."""
-    older = dict(filled.log())
-    checkpoint = (await filled.group.lock()).checkpoint
-    filled.raw.hset(LOCK, mapping={"owner": "", "checkpoint": "0-0"})
-    filled.held = await filled.group.own("w2")
-    (first,) = await range_entries(filled.group.backend, GROUP.events(0), EntryId(1, 0), None, 1)
-    sent = request(filled.held, [first], rows=1, previous=ZERO, owner="w2")
-    assert (await filled.group.commit(sent)).code is CommitCode.OK
-    before, lock = filled.log(), filled.lock()
-    copied = next(fields for fields in older.values() if fields[b"last"] == str(checkpoint).encode())
-    filled.raw.xadd(ACKED, copied, id=f"{rows_of(before) + int(copied[b'rows'])}-0")
-    assert await filled.mend() == ["done"]
-    assert (filled.log(), filled.lock()) == (before, lock)
-
-
 @pytest.mark.parametrize("steps", range(1, 6))
 async def test_a_repair_that_is_killed_between_two_steps_is_done_by_the_next(
     filled: Filled, steps: int
@@ -264,19 +202,7 @@ async def test_what_is_trimmed_while_the_log_is_copied_does_not_come_back(filled
     await filled.check_goes_on(rows_of(before))
 
 
-@pytest.mark.parametrize("id", ["5-0", "*"])
-async def test_a_log_without_a_commit_is_mended_too(group: Group, raw: Raw, id: str) -> None:
-    """The first thing that anybody wrote to it was another program's."""
-    filled = Filled(group, raw)
-    await group.register()
-    raw.xadd(ACKED, {"foo": "bar"}, id=id)
-    assert await filled.mend() == ["done"]
-    assert await filled.mend() == []
-    await filled.check_goes_on(0)
-
-
 async def test_a_log_that_was_made_anew_meanwhile_is_left_alone(filled: Filled) -> None:
-    """The plan was made for another one."""
     filled.raw.xadd(ACKED, {"foo": "bar"}, id="*")
     facts = await repair.look(filled.group.backend, GROUP, 1)
     filled.raw.hset(LOCK, "log", "another.1")

@@ -43,14 +43,6 @@ async def test_headers_and_plain_fields_are_kept_as_they_are(group: Group) -> No
     assert stored[0].size == 1 + 2 + 7 + 1
 
 
-async def test_appending_twice_with_one_number_writes_once(group: Group) -> None:
-    """A send whose answer was lost is sent again, and gets the id that it got."""
-    append = Append(0, "p", 5, 0, [(b"a", None), (b"b", None)])
-    (first,) = await append_many(group.backend, STREAM, [append])
-    (again,) = await append_many(group.backend, STREAM, [append])
-    assert (again.code, again.last_id, again.length) == (AppendCode.DUP, first.last_id, 2)
-
-
 async def test_repeats_of_the_last_two_appends_each_get_their_own_answer(group: Group) -> None:
     """Two are under way; the answers to both are lost, and both are sent again, the first one first."""
     await append_many(group.backend, STREAM, [Append(0, "p", 3, 0, [b"x"])])
@@ -100,7 +92,7 @@ async def test_each_producer_and_partition_counts_for_itself(group: Group) -> No
 async def test_two_appends_of_one_producer_keep_their_order_when_scripts_are_lost(
     group: Group, raw: Raw
 ) -> None:
-    """Whatever the server forgets in between, the second never overtakes the first."""
+    """Whatever the server forgets in between, each is done once, and the second never overtakes the first."""
     flushing = True
 
     async def flush() -> None:
@@ -167,7 +159,6 @@ async def test_an_append_under_full_memory_writes_nothing(group: Group, full_mem
 
 
 async def test_one_broken_partition_refuses_only_its_own_appends(group: Group, raw: Raw) -> None:
-    """The reply names the key; the others are written."""
     raw.set(STREAM.events(0), "mine")
     broken, fine = await append_many(
         group.backend, STREAM, [Append(p, "p", 1, 0, [(b"a", None)]) for p in range(2)]
@@ -179,7 +170,6 @@ async def test_one_broken_partition_refuses_only_its_own_appends(group: Group, r
 
 @pytest.mark.parametrize("fields", [0, ARGS_MAX])
 async def test_an_entry_that_no_script_can_store_is_refused_here(group: Group, fields: int) -> None:
-    """No fields, or too many to pass on."""
     payload = {b"%d" % n: b"" for n in range(fields)}
     with pytest.raises(RecordError):
         await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, [(payload, None)])])

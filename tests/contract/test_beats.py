@@ -1,7 +1,6 @@
 """Something else in place of heartbeats, loads or the control stream: a group goes on, and says which key."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -18,43 +17,19 @@ from streamworker.core.protocols.membership.document import FORMAT, Member, Memb
 from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.errors import BackendRefused
 from streamworker.redisio.admin import repair
-from streamworker.redisio.group import control, loads, membership, operations
-from streamworker.redisio.group.operation import Access
+from streamworker.redisio.group import control, loads, membership
 from streamworker.redisio.wire.client import Backend
-from tests.contract.support import GROUP, Group, Raw, everything, url_of_user
+from tests.contract.support import GROUP, OTHER_TYPES, Group, Raw, everything, mending, put, url_of_user
 
 pytestmark = pytest.mark.anyio
 
 Done = membership_events.DocumentChanged
 
-OTHER_TYPES = {
-    "string": ("SET", "x"),
-    "list": ("RPUSH", "x"),
-    "set": ("SADD", "x"),
-    "zset": ("ZADD", "1", "x"),
-    "stream": ("XADD", "*", "x", "y"),
-}
+NOT_HASHES = sorted(OTHER_TYPES.keys() - {"hash"})
 HELD = Member("h.1", "h", "host", 1, 1, "held", static_id="h", held_until_ms=1)
 LEAVES = Member("l.1", "l", "host", 1, 1, "leaving")
 MEMBERS = (Member("a.1", "a", "host", 1, 1), Member("b.1", "b", "host", 1, 1), LEAVES, HELD)
 KNOWN = Membership(10, 2, "range", MEMBERS, ("a.1", "b.1"))
-
-
-def put(raw: Raw, key: str, kind: str = "list") -> None:
-    """Let another program write over a key."""
-    command, *arguments = OTHER_TYPES[kind]
-    raw.delete(key)
-    raw.execute_command(command, key, *arguments)
-
-
-async def beat(
-    backend: Backend, member: str, measured: dict[int, int] | None = None
-) -> membership.HeartbeatReply:
-    """Send a heartbeat that is answered."""
-    renewal = membership.Renewal(GROUP, member, 1, "run", 0, measured)
-    (reply,) = await membership.heartbeat(backend, [renewal])
-    assert isinstance(reply, membership.HeartbeatReply), reply
-    return reply
 
 
 async def change(group: Group, after: Membership, *, removed: tuple[str, ...] = ()) -> ev.Event:
@@ -62,40 +37,33 @@ async def change(group: Group, after: Membership, *, removed: tuple[str, ...] = 
     added = tuple(each for each in after.present_ids if each not in KNOWN.present_ids)
     message = GroupChanged(0, "join", "c", ())
     effect = membership_events.ChangeDocument(after.generation, after, message, added, removed)
-    return await operations.change_document(Access(group.backend, GROUP, 1_000), effect)
+    return await group.do(effect)
 
 
 async def changed(group: Group, after: Membership, *, removed: tuple[str, ...] = ()) -> Done:
-    """Do it, and insist on it."""
     done = await change(group, after, removed=removed)
     assert isinstance(done, Done)
     return done
 
 
-async def mended(group: Group, effect: membership_events.MendDocument) -> None:
-    """Put a damaged document aside, as a core asks for."""
-    done = await operations.mend_document(Access(group.backend, GROUP, 1_000), effect)
-    assert isinstance(done, Done)
-
-
 # -- heartbeats -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", OTHER_TYPES)
+@pytest.mark.parametrize("kind", NOT_HASHES)
 async def test_heartbeats_begin_anew_with_the_members_of_the_document(
     group: Group, raw: Raw, kind: str
 ) -> None:
     """Nobody is lost, who was removed stays so, and what stood there is kept."""
     raw.set(GROUP.members, KNOWN.document())
     put(raw, GROUP.beats, kind)
-    first = await beat(group.backend, "b.1")
+    first = await group.beat("b.1")
     assert (first.lost, first.generation, first.foreign) == (False, 10, GROUP.beats)
     assert first.beats.keys() == {"a.1", "b.1", "l.1"}
     assert (first.beats["b.1"].connection, first.beats["a.1"].connection) == (1, 0)
     assert 0 <= first.server_ms - first.beats["a.1"].server_ms <= 1_000
     assert raw.type(GROUP.damaged) == kind.encode()
     for member, lost in (("a.1", False), ("l.1", False), ("h.1", True), ("gone.1", True)):
-        reply = await beat(group.backend, member)
+        reply = await group.beat(member)
         assert (reply.lost, reply.foreign) == (lost, ""), member
 
 
@@ -104,23 +72,22 @@ async def test_a_copy_that_is_kept_already_stays(group: Group, raw: Raw) -> None
     raw.set(GROUP.members, KNOWN.document())
     raw.set(GROUP.damaged, "no document")
     put(raw, GROUP.beats)
-    assert (await beat(group.backend, "a.1")).foreign == GROUP.beats
+    assert (await group.beat("a.1")).foreign == GROUP.beats
     assert raw.get(GROUP.damaged) == b"no document"
     assert raw.hlen(GROUP.beats) == 3
 
 
 async def test_of_a_large_value_its_kind_is_kept(group: Group, raw: Raw) -> None:
-    """As of one in place of a document."""
     raw.set(GROUP.members, KNOWN.document())
     raw.rpush(GROUP.beats, *["x" * 10_000] * 200)
-    assert not (await beat(group.backend, "a.1")).lost
+    assert not (await group.beat("a.1")).lost
     assert b"a list of about" in raw.get(GROUP.damaged)  # type: ignore[operator]
 
 
 async def test_without_a_document_nobody_is_a_member(group: Group, raw: Raw) -> None:
     """As where it was deleted; whoever lives joins again."""
     put(raw, GROUP.beats)
-    assert (await beat(group.backend, "a.1")).lost
+    assert (await group.beat("a.1")).lost
     assert not raw.exists(GROUP.beats) and raw.type(GROUP.damaged) == b"list"
 
 
@@ -146,36 +113,31 @@ async def test_nobody_is_lost_where_the_document_cannot_be_read_either(
     put(raw, GROUP.beats)
     before = everything(raw)
     for member in ("a.1", "gone.1"):
-        reply = await beat(group.backend, member)
+        reply = await group.beat(member)
         assert (reply.lost, reply.beats, reply.foreign) == (False, {}, GROUP.beats)
         assert reply.fingerprint == fingerprint(BROKEN[what])
     assert everything(raw) == before
-    effect = membership_events.MendDocument(
-        fingerprint(BROKEN[what]), KNOWN, GroupChanged(0, "mended", "a", ()), 11
-    )
-    await mended(group, effect)
+    assert isinstance(await group.do(mending(fingerprint(BROKEN[what]), KNOWN)), Done)
     assert raw.type(GROUP.damaged) == b"string"
-    assert not (await beat(group.backend, "b.1")).lost
-    assert (await beat(group.backend, "gone.1")).lost
+    assert not (await group.beat("b.1")).lost
+    assert (await group.beat("gone.1")).lost
 
 
 async def test_a_join_begins_heartbeats_anew(group: Group, raw: Raw) -> None:
-    """There may be nobody else to do it."""
     raw.set(GROUP.members, KNOWN.document())
     put(raw, GROUP.beats)
     joined = KNOWN.with_member(Member("c.1", "c", "host", 1, 2))
     await changed(group, replace(joined, generation=10), removed=("a.1",))
-    reply = await beat(group.backend, "c.1")
+    reply = await group.beat("c.1")
     assert reply.beats.keys() == {"b.1", "l.1", "c.1"}
     assert raw.type(GROUP.damaged) == b"list"
 
 
 async def test_a_group_is_founded_whatever_stands_in_place_of_heartbeats(group: Group, raw: Raw) -> None:
-    """Of no document nobody is a member."""
     put(raw, GROUP.beats)
     first = Membership.empty(2, "range").with_member(Member("c.1", "c", "host", 1, 2))
     assert isinstance(await change(group, first), Done)
-    assert (await beat(group.backend, "c.1")).beats.keys() == {"c.1"}
+    assert (await group.beat("c.1")).beats.keys() == {"c.1"}
 
 
 async def test_heartbeats_begin_anew_when_memory_is_full(group: Group, full_memory: Raw) -> None:
@@ -185,7 +147,7 @@ async def test_heartbeats_begin_anew_when_memory_is_full(group: Group, full_memo
         full_memory.config_set("maxmemory", "1gb")
         put(full_memory, GROUP.beats)
         full_memory.config_set("maxmemory", 1)
-        assert (await beat(group.backend, "a.1")).beats.keys() == {"a.1", "b.1", "l.1"}
+        assert (await group.beat("a.1")).beats.keys() == {"a.1", "b.1", "l.1"}
 
 
 async def test_who_lacks_the_right_changes_nothing_and_names_the_key(
@@ -211,7 +173,7 @@ async def test_who_lacks_the_right_changes_nothing_and_names_the_key(
 # -- loads and the control stream ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", OTHER_TYPES)
+@pytest.mark.parametrize("kind", NOT_HASHES)
 async def test_something_else_in_place_of_the_loads_is_named_and_left_alone(
     group: Group, raw: Raw, kind: str
 ) -> None:
@@ -220,18 +182,17 @@ async def test_something_else_in_place_of_the_loads_is_named_and_left_alone(
     raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "b.1": "5|6|run|0"})
     put(raw, GROUP.loads, kind)
     for measured in ({0: 7}, None):
-        reply = await beat(group.backend, "a.1", measured)
+        reply = await group.beat("a.1", measured)
         assert (reply.lost, reply.foreign, len(reply.beats)) == (False, GROUP.loads, 2)
     assert (await loads.read_loads(group.backend, GROUP))[0] == {}
     await changed(group, KNOWN.without(["b.1"]), removed=("b.1",))
     facts = await repair.look(group.backend, GROUP, 2)
     assert await repair.remove_members(group.backend, facts, ["a.1"])
     raw.set(GROUP.members, "x")
-    effect = membership_events.MendDocument(fingerprint(b"x"), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
-    await mended(group, effect)
+    assert isinstance(await group.do(mending(fingerprint(b"x"), KNOWN)), Done)
     assert raw.type(GROUP.loads) == kind.encode()
     raw.delete(GROUP.loads)
-    assert (await beat(group.backend, "a.1", {0: 7})).foreign == ""
+    assert (await group.beat("a.1", {0: 7})).foreign == ""
     assert (await loads.read_loads(group.backend, GROUP))[0] == {"a.1": {0: 7}}
 
 
@@ -241,11 +202,10 @@ async def test_a_group_changes_without_a_control_stream(group: Group, raw: Raw) 
     raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "b.1": "5|6|run|0"})
     raw.set(GROUP.control, "mine")
     done = await changed(group, KNOWN.without(["b.1"]), removed=("b.1",))
-    assert (await beat(group.backend, "a.1")).generation == done.generation
+    assert (await group.beat("a.1")).generation == done.generation
     assert await repair.remove_members(group.backend, await repair.look(group.backend, GROUP, 2), ["a.1"])
     raw.set(GROUP.members, "x")
-    effect = membership_events.MendDocument(fingerprint(b"x"), KNOWN, GroupChanged(0, "mended", "a", ()), 11)
-    await mended(group, effect)
+    assert isinstance(await group.do(mending(fingerprint(b"x"), KNOWN)), Done)
     assert raw.get(GROUP.control) == b"mine"
     assert await control.foreign_types(group.backend, [GROUP]) == {GROUP: "string"}
     raw.delete(GROUP.control)
@@ -257,20 +217,17 @@ async def test_a_group_changes_where_nothing_fits_behind_a_message(group: Group,
     raw.set(GROUP.members, KNOWN.document())
     raw.xadd(GROUP.control, {"kind": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
     done = await changed(group, KNOWN.without(["b.1"]), removed=("b.1",))
-    assert (await beat(group.backend, "a.1")).generation == done.generation
+    assert (await group.beat("a.1")).generation == done.generation
 
 
 async def test_leases_change_hands_without_a_control_stream(group: Group, raw: Raw) -> None:
     """A message may be missed at any time."""
     raw.set(GROUP.control, "mine")
 
-    async def do(effect: ev.Effect) -> Any:
-        return await operations.OPERATIONS[type(effect)].do(Access(group.backend, GROUP, 1_000), effect)
-
-    challenged = await do(ChallengeLeases("a.1", {0: Challenge.FREE}))
+    challenged = await group.do(ChallengeLeases("a.1", {0: Challenge.FREE}))
     assert isinstance(challenged, LeasesChallenged)
-    await do(UpdateLeases("a.1", {0: 5}, (), {}))
+    await group.do(UpdateLeases("a.1", {0: 5}, (), {}))
     assert raw.hget(GROUP.of_group("allocation"), "0") == b"5|a.1"
-    await do(UpdateLeases("a.1", {}, (0,), {}))
+    await group.do(UpdateLeases("a.1", {}, (0,), {}))
     assert not raw.exists(GROUP.of_group("allocation"))
     assert raw.get(GROUP.control) == b"mine"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from streamworker.core.events import Effect, Event
+from streamworker.core.events import Effect
 from streamworker.core.protocols.claim.events import (
     NO_ENTRY,
     CheckpointsUpdated,
@@ -21,36 +21,26 @@ from streamworker.core.protocols.claim.events import (
 )
 from streamworker.errors import BackendRefused
 from streamworker.redisio.data import streams
-from streamworker.redisio.group.operation import Access
 from streamworker.redisio.group.operations import OPERATIONS
-from tests.contract.support import DRAIN_DEADLINE_MS, GROUP, Group, Raw, everything, request
+from tests.contract.support import GROUP, Group, Raw, everything, request
 
 pytestmark = pytest.mark.anyio
 
 
-async def do(group: Group, effect: Effect) -> Event:
-    """Do an effect as the runtime does it."""
-    access = Access(group.backend, group.keys, DRAIN_DEADLINE_MS)
-    return await OPERATIONS[type(effect)].do(access, effect)
-
-
 async def claim(group: Group, owner: str, etags: dict[int, int]) -> PartitionsClaimed:
-    """Claim some partitions."""
-    answer = await do(group, ClaimPartitions(owner, etags))
+    answer = await group.do(ClaimPartitions(owner, etags))
     assert isinstance(answer, PartitionsClaimed)
     return answer
 
 
 async def update(group: Group, owner: str, etags: dict[int, int]) -> CheckpointsUpdated:
-    """Renew some partitions."""
-    answer = await do(group, UpdateCheckpoints(owner, etags))
+    answer = await group.do(UpdateCheckpoints(owner, etags))
     assert isinstance(answer, CheckpointsUpdated)
     return answer
 
 
 async def entries(group: Group) -> dict[int, OwnershipEntry]:
-    """List the store."""
-    listed = await do(group, ListOwnership())
+    listed = await group.do(ListOwnership())
     assert isinstance(listed, OwnershipListed)
     return {entry.partition: entry for entry in listed.entries}
 
@@ -61,13 +51,12 @@ async def test_an_empty_store_lists_nothing_but_the_partitions_of_the_stream(gro
         if partitions:
             await streams.declare(group.backend, group.stream, 3, "json")
             await group.backend.execute("HSET", group.stream.meta, "partitions", partitions)
-        listed = await do(group, ListOwnership())
+        listed = await group.do(ListOwnership())
         assert isinstance(listed, OwnershipListed)
         assert (listed.partitions, listed.entries) == (partitions, ())
 
 
 async def test_claims_go_in_as_a_list_with_etags_and_the_winners_come_out(group: Group) -> None:
-    """With what stands there instead for each of the others."""
     first = await claim(group, "a.1", {0: NO_ENTRY, 1: NO_ENTRY})
     assert set(first.done) == {0, 1}
     assert first.refused == {}
@@ -132,7 +121,6 @@ async def test_an_update_writes_the_checkpoint_and_renews_the_entry(group: Group
 
 
 async def test_the_initial_position_is_the_earliest_or_the_one_that_the_user_gave(group: Group) -> None:
-    """It is where the group was registered; a claim takes it over."""
     sent = await group.send(3)
     await group.register(start=str(sent[1].id))
     await claim(group, "a.1", {0: NO_ENTRY})
@@ -159,7 +147,7 @@ async def test_only_own_entries_are_given_up_and_that_may_be_repeated(group: Gro
     await claim(group, "a.1", {0: NO_ENTRY, 1: NO_ENTRY})
     await claim(group, "b.2", {2: NO_ENTRY})
     for _ in range(2):
-        assert await do(group, GiveUpPartitions("a.1", (0, 2))) == PartitionsGivenUp((0, 2))
+        assert await group.do(GiveUpPartitions("a.1", (0, 2))) == PartitionsGivenUp((0, 2))
         assert set(await entries(group)) == {1, 2}
     assert 0 in (await claim(group, "b.2", {0: NO_ENTRY})).done
 
@@ -170,7 +158,7 @@ async def test_ownership_moves_when_memory_is_full(group: Group, full_memory: Ra
     full_memory.config_set("maxmemory", 1)
     etag = (await update(group, "a.1", {0: etag})).done[0]
     assert (await claim(group, "b.2", {0: etag})).done
-    await do(group, GiveUpPartitions("b.2", (0,)))
+    await group.do(GiveUpPartitions("b.2", (0,)))
     full_memory.config_set("maxmemory", 0)
     assert await entries(group) == {}
 
@@ -185,7 +173,7 @@ async def test_what_another_program_wrote_is_no_entry(group: Group, raw: Raw) ->
     before = everything(raw)
     for effect in EVERY_KIND:
         with pytest.raises(BackendRefused, match="claims"):
-            await do(group, effect)
+            await group.do(effect)
     assert everything(raw) == before
 
 

@@ -9,19 +9,16 @@ import time
 import pytest
 
 from streamworker.core.data.entries import ZERO
-from streamworker.core.data.readers import ReaderPosition
-from streamworker.core.events import MarkLock
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import AuthenticationFailed, BackendRefused, BackendUnavailable, ConfigurationError
-from streamworker.redisio.admin.rights import acl_rules
-from streamworker.redisio.data import commit, dead, state, streams
+from streamworker.redisio.data import commit, streams
 from streamworker.redisio.data.commit import CommitCode
-from streamworker.redisio.group import control, locks, membership, readers
+from streamworker.redisio.group import membership
 from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.redisio.wire.info import check_server
 from streamworker.redisio.wire.node import Node
 from tests.chaos.proxy import proxied
-from tests.contract.support import GROUP, STREAM, Group, Raw, register_reader, request, url_of_user
+from tests.contract.support import GROUP, STREAM, Group, Raw, request, url_of_user
 from tests.helpers import wait_for_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
@@ -61,7 +58,6 @@ async def test_a_wrong_password_is_named_without_being_shown(redis_url: str) -> 
 
 
 async def test_nobody_at_the_address_is_said_at_once(tmp_path: object) -> None:
-    """No retries, no credentials; the address and the reason."""
     async with Backend.open(f"redis://:{SECRET}@127.0.0.1:1/0", name="t") as backend:
         started = time.monotonic()
         with pytest.raises(BackendUnavailable) as caught:
@@ -116,7 +112,6 @@ async def test_an_idle_connection_that_was_closed_is_not_used(backend: Backend, 
 async def test_a_connection_that_dies_under_a_call_leaves_the_next_one_unharmed(
     backend: Backend, raw: Raw
 ) -> None:
-    """The call has no answer; the next one gets its own."""
     task = asyncio.create_task(backend.execute("BLPOP", "nothing", 0))
     await wait_for_async(lambda: raw.info("clients")["blocked_clients"] == 1, "the call is under way")
     raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -162,7 +157,6 @@ async def _ended(task: "asyncio.Task[None]") -> None:
 
 
 async def test_many_calls_share_a_few_connections(redis_url: str, raw: Raw) -> None:
-    """No more than allowed, and each call gets one in turn."""
     async with Backend.open(redis_url, name="few", connections=2) as backend:
         answers = await asyncio.gather(*(backend.execute("ECHO", b"%d" % n) for n in range(200)))
         assert answers == [b"%d" % n for n in range(200)]
@@ -174,7 +168,6 @@ async def test_many_calls_share_a_few_connections(redis_url: str, raw: Raw) -> N
 
 
 async def test_a_closed_backend_says_so(redis_url: str) -> None:
-    """A call after the end is a mistake of the program."""
     backend = Backend.open(redis_url, name="t")
     await backend.aclose()
     with pytest.raises(ConfigurationError, match="was closed"):
@@ -196,7 +189,6 @@ async def test_a_heartbeats_connection_can_be_told_from_others(redis_url: str, r
 
 
 async def test_a_pipeline_returns_each_refusal_in_its_place(backend: Backend, raw: Raw) -> None:
-    """The other commands are done."""
     raw.set("text", "a")
     fine, refused, unknown, last = await backend.pipeline(
         [("SET", "a", 1), ("HGET", "text", "x"), ("NOSUCHCOMMAND",), ("GET", "a")]
@@ -220,47 +212,6 @@ async def test_a_user_without_a_right_is_told_which(redis_url: str, raw: Raw) ->
         assert await membership.connected(backend, [1]) is None
         assert (await backend.identity()) == (0, "")
     raw.execute_command("ACL", "DELUSER", "poor")
-
-
-async def test_the_documented_rights_are_enough(redis_url: str, raw: Raw) -> None:
-    """An operator can do all that a worker, a producer and the command line do."""
-    rules = acl_rules("shop", "operator")
-    raw.execute_command("ACL", "SETUSER", "worker", "reset", "on", f">{SECRET}", *rules)
-    async with Backend.open(url_of_user(redis_url, "worker", SECRET), name="t") as backend:
-        group = Group(backend, STREAM, GROUP)
-        await streams.declare(backend, STREAM, 1, "json")
-        await group.register()
-        entries = await group.send(300)
-        raw.xgroup_create(STREAM.events(0), "theirs", id="0")
-        raw.xreadgroup("theirs", "c", {STREAM.events(0): ">"}, count=8)
-        lock = await group.own()
-        letter = commit.DeadLetter(entries[0].id, {b"v": b"x"}, "no", 1)
-        done = request(lock, entries, rows=3, state={"a": b"1", "b": None}, dead=[letter], trim=True)
-        assert (await group.commit(done)).code is CommitCode.OK
-        assert await state.read_state(backend, GROUP, 0) == {"a": b"1"}
-        await locks.mark_many(backend, GROUP, [MarkLock(0, "w1", lock.epoch, "draining", "")])
-        await membership.change_members(
-            backend, GROUP, expected=0, body='{"v":1}', message={"kind": "x"}, added=["w1"], removed=["w0"]
-        )
-        renewal = membership.Renewal(GROUP, "w1", *await backend.identity())
-        await membership.heartbeat(backend, [renewal])
-        assert await membership.connected(backend, [1]) is not None
-        await control.post(backend, GROUP, [{"kind": "x"}])
-        await register_reader(backend, GROUP, "spark", ReaderPosition({0: 1}, {0: lock.log}, 1))
-        await streams.trim_many(backend, GROUP, await readers.slowest_rows(backend, GROUP))
-        (stored,) = await dead.list_dead(backend, GROUP, [0])
-        await dead.replay_dead(backend, GROUP, 0, [stored.id])
-        await dead.drop_dead(backend, GROUP, 0, [stored.id])
-        await group.release("w1", lock.epoch)
-        counted = await streams.entries_up_to(backend, STREAM.events(0), entries[5].id)
-        await locks.move_checkpoint(backend, GROUP, 0, entries[5].id, entries=counted)
-        check_server(await backend.info())
-        connection = backend.blocking()
-        await control.read_control(connection, {GROUP: await control.last_control_id(backend, GROUP)}, 5)
-        await connection.aclose()
-        with pytest.raises(BackendRefused, match="NOPERM"):
-            await backend.execute("GET", "sw:{other.orders}:stream")
-    raw.execute_command("ACL", "DELUSER", "worker")
 
 
 async def test_a_server_at_its_limit_of_connections_is_unavailable(

@@ -182,7 +182,6 @@ async def test_a_full_acked_log_makes_commits_wait_until_readers_move_on(group: 
 
 
 async def test_a_full_acked_log_does_not_stop_commits_without_rows(group: Group) -> None:
-    """What forwards nothing needs no room."""
     entries, lock = await group.begun(2)
     await group.commit(request(lock, entries[:1], rows=1))
     without = request(lock, entries[1:], previous=entries[0].id, acked_limit=1)
@@ -261,15 +260,6 @@ async def test_the_lag_that_redis_shows_is_the_truth_after_every_commit(group: G
             assert info["lag"] == 0
 
 
-async def test_a_group_that_was_destroyed_comes_back_with_the_next_commit(group: Group, raw: Raw) -> None:
-    """The checkpoint is in the lock, so nothing is lost; and trimming sees the group again."""
-    entries, lock = await group.begun(2)
-    raw.xgroup_destroy(STREAM.events(0), "price")
-    assert (await group.commit(request(lock, entries[:1]))).code is CommitCode.OK
-    (info,) = raw.xinfo_groups(STREAM.events(0))
-    assert (EntryId.parse(info["last-delivered-id"]), info["lag"]) == (entries[0].id, 1)
-
-
 async def test_an_acked_log_that_is_ahead_of_its_lock_is_not_written_to(group: Group, raw: Raw) -> None:
     """Redis refuses an id that does not grow. The commit is refused whole, and says what is where."""
     entries, lock = await group.begun(1)
@@ -321,7 +311,6 @@ async def test_what_a_stranger_wrote_to_a_lock_of_somebody_else_stops_nobody(gro
 
 
 async def test_many_partitions_commit_in_one_round_trip(group: Group) -> None:
-    """Each has its own outcome, in the order of the requests."""
     requests = []
     for partition in range(4):
         entries = await group.send(1, partition)

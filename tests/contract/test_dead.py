@@ -21,7 +21,6 @@ async def bury(group: Group, partition: int = 0, count: int = 2) -> list[dead.St
 
 
 async def test_a_dead_letter_shows_its_entry_and_its_reason(group: Group) -> None:
-    """Everything that is needed to decide what to do with it."""
     first, second = await bury(group)
     assert first.fields == {b"v": b"0"}
     assert first.error == f"ValueError: {first.entry_id}"
@@ -33,7 +32,6 @@ async def test_a_dead_letter_shows_its_entry_and_its_reason(group: Group) -> Non
 
 
 async def test_letters_of_several_partitions_are_listed_by_age(group: Group) -> None:
-    """And page by page."""
     old, new = await bury(group, 1), await bury(group, 0)
     assert await dead.list_dead(group.backend, GROUP, [0, 1]) == sorted(
         old + new, key=lambda letter: (letter.id, letter.partition)
@@ -42,7 +40,7 @@ async def test_letters_of_several_partitions_are_listed_by_age(group: Group) -> 
     assert await dead.list_dead(group.backend, GROUP, [0], count=1) == new[:1]
 
 
-async def test_a_replayed_letter_is_an_entry_again(group: Group) -> None:
+async def test_a_replayed_letter_is_an_entry_again_once(group: Group, raw: Raw) -> None:
     """With the fields that it had, behind all others, and its group in the first; the letter is gone."""
     first, second = await bury(group)
     new_id = (await dead.replay_dead(group.backend, GROUP, 0, [first.id]))[first.id]
@@ -50,19 +48,12 @@ async def test_a_replayed_letter_is_an_entry_again(group: Group) -> None:
     (entry,) = await streams.range_entries(group.backend, STREAM.events(0), new_id, None, 10)
     assert list(entry.fields.items()) == [(REPLAYED_FOR, b"price"), *first.fields.items()]
     assert await dead.list_dead(group.backend, GROUP, [0]) == [second]
-
-
-async def test_replaying_twice_makes_one_entry(group: Group, raw: Raw) -> None:
-    """Letter and entry change places in one step."""
-    first, _ = await bury(group)
-    await dead.replay_dead(group.backend, GROUP, 0, [first.id])
     before = everything(raw)
     assert await dead.replay_dead(group.backend, GROUP, 0, [first.id]) == {first.id: None}
     assert everything(raw) == before
 
 
 async def test_dropped_letters_are_gone(group: Group) -> None:
-    """Dropping tells how many there were."""
     first, second = await bury(group)
     assert await dead.drop_dead(group.backend, GROUP, 0, [first.id, second.id, EntryId(1, 1)]) == 2
     assert await dead.drop_dead(group.backend, GROUP, 0, [first.id]) == 0

@@ -7,7 +7,6 @@ import pytest
 
 from streamworker.core.control import ControlMessage
 from streamworker.core.data.entries import ZERO
-from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.lease.events import (
     Challenge,
     ChallengeLeases,
@@ -23,8 +22,6 @@ from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import BackendRefused
 from streamworker.redisio import snapshot
 from streamworker.redisio.group import control
-from streamworker.redisio.group.operation import Access
-from streamworker.redisio.group.operations import OPERATIONS
 from tests.contract.support import GROUP, Group, Raw
 
 pytestmark = pytest.mark.anyio
@@ -32,27 +29,20 @@ pytestmark = pytest.mark.anyio
 FREE, DUE, OVERDUE = Challenge.FREE, Challenge.DUE, Challenge.OVERDUE
 
 
-async def do(group: Group, effect: Effect) -> Event:
-    """Do an effect on the server."""
-    return await OPERATIONS[type(effect)].do(Access(group.backend, GROUP, 1_000), effect)
-
-
 async def race(group: Group, owner: str, partition: int = 3) -> LeaseRaced:
-    """Try to win a partition."""
-    return cast(LeaseRaced, await do(group, RaceForLease(owner, partition)))
+    return cast(LeaseRaced, await group.do(RaceForLease(owner, partition)))
 
 
 async def challenge(group: Group, owner: str, **how: Challenge) -> frozenset[int]:
     """Challenge partitions, named p0, p1 and so on; return which were."""
     wanted = {int(name[1:]): each for name, each in how.items()}
-    answer = cast(LeasesChallenged, await do(group, ChallengeLeases(owner, wanted)))
+    answer = cast(LeasesChallenged, await group.do(ChallengeLeases(owner, wanted)))
     assert answer.asked == tuple(wanted)
     assert answer.signalled is not None
     return answer.signalled
 
 
 async def messages(group: Group) -> list[ControlMessage | None]:
-    """Return all control messages."""
     connection = group.backend.blocking(GROUP.control)
     entries = await control.read_control(connection, {GROUP: ZERO}, 5)
     await connection.aclose()
@@ -75,17 +65,16 @@ async def test_each_win_has_a_later_generation_even_within_a_millisecond(group: 
 
 
 async def test_the_winner_learns_in_the_same_step_who_processes_the_partition(group: Group) -> None:
-    """And waits for it."""
     won = await race(group, "w1.a")
     assert won.allocated == ""
-    await do(group, UpdateLeases("w1.a", {3: won.generation}, (), {3: won.generation}))
+    await group.do(UpdateLeases("w1.a", {3: won.generation}, (), {3: won.generation}))
     assert (await race(group, "w2.b")).allocated == "w1.a"
 
 
 async def test_a_partition_with_a_winner_is_not_challenged(group: Group) -> None:
     """Unless the winner is overdue; then nothing is left of it."""
     won = await race(group, "w1.a")
-    await do(group, UpdateLeases("w1.a", {3: won.generation}, (), {}))
+    await group.do(UpdateLeases("w1.a", {3: won.generation}, (), {}))
     assert await challenge(group, "w2.b", p3=DUE, p4=DUE) == {4}
     assert await challenge(group, "w2.b", p3=OVERDUE) == {3}
     again = await race(group, "w2.b")
@@ -94,9 +83,8 @@ async def test_a_partition_with_a_winner_is_not_challenged(group: Group) -> None
 
 
 async def test_a_new_node_challenges_at_once_only_what_nobody_has(group: Group) -> None:
-    """Neither won nor processed."""
     processed, won = await race(group, "w1.a", 3), await race(group, "w1.a", 4)
-    await do(group, UpdateLeases("w1.a", {3: processed.generation}, (), {3: processed.generation}))
+    await group.do(UpdateLeases("w1.a", {3: processed.generation}, (), {3: processed.generation}))
     assert won.winner == "w1.a"
     assert await challenge(group, "w2.b", p3=FREE, p4=FREE, p5=FREE) == {5}
 
@@ -106,7 +94,7 @@ async def test_a_challenge_and_an_end_are_said_on_the_control_stream(group: Grou
     await challenge(group, "w1.a", p3=FREE, p4=FREE)
     await race(group, "w1.a")
     await challenge(group, "w1.a", p3=FREE)
-    await do(group, UpdateLeases("w1.a", {}, (3, 4), {}))
+    await group.do(UpdateLeases("w1.a", {}, (3, 4), {}))
     challenged, ended = await messages(group)
     assert isinstance(challenged, LeaseChallenged)
     assert (challenged.partitions, challenged.owner) == ((3, 4), "w1.a")
@@ -117,10 +105,10 @@ async def test_a_challenge_and_an_end_are_said_on_the_control_stream(group: Grou
 async def test_who_is_late_undoes_nothing_of_a_later_winner(group: Group) -> None:
     """Neither its start nor its end nor the end of its win touches what came after it."""
     old = await race(group, "w1.a")
-    await do(group, UpdateLeases("w1.a", {}, (), {3: old.generation}))
+    await group.do(UpdateLeases("w1.a", {}, (), {3: old.generation}))
     new = await race(group, "w2.b")
-    await do(group, UpdateLeases("w2.b", {3: new.generation}, (), {}))
-    await do(group, UpdateLeases("w1.a", {3: old.generation}, (3,), {3: old.generation}))
+    await group.do(UpdateLeases("w2.b", {3: new.generation}, (), {}))
+    await group.do(UpdateLeases("w1.a", {3: old.generation}, (3,), {3: old.generation}))
     seen = await race(group, "w3.c")
     assert (seen.winner, seen.generation, seen.allocated) == ("w2.b", new.generation, "w2.b")
 
@@ -132,12 +120,11 @@ async def test_leases_move_when_memory_is_full(group: Group, full_memory: Raw) -
     assert await challenge(group, "w1.a", p3=FREE) == {3}
     won = await race(group, "w1.a")
     assert won.winner == "w1.a"
-    done = await do(group, UpdateLeases("w1.a", {3: won.generation}, (1,), {3: won.generation}))
+    done = await group.do(UpdateLeases("w1.a", {3: won.generation}, (1,), {3: won.generation}))
     assert done == LeasesUpdated(done=True)
 
 
 async def test_a_key_of_another_program_is_named(group: Group, raw: Raw) -> None:
-    """And nothing is written."""
     raw.set(GROUP.of_group("grab"), "mine")
     with pytest.raises(BackendRefused, match="grab"):
         await race(group, "w1.a")

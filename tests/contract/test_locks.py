@@ -1,17 +1,15 @@
 """Who gets a lock, who keeps it, and who is fenced."""
 
-from itertools import count
-
 import pytest
 
 from streamworker.core.data.entries import ZERO
 from streamworker.core.events import MarkLock
-from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
+from streamworker.core.ownership.locks import Acquired, Held, Stale
 from streamworker.errors import BackendRefused
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import locks
-from tests.contract.support import DRAIN_DEADLINE_MS, GENERATION, GROUP, Group, Raw, request
+from tests.contract.support import GENERATION, GROUP, Group, Raw, request
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +34,6 @@ async def test_the_owner_that_acquires_again_keeps_its_epoch(group: Group) -> No
 
 
 async def test_a_live_owner_keeps_its_lock(group: Group) -> None:
-    """A contender is told who has it, and waits."""
     await group.own("w1")
     reply = await group.acquire("w2", live=["w1"])
     assert isinstance(reply, Held)
@@ -85,63 +82,6 @@ async def test_a_stuck_owner_is_overtaken_at_the_drain_deadline(group: Group) ->
     assert waits[-1] < 200
     assert new.epoch == old.epoch + 1
     assert (await group.commit(request(old, entries, owner="w1"))).code is CommitCode.FENCED
-
-
-async def test_a_wait_goes_on_whoever_asks(group: Group) -> None:
-    """A group that changes more often than the drain deadline still overtakes an owner that is stuck."""
-    old = await group.own("w1")
-    generations = count(GENERATION + 1)
-
-    async def somebody_else_asks() -> AcquireReply | None:
-        generation = next(generations)
-        reply = await group.acquire(
-            f"w{generation}", live=["w1"], drain_deadline_ms=800, generation=generation
-        )
-        return reply if isinstance(reply, Acquired) else None
-
-    new = await wait_for_async(somebody_else_asks, "the drain deadline passed")
-    assert isinstance(new, Acquired)
-    assert new.epoch == old.epoch + 1
-    assert next(generations) > GENERATION + 4
-
-
-async def test_a_wait_starts_anew_when_the_owner_is_confirmed(group: Group) -> None:
-    """An owner that was given its partition again has its whole time for the next handover."""
-    await group.own("w1")
-    await group.acquire("w2", live=["w1"])
-    await wait_for_async(lambda: _waited(group, "w2", at_least_ms=30), "w2 has waited")
-    await group.own("w1", generation=GENERATION + 1)
-    assert await group.acquire("w2", live=["w1"], generation=GENERATION + 2) == Held("w1", 0)
-
-
-async def test_a_wait_goes_on_when_an_owner_that_is_behind_renews_what_it_is_to_give_up(group: Group) -> None:
-    """Its answer was lost, and it asks again in a generation before the contender's (seed 1177669)."""
-    await group.own("w1")
-    await group.acquire("w2", live=["w1"], generation=GENERATION + 2)
-    await wait_for_async(
-        lambda: _waited(group, "w2", at_least_ms=30, generation=GENERATION + 2), "w2 has waited"
-    )
-    await group.own("w1", generation=GENERATION + 1)
-    held = await group.acquire("w2", live=["w1"], generation=GENERATION + 2)
-    assert isinstance(held, Held) and held.waited_ms >= 30
-
-
-async def test_a_contender_that_slept_has_not_waited(group: Group, raw: Raw) -> None:
-    """Seconds without a try do not count: the owner may have drained in the meantime."""
-    await group.own("w1")
-    await group.acquire("w2", live=["w1"])
-    for field in ("wanted_since", "wanted_at"):
-        raw.hincrby(GROUP.lock(0), field, -4000)
-    assert await group.acquire("w2", live=["w1"], drain_deadline_ms=1000) == Held("w1", 0)
-
-
-async def test_a_wait_ends_with_the_lock(group: Group) -> None:
-    """Nothing of an old wait is left when the lock was taken or given back."""
-    lock = await group.own("w1")
-    await group.acquire("w2", live=["w1"])
-    await group.release("w1", lock.epoch)
-    fields = await group.backend.execute("HKEYS", GROUP.lock(0))
-    assert not [name for name in fields if name.startswith(b"wanted")]
 
 
 async def test_release_keeps_epoch_and_checkpoint(group: Group) -> None:
@@ -213,7 +153,6 @@ async def test_a_checkpoint_is_moved_where_the_epoch_was_written_over(group: Gro
 
 
 async def test_what_is_waited_for_and_the_generation_may_be_written_over(group: Group, raw: Raw) -> None:
-    """They order who asks, and are begun anew."""
     await group.own("w1")
     others: list[str | int] = ["generation", "x", "wanted_since", "x", "wanted_at", "x", "wanted_in", "x"]
     raw.hset(GROUP.lock(0), items=others)
@@ -236,7 +175,6 @@ async def test_a_lock_whose_place_was_written_over_is_not_taken(group: Group, ra
 
 
 async def test_there_is_no_lock_of_a_group_that_never_was(group: Group) -> None:
-    """Looking makes nothing."""
     assert await locks.read_lock(group.backend, GROUP, 0) is None
     assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0) is None
 
@@ -263,10 +201,3 @@ async def test_a_checkpoint_is_not_moved_under_an_owner(group: Group) -> None:
     assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0) == Held("w1", 0)
     assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0, owner="w1") == ZERO
     assert (await group.commit(request(lock, entries, owner="w1"))).code is CommitCode.FENCED
-
-
-async def _waited(group: Group, owner: str, at_least_ms: int, generation: int = GENERATION) -> bool:
-    reply = await group.acquire(
-        owner, live=["w1"], drain_deadline_ms=DRAIN_DEADLINE_MS, generation=generation
-    )
-    return isinstance(reply, Held) and reply.waited_ms >= at_least_ms

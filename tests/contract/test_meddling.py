@@ -33,7 +33,6 @@ class Party:
         self._lock: Acquired | None = None
 
     async def own(self) -> Acquired:
-        """Acquire the partition again, as after a move."""
         self._lock = await self.group.own(self.name)
         self.told += self._lock.gone
         return self._lock
@@ -49,7 +48,6 @@ class Party:
             self.checkpoint = entries[-1].id
 
     async def trim(self) -> None:
-        """Trim, as a worker does between commits."""
         trimmed = await streams.trim_many(self.group.backend, self.group.keys, {0: 0})
         self.told += trimmed[0].gone
 
@@ -78,7 +76,6 @@ def delete(raw: Raw, random: Random, there: list[EntryId]) -> None:
 
 
 async def ids_in(backend: Backend) -> set[EntryId]:
-    """Return the ids of all entries that are there."""
     return {entry.id for entry in await streams.range_entries(backend, KEY, ZERO, None, 10_000)}
 
 
@@ -191,3 +188,6 @@ async def test_a_group_of_redis_that_somebody_moved_is_put_right(group: Group, r
     raw.xgroup_setid(KEY, GROUP.group, "0")
     await group.commit(request(lock, entries[4:5], previous=entries[3].id))
     assert shown() == (str(entries[4].id), 5, 5)
+    raw.xgroup_destroy(KEY, GROUP.group)
+    await group.commit(request(lock, entries[5:6], previous=entries[4].id))
+    assert shown() == (str(entries[5].id), 6, 4)

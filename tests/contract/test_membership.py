@@ -22,14 +22,12 @@ MESSAGE = {"kind": "changed", "generation": "0", "cause": "join", "member": "a",
 async def change(
     group: Group, expected: int, body: str = '{"v":1}', **more: Any
 ) -> DocumentChanged | ChangeRefused:
-    """Change the document with a message."""
     return await membership.change_members(
         group.backend, GROUP, expected=expected, body=body, message=MESSAGE, **more
     )
 
 
 async def changed(group: Group, expected: int, body: str = '{"v":1}', **more: Any) -> DocumentChanged:
-    """Change it, and insist on it."""
     reply = await change(group, expected, body, **more)
     assert isinstance(reply, DocumentChanged)
     return reply
@@ -44,7 +42,6 @@ async def test_a_generation_is_not_below_what_a_lock_knows(group: Group) -> None
 
 
 async def beat(group: Group, *beats: tuple[GroupKeys, str, int, str, int]) -> list[HeartbeatReply]:
-    """Send heartbeats that are all answered."""
     replies = await membership.heartbeat(group.backend, [Renewal(*each) for each in beats])
     answered = [reply for reply in replies if isinstance(reply, HeartbeatReply)]
     assert len(answered) == len(beats), replies
@@ -76,7 +73,10 @@ async def test_a_change_and_its_message_are_one_step(group: Group) -> None:
 
 
 async def test_a_conflict_changes_nothing_and_returns_the_document(group: Group, raw: Raw) -> None:
-    """Whoever was second gets what the first wrote, and starts from there."""
+    """Whoever was second gets what the first wrote, and starts from there; of no document nothing."""
+    nothing = await change(group, 12345)
+    assert isinstance(nothing, ChangeRefused) and nothing.document is None
+    assert everything(raw) == {}
     first = await changed(group, 0, '{"by":"first"}', added=["a.1"])
     before = everything(raw)
     for expected in (0, first.generation - 1, first.generation + 1):
@@ -100,14 +100,6 @@ async def test_heartbeats_of_a_document_that_was_deleted_do_not_outlive_it(group
     assert reply.lost
 
 
-async def test_a_change_of_a_document_that_was_deleted_is_a_conflict(group: Group, raw: Raw) -> None:
-    """Nothing is there to return, and nothing is written."""
-    reply = await change(group, 12345)
-    assert isinstance(reply, ChangeRefused)
-    assert reply.document is None
-    assert everything(raw) == {}
-
-
 @pytest.mark.parametrize("document", ["", "[]", "garbage", '{"v":1}', ' {"generation":5,"v":1}'])
 async def test_a_document_of_somebody_else_is_not_overwritten(group: Group, raw: Raw, document: str) -> None:
     """Whoever reads it says so; no worker takes it for an empty group."""
@@ -119,7 +111,6 @@ async def test_a_document_of_somebody_else_is_not_overwritten(group: Group, raw:
 
 
 async def test_of_many_who_change_at_once_one_wins(group: Group) -> None:
-    """Compare and set: the others are told."""
     first = await changed(group, 0)
     replies = await asyncio.gather(
         *(change(group, first.generation, json.dumps({"by": n})) for n in range(10))
@@ -143,7 +134,6 @@ async def test_a_heartbeat_renews_and_shows_all_members_and_the_last_change(grou
 
 
 async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: Raw) -> None:
-    """Its heartbeat does not bring it back: it has to join again."""
     first = await changed(group, 0, added=["a.1", "b.1"])
     second = await changed(group, first.generation, removed=["a.1"])
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run-1", 3))
@@ -172,7 +162,6 @@ async def test_a_heartbeat_carries_what_was_measured_and_only_who_asks_reads_it(
 
 
 async def test_heartbeats_of_several_groups_share_a_round_trip(group: Group) -> None:
-    """Lost in one group says nothing about the other."""
     await change(group, 0, added=["a.1"])
     mine, theirs = await beat(group, (GROUP, "a.1", 5, "run", 0), (OTHER_GROUP, "a.2", 5, "run", 0))
     assert not mine.lost
@@ -194,7 +183,6 @@ async def test_a_broken_key_of_one_group_holds_up_no_heartbeat_of_another(group:
 
 
 async def test_a_beat_that_is_not_ours_is_ignored(group: Group, raw: Raw) -> None:
-    """Another program's field cannot make a heartbeat fail."""
     await change(group, 0, added=["a.1"])
     raw.hset(GROUP.beats, mapping={"x": "nonsense", "y": "1|2|3|z", "z": b"\xff"})
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run", 0))
@@ -226,10 +214,10 @@ async def test_the_server_tells_which_connections_it_still_has(group: Group) -> 
 
 @pytest.mark.one_server  # two groups by one read; on a Cluster each has a read of its own
 async def test_messages_are_posted_and_waited_for(group: Group, raw: Raw) -> None:
-    """A listener starts at the newest, and gets those of all its groups, oldest first."""
+    """A listener starts at the newest, or at the start, and gets those of all its groups, oldest first."""
     await control.post(group.backend, GROUP, [{"kind": "old"}])
-    positions = {GROUP: await control.last_control_id(group.backend, GROUP), OTHER_GROUP: ZERO}
-    assert positions[GROUP] > ZERO
+    positions = {keys: await control.last_control_id(group.backend, keys) for keys in (GROUP, OTHER_GROUP)}
+    assert positions[GROUP] > positions[OTHER_GROUP] == ZERO
     connection = group.backend.blocking()
     assert await control.read_control(connection, positions, 5) == []
     await control.post(group.backend, GROUP, [{"kind": "one", "n": "1"}, {"kind": "two"}])
@@ -241,15 +229,9 @@ async def test_messages_are_posted_and_waited_for(group: Group, raw: Raw) -> Non
     await connection.aclose()
 
 
-async def test_a_group_without_messages_is_listened_to_from_the_start(group: Group) -> None:
-    """There is no newest message yet."""
-    assert await control.last_control_id(group.backend, GROUP) == ZERO
-
-
 async def test_the_control_stream_does_not_grow_for_ever(
     group: Group, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old messages go, in whole nodes."""
     monkeypatch.setattr(control, "MESSAGES_MAX", 150)
     await control.post(group.backend, GROUP, [{"kind": "x"}] * 1_000)
     assert raw.xlen(GROUP.control) <= 250

@@ -104,7 +104,6 @@ async def test_the_model_answers_as_the_server_does(clocked: ClockedBackend, pro
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("protocol", OF_PROTOCOLS)
 async def test_the_model_answers_as_the_server_does_for_long(clocked: ClockedBackend, protocol: str) -> None:
-    """The same with other seeds, for an hour or so."""
     for seed in range(1_000, 1_000 + SOAK_SEEDS):
         found = await difference(clocked, protocol, draw(Random(seed), protocol, 2 * STEPS))
         assert found is None, (seed, found)

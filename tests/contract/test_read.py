@@ -43,7 +43,6 @@ async def test_a_read_brings_what_follows_each_position(group: Group, connection
 
 
 async def test_a_read_without_news_ends_with_nothing(group: Group, connection: BlockingConnection) -> None:
-    """After its time, or at once where it does not wait."""
     (entry,) = await group.send(1)
     for block_ms in (0, 10):
         assert await streams.read(connection, STREAM, {0: entry.id, 1: ZERO}, 10, block_ms) == {}
@@ -52,7 +51,6 @@ async def test_a_read_without_news_ends_with_nothing(group: Group, connection: B
 async def test_a_waiting_read_gets_new_entries_at_once(
     group: Group, raw: Raw, connection: BlockingConnection
 ) -> None:
-    """No polling: the entry ends the wait."""
     task = await waiting(raw, connection, 2)
     entries = await group.send(1, 1)
     assert await task == {1: entries}
@@ -134,7 +132,6 @@ async def test_a_server_that_becomes_a_replica_ends_the_wait(
 
 
 async def test_reading_a_key_of_another_type_says_so(raw: Raw, connection: BlockingConnection) -> None:
-    """The server's refusal, not an empty answer."""
     raw.set(STREAM.events(1), "mine")
     with pytest.raises(BackendRefused, match="WRONGTYPE"):
         await streams.read(connection, STREAM, {0: ZERO, 1: ZERO}, 10, 10)

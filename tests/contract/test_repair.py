@@ -1,13 +1,10 @@
 """What `streamworker repair` does at Redis: only what has not changed since somebody looked."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from streamworker.core.data.readers import ReaderPosition
-from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.membership.events import DocumentChanged
 from streamworker.redisio.admin import repair
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
@@ -18,32 +15,15 @@ from tests.contract.support import Group, Raw, everything, register_reader, requ
 pytestmark = pytest.mark.anyio
 
 
-async def join(group: Group, names: Sequence[str]) -> int:
-    """Make a group of some members; returns its generation."""
-    members = Membership.empty(1, "range")
-    for name in names:
-        members = members.with_member(Member(f"{name}.1", name, "host", 1, 1))
-    changed = await membership.change_members(
-        group.backend,
-        group.keys,
-        expected=0,
-        body=members.body(),
-        message={"kind": "changed", "cause": "join", "member": names[-1], "moved": ""},
-        added=[f"{name}.1" for name in names],
-    )
-    assert isinstance(changed, DocumentChanged)
-    return changed.generation
-
-
 async def test_members_that_are_dead_are_removed_as_a_peer_would(group: Group, raw: Raw) -> None:
     """With their heartbeats, a higher generation, and a message for the history."""
-    generation = await join(group, ["w1", "w2"])
+    _, joined = await group.join("w1", "w2")
     facts = await repair.look(group.backend, group.keys, 1)
     assert await repair.remove_members(group.backend, facts, ["w1.1", "w2.1"])
     after = await repair.look(group.backend, group.keys, 1)
     assert after.membership is not None
     assert (after.membership.members, after.beats) == ((), {})
-    assert after.membership.generation > generation
+    assert after.membership.generation > joined.generation
     messages: Any = raw.xrevrange(group.keys.control)
     fields = messages[0][1]
     assert (fields[b"kind"], fields[b"cause"], fields[b"member"]) == (b"changed", b"repair", b"w1 w2")
@@ -54,12 +34,12 @@ async def test_members_that_are_dead_are_removed_as_a_peer_would(group: Group, r
 @pytest.mark.parametrize("change", ["a heartbeat", "a join"])
 async def test_members_stay_where_one_of_them_woke_meanwhile(group: Group, raw: Raw, change: str) -> None:
     """One heartbeat of one of them is enough, and nothing at all is changed."""
-    generation = await join(group, ["w1", "w2"])
+    _, joined = await group.join("w1", "w2")
     facts = await repair.look(group.backend, group.keys, 1)
     if change == "a heartbeat":
         await membership.heartbeat(group.backend, [membership.Renewal(group.keys, "w2.1", 1, "run")])
     else:
-        raw.set(group.keys.members, f'{{"generation":{generation + 1},"v":1}}')
+        raw.set(group.keys.members, f'{{"generation":{joined.generation + 1},"v":1}}')
     before = everything(raw)
     assert not await repair.remove_members(group.backend, facts, ["w1.1", "w2.1"])
     assert not await repair.forget_group(group.backend, facts)
@@ -111,7 +91,6 @@ async def test_a_lock_that_was_taken_meanwhile_stays(group: Group, raw: Raw, tak
 
 
 async def test_a_reader_that_moved_meanwhile_is_not_forgotten(group: Group, raw: Raw) -> None:
-    """It lives; the look was old."""
     position = ReaderPosition({0: 5}, {0: "L"}, 1)
     await register_reader(group.backend, group.keys, "spark", position)
     facts = await repair.look(group.backend, group.keys, 1)
@@ -166,7 +145,7 @@ async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notice
     other = group.other(GroupKeys("shop", "orders", "audit"))
     for each in (group, other):
         await each.register()
-        await join(each, ["w1"])
+        await each.join("w1")
     await group.send(3)
     raw.hset(group.keys.state(0), "a", "1")
     raw.xadd(group.keys.dead(0), {"id": "1-0"})

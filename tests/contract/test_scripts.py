@@ -1,6 +1,5 @@
 """What holds for every script: foreign types, forgotten scripts, no undeclared keys."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +119,6 @@ KEY_PLACES = [
 
 
 def test_every_script_is_in_these_cases() -> None:
-    """A new script is tested from its first day."""
     assert {script.name for script in SCRIPTS} == set(CALLS)
 
 
@@ -166,7 +164,6 @@ async def test_every_script_writes_where_the_types_are_right(group: Group, raw: 
 async def test_a_key_of_another_type_stops_a_script_before_it_writes(
     group: Group, raw: Raw, name: str, place: int
 ) -> None:
-    """The reply names the key, and nothing at all was changed."""
     await prepare(group)
     call = CALLS[name]
     raw.delete(call.keys[place])
@@ -186,25 +183,6 @@ async def test_a_script_that_the_server_forgot_is_sent_again(group: Group, raw: 
         raw.script_flush()
     replies = await group.backend.run_many(call.script, [(call.keys, call.args)] * 3)
     assert not [reply for reply in replies if isinstance(reply, Exception)]
-
-
-async def test_scripts_that_are_forgotten_all_the_time_still_run_once_each(group: Group, raw: Raw) -> None:
-    """Whatever another program does to the script cache, each call is done, and done once."""
-    flushing = True
-
-    async def flush() -> None:
-        while flushing:
-            raw.script_flush()
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(flush())
-    try:
-        for _ in range(30):
-            await group.send(1)
-    finally:
-        flushing = False
-        await task
-    assert raw.xlen(EVENTS) == 30
 
 
 async def test_a_script_forgotten_between_its_load_and_its_call_is_loaded_again(
@@ -242,10 +220,3 @@ async def test_a_script_touches_only_the_keys_that_it_declares(
         reply = await backend.run(call.script, call.keys, call.args)
         assert isinstance(reply, list)
     raw.execute_command("ACL", "DELUSER", "narrow")
-
-
-@pytest.mark.parametrize("name", sorted(CALLS))
-def test_all_keys_of_a_script_lie_on_one_node_of_a_cluster(name: str) -> None:
-    """They share their hash tag."""
-    tags = {key[key.index("{") : key.index("}")] for key in CALLS[name].keys}
-    assert len(tags) == 1

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from streamworker.core.control import GroupChanged, PartitionsAcquired
+from streamworker.core.control import PartitionsAcquired
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.events import MarkLock
-from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.membership.events import DocumentChanged
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import DeadLetter
 from streamworker.redisio.group import control, locks, membership
@@ -19,29 +17,10 @@ from tests.contract.support import GROUP, STREAM, Group, Raw, everything, regist
 pytestmark = pytest.mark.anyio
 
 
-async def join(group: Group, *names: str, partitions: int = 4) -> tuple[Membership, DocumentChanged]:
-    """Write a document with some members, as they would."""
-    now_ms = await group.backend.time_ms()
-    document = Membership.empty(partitions, "range")
-    for name in names:
-        document = document.with_member(Member(f"{name}.1", name, "host", 42, now_ms))
-    moved = tuple(range(partitions))
-    reply = await membership.change_members(
-        group.backend,
-        GROUP,
-        expected=0,
-        body=document.body(),
-        message=GroupChanged(0, "join", names[-1], moved).fields(),
-        added=document.ids,
-    )
-    assert isinstance(reply, DocumentChanged)
-    return document, reply
-
-
 async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> None:
     """All figures at one moment, by the server's clock."""
     await streams.declare(group.backend, STREAM, 4, "json")
-    _, changed = await join(group, "a", "b", "c", "d", "e")
+    _, changed = await group.join("a", "b", "c", "d", "e", partitions=4)
     entries = await group.send(10)
     lock = await group.own("a.1", generation=changed.generation)
     letter = DeadLetter(entries[0].id, {b"v": b"x"}, "no", 1)
@@ -83,7 +62,6 @@ async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> Non
 
 
 async def test_a_group_that_never_ran_is_an_empty_snapshot(group: Group, raw: Raw) -> None:
-    """Its partitions wait; looking makes nothing."""
     await streams.declare(group.backend, STREAM, 2, "json")
     await group.send(3, 1)
     before = everything(raw)
@@ -95,7 +73,7 @@ async def test_a_group_that_never_ran_is_an_empty_snapshot(group: Group, raw: Ra
 
 async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: Raw) -> None:
     """Silent is who sent no heartbeat for a while, leaving is who said so."""
-    document, changed = await join(group, "a", "b")
+    document, changed = await group.join("a", "b", partitions=4)
     left = document.with_leaving("b.1")
     await membership.change_members(
         group.backend, GROUP, expected=changed.generation, body=left.body(), message={"kind": "x"}
@@ -107,7 +85,7 @@ async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: R
 
 async def test_a_member_shows_what_its_heartbeat_carries_and_what_it_can_carry(group: Group) -> None:
     """Load as it measured it, and the capacity with which it joined."""
-    document, changed = await join(group, "a", "b")
+    document, changed = await group.join("a", "b", partitions=4)
     strong = structs.replace(document.members[0], capacity=3)
     written = replace(document, members=(strong, document.members[1]))
     await membership.change_members(
@@ -119,16 +97,14 @@ async def test_a_member_shows_what_its_heartbeat_carries_and_what_it_can_carry(g
 
 
 async def test_the_lock_of_a_removed_member_shows_as_being_acquired(group: Group) -> None:
-    """It is as good as free: whoever is assigned it takes it."""
     await group.own("dead.1", generation=1)
-    await join(group, "a", partitions=1)
+    await group.join("a", partitions=1)
     view = await take_snapshot(group.backend, "shop", "orders", "price")
     assert (view.partitions[0].state, view.partitions[0].assigned) == ("acquiring", "a.1")
 
 
 async def test_a_key_of_somebody_else_shows_as_a_halted_partition(group: Group, raw: Raw) -> None:
-    """With the reason; the other partitions are shown as ever."""
-    await join(group, "a", partitions=2)
+    await group.join("a", partitions=2)
     await group.own("a.1", 1)
     raw.set(GROUP.lock(0), "mine")
     view = await take_snapshot(group.backend, "shop", "orders", "price")
@@ -137,22 +113,8 @@ async def test_a_key_of_somebody_else_shows_as_a_halted_partition(group: Group, 
     assert view.partitions[1].state == "running"
 
 
-async def test_the_lag_is_counted_where_redis_lost_count(group: Group, raw: Raw) -> None:
-    """After XDEL of a waiting entry XINFO has no lag any more; the snapshot counts."""
-    await join(group, "a", partitions=1)
-    entries = await group.send(10)
-    lock = await group.own("a.1")
-    await group.commit(request(lock, entries[:2], owner="a.1"))
-    raw.xdel(STREAM.events(0), str(entries[5].id))
-    (info,) = raw.xinfo_groups(STREAM.events(0))
-    assert info["lag"] is None
-    view = await take_snapshot(group.backend, "shop", "orders", "price")
-    assert view.partitions[0].lag == 7
-
-
 async def test_rebalances_show_cause_moves_and_how_long_they_took(group: Group) -> None:
-    """From the control stream alone, oldest first."""
-    _, changed = await join(group, "a", partitions=2)
+    _, changed = await group.join("a", partitions=2)
     acquired = PartitionsAcquired((0,), "a.1", changed.generation)
     await control.post(group.backend, GROUP, [acquired.fields()])
     (open_one,) = (await take_snapshot(group.backend, "shop", "orders", "price")).rebalances
@@ -173,7 +135,7 @@ async def test_a_key_of_the_group_that_was_written_over_is_named_and_the_rest_is
 ) -> None:
     """Who looks when something is wrong must see what is right."""
     await streams.declare(group.backend, STREAM, 4, "json")
-    await join(group, "a")
+    await group.join("a", partitions=4)
     await group.own("a.1")
     key = getattr(GROUP, name)
     raw.delete(key)

@@ -20,12 +20,10 @@ async def owned(group: Group) -> MarkLock:
 
 
 async def show(group: Group, stall: MarkLock) -> None:
-    """Show a stall, or its end."""
     await locks.mark_many(group.backend, group.keys, [stall], only_over=STALLED)
 
 
 async def test_a_stall_is_shown_and_its_end_too(group: Group) -> None:
-    """In the reason, where `status` shows it."""
     stall = await owned(group)
     await show(group, stall)
     assert (await group.lock()).reason == f"{STALLED}12:00: waits for its function"

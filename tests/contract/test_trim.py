@@ -42,7 +42,6 @@ async def test_what_another_programs_group_has_not_acknowledged_stays(group: Gro
 
 
 async def test_a_stream_without_a_group_is_not_trimmed(group: Group) -> None:
-    """Nobody has said that it read anything."""
     await group.send(500)
     assert await streams.trim_many(group.backend, GROUP, {0: 0, 1: 0}) == {0: (0, 0, 0), 1: (0, 0, 0)}
 
@@ -96,7 +95,6 @@ async def test_the_slowest_reader_decides_about_the_acked_log(group: Group) -> N
 
 
 async def test_a_position_in_a_log_that_was_replaced_trims_nothing(group: Group, raw: Raw) -> None:
-    """Rows of the old log say nothing about those of the new one."""
     old = await group.own()
     await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: old.log}, 5))
     raw.delete(GROUP.lock(0), GROUP.acked(0))

@@ -146,14 +146,12 @@ class Twins:
         """Kinds of answers that came, to see that the steps lead everywhere."""
 
     async def begin(self) -> None:
-        """Empty the server, and register the group in its partitions."""
         await self.backend.execute("FLUSHALL")
         await self.backend.set_clock(REGISTERED_MS)
         await streams.declare(self.backend, STREAM, PARTITIONS, "json")
         await streams.register(self.backend, GROUP, PARTITIONS, "earliest")
 
     async def end(self) -> None:
-        """Close what was opened."""
         await self.listener.aclose()
         for other in self.others.values():
             await other.aclose()
@@ -173,7 +171,6 @@ class Twins:
             raise Difference(f"{what}\n  server: {real!r}\n  model:  {modelled!r}")
 
     async def _effect(self, effect: ev.Effect) -> ev.Event:
-        """Do an effect of a core at both; return the answer."""
         operation = operations.OPERATIONS[type(effect)]
         try:
             real = await operation.do(self.access, effect)
