@@ -10,12 +10,14 @@ import contextlib
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.chaos.slots import OneSlot, Requests
 
 T = TypeVar("T")
+AnyProxy = TypeVar("AnyProxy", bound="Proxy")
 
 CHUNK_BYTES = 65536
 PACED_BYTES = 1024
@@ -265,13 +267,16 @@ class Lines:
 
 
 @contextlib.asynccontextmanager
-async def proxied(url: str) -> AsyncIterator[Proxy]:
-    proxy = Proxy(url)
+async def running(proxy: AnyProxy) -> AsyncIterator[AnyProxy]:
     await proxy.start()
     try:
         yield proxy
     finally:
         await proxy.stop()
+
+
+def proxied(url: str) -> AbstractAsyncContextManager[Proxy]:
+    return running(Proxy(url))
 
 
 class ProxyThread:

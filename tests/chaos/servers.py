@@ -29,6 +29,8 @@ FAKETIME = next(
 )
 """libfaketime, where it is installed."""
 
+NEEDS_ROOT = "only root can mount a small disk: run as root"
+"""Why a test is skipped, and what to do."""
 ROOM = "2gb"
 """Memory that the server may take while nobody makes it full."""
 CLIENTS = 10_000

@@ -12,7 +12,7 @@ import pytest
 
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.wire.client import Backend
-from tests.chaos.proxy import Proxy, proxied
+from tests.chaos.proxy import Proxy, proxied, running
 from tests.chaos.team import STEADY, Team, now_ms, setting
 from tests.chaos.yard import Yard, gathered, scene, sized
 from tests.rebalance.scene import FAST
@@ -47,33 +47,32 @@ async def test_a_worker_whose_heartbeats_alone_are_lost_begins_nothing_before_it
     yard: Yard,
 ) -> None:
     """It stops by its own clock, though all else works."""
-    async with yard.server() as server, yard.team(server.url, "silent", ledger=True) as team:
-        proxy = HeartbeatProxy(server.url)
-        await proxy.start()
-        try:
-            team.hire("w0")
-            await team.hired("w1", STREAMWORKER_REDIS_URL=proxy.url)
-            async with team.load(per_second=60):
-                await asyncio.sleep(0.5)
-                held = await team.held_by("w1")
-                proxy.holds, since = True, now_ms()
-                await team.first_commits(since, held, above=held)
-                (removed,) = [at for cause, at, _ in await team.rebalances() if cause == "death"]
-                late = team.logged("heartbeats_late")
-                proxy.holds = False
-                await team.settled()
-            await team.finished()
-            pid = team.workers["w1"].pid
-            offset_ms = now_ms() - asyncio.get_running_loop().time() * 1000
-            # At the epochs that it had: what it begins after it has joined anew is another life of it.
-            begun = [
-                call["start"] * 1000 + offset_ms
-                for call in team.calls()
-                if call["pid"] == pid and call["epoch"] == held.get(call["partition"])
-            ]
-            margin_ms = removed - max(begun)
-        finally:
-            await proxy.stop()
+    async with (
+        yard.server() as server,
+        running(HeartbeatProxy(server.url)) as proxy,
+        yard.team(server.url, "silent", ledger=True) as team,
+    ):
+        team.hire("w0")
+        await team.hired("w1", STREAMWORKER_REDIS_URL=proxy.url)
+        async with team.load(per_second=60):
+            await asyncio.sleep(0.5)
+            held = await team.held_by("w1")
+            proxy.holds, since = True, now_ms()
+            await team.first_commits(since, held, above=held)
+            (removed,) = [at for cause, at, _ in await team.rebalances() if cause == "death"]
+            late = team.logged("heartbeats_late")
+            proxy.holds = False
+            await team.settled()
+        await team.finished()
+        pid = team.workers["w1"].pid
+        offset_ms = now_ms() - asyncio.get_running_loop().time() * 1000
+        # At the epochs that it had: what it begins after it has joined anew is another life of it.
+        begun = [
+            call["start"] * 1000 + offset_ms
+            for call in team.calls()
+            if call["pid"] == pid and call["epoch"] == held.get(call["partition"])
+        ]
+        margin_ms = removed - max(begun)
     assert late, "it was not said"
     yard.record(
         "F6",

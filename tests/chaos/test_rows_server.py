@@ -21,6 +21,7 @@ from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.keys import StreamKeys
 from tests.chaos.proxy import proxied
 from tests.chaos.rows_app import STREAM
+from tests.chaos.servers import NEEDS_ROOT
 from tests.chaos.team import Team, now_ms
 from tests.chaos.yard import Yard, scene, sized
 from tests.durability.pair import cut, newest_aof
@@ -272,7 +273,6 @@ async def test_scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody(yar
 
 @scene
 async def test_a_server_busy_with_a_script_of_somebody_is_waited_for(yard: Yard) -> None:
-    """It answers BUSY to all else meanwhile."""
     samples = []
     async with yard.server() as server, yard.team(server.url, "busy", environ={}) as team:
         await team.raw.config_set("busy-reply-threshold", 200)
@@ -384,7 +384,7 @@ async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_
 async def test_a_full_disk_stops_all_and_loses_nothing(yard: Yard, *, rounds: int) -> None:
     """The server takes no writes; a send that was refused was not written."""
     if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
+        pytest.skip(NEEDS_ROOT)
     samples: list[float] = []
     disk = yard.folder / "disk"
     async with (

@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from tests.chaos.servers import NEEDS_ROOT
 from tests.chaos.yard import SCENES, Together, Yard
 
 
 async def skips(yard: Yard) -> None:
-    pytest.skip("only root can mount a small disk")
+    pytest.skip(NEEDS_ROOT)
 
 
 async def fails(yard: Yard) -> None:
@@ -56,8 +57,6 @@ def test_a_scene_that_skips_or_fails_is_its_own_tests_matter(together: Callable[
 def test_what_ends_the_run_is_no_scenes_outcome(
     together: Callable[..., Together], ends: type[BaseException]
 ) -> None:
-    """Whoever presses Ctrl-C means all scenes."""
-
     async def ended(yard: Yard) -> None:
         raise ends
 

@@ -43,7 +43,6 @@ async def backend(redis_url: str) -> AsyncIterator[Backend]:
 
 
 async def test_any_node_that_is_there_tells_where_the_others_are(nodes: EmbeddedCluster) -> None:
-    """One of the URL's may be down, and one may be a replica."""
     host = f"redis+cluster://:{nodes.password}@127.0.0.1"
     async with Backend.open(f"{host}:1,127.0.0.1:{nodes.nodes[-1].port}", name="t") as backend:
         for n in range(50):
@@ -79,7 +78,6 @@ async def _commands_at(backend: Backend, key: str) -> int:
 
 
 async def test_a_heartbeat_is_found_at_the_node_of_its_group(backend: Backend) -> None:
-    """Client ids and run ids are those of one server."""
     others = [
         key
         for key in (f"k{n}" for n in range(50))
@@ -102,7 +100,6 @@ async def test_a_plain_url_of_a_node_is_refused_with_the_url_to_use(nodes: Embed
 
 
 async def test_a_cluster_url_of_one_server_is_refused_with_the_url_to_use(valkey: object) -> None:
-    """CLUSTER SLOTS says that there is none."""
     from streamworker.dev.server import EmbeddedServer
 
     with EmbeddedServer(port=0) as server:

@@ -39,6 +39,10 @@ KEYS = GroupKeys("shop", "orders", "price")
 STREAM = StreamKeys("shop", "orders")
 PARTITIONS = range(24)
 FAR = EntryId(9, 0)
+FINE: dict[Any, Any] = {"checkpoint": "9-0", "entries": 90, "rows": 30, "epoch": 7, "log": "a"}
+"""A lock as a runner knows it."""
+WENT_BACK = {**FINE, "checkpoint": "8-0", "entries": 80, "rows": 25}
+LOG = cast(BoundLogger, structlog.get_logger("test"))
 
 
 @contextmanager
@@ -89,19 +93,16 @@ async def test_what_went_back_at_one_node_is_found_while_another_gives_no_answer
 ) -> None:
     """And however many ask for it, a node that gives no answer is asked again by one, and it is said."""
     for p in PARTITIONS:
-        raw.hset(
-            KEYS.lock(p), mapping={"checkpoint": "8-0", "entries": 80, "rows": 25, "epoch": 7, "log": "a"}
-        )
+        raw.hset(KEYS.lock(p), mapping=WENT_BACK)
     runners = {p: Runner() for p in PARTITIONS}
 
     def running() -> dict[int, Any]:
         return {p: runner for p, runner in runners.items() if not runner.abandoned}
 
-    log = cast(BoundLogger, structlog.get_logger("test"))
     with structlog.testing.capture_logs() as lines:
         async with Backend.open(nodes.url, name="t", call_timeout_ms=400) as backend:
             await backend.pipeline([("HGETALL", KEYS.lock(p)) for p in PARTITIONS])
-            witness = Witness(backend, KEYS, running, random.Random(1), log)
+            witness = Witness(backend, KEYS, running, random.Random(1), LOG)
             with hanging(nodes) as (there, elsewhere):
                 before = calls(elsewhere, "hgetall")
                 compares = [asyncio.create_task(witness.compare()) for _ in range(5)]
@@ -124,14 +125,11 @@ async def test_who_asks_about_one_partition_waits_for_no_other_node(
 ) -> None:
     """A stream that was deleted is named while another node gives no answer, whatever was lost there."""
     for p in PARTITIONS:
-        raw.hset(
-            KEYS.lock(p), mapping={"checkpoint": "9-0", "entries": 90, "rows": 30, "epoch": 7, "log": "a"}
-        )
+        raw.hset(KEYS.lock(p), mapping=FINE)
     runners = cast(Any, {p: Runner() for p in PARTITIONS})
-    log = cast(BoundLogger, structlog.get_logger("test"))
     async with Backend.open(nodes.url, name="t", call_timeout_ms=1_500) as backend:
         await backend.pipeline([("HGETALL", KEYS.lock(p)) for p in PARTITIONS])
-        witness = Witness(backend, KEYS, lambda: runners, random.Random(1), log)
+        witness = Witness(backend, KEYS, lambda: runners, random.Random(1), LOG)
         with hanging(nodes) as (there, elsewhere):
             others = asyncio.create_task(witness.compare())
             assert await asyncio.wait_for(witness.compare(next(iter(elsewhere))), 10) == []
@@ -145,8 +143,7 @@ async def test_a_comparison_that_is_overtaken_by_another_is_told_what_it_found(
     redis_url: str, raw: RawCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both begin, the later one ends first and finds nothing: what the first one finds is its own."""
-    fine: dict[Any, Any] = {"checkpoint": "9-0", "entries": 90, "rows": 30, "epoch": 7, "log": "a"}
-    raw.hset(KEYS.lock(0), mapping=fine)
+    raw.hset(KEYS.lock(0), mapping=FINE)
     true_read, goes_on, reads = locks.read_locks, asyncio.Event(), 0
 
     async def read(*given: Any) -> Any:
@@ -158,13 +155,12 @@ async def test_a_comparison_that_is_overtaken_by_another_is_told_what_it_found(
 
     monkeypatch.setattr(locks, "read_locks", read)
     runner = cast(Any, Runner())
-    log = cast(BoundLogger, structlog.get_logger("test"))
     async with Backend.open(redis_url, name="t") as backend:
-        witness = Witness(backend, KEYS, lambda: {0: runner}, random.Random(1), log)
+        witness = Witness(backend, KEYS, lambda: {0: runner}, random.Random(1), LOG)
         first = asyncio.create_task(witness.compare())
         await asyncio.sleep(0)
         assert await witness.compare() == []
-        raw.hset(KEYS.lock(0), mapping={**fine, "rows": 25, "checkpoint": "8-0"})
+        raw.hset(KEYS.lock(0), mapping=WENT_BACK)
         goes_on.set()
         assert await first == [0]
         assert runner.abandoned
@@ -186,7 +182,6 @@ async def fetching(url: str) -> AsyncIterator[tuple[Backend, Reads]]:
 async def test_a_node_that_is_away_is_no_reason_to_look_at_all_streams_of_the_others(
     nodes: EmbeddedCluster, raw: RawCluster
 ) -> None:
-    """Each time, for as long as it is away."""
     for p in PARTITIONS:
         raw.xadd(STREAM.events(p), {"v": "x"}, id="9-0")
     async with Backend.open(nodes.url, name="t", call_timeout_ms=200) as backend:
@@ -267,7 +262,6 @@ async def test_a_node_that_hangs_delays_the_heartbeats_of_its_groups_only(nodes:
 
 
 async def test_a_new_membership_is_renewed_at_once_while_a_node_hangs(nodes: EmbeddedCluster) -> None:
-    """It does not wait out the round of those that are late."""
     settings = Settings(redis_url=nodes.url, heartbeat_interval_ms=3_000, dead_after_ms=6_000)
     hung = primary_of(nodes, KEYS.members)
     elsewhere = [keys for keys in GROUPS if primary_of(nodes, keys.members) is not hung]

@@ -26,7 +26,6 @@ from streamworker.errors import BackendUnavailable
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.topology import SLOTS, slot_of
-from streamworker.spark.driver.session import open_session
 from streamworker.spark.source import connection
 from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.logs import AckedLogs
@@ -269,23 +268,3 @@ def test_a_cluster_that_cannot_be_verified_is_sent_nothing(
     with pytest.raises(BackendUnavailable, match="certificate verify failed") as in_spark:
         asks.call(lambda client: client.get("a"))
     assert PASSWORD not in f"{caught.value}{caught.value.remedy}{in_spark.value}{in_spark.value.remedy}"
-
-
-@pytest.mark.soak
-@pytest.mark.anyio
-async def test_a_query_of_spark_reads_a_cluster_through_tls(
-    tls: TlsCluster, scene: Scene, tmp_path: Path
-) -> None:
-    """Planner and tasks, in processes of their own."""
-    worker = scene.worker("w1")
-    async with Sender(scene.url) as sender:
-        await sender.send(200)
-        await sender.drained()
-    tls.certify("both")
-    log_path = tmp_path / "jvm.log"
-    with open_session("tls", master="local[2]", redis_url=scene.url, log_path=log_path) as session:
-        frame = session.spark.read.format("streamworker").options(**LOGS).load()
-        assert sorted(row.n for row in frame.select("n").collect()) == list(range(200))
-    assert PASSWORD not in log_path.read_text("utf-8", "replace")
-    worker.terminate()
-    assert worker.wait() == 0

@@ -16,7 +16,6 @@ SECRET = "canary-Pa55word"
 
 
 def test_a_url_names_some_nodes() -> None:
-    """Each is got into in the same way."""
     seeds = seeds_of(f"rediss+cluster://me:{SECRET}@db1:7000,db2.example:7001,[::1]:7002", "t")
     assert [seed.address for seed in seeds] == ["db1:7000", "db2.example:7001", "::1:7002"]
     assert all(seed.is_encrypted for seed in seeds)
@@ -72,12 +71,10 @@ def test_a_node_that_does_not_know_its_host_is_the_one_that_was_asked() -> None:
     ],
 )
 def test_a_command_goes_where_its_key_is(command: tuple[str | int, ...], key: str) -> None:
-    """Commands have their keys at different places, or none."""
     assert key_of(command) == key
 
 
 async def test_nobody_who_tells_the_slots_is_said_with_all_addresses() -> None:
-    """And without a password."""
     cluster = Cluster.open(f"redis+cluster://:{SECRET}@127.0.0.1:1,127.0.0.1:2", "t", 1, 2_000)
     with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:[12] cannot be reached") as caught:
         await cluster.commands([("GET", "a")])

@@ -98,14 +98,12 @@ def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(scene: ClusterScen
     assert "moving its slots" in second.log()
 
 
-@pytest.mark.parametrize("what", ["membership", pytest.param("partitions", marks=pytest.mark.soak)])
-def test_a_primary_dies_while_events_flow(scene: ClusterScene, what: str) -> None:
+def test_the_primary_of_the_membership_dies_while_events_flow(scene: ClusterScene) -> None:
     """Its replica takes over: no two owners commit, and what it had not received is reported by its ids."""
     scene.worker("w1", **FAST)
     scene.worker("w2", **FAST)
     scene.wait_for_owners({"w1": 4, "w2": 4})
-    key = KEYS.members if what == "membership" else KEYS.events(0)
-    victim = primary_of(scene.cluster, key)
+    victim = primary_of(scene.cluster, KEYS.members)
     with scene.remembered_load() as told:
         wait_for(lambda: len(told.confirmed) > 200, "records flow")
         took_s = fail_over(scene.cluster, victim)

@@ -5,7 +5,7 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -96,16 +96,6 @@ class Pair:
 def raw(server: EmbeddedServer) -> Iterator[Any]:
     with redis.Redis.from_url(server.url, socket_timeout=10) as client:
         yield client
-
-
-@contextlib.asynccontextmanager
-async def switched(url: str) -> AsyncIterator[Switch]:
-    switch = Switch(url)
-    await switch.start()
-    try:
-        yield switch
-    finally:
-        await switch.stop()
 
 
 def newest_aof(data_dir: Path) -> Path:

@@ -18,7 +18,8 @@ from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import StreamworkerError
 from streamworker.runtime.run.runner import StopReason
 from tests.chaos.figures import record
-from tests.durability.pair import Pair, cut, newest_aof, raw, some_time, switched
+from tests.chaos.proxy import running
+from tests.durability.pair import Pair, Switch, cut, newest_aof, raw, some_time
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, Priced, bench
 
@@ -151,7 +152,7 @@ async def test_failovers_to_a_replica_lose_nothing_that_was_acknowledged(own_pai
     """The replica that takes over had each send and each commit before anybody was told of it."""
     rng = random.Random(11)
     settings = {"durability": "replicas"}
-    async with switched(own_pair.primary.url) as switch, traffic(switch.url, **settings) as flow:
+    async with running(Switch(own_pair.primary.url)) as switch, traffic(switch.url, **settings) as flow:
         for turn in range(count):
             await more(flow, 20)
             # A replica that lags shows that the wait is what counts, and not that replicas are fast.
@@ -181,7 +182,7 @@ async def test_what_a_failover_without_durability_loses_is_reported_to_the_id(
 ) -> None:
     """All that was lost and nothing else, by the producer that had been told that it was there."""
     rng = random.Random(12)
-    async with switched(own_pair.primary.url) as switch, traffic(switch.url) as flow:
+    async with running(Switch(own_pair.primary.url)) as switch, traffic(switch.url) as flow:
         for _ in range(count):
             await more(flow, 20)
             await fail_over(own_pair, rng, lag=True)

@@ -11,11 +11,11 @@ import redis
 from streamworker.cli.doctor.server import persistence
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.wire.info import read_info
-from tests.chaos.servers import ChaosServer, rewrite
+from tests.chaos.servers import NEEDS_ROOT, ChaosServer, rewrite
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk of its own")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason=NEEDS_ROOT)
 
 
 @pytest.fixture(params=["valkey", "redis7"])
@@ -68,22 +68,16 @@ def confirm_more(server: ChaosServer) -> int:
         return int(client.xlen("s"))
 
 
-def test_a_server_whose_disk_was_full_starts_again_once_its_file_was_written_anew(
-    server: ChaosServer,
+@pytest.mark.parametrize("was_rewritten", [True, False])
+def test_a_server_whose_disk_was_full_starts_again_with_all_that_was_confirmed(
+    server: ChaosServer, was_rewritten: bool
 ) -> None:
-    """All that was confirmed is there, though the file had been rewritten before the disk was full."""
-    full_once(server, was_rewritten=True)
-    server.free_disk()
-    confirmed = confirm_more(server)
-    server.restart()
-    with server.client() as client:
-        assert client.xlen("s") == confirmed
-
-
-def test_a_file_that_was_never_rewritten_is_whole_after_a_full_disk(server: ChaosServer) -> None:
-    """Nobody has to do anything."""
-    full_once(server, was_rewritten=False)
-    server.give_room()
+    """Once its file is written anew, where it had been rewritten before; else nobody has to do anything."""
+    full_once(server, was_rewritten=was_rewritten)
+    if was_rewritten:
+        server.free_disk()
+    else:
+        server.give_room()
     confirmed = confirm_more(server)
     server.restart()
     with server.client() as client:

@@ -251,7 +251,6 @@ async def test_commits_that_are_gone_while_the_entries_are_there_are_done_again(
 
 
 async def test_a_restart_without_loss_and_a_reset_are_no_rollback(durable: EmbeddedServer) -> None:
-    """Both make a worker look; neither took anything."""
     with structlog.testing.capture_logs() as log:
         async with working(durable.url) as shop:
             await shop.send(1, 2)

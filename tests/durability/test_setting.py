@@ -156,7 +156,6 @@ def server(**info: Any) -> ServerInfo:
 def test_what_remains_to_lose_is_said_in_words(
     durability: str, replicas: int, verdict: str, words: str
 ) -> None:
-    """Of the setting and the server together."""
     check = remains(Settings(durability=durability), server(aof_enabled=1, connected_slaves=replicas))
     assert check.remedy or check.verdict == "ok"
     assert check.verdict == verdict and words in check.found

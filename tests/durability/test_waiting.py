@@ -229,7 +229,6 @@ async def test_nothing_counts_while_the_disk_is_not_written_to(durable: Embedded
 
 
 async def test_memory_is_the_default_and_sends_no_wait(pair: Pair) -> None:
-    """Who asks for nothing pays nothing."""
     with raw(pair.primary) as client:
         client.config_resetstat()
         async with bench(pair.primary.url) as desk:
@@ -242,7 +241,6 @@ async def test_memory_is_the_default_and_sends_no_wait(pair: Pair) -> None:
 async def test_a_server_without_an_append_only_file_is_refused(
     valkey: EmbeddedServer, redis_url: str
 ) -> None:
-    """Before the first send, with what to set."""
     assert redis_url == valkey.url
     async with bench(redis_url, durability="aof") as desk:
         with pytest.raises(ConfigurationError, match=r"this server writes none.*appendonly yes"):
@@ -251,7 +249,6 @@ async def test_a_server_without_an_append_only_file_is_refused(
 
 
 async def test_a_server_that_is_too_old_is_refused(redis7: EmbeddedServer) -> None:
-    """Redis 7.0 has no WAITAOF."""
     async with bench(redis7.url, durability="aof") as desk:
         with pytest.raises(ConfigurationError, match="needs WAITAOF, which this server does not know"):
             await desk.producer.send(Order(1))

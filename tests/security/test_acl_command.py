@@ -61,7 +61,6 @@ def test_a_line_takes_away_what_a_user_had(invoke: Invoke, url_of: UrlOf, admin:
 
 
 def test_json_has_the_rules_one_by_one(invoke: Invoke) -> None:
-    """For programs that create users."""
     (user,) = json.loads(invoke("acl", "--name", "shop", "--user", "reader", "--json").stdout)
     assert (user["user"], user["role"], user["app"]) == ("shop-reader", "reader", "shop")
     assert user["rules"] == ["on", *acl_rules("shop", "reader")]
@@ -83,7 +82,6 @@ def test_json_has_the_rules_one_by_one(invoke: Invoke) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(invoke: Invoke, arguments: list[str], given: str, said: str) -> None:
-    """With what to do, and without the password."""
     result = invoke("acl", *arguments, env={PASSWORD_VARIABLE: given}, input="")
     assert result.exit_code in {2, 3}
     assert said in result.stderr

@@ -189,7 +189,6 @@ def test_nothing_that_a_program_may_print_holds_the_password() -> None:
 def test_no_command_prints_the_password(
     redis_url: str, shop: Path, invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each that looks, on a server that answers: text and JSON."""
     del shop
     canary = canary_of(redis_url)
     monkeypatch.setenv(URL, redis_url)

@@ -34,7 +34,6 @@ SECRET = "canary-Pa55word"
     ],
 )
 def test_what_stays_here_or_is_encrypted_needs_no_word(url: str) -> None:
-    """Loopback, unix sockets, TLS."""
     assert Settings(redis_url=url).redis_url == url
     assert resolve("prod", {"STREAMWORKER_CONNECTION_PROD": url}) == url
 
@@ -70,7 +69,6 @@ def test_plain_text_to_another_machine_is_refused_by_name(url: str, named: str) 
 
 
 def test_who_trusts_the_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an argument, or for all programs of an environment."""
     url = "redis://db.example:6379/0"
     assert App("shop", redis_url=url, allow_plaintext=True).settings.redis_url == url
     for text in ("1", "true", "YES"):
@@ -87,15 +85,11 @@ def test_who_trusts_the_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         App("shop")
 
 
-def test_a_password_that_was_not_encoded_is_not_shown_as_a_host() -> None:
-    """What stands before its / looks like a host."""
+def test_a_url_that_cannot_be_read_is_left_to_whoever_opens_it() -> None:
+    """What stands before the / of its password looks like a host, or a host and a port, and is not shown."""
     with pytest.raises(ConfigurationError) as caught:
         Settings(redis_url=f"redis://{SECRET}/rest@db.example:6379/0")
     assert SECRET.lower() not in str(caught.value).lower()
-
-
-def test_a_url_that_cannot_be_read_is_left_to_whoever_opens_it() -> None:
-    """What stands before the / of this password looks like a host and a port."""
     url = f"redis://me:{SECRET}/rest@db.example:6379/0"
     assert Settings(redis_url=url).redis_url == url
     with pytest.raises(ConfigurationError, match="cannot be read"):

@@ -3,7 +3,7 @@
 On real servers, with the rules as ``streamworker acl`` prints them.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,6 @@ def test_each_role_is_in_the_table_of_what_is_refused() -> None:
 
 @pytest.mark.parametrize("role", ROLE_NAMES)
 def test_what_a_role_must_not_do_is_refused(url_of: UrlOf, admin: "redis.Redis", role: str) -> None:
-    """By the server, each by itself."""
     allowed = []
     with redis.Redis.from_url(url_of(role), protocol=2) as user:
         for command in (*REFUSED_TO_ALL, *REFUSED[role]):
@@ -203,50 +202,39 @@ async def test_a_worker_has_all_that_it_needs(url_of: UrlOf) -> None:
     await worked(url_of("worker"))
 
 
-@pytest.mark.parametrize("server", ["valkey"], indirect=True)
-async def test_a_worker_and_an_operator_may_put_a_damaged_membership_aside(
-    url_of: UrlOf, admin: "redis.Redis"
-) -> None:
-    """A string, a value of another type, and one that is too large to be kept."""
-    keys = GroupKeys("shop", "orders", "price")
-    effect = MendDocument("", Membership.empty(4, "range"), GroupChanged(0, "mended", "w1", ()), 1)
-    for role in ("worker", "operator"):
-        async with Backend.open(url_of(role), name=role) as backend:
-            for seen, command in (
-                (fingerprint(b"x"), ("SET", keys.members, "x")),
-                ("list", ("RPUSH", keys.members, "x")),
-                ("list", ("RPUSH", keys.members, *["x" * 100_000] * 20)),
-            ):
-                admin.execute_command(*command)
-                access = Access(backend, keys, 1_000)
-                await operations.mend_document(access, replace(effect, seen=seen))
-                assert not admin.exists(keys.members)
-            assert await membership.quarantined(backend, keys)
-        assert admin.unlink(keys.damaged)
+async def mends(backend: Backend, keys: GroupKeys, seen: str) -> None:
+    after = Membership.empty(4, "range")
+    effect = MendDocument(seen, after, GroupChanged(0, "mended", "w1", ()), 1)
+    await operations.mend_document(Access(backend, keys, 1_000), effect)
+
+
+async def beats(backend: Backend, keys: GroupKeys, seen: str) -> None:
+    (reply,) = await membership.heartbeat(backend, [membership.Renewal(keys, "a.1", 1, "run")])
+    assert isinstance(reply, membership.HeartbeatReply) and reply.lost
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-async def test_a_worker_and_an_operator_may_put_aside_what_stands_in_place_of_heartbeats(
-    url_of: UrlOf, admin: "redis.Redis"
+@pytest.mark.parametrize(("key", "put_aside"), [("members", mends), ("beats", beats)])
+async def test_a_worker_and_an_operator_may_put_aside_what_stands_in_place_of_a_key(
+    url_of: UrlOf, admin: "redis.Redis", key: str, put_aside: Callable[..., Awaitable[None]]
 ) -> None:
     """A string, a value of another type, one that is too large to be kept, and one more than is kept."""
     keys = GroupKeys("shop", "orders", "price")
+    name = getattr(keys, key)
     for role in ("worker", "operator"):
         async with Backend.open(url_of(role), name=role) as backend:
-            for command in (
-                ("SET", keys.beats, "x"),
-                ("RPUSH", keys.beats, "x"),
-                ("RPUSH", keys.beats, *["x" * 100_000] * 20),
-                ("RPUSH", keys.beats, "one more"),
+            for seen, *values in (
+                (fingerprint(b"x"), "SET", "x"),
+                ("list", "RPUSH", "x"),
+                ("list", "RPUSH", *["x" * 100_000] * 20),
+                ("list", "RPUSH", "one more"),
             ):
-                admin.delete(keys.beats)
-                if command[-1] != "one more":
+                admin.delete(name)
+                if values[-1] != "one more":
                     admin.delete(keys.damaged)
-                admin.execute_command(*command)
-                renewal = membership.Renewal(keys, "a.1", 1, "run")
-                (reply,) = await membership.heartbeat(backend, [renewal])
-                assert isinstance(reply, membership.HeartbeatReply) and reply.lost
-                assert not admin.exists(keys.beats)
+                admin.execute_command(values[0], name, *values[1:])
+                await put_aside(backend, keys, seen)
+                assert not admin.exists(name)
                 assert await membership.quarantined(backend, keys)
         assert admin.unlink(keys.damaged)
 

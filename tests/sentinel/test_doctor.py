@@ -30,7 +30,6 @@ async def test_sentinels_that_agree_are_well(calm: Trio, monkeypatch: pytest.Mon
 
 @pytest.mark.anyio
 async def test_a_name_that_no_sentinel_knows_is_said(calm: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By both checks: nothing can be connected to."""
     monkeypatch.setenv("STREAMWORKER_REDIS_URL", calm.url.replace(f"service={SERVICE}", "service=other"))
     found = {check.name: check for check in await in_redis(None, "")}
     assert found["sentinels"].verdict == "fail"
@@ -51,7 +50,6 @@ async def test_a_name_that_no_sentinel_knows_is_said(calm: Trio, monkeypatch: py
     ],
 )
 def test_each_thing_that_is_wrong_has_its_verdict(views: list[SentinelView], verdict: str, said: str) -> None:
-    """And its remedy."""
     check = of_sentinels(views)
     assert (check.verdict, said in check.found) == (verdict, True), check
     assert bool(check.remedy) == (verdict != "ok")

@@ -15,19 +15,16 @@ def test_what_a_wanted_switch_took_another_may_bring_back() -> None:
 
 
 def test_nothing_comes_back_without_a_switch_that_nobody_wanted() -> None:
-    """Each report of what is there is false."""
     assert "nobody wanted" in judged([19_500.0], [20_000.0, 60_000.0], unwanted=0)
     assert "nobody wanted" in judged([19_500.0], [20_000.0])
 
 
 def test_what_was_written_far_from_a_switch_or_after_the_last_was_never_gone() -> None:
-    """However many switches nobody wanted."""
     for at in (18_000.0, 20_001.0 + ZOMBIE_MS, 60_001.0):
         assert "no switch could take" in judged([at], [20_000.0, 60_000.0], unwanted=9)
 
 
 def test_a_switch_brings_back_what_one_other_took_and_no_more() -> None:
-    """Two windows' worth is too much for one."""
     switches = [20_000.0, 40_000.0, 60_000.0]
     one = [at for at in CONFIRMED if 19_000 <= at <= 28_000]
     other = [at for at in CONFIRMED if 39_000 <= at <= 48_000]

@@ -37,7 +37,6 @@ def port_of(client: redis.Redis) -> int:
 
 
 def test_the_primary_is_read(here: Connection, calm: Trio) -> None:
-    """Also in a pipeline."""
     assert here.call(port_of) == calm.primary.port
     assert here.call(lambda client: client.pipeline(transaction=False).set("n", 1).get("n").execute()) == [
         True,
@@ -188,30 +187,3 @@ def test_rows_that_were_read_and_are_lost_end_a_query(steady: Trio, monkeypatch:
     with log_at(steady.primary) as log:
         log.fill(0, [2])
         assert rows(tolerant.plan()) == 2, "it goes on behind what is left"
-
-
-@pytest.mark.parametrize(
-    "again",
-    [
-        pytest.param([5, 4], id="same-end", marks=pytest.mark.soak),
-        pytest.param([9], id="over-the-end", marks=pytest.mark.soak),
-        pytest.param([6, 3], id="another-end"),
-    ],
-)
-def test_a_log_that_lost_rows_and_has_grown_again_ends_a_query(
-    steady: Trio, monkeypatch: pytest.MonkeyPatch, again: list[int]
-) -> None:
-    """It is as long as it was, or longer, and holds other rows: the next ones do not follow the first 8."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", steady.url)
-    with log_at(steady.primary) as log:
-        log.fill(0, [3])
-        everywhere(log)
-        query = Query()
-        with failover_that_loses(steady):
-            log.fill(0, [5])
-            assert rows(query.plan()) == 5 + 3
-    with log_at(steady.primary) as log:
-        log.redis.hset(log.keys.lock(0), "checkpoint", "1000-0")  # Time has passed.
-        log.fill(0, again)
-    with pytest.raises(DataLoss, match=r"has grown again|does not follow entry 8-0"):
-        query.plan()

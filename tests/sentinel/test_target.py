@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
 from streamworker.redisio.wire import sentinel as sentinel_module
-from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.redisio.wire.node import Node
 from streamworker.redisio.wire.sentinel import SentinelTarget
 from streamworker.spark.source.connection import Connection
@@ -56,8 +57,13 @@ def says_primary(words: list[bytes]) -> bytes:
     return b"*2\r\n$4\r\nrole\r\n$6\r\nmaster\r\n" if words[0] == b"HELLO" else b"+OK\r\n"
 
 
+def long_read(waiting: BlockingConnection) -> "asyncio.Task[Any]":
+    """Return a read that waits at the server for a minute."""
+    read = waiting.execute("XREAD", "BLOCK", 60_000, "STREAMS", "none", "$", block_ms=60_000)
+    return asyncio.create_task(read)
+
+
 async def test_calls_go_to_the_primary_that_the_sentinels_name(calm: Trio) -> None:
-    """Reads, writes and waits."""
     async with Backend.open(calm.url, name="t") as backend:
         assert await port_of(backend) == calm.primary.port
         assert f"127.0.0.1:{calm.primary.port}" in backend.address
@@ -110,7 +116,6 @@ def is_listened_to(sentinel: Instance) -> bool:
 
 
 async def test_one_sentinel_that_answers_is_enough(trio: Trio) -> None:
-    """One is gone, one hangs: the third is believed, in time."""
     primary = trio.primary
     trio.sentinels[0].kill()
     with trio.paused(trio.sentinels[1]):
@@ -138,7 +143,6 @@ async def test_a_sentinel_that_has_not_heard_yet_is_outvoted(calm: Trio) -> None
 
 
 async def test_a_replica_that_is_named_is_not_used(calm: Trio) -> None:
-    """Sentinels may be late; the server knows what it is."""
     replica = next(server for server in calm.servers if server is not calm.primary)
     async with stub(names("127.0.0.1", replica.port, 1)) as lagging:
         url = f"redis+sentinel://:{calm.password}@127.0.0.1:{lagging}/0?service=orders"
@@ -164,7 +168,6 @@ async def test_a_primary_that_does_not_tell_its_role_is_an_error_of_ours(says: b
 
 
 async def test_a_primary_on_another_machine_is_not_sent_plain_text(calm: Trio) -> None:
-    """The sentinels are here, and what they name is not."""
     async with stub(names("db.example", 6379, 1)) as sentinel:
         url = f"redis+sentinel://:{calm.password}@127.0.0.1:{sentinel}/0?service=orders"
         async with Backend.open(url, name="t") as backend:
@@ -177,9 +180,7 @@ async def test_what_leads_to_a_primary_that_was_cut_off_is_closed(trio: Trio) ->
     async with Backend.open(trio.url, name="t", call_timeout_ms=60_000) as backend:
         await asyncio.gather(*(backend.execute("INCR", "before") for _ in range(4)))
         waiting = backend.blocking()
-        blocked = asyncio.ensure_future(
-            waiting.execute("XREAD", "BLOCK", 60_000, "STREAMS", "none", "$", block_ms=60_000)
-        )
+        blocked = long_read(waiting)
         await asyncio.sleep(1.5)  # It listens by then: LISTEN_WITHIN_S
         old = trio.primary
         old.pause()
@@ -207,9 +208,7 @@ async def test_a_planned_failover_is_followed_and_waits_at_the_server_end(trio: 
     async with Backend.open(trio.url, name="t") as backend:
         await backend.execute("INCR", "n")
         waiting = backend.blocking()
-        blocked = asyncio.ensure_future(
-            waiting.execute("XREAD", "BLOCK", 60_000, "STREAMS", "none", "$", block_ms=60_000)
-        )
+        blocked = long_read(waiting)
         old = trio.primary
         trio.let_primary_be_silent(for_ms=10_000)  # No other failover: a busy machine has some.
         await asyncio.to_thread(trio.ask_for_failover)

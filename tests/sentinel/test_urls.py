@@ -67,7 +67,6 @@ def test_a_wrong_url_is_refused_and_not_shown(url: str) -> None:
 
 
 def test_a_url_without_a_service_says_what_to_add() -> None:
-    """It is the commonest omission."""
     with pytest.raises(ConfigurationError, match=r"\?service=NAME"):
         read_sentinels("redis+sentinel://s1,s2/0")
 
@@ -81,7 +80,6 @@ def test_nothing_that_is_shown_holds_a_password() -> None:
 
 
 def test_plain_text_to_any_of_the_hosts_is_refused() -> None:
-    """Also by what lies below the settings."""
     url = f"redis+sentinel://:{SECRET}@localhost,db.example:26379/0?service=orders"
     for refused in (
         lambda: Settings(redis_url=url),
