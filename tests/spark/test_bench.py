@@ -33,7 +33,6 @@ async def test_spark_is_measured_on_the_log_that_a_worker_leaves(
 
 
 def test_the_peer_that_hands_over_row_by_row_reads_the_same_rows(acked: AckedLog) -> None:
-    """It differs in nothing but the form."""
     acked.fill(0, [3, 2])
     acked.fill(1, [4])
     source = RowByRowSource(acked.options())

@@ -46,7 +46,6 @@ def test_a_pipeline_that_cannot_be_is_refused_with_what_to_write(given: dict[str
     "trigger", ["10 seconds", "500 milliseconds", "1 minute", "2 Hours", "available now"]
 )
 def test_triggers_are_times_or_available_now(trigger: str) -> None:
-    """As Spark writes them."""
     check_pipeline(pipeline(trigger=trigger))
 
 
@@ -74,7 +73,6 @@ def test_the_checkpoint_lies_beside_the_result_and_not_in_it() -> None:
 
 
 def test_local_paths_are_told_from_others() -> None:
-    """``file:`` is local in all its spellings."""
     assert is_local("lake")
     assert is_local("file:///lake")
     assert not is_local("s3a://bucket")
@@ -82,7 +80,6 @@ def test_local_paths_are_told_from_others() -> None:
 
 
 def test_checking_needs_no_spark() -> None:
-    """Declaring a pipeline does not load pyspark."""
     code = (
         "import sys, streamworker.spark.driver.checks, streamworker.spark.driver.progress; "
         "sys.exit('pyspark' in sys.modules)"

@@ -32,7 +32,6 @@ def secret_file(path: Path, text: str, mode: int = 0o600) -> dict[str, str]:
     ],
 )
 def test_a_name_is_a_variable_of_the_process_that_connects(name: str, environ: dict[str, str]) -> None:
-    """A laptop needs no connection at all."""
     assert resolve(name, environ) == URL
 
 
@@ -94,14 +93,12 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str, monkeypatch: pytest.Mo
 
 
 def test_addresses_hold_no_secrets() -> None:
-    """They are for messages."""
     assert address(URL) == "127.0.0.1:6390"
     assert address("unix://:canary-secret@/run/s.sock?db=0") == "/run/s.sock"
     assert address("redis://:canary/secret@h:1") == "an address that cannot be read"
 
 
 def test_nobody_there_is_said_after_the_timeout_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And without the password."""
     monkeypatch.setenv("STREAMWORKER_CONNECTION_AWAY", "redis://:canary-secret@127.0.0.1:1/0")
     with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:1") as caught:
         Connection("away", 200).call(lambda client: client.ping())
@@ -110,7 +107,6 @@ def test_nobody_there_is_said_after_the_timeout_with_the_address(monkeypatch: py
 
 
 def test_a_wrong_password_fails_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trying again would not cure it."""
     password = redis_url.partition("://:")[2].partition("@")[0]
     monkeypatch.setenv("STREAMWORKER_CONNECTION_WRONG", redis_url.replace(password, "canary-secret"))
     with pytest.raises(AuthenticationFailed) as caught:
@@ -119,7 +115,6 @@ def test_a_wrong_password_fails_at_once(redis_url: str, monkeypatch: pytest.Monk
 
 
 def test_a_refusal_fails_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key of another type is not cured by waiting."""
     monkeypatch.setenv("STREAMWORKER_CONNECTION_HERE", redis_url)
     connection = Connection("here", 60_000)
     connection.call(lambda client: client.set("text", "x"))
@@ -130,7 +125,6 @@ def test_a_refusal_fails_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch
 def test_a_call_outlives_a_restart_of_the_server(
     own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried until the server is back."""
     monkeypatch.setenv("STREAMWORKER_CONNECTION_OWN", own_server.url)
     connection = Connection("own", 20_000)
     assert connection.call(lambda client: client.ping())

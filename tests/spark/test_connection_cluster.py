@@ -86,7 +86,6 @@ def test_logs_of_all_slots_are_read_from_their_primaries(acked: AckedLog, cluste
 def test_what_is_wrong_with_a_cluster_is_said_without_a_password(
     cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody there, and not let in."""
     monkeypatch.setenv("STREAMWORKER_CONNECTION_AWAY", "redis+cluster://:canary@127.0.0.1:1,127.0.0.1:2")
     with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:1, 127\.0\.0\.1:2") as caught:
         Connection("away", 200).call(lambda client: client.ping())
@@ -99,7 +98,6 @@ def test_what_is_wrong_with_a_cluster_is_said_without_a_password(
 
 
 def test_reading_goes_on_after_a_failover(acked: AckedLog, cluster: EmbeddedCluster) -> None:
-    """The client finds who has the slots now."""
     for partition in range(PARTITIONS):
         acked.fill(partition, [4])
     logs = AckedLogs(OPTIONS)
@@ -111,7 +109,6 @@ def test_reading_goes_on_after_a_failover(acked: AckedLog, cluster: EmbeddedClus
 def test_the_rights_of_a_reader_are_enough(
     acked: AckedLog, cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `streamworker acl` prints them."""
     acked.fill(3, [4])
     for node in cluster.nodes:
         with client_of(node) as client:

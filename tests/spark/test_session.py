@@ -56,7 +56,6 @@ def test_a_session_is_quiet_and_can_be_started_again(acked: AckedLog, redis_url:
 
 
 def test_spark_finds_the_source_by_itself(spark_session: Session, acked: AckedLog) -> None:
-    """In a session in which nobody has registered it."""
     acked.fill(0, [3])
     fresh = spark_session.spark.newSession()
     assert fresh.read.format("streamworker").options(**acked.options()).load().count() == 3
@@ -65,7 +64,6 @@ def test_spark_finds_the_source_by_itself(spark_session: Session, acked: AckedLo
 def test_the_redis_url_reaches_spark_s_processes_through_their_environment(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is gone from ours afterwards."""
     from streamworker.spark.driver import session
 
     variable = variable_for("default")
@@ -94,7 +92,6 @@ def test_python_and_the_jvm_talk_through_sockets_that_nobody_else_reaches(
 
 
 def test_a_second_session_in_one_process_is_refused(spark_session: Session) -> None:
-    """It would silently get the first one's settings."""
     with pytest.raises(ConfigurationError, match="running in this process already"):
         open_session("second")
 
@@ -102,7 +99,6 @@ def test_a_second_session_in_one_process_is_refused(spark_session: Session) -> N
 def test_a_master_that_cannot_be_is_said_with_the_log_s_place(
     spark_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark's own words are in the log."""
     code = (
         "import sys; from pathlib import Path; from streamworker.spark.driver.session import open_session\n"
         "from streamworker.errors import BackendUnavailable\n"
@@ -127,7 +123,6 @@ def test_a_remote_server_has_a_scheme_of_its_own_and_no_master_beside_it() -> No
 
 
 def test_pyspark_missing_or_old_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra that has it."""
     import pyspark
 
     monkeypatch.setattr(pyspark, "__version__", "4.1.2")

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from streamworker.core.data.entries import EntryId
+from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.data.ackedlog import schema_fingerprint, serialize_schema
 from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
@@ -127,7 +128,6 @@ def test_a_batch_read_takes_the_rows_between_two_offsets(spark: SparkSession, ac
 def test_an_offset_that_is_not_there_is_refused(
     spark: SparkSession, acked: AckedLog, offsets: dict[str, str], complaint: str
 ) -> None:
-    """Past the end, before the beginning, or in no partition."""
     acked.fill(0, [3, 7])
     acked.trim(0, 3)
     with pytest.raises(PySparkException, match=complaint):
@@ -217,7 +217,6 @@ def test_every_arrow_type_that_records_have_arrives_as_it_was(spark: SparkSessio
 
 
 def test_a_column_of_another_type_is_named(spark: SparkSession, acked: AckedLog) -> None:
-    """Where the values do not fit what the query was started with."""
     acked.append(0, pa.record_batch({"n": pa.array([2], pa.int64())}))
     old = pa.record_batch({"n": pa.array(["one"])})
     acked.redis.hset(acked.keys.schemas, schema_fingerprint(old.schema), serialize_schema(old.schema))
@@ -240,7 +239,6 @@ def test_a_query_may_declare_the_columns_that_it_wants(spark: SparkSession, acke
 def test_a_processor_that_has_not_forwarded_yet_is_told_from_one_that_is_not_there(
     spark: SparkSession, acked: AckedLog
 ) -> None:
-    """Each with its remedy."""
     with pytest.raises(PySparkException, match="There is no processor 'price'"):
         rows(spark, acked.options())
     acked.register()
@@ -341,13 +339,12 @@ def test_a_group_that_was_reset_is_no_loss(spark: SparkSession, acked: AckedLog,
     assert table(spark, tmp_path) == [*range(8), 100, 101]
 
 
-# -- outages ---------------------------------------------------------------------------------
+# -- outages, and other servers -----------------------------------------------------------------
 
 
 def test_a_restart_of_redis_does_not_end_a_query(
     spark: SparkSession, connect: Connect, tmp_path: Path
 ) -> None:
-    """The query waits and goes on; nothing is lost or read twice."""
     with EmbeddedServer(data_dir=tmp_path / "data", appendonly=True) as server, ExitStack() as stack:
         connect("own", server.url)
         log = stack.enter_context(AckedLog(server.url, partitions=2))
@@ -369,6 +366,16 @@ def test_a_restart_of_redis_does_not_end_a_query(
         finally:
             query.stop()
         assert table(spark, tmp_path) == log.numbers()
+
+
+def test_a_query_reads_a_cluster(spark: SparkSession, connect: Connect, cluster: EmbeddedCluster) -> None:
+    """Planner and tasks look the connection up, and find each slot's primary."""
+    connect("cluster", cluster.url)
+    with AckedLog(cluster.url, partitions=4, app="spread") as log:
+        for partition in range(4):
+            log.fill(partition, [3, 2])
+        found = batch(spark, log.options(connection="cluster")).collect()
+        assert sorted(row.n for row in found) == log.numbers()
 
 
 # -- readers' positions ----------------------------------------------------------------------
