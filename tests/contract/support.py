@@ -7,6 +7,8 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import redis
 
+from streamworker.cli.doctor.repair import _do
+from streamworker.cli.doctor.repair_plan import plan_group
 from streamworker.core.control import GroupChanged
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.data.readers import ReaderPosition
@@ -14,6 +16,7 @@ from streamworker.core.events import Effect, Event
 from streamworker.core.ownership.locks import Acquired, AcquireReply
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.events import DocumentChanged, MendDocument
+from streamworker.redisio.admin import repair
 from streamworker.redisio.data import commit, streams
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.data.commit import CommitReply, CommitRequest, DeadLetter
@@ -23,6 +26,7 @@ from streamworker.redisio.group.operation import Access
 from streamworker.redisio.group.operations import OPERATIONS
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.settings import Settings
 
 STREAM = StreamKeys("shop", "orders")
 GROUP = GroupKeys("shop", "orders", "price")
@@ -41,6 +45,7 @@ OTHER_TYPES = {
 }
 """How another program writes a value of each type."""
 
+NOBODY_IS_DEAD = Settings(session_timeout_ms=10_000_000, slow_after_ms=10_000_000)
 GENERATION = 7
 DRAIN_DEADLINE_MS = 60_000
 
@@ -206,6 +211,13 @@ def mending(seen: str, after: Membership) -> MendDocument:
 def everything(raw: Raw) -> dict[bytes, Any]:
     """Return the whole content of a server, to compare it before and after."""
     return {key: raw.dump(key) for key in raw.scan_iter()}
+
+
+async def mend_logs(group: Group, partitions: int = 1) -> list[str]:
+    """Do what `streamworker repair` plans where nobody is dead; return what became of each step."""
+    steps = plan_group(await repair.look(group.backend, group.keys, partitions), NOBODY_IS_DEAD)
+    assert {step.action for step in steps} <= {"repair log"}
+    return [await _do(group.backend, step) for step in steps]
 
 
 def url_of_user(url: str, user: str, password: str) -> str:

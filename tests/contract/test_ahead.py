@@ -16,18 +16,15 @@ from streamworker.redisio.data.ackedlog import link_of
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.scripts import REPAIR_AHEAD
 from streamworker.redisio.wire.client import Backend
-from streamworker.settings import Settings
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import SourceOptions
 from streamworker.testing import local_worker
-from tests.contract.support import GROUP, Group, Raw, everything, request
+from tests.contract.support import GROUP, NOBODY_IS_DEAD, Group, Raw, everything, mend_logs, request
 
 pytestmark = pytest.mark.anyio
 
 ACKED, LOCK, COPY = GROUP.acked(0), GROUP.lock(0), GROUP.copy(0)
-SETTINGS = Settings(session_timeout_ms=10_000_000, slow_after_ms=10_000_000)
-"""In these cases nobody is dead."""
 COMMITS = 50
 """More than one call of the script takes."""
 
@@ -65,11 +62,6 @@ class Filled:
         self.raw.delete(LOCK)
         self.raw.hset(LOCK, mapping=lock)
 
-    async def mend(self) -> list[str]:
-        """Do what `repair` plans; returns what became of each step."""
-        facts = await repair.look(self.group.backend, GROUP, 1)
-        return [await _do(self.group.backend, step) for step in plan_group(facts, SETTINGS)]
-
     async def step(self, cursor: bytes) -> tuple[bytes, bytes]:
         """Call the script once; returns what it did, and where the copy ends."""
         arguments = (self.lock()[b"log"], "price", cursor)
@@ -85,7 +77,7 @@ class Filled:
         assert all(after.start == before.id.ms for before, after in pairwise(links))
         assert (links[-1].id.ms, (await self.group.lock()).rows) == (rows + more, rows + more)
         assert not self.raw.exists(COPY)
-        assert await self.mend() == []
+        assert await mend_logs(self.group) == []
 
 
 @pytest.fixture
@@ -116,7 +108,7 @@ async def test_an_entry_of_another_program_is_left_out_and_all_others_stay_as_th
     )
     refused = await filled.group.commit(sent)
     assert refused.code is CommitCode.AHEAD and foreign.decode() in str(refused.error)
-    assert await filled.mend() == ["done"]
+    assert await mend_logs(filled.group) == ["done"]
     assert filled.log() == before
     assert (await filled.group.commit(sent)).code is CommitCode.OK, "the owner goes on as if nothing had been"
     assert filled.log()[:-1] == before
@@ -136,7 +128,7 @@ async def test_a_lock_that_was_put_back_moves_forward_to_what_was_committed_sinc
     if foreign:
         filled.raw.xadd(ACKED, {"foo": "bar"}, id="*")
     held = await filled.group.own()
-    assert await filled.mend() == ["done"]
+    assert await mend_logs(filled.group) == ["done"]
     assert filled.log() == before
     after = filled.lock()
     assert [after[name] for name in (b"rows", b"checkpoint", b"log", b"tail")] == [
@@ -169,7 +161,7 @@ async def test_a_repair_that_is_killed_between_two_steps_is_done_by_the_next(
         did.append(what)
         assert filled.log()[: len(before)] == before
     assert did == [b"moved", b"moved", b"copied", b"copied", b"copied"][:steps]
-    assert len(await filled.mend()) == 1
+    assert len(await mend_logs(filled.group)) == 1
     assert filled.log() == before
     await filled.check_goes_on(rows_of(before))
 
@@ -207,7 +199,7 @@ async def test_a_log_that_was_made_anew_meanwhile_is_left_alone(filled: Filled) 
     facts = await repair.look(filled.group.backend, GROUP, 1)
     filled.raw.hset(LOCK, "log", "another.1")
     before = everything(filled.raw)
-    (step,) = plan_group(facts, SETTINGS)
+    (step,) = plan_group(facts, NOBODY_IS_DEAD)
     assert (await _do(filled.group.backend, step)).startswith("left alone")
     assert everything(filled.raw) == before
 
@@ -267,7 +259,7 @@ async def test_a_running_worker_goes_on_by_itself_once_its_log_is_mended(
         await worker.until(lambda now: "is ahead of its lock" in now.processors["price"].partitions[0].reason)
         assert raw.xrange(ACKED, count=len(before)) == before
         facts = await repair.look(backend, GROUP, 1)
-        (step,) = plan_group(facts, SETTINGS)
+        (step,) = plan_group(facts, NOBODY_IS_DEAD)
         assert (await _do(backend, step)).startswith("done")
         await worker.until_drained()
         assert [row["n"] for row in await worker.rows(price)] == list(range(4_000))

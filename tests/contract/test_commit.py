@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from streamworker.core.data.entries import EntryId
@@ -19,7 +20,10 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_commit_moves_the_checkpoint_and_appends_its_rows(group: Group, raw: Raw) -> None:
-    """One step: checkpoint, counts, acked log, and the position that stock tools show."""
+    """One step: checkpoint, counts, acked log, and the position that stock tools show.
+
+    What it wrote is what a reader gets, and the id of an entry counts the rows of the log.
+    """
     entries, lock = await group.begun(5)
     reply = await group.commit(request(lock, entries[:3], rows=30))
     assert (reply.code, reply.checkpoint, reply.rows) == (CommitCode.OK, entries[2].id, 30)
@@ -42,19 +46,11 @@ async def test_a_commit_moves_the_checkpoint_and_appends_its_rows(group: Group, 
     assert acked.fields[b"epoch"] == b"%d" % lock.epoch
     assert acked.fields[b"at"].isdigit()
 
-
-async def test_an_acked_entry_can_be_decoded(group: Group) -> None:
-    """What a commit wrote is what a reader gets, and its id counts the rows of the log."""
-    import pyarrow as pa
-
-    entries, lock = await group.begun(2)
-    await group.commit(request(lock, entries[:1], rows=4))
-    await group.commit(request(lock, entries[1:], rows=6, previous=entries[0].id))
-    first, second = await range_entries(group.backend, GROUP.acked(0), EntryId(0, 1), None, 10)
-    assert (first.id.ms, second.id.ms) == (4, 10)
-    schema = pa.schema({"n": pa.int64()})
-    decoded = decode_entry(second.id, second.fields, {batch_of(1).schema: schema})
-    assert decoded.column(0).to_pylist() == list(range(6))
+    await group.commit(request(lock, entries[3:], rows=6, previous=entries[2].id))
+    (second,) = await range_entries(group.backend, GROUP.acked(0), acked.id.successor(), None, 10)
+    assert second.id == EntryId(36, 0)
+    schemas = {batch_of(1).schema: pa.schema({"n": pa.int64()})}
+    assert decode_entry(second.id, second.fields, schemas).column(0).to_pylist() == list(range(6))
 
 
 async def test_committing_twice_is_one_commit(group: Group, raw: Raw) -> None:
@@ -167,24 +163,22 @@ async def test_a_batch_of_two_reads_is_refused_when_the_end_of_the_first_is_lost
 
 @pytest.mark.usefixtures("small_nodes")
 async def test_a_full_acked_log_makes_commits_wait_until_readers_move_on(group: Group) -> None:
-    """At the limit nothing is written; once the readers are past the first batch it goes."""
-    entries, lock = await group.begun(3)
+    """At the limit nothing is written; once the readers are past the first batch it goes.
+
+    What forwards nothing needs no room.
+    """
+    entries, lock = await group.begun(4)
     await group.commit(request(lock, entries[:1], rows=10))
     await group.commit(request(lock, entries[1:2], rows=10, previous=entries[0].id))
 
-    third = request(lock, entries[2:], rows=10, previous=entries[1].id, acked_limit=2)
+    third = request(lock, entries[2:3], rows=10, previous=entries[1].id, acked_limit=2)
     reply = await group.commit(third)
     assert (reply.code, reply.checkpoint, reply.rows) == (CommitCode.FULL, entries[1].id, 20)
     assert (await group.commit(replace(third, acked_trim_rows=9))).code is CommitCode.FULL
 
     assert (await group.commit(replace(third, acked_trim_rows=10))).code is CommitCode.OK
     assert await group.backend.execute("XLEN", GROUP.acked(0)) == 2
-
-
-async def test_a_full_acked_log_does_not_stop_commits_without_rows(group: Group) -> None:
-    entries, lock = await group.begun(2)
-    await group.commit(request(lock, entries[:1], rows=1))
-    without = request(lock, entries[1:], previous=entries[0].id, acked_limit=1)
+    without = request(lock, entries[3:], previous=entries[2].id, acked_limit=1)
     assert (await group.commit(without)).code is CommitCode.OK
 
 

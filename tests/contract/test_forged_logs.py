@@ -14,20 +14,17 @@ from dataclasses import replace
 
 import pytest
 
-from streamworker.cli.doctor.repair import _do
 from streamworker.cli.doctor.repair_plan import plan_group
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.errors import BackendError, DataLoss
 from streamworker.redisio.admin import repair
-from streamworker.redisio.data.commit import CommitCode, CommitReply, commit_many
-from streamworker.redisio.group import locks
+from streamworker.redisio.data.commit import CommitCode, CommitReply
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.settings import Settings
 from streamworker.spark.source.offsets import Position, find_losses, slices
-from tests.contract.histories import NOW_MS, History, draw, tail_of
-from tests.contract.support import STREAM, request
+from tests.contract.histories import History, draw, tail_of
+from tests.contract.support import NOBODY_IS_DEAD, STREAM, Group, mend_logs, request
 from tests.security.forged import LOG, Fields, Shelf, batch_of, cut
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
@@ -37,31 +34,29 @@ SOURCE = 400
 """More source entries than any history has."""
 GROUPS = 8
 """Logs at a time."""
-MANY_MS = 10 * NOW_MS
-SETTINGS = Settings(session_timeout_ms=MANY_MS, slow_after_ms=MANY_MS)
 
 Log = list[tuple[EntryId, Fields]]
 
 
-class Place:
+class Place(Group):
     """One group's log of a partition, on a server; all groups have the same source."""
 
     def __init__(self, backend: Backend, name: str) -> None:
-        self.backend, self.keys = backend, GroupKeys(STREAM.app, STREAM.stream, name)
-        self.acked, self.lock, self.copy = self.keys.acked(0), self.keys.lock(0), self.keys.copy(0)
+        super().__init__(backend, STREAM, GroupKeys(STREAM.app, STREAM.stream, name))
+        self.acked, self.held, self.copy = self.keys.acked(0), self.keys.lock(0), self.keys.copy(0)
 
     async def make(self, history: History) -> None:
         lock = [part for pair in history.lock.fields().items() for part in pair]
-        keys = [self.acked, self.lock, self.copy, self.keys.control]
+        keys = [self.acked, self.held, self.copy, self.keys.control]
         made = [[name, self.acked, *rest] for name, *rest in history.commands]
-        replies = await self.backend.pipeline([["DEL", *keys], *made, ["HSET", self.lock, *lock]])
+        replies = await self.backend.pipeline([["DEL", *keys], *made, ["HSET", self.held, *lock]])
         assert not [reply for reply in replies if isinstance(reply, BackendError)]
 
     async def look(self) -> tuple[Log, Fields, list[bytes]]:
         """Return the log and its lock, and what is stored in all."""
-        commands = [["XRANGE", self.acked, "-", "+"], ["HGETALL", self.lock]]
+        commands = [["XRANGE", self.acked, "-", "+"], ["HGETALL", self.held]]
         found, flat, *stored = await self.backend.pipeline(
-            [*commands, *(["DUMP", key] for key in (self.acked, self.lock, self.copy))]
+            [*commands, *(["DUMP", key] for key in (self.acked, self.held, self.copy))]
         )
         log: Log = [
             (EntryId.parse(entry_id), dict(zip(each[::2], each[1::2], strict=True)))
@@ -69,32 +64,18 @@ class Place:
         ]
         return log, dict(zip(flat[::2], flat[1::2], strict=True)), stored
 
-    async def commit(self, history: History, held: Acquired, owner: str) -> CommitReply:
+    async def try_commit(self, history: History, held: Acquired, owner: str) -> CommitReply:
         """Try a commit, which the history remembers if it was taken."""
         count, rows = history.rng.randint(1, 3), history.rng.randint(1, 6)
         entries = [Entry(EntryId(held.checkpoint.ms + n, 0), {}, 1) for n in range(1, count + 1)]
         sent = request(held, entries, owner=owner)
         sent.batch = replace(batch_of(history.next_value(), rows), first=entries[0].id)
-        (reply,) = await commit_many(self.backend, self.keys, [sent])
+        reply = await self.commit(sent)
         if reply.code is CommitCode.OK:
             entry_id = EntryId(held.rows + rows, 0)
             ((_, flat),) = await self.backend.execute("XRANGE", self.acked, str(entry_id), str(entry_id))
             history.was_committed(entry_id, dict(zip(flat[::2], flat[1::2], strict=True)))
         return reply
-
-    async def mend(self) -> list[str]:
-        """Do what `streamworker repair` plans; returns what became of each step."""
-        facts = await repair.look(self.backend, self.keys, 1)
-        steps = plan_group(facts, SETTINGS)
-        assert {step.action for step in steps} <= {"repair log"}
-        return [await _do(self.backend, step) for step in steps]
-
-    async def acquire(self) -> Acquired:
-        taken = await locks.acquire_many(
-            self.backend, self.keys, [0], owner="w2", generation=2, live=["w2"], drain_deadline_ms=MANY_MS
-        )
-        assert isinstance(taken[0], Acquired)
-        return taken[0]
 
 
 def answer(log: Log, lock: Fields, start: Position, rng: random.Random) -> list[int] | None:
@@ -121,7 +102,7 @@ async def check(place: Place, history: History) -> str:
     is_ahead = history.last > EntryId(lock.rows, 0)
     if rng.randrange(4):
         held = Acquired(lock.epoch, EntryId(lock.checkpoint, 0), lock.checkpoint, lock.rows, LOG, 0)
-        tried = await place.commit(history, held, "w")
+        tried = await place.try_commit(history, held, "w")
         if is_ahead := is_ahead and tried.code is not CommitCode.OK:
             assert tried.code is CommitCode.AHEAD
             assert f"its last id is {history.last}, and its lock counts {lock.rows} rows" in str(tried.error)
@@ -129,7 +110,7 @@ async def check(place: Place, history: History) -> str:
     log, fields, _ = await place.look()
     assert answer(log, fields, start, rng) in (None, history.values[start.rows : tail_of(fields).rows])
 
-    assert await place.mend() == (["done"] if is_ahead else [])
+    assert await mend_logs(place) == (["done"] if is_ahead else [])
     mended, fields, stored = await place.look()
     assert list(history.ours(mended).items()) == list(history.ours(log).items()), "a commit is lost"
     rest = iter(log)
@@ -141,7 +122,7 @@ async def check(place: Place, history: History) -> str:
         assert checkpoint.ms <= history.last_checkpoint(), "source entries are passed over"
 
     facts = await repair.look(place.backend, place.keys, 1)
-    assert plan_group(facts, SETTINGS) == []
+    assert plan_group(facts, NOBODY_IS_DEAD) == []
     assert await repair.repair_log(place.backend, place.keys, 0, facts.locks[0])
     assert (await place.look())[2] == stored, "a second repair has changed something"
 
@@ -149,8 +130,8 @@ async def check(place: Place, history: History) -> str:
         held = Acquired(int(fields[b"epoch"]), checkpoint, 0, tail.rows, LOG, 0)
         owner = fields[b"owner"].decode()
         if not owner or rng.randrange(3) == 0:
-            held, owner = await place.acquire(), "w2"
-        assert (await place.commit(history, held, owner)).code is CommitCode.OK
+            held, owner = await place.own("w2", generation=2), "w2"
+        assert (await place.try_commit(history, held, owner)).code is CommitCode.OK
         mended, fields, _ = await place.look()
         tail, checkpoint = tail_of(fields), EntryId.parse(fields[b"checkpoint"])
     found = answer(mended, fields, start, rng)

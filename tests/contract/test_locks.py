@@ -1,5 +1,7 @@
 """Who gets a lock, who keeps it, and who is fenced."""
 
+from dataclasses import replace
+
 import pytest
 
 from streamworker.core.data.entries import ZERO
@@ -9,7 +11,8 @@ from streamworker.errors import BackendRefused
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import locks
-from tests.contract.support import GENERATION, GROUP, Group, Raw, request
+from streamworker.runtime.watch.watchdog import STALLED
+from tests.contract.support import GENERATION, GROUP, Group, Raw, everything, request
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -201,3 +204,40 @@ async def test_a_checkpoint_is_not_moved_under_an_owner(group: Group) -> None:
     assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0) == Held("w1", 0)
     assert await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0, owner="w1") == ZERO
     assert (await group.commit(request(lock, entries, owner="w1"))).code is CommitCode.FENCED
+
+
+# -- stalls: shown in the lock, and never over what says more ---------------------------------------
+
+
+async def owned(group: Group) -> MarkLock:
+    """Take a partition's lock; returns what would be shown of it."""
+    await group.register()
+    lock = await group.own("w1")
+    return MarkLock(0, "w1", lock.epoch, "running", f"{STALLED}12:00: waits for its function")
+
+
+async def show(group: Group, stall: MarkLock) -> None:
+    await locks.mark_many(group.backend, group.keys, [stall], only_over=STALLED)
+
+
+async def test_a_stall_is_shown_and_its_end_too(group: Group) -> None:
+    stall = await owned(group)
+    await show(group, stall)
+    assert (await group.lock()).reason == f"{STALLED}12:00: waits for its function"
+    await show(group, replace(stall, reason=""))
+    assert ((await group.lock()).state, (await group.lock()).reason) == ("running", "")
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [{"state": "halted", "reason": ""}, {"reason": "acked log full"}, {"owner": "w2"}, {"epoch": "9"}],
+    ids="-".join,
+)
+async def test_what_says_more_stays(group: Group, raw: Raw, lock: dict[bytes, str]) -> None:
+    """A partition that halted, a log that is full, a lock of somebody else."""
+    stall = await owned(group)
+    raw.hset(group.keys.lock(0), mapping=lock)  # type: ignore[arg-type]
+    before = everything(raw)
+    await show(group, stall)
+    await show(group, replace(stall, reason=""))
+    assert everything(raw) == before

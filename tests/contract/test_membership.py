@@ -12,7 +12,7 @@ from streamworker.errors import BackendRefused
 from streamworker.redisio.group import control, loads, membership
 from streamworker.redisio.group.membership import HeartbeatReply, Renewal
 from streamworker.redisio.keys import GroupKeys
-from tests.contract.support import GROUP, OTHER_GROUP, Group, Raw, everything
+from tests.contract.support import GROUP, OTHER_GROUP, Group, Raw
 
 pytestmark = pytest.mark.anyio
 
@@ -72,22 +72,6 @@ async def test_a_change_and_its_message_are_one_step(group: Group) -> None:
     assert fields == {**MESSAGE, "generation": str(first.generation)}
 
 
-async def test_a_conflict_changes_nothing_and_returns_the_document(group: Group, raw: Raw) -> None:
-    """Whoever was second gets what the first wrote, and starts from there; of no document nothing."""
-    nothing = await change(group, 12345)
-    assert isinstance(nothing, ChangeRefused) and nothing.document is None
-    assert everything(raw) == {}
-    first = await changed(group, 0, '{"by":"first"}', added=["a.1"])
-    before = everything(raw)
-    for expected in (0, first.generation - 1, first.generation + 1):
-        reply = await change(group, expected, '{"by":"second"}', added=["b.1"], removed=["a.1"])
-        assert isinstance(reply, ChangeRefused)
-        document, _, foreign = await membership.look_at_members(group.backend, GROUP)
-        assert (reply.document, reply.foreign) == (document, foreign)
-        assert reply.server_ms >= first.generation
-    assert everything(raw) == before
-
-
 async def test_heartbeats_of_a_document_that_was_deleted_do_not_outlive_it(group: Group, raw: Raw) -> None:
     """Nobody would take them away: who sent them is no member, and comes back under another id."""
     await change(group, 0, added=["a.1", "b.1"])
@@ -131,15 +115,6 @@ async def test_a_heartbeat_renews_and_shows_all_members_and_the_last_change(grou
     ours = reply.beats["a.1"]
     assert (ours.connection, ours.run_id, ours.load, ours.server_ms) == (5, "run-1", 3, reply.server_ms)
     assert reply.beats["b.1"].server_ms == first.generation
-
-
-async def test_a_removed_member_learns_that_it_is_lost(group: Group, raw: Raw) -> None:
-    first = await changed(group, 0, added=["a.1", "b.1"])
-    second = await changed(group, first.generation, removed=["a.1"])
-    (reply,) = await beat(group, (GROUP, "a.1", 5, "run-1", 3))
-    assert reply.lost
-    assert reply.generation == second.generation
-    assert list(raw.hkeys(GROUP.beats)) == [b"b.1"]
 
 
 async def test_a_heartbeat_carries_what_was_measured_and_only_who_asks_reads_it(

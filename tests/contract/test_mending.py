@@ -57,40 +57,6 @@ async def test_a_value_of_another_type_is_put_aside_as_it_is(group: Group, raw: 
     assert raw.type(GROUP.members) == b"string" and raw.type(GROUP.damaged) == kind.encode()
 
 
-async def test_a_group_that_nobody_knows_begins_without_a_document(group: Group, raw: Raw) -> None:
-    """And without heartbeats: who lives learns that it is no member, and joins again."""
-    raw.set(GROUP.members, "no document")
-    raw.hset(GROUP.beats, "a.1", "5|6|run|0")
-    done = await group.do(mending(fingerprint(b"no document"), Membership.empty(4, "range")))
-    assert isinstance(done, membership_events.DocumentRead) and done.document is None
-    assert not raw.exists(GROUP.members, GROUP.beats)
-    assert raw.get(GROUP.damaged) == b"no document"
-    assert (await group.beat("a.1")).lost
-
-
-async def test_what_is_not_the_same_any_more_is_left_alone(group: Group, raw: Raw) -> None:
-    """Of two that mend one comes second; and it is told what stands there now."""
-    healthy = replace(known("a.1"), generation=12).document()
-    for there in (healthy, b"other damage"):
-        raw.set(GROUP.members, there)
-        for seen in (fingerprint(b"no document"), "list", ""):
-            refused = await group.do(mending(seen, known("b.1")))
-            assert isinstance(refused, membership_events.ChangeRefused)
-            assert (refused.document, refused.foreign) == (there, "")
-            assert raw.get(GROUP.members) == there
-    raw.delete(GROUP.members)
-    refused = await group.do(mending(fingerprint(b""), known("b.1")))
-    assert (
-        isinstance(refused, membership_events.ChangeRefused)
-        and refused.document is None
-        and not refused.foreign
-    )
-    raw.rpush(GROUP.members, "x")
-    refused = await group.do(mending(fingerprint(b""), known("b.1")))
-    assert isinstance(refused, membership_events.ChangeRefused) and refused.foreign == "list"
-    assert not raw.exists(GROUP.damaged, GROUP.control)
-
-
 @pytest.mark.parametrize("length", [0, 1, KEPT_BYTES, KEPT_BYTES + 1, LOOKED_AT_BYTES, LOOKED_AT_BYTES + 7])
 async def test_what_is_kept_is_bounded_whatever_was_written(group: Group, raw: Raw, length: int) -> None:
     """Python and Lua make the same fingerprint of a value of any length; the last copy is there."""

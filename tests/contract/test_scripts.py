@@ -220,3 +220,9 @@ async def test_a_script_touches_only_the_keys_that_it_declares(
         reply = await backend.run(call.script, call.keys, call.args)
         assert isinstance(reply, list)
     raw.execute_command("ACL", "DELUSER", "narrow")
+
+
+def test_all_keys_of_a_script_lie_on_one_node_of_a_cluster() -> None:
+    """They share their hash tag."""
+    for name, call in CALLS.items():
+        assert len({key[key.index("{") : key.index("}")] for key in call.keys}) == 1, name
