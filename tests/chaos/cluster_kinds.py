@@ -58,7 +58,7 @@ class OfPair(OnCluster):
         held = self.cluster.held_by(primary, [names.events(p) for p in range(names.partitions)])
         if self.loses:
             self.partitions = held
-        members = self.cluster.held_by(primary, [names.of_group("members")])
+        members = self.cluster.held_by(primary, [names.members])
         what = f"the membership and partitions {held}" if members else f"partitions {held}"
         takes = {primary.holds, VOTE} if self.is_voted else {primary.holds}
         return f"{primary.name} with {what}", frozenset(takes)
@@ -150,7 +150,7 @@ class MembershipPrimaryLost(PrimaryLost, name="primary of the membership killed,
     """The same of the primary that has the membership."""
 
     def choose(self) -> tuple[str, frozenset[str]] | None:
-        found = self.cluster.server_of(self.field.names.of_group("members"))
+        found = self.cluster.server_of(self.field.names.members)
         return None if found is None else self.pair(found.shard)
 
 
@@ -199,7 +199,7 @@ class _SlotMoves(OnCluster):
     def choose(self) -> tuple[str, frozenset[str]] | None:
         names = self.field.names
         number = self.rng.randrange(-2, names.partitions)
-        key = names.of_group("members") if number < 0 else names.events(number)
+        key = names.members if number < 0 else names.events(number)
         self.slot = key_slot(key.encode())
         source = self.cluster.server_of(key)
         free = self.cluster.free_shards(self.taken)

@@ -27,9 +27,10 @@ from typing import Any, ClassVar, Protocol
 
 import redis
 
+from streamworker.redisio.keys import GroupKeys
 from tests.chaos.nodes import ChaosCluster
 from tests.chaos.proxy import Lines, Proxy
-from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
+from tests.chaos.servers import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
 
 
 class Running(Protocol):
@@ -73,23 +74,10 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Names:
-    """The app, stream and group whose keys are hurt."""
+class Names(GroupKeys):
+    """The keys of the group that is hurt."""
 
-    app: str
-    stream: str
-    group: str
     partitions: int
-
-    def of_group(self, what: str) -> str:
-        return f"sw:{{{self.app}.{self.stream}:{self.group}}}:{what}"
-
-    def events(self, partition: int) -> str:
-        return f"sw:{{{self.app}.{self.stream}.{partition}}}:events"
-
-    def of_partition(self, partition: int, what: str) -> str:
-        """Return a key of the group in a partition: lock, acked, dead, state."""
-        return f"sw:{{{self.app}.{self.stream}.{partition}}}:{what}:{self.group}"
 
 
 @dataclass(eq=False)
@@ -160,6 +148,13 @@ class Nemesis(ABC):
     def end(self) -> bool:
         """Undo it; False if that has to be tried again in a moment."""
         return True
+
+
+def is_over(fault: Nemesis) -> bool:
+    """End a fault; whether it is over. What the server does not answer is tried again."""
+    with contextlib.suppress(redis.RedisError):
+        return fault.end()
+    return False
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -243,7 +238,7 @@ class Starved(_OfProcess, name="worker starved", lasts_s=(1.0, 4.0)):
 
     @classmethod
     def missing(cls, field: Field) -> str:
-        return "" if os.geteuid() == 0 else "only root may give a priority back"
+        return "" if os.geteuid() == 0 else "only root may give a priority back: run as root"
 
     def begin(self) -> None:
         # They end by themselves if nobody is left to end them.
@@ -502,7 +497,7 @@ class DiskFull(_OfServer, name="disk full", lasts_s=(0.5, 3.0)):
     def missing(cls, field: Field) -> str:
         if isinstance(field.server, ChaosCluster):
             return "a node that cannot write down what it knows of the Cluster ends by itself"
-        return "" if field.server.has_small_disk else "only root may mount a disk of its own"
+        return "" if field.server.has_small_disk else NEEDS_ROOT
 
     def begin(self) -> None:
         self.server.fill_disk()
@@ -602,7 +597,7 @@ class _OfData(_OfServer, lasts_s=(0.1, 2.0)):
 
     def pick(self) -> str:
         """Pick the key that it is about; others that are hurt with it have its slot."""
-        return self.field.names.of_group("members")
+        return self.field.names.members
 
     def partition(self) -> int:
         return self.rng.randrange(self.field.names.partitions)
@@ -639,7 +634,7 @@ class ControlTrimmed(_OfData, name="control messages deleted"):
     """The control stream is emptied, or deleted."""
 
     def pick(self) -> str:
-        return self.field.names.of_group("control")
+        return self.field.names.control
 
     def begin(self) -> None:
         with self.server.client() as client:
@@ -661,9 +656,8 @@ class WrongType(_OfData, name="wrong type", lasts_s=(0.3, 3.0)):
 
     def pick(self) -> str:
         names, partition = self.field.names, self.partition()
-        keys = [names.of_partition(partition, what) for what in ("lock", "acked", "dead")]
-        keys += [names.events(partition), names.of_group("beats"), names.of_group("control")]
-        return self.rng.choice(keys)
+        keys = [names.lock(partition), names.acked(partition), names.dead(partition)]
+        return self.rng.choice([*keys, names.events(partition), names.beats, names.control])
 
     def begin(self) -> None:
         self._aside = f"{self.key}:aside"
@@ -756,17 +750,6 @@ class PowerLost(
         self.target = f"{self.server.truncate(self.rng.randint(1, 20_000))} bytes"
 
 
-class SourceDeleted(_OfData, name="source deleted", loses="what was not committed"):
-    """The entries of a partition are deleted, the unread ones too."""
-
-    def pick(self) -> str:
-        return self.field.names.events(self.partition())
-
-    def begin(self) -> None:
-        with self.server.client() as client:
-            client.delete(self.key)
-
-
 LOSSLESS: tuple[type[Nemesis], ...] = (
     WorkerKilled, WorkerStopped, WorkerFrozen, WorkerFlaps, ProducerKilled, Starved,
     LineSlow, LineNarrow, LineCut, RequestsHeld, RepliesHeld, RepliesLost, RepliesCut,
@@ -778,5 +761,5 @@ LOSSLESS: tuple[type[Nemesis], ...] = (
 """Faults that may cost nothing that was confirmed."""
 
 LOSSY: tuple[type[Nemesis], ...] = (Emptied, ServerForgot, PowerLost)
-"""Faults that lose data by right; what is left must still be right. ``SourceDeleted`` is none of them: a
-partition whose source went back halts until somebody has looked at it."""
+"""Faults that lose data by right; what is left must still be right. A source that is deleted is none of them:
+its partition halts until somebody has looked at it."""

@@ -35,7 +35,7 @@ from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.dump import dump_of, take_dump
 from tests.chaos.forked import ROOT, Forge
 from tests.chaos.history import Recorder, monotonic_ms, read_history
-from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Running, Slot
+from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Running, Slot, is_over
 from tests.chaos.nodes import PRIMARIES, ChaosCluster
 from tests.chaos.plants import PLANTS
 from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
@@ -153,6 +153,7 @@ class Soak:
         self._history.mkdir(parents=True)
         self._recorder = Recorder(self._history / "soak.jsonl")
         self._names = Names(APP, STREAM, PROCESSOR, plan.partitions)
+        self._locks = [self._names.lock(p) for p in range(plan.partitions)]
         self._starts: Counter[str] = Counter()
         self._slots: list[Slot] = []
         self._done: set[str] = set()
@@ -376,10 +377,7 @@ class Soak:
             until_s, number, fault = each
             if now_s < until_s and not at_once:
                 continue
-            over = False
-            with contextlib.suppress(redis.RedisError):
-                over = fault.end()
-            if over:
+            if is_over(fault):
                 self._active.remove(each)
                 # What it may cost is allowed for as long as it was tried, whatever came of it.
                 self._fault("failed" if fault.failure else "end", fault, number)
@@ -451,8 +449,7 @@ class Soak:
     def _all_committed(self) -> bool:
         self._tend()
         with self._server.client() as client:
-            for partition in range(self.plan.partitions):
-                lock = self._names.of_partition(partition, "lock")
+            for partition, lock in enumerate(self._locks):
                 checkpoint = (client.hget(lock, "checkpoint") or b"0-0").decode()
                 if client.xrange(self._names.events(partition), f"({checkpoint}", "+", 1):
                     return False
@@ -517,14 +514,12 @@ class Soak:
 
     def _all_owned(self) -> bool:
         with self._server.client() as client:
-            locks = [self._names.of_partition(p, "lock") for p in range(self.plan.partitions)]
-            return all(client.hget(lock, "owner") for lock in locks)
+            return all(client.hget(lock, "owner") for lock in self._locks)
 
     def _rows_seen(self) -> int:
         try:
             with self._server.client(0.5) as client:
-                locks = [self._names.of_partition(p, "lock") for p in range(self.plan.partitions)]
-                return sum(int(client.hget(lock, "rows") or 0) for lock in locks)
+                return sum(int(client.hget(lock, "rows") or 0) for lock in self._locks)
         except redis.RedisError:
             return -1
 

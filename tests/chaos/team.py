@@ -214,7 +214,7 @@ class Team:
                 )
             await asyncio.sleep(poll_s)
 
-    async def settled(self, timeout_s: float = PATIENCE_S) -> list[Lock]:
+    async def settled(self) -> list[Lock]:
         async def look() -> list[Lock] | None:
             self._start_again()
             locks = await self.locks()
@@ -224,7 +224,7 @@ class Team:
             held = sorted(sizes[name] for name in self.workers)
             return locks if set(sizes) <= set(self.workers) and held == expected else None
 
-        found: list[Lock] = await self.until(f"{sorted(self.workers)} hold even shares", look, timeout_s)
+        found: list[Lock] = await self.until(f"{sorted(self.workers)} hold even shares", look)
         return found
 
     # -- looking -------------------------------------------------------------------------------
@@ -263,7 +263,6 @@ class Team:
         since_ms: float,
         partitions: Collection[int],
         above: Mapping[int, int] | None = None,
-        timeout_s: float = PATIENCE_S,
     ) -> dict[int, int]:
         """Wait until partitions are committed to after a moment; return when, by the server's clock.
 
@@ -286,7 +285,7 @@ class Team:
             found.clear()
             return all(of(p) is not None for p in partitions)
 
-        await self.until(f"partitions {sorted(partitions)} are committed to", look, timeout_s)
+        await self.until(f"partitions {sorted(partitions)} are committed to", look)
         return dict(found)
 
     async def held_by(self, name: str) -> dict[int, int]:

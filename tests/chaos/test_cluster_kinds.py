@@ -1,6 +1,5 @@
 """A fault of a Cluster does what it says, and leaves a whole Cluster that holds what it held."""
 
-import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from tests.chaos.cluster_kinds import (
     ReplicaFrozen,
     ReplicaKilled,
 )
-from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis
+from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, is_over
 from tests.chaos.nodes import ChaosCluster
 from tests.helpers import wait_for
 
@@ -29,7 +28,7 @@ NAMES = Names("chaos", "events", "handled", 6)
 KEYS = [
     *(NAMES.of_group(what) for what in ("members", "beats")),
     *(NAMES.events(p) for p in range(NAMES.partitions)),
-    *(NAMES.of_partition(p, "lock") for p in range(NAMES.partitions)),
+    *(NAMES.lock(p) for p in range(NAMES.partitions)),
 ]
 SHORT = {"slot moves key by key", "failover planned", "primary killed, its replica takes over"}
 """What is tried in each run of the tests; the rest takes half a minute."""
@@ -52,13 +51,18 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
     """A Cluster with what a group keeps in it."""
     with ChaosCluster(tmp_path_factory.mktemp("nodes")) as cluster:
         with cluster.client() as client:
-            client.set(NAMES.of_group("members"), '{"generation":1}')
-            client.hset(NAMES.of_group("beats"), "w0", "1")
+            client.set(NAMES.members, '{"generation":1}')
+            client.hset(NAMES.beats, "w0", "1")
             for partition in range(NAMES.partitions):
                 client.xadd(NAMES.events(partition), {"v": "1"})
-                client.hset(NAMES.of_partition(partition, "lock"), "owner", "w0")
+                client.hset(NAMES.lock(partition), "owner", "w0")
         cluster.wait_until_whole()
         yield Field(cluster, [], NAMES)
+
+
+def cluster_of(field: Field) -> ChaosCluster:
+    assert isinstance(field.server, ChaosCluster)
+    return field.server
 
 
 def held(cluster: ChaosCluster) -> dict[str, Any]:
@@ -75,8 +79,7 @@ def held(cluster: ChaosCluster) -> dict[str, Any]:
 )
 def test_a_fault_of_a_cluster_leaves_it_whole_with_what_it_held(field: Field, kind: type[Nemesis]) -> None:
     """While nobody writes, a failover loses nothing either; and each says whom it hurts."""
-    cluster = field.server
-    assert isinstance(cluster, ChaosCluster)
+    cluster = cluster_of(field)
     before = held(cluster)
     assert None not in before.values()
     fault = kind()
@@ -88,13 +91,7 @@ def test_a_fault_of_a_cluster_leaves_it_whole_with_what_it_held(field: Field, ki
     fault.begin()
     if kind in SHOWS:
         wait_for(lambda: SHOWS[kind](fault), f"{kind.name} shows")
-
-    def is_over() -> bool:
-        with contextlib.suppress(redis.RedisError):
-            return fault.end()
-        return False
-
-    wait_for(is_over, f"{kind.name} is over", 40)
+    wait_for(lambda: is_over(fault), f"{kind.name} is over", 40)
     assert not fault.failure
     cluster.wait_until_whole()
     wait_for(lambda: None not in held(cluster).values(), "all slots are served")
@@ -115,22 +112,14 @@ def test_a_fault_of_a_cluster_leaves_it_whole_with_what_it_held(field: Field, ki
 
 
 def test_a_failover_that_does_not_come_about_says_so_and_leaves_a_whole_cluster(field: Field) -> None:
-    """A report counts the failovers that there were."""
-    cluster = field.server
-    assert isinstance(cluster, ChaosCluster)
+    cluster = cluster_of(field)
     cluster.wait_until_whole()
     fault = PrimaryLost()
     assert fault.aim(field, random.Random(3), frozenset())
     fault.begin()
     fault.replica.may_take_over(False)
     fault._until_s = 0.0
-
-    def is_over() -> bool:
-        with contextlib.suppress(redis.RedisError):
-            return fault.end()
-        return False
-
-    wait_for(is_over, "the primary is back", 40)
+    wait_for(lambda: is_over(fault), "the primary is back", 40)
     assert fault.failure == NOBODY_TOOK_OVER
     assert fault.primary.is_primary and fault.replica.follows
 
@@ -167,8 +156,7 @@ def test_one_failover_at_a_time_is_voted_on(field: Field) -> None:
 
 def test_a_line_is_disturbed_as_a_whole_or_to_one_node(field: Field) -> None:
     """A process's own proxies are on the ports of the nodes, and its URL names them all."""
-    cluster = field.server
-    assert isinstance(cluster, ChaosCluster)
+    cluster = cluster_of(field)
     lines = cluster.proxy()
     ports = {int(place.rpartition(":")[2]) for place in lines.url.split(",")}
     assert ports == {node.node.port for node in cluster.nodes}
@@ -195,6 +183,5 @@ def answers(url: str) -> bool:
 
 
 def test_each_kind_has_a_name_of_its_own() -> None:
-    """Reports count by it."""
     names = [kind.name for kind in (*LOSSLESS, *LOSSY, *CLUSTER_KINDS)]
     assert len(set(names)) == len(names) >= 40

@@ -18,8 +18,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.chaos import nemesis
-from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Poisoned, Slot, WrongType
-from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
+from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Poisoned, Slot, WrongType, is_over
+from tests.chaos.servers import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
 from tests.chaos.soak import Program
 from tests.helpers import wait_for
 
@@ -64,14 +64,14 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
 
 def fill(client: "redis.Redis") -> None:
     client.flushall()
-    client.set(NAMES.of_group("members"), '{"generation":1}')
-    client.hset(NAMES.of_group("beats"), "w0", "1")
-    client.xadd(NAMES.of_group("control"), {"kind": "x"})
+    client.set(NAMES.members, '{"generation":1}')
+    client.hset(NAMES.beats, "w0", "1")
+    client.xadd(NAMES.control, {"kind": "x"})
     for partition in range(NAMES.partitions):
         client.xadd(NAMES.events(partition), {"v": "1"})
         client.xgroup_create(NAMES.events(partition), NAMES.group, "0")
-        client.hset(NAMES.of_partition(partition, "lock"), "owner", "w0")
-        client.xadd(NAMES.of_partition(partition, "acked"), {"rows": "1"})
+        client.hset(NAMES.lock(partition), "owner", "w0")
+        client.xadd(NAMES.acked(partition), {"rows": "1"})
 
 
 def held(client: "redis.Redis") -> dict[bytes | str, object]:
@@ -254,13 +254,7 @@ def test_a_fault_shows_and_leaves_a_server_that_takes_writes_and_holds_what_it_h
         assert not shows(fault, scene), "what is to show it shows without it, too"
         fault.begin()
         wait_for(lambda: shows(fault, scene), f"{kind.name} shows", 10)
-
-    def is_over() -> bool:
-        with contextlib.suppress(redis.RedisError):
-            return fault.end()
-        return False
-
-    wait_for(is_over, f"{kind.name} is over", 20)
+    wait_for(lambda: is_over(fault), f"{kind.name} is over", 20)
     assert not fault.failure
     with field.server.client() as client:
         for key in client.keys("probe *"):
@@ -275,7 +269,7 @@ def test_a_fault_shows_and_leaves_a_server_that_takes_writes_and_holds_what_it_h
 
 def test_what_a_group_has_put_right_meanwhile_is_left_as_it_is(field: Field) -> None:
     """Heartbeats of before the fault are not brought back over those of now."""
-    beats, rng = NAMES.of_group("beats"), random.Random(1)
+    beats, rng = NAMES.beats, random.Random(1)
     with field.server.client() as client:
         fill(client)
         fault = WrongType()
@@ -298,7 +292,7 @@ class Broken(ChaosServer):
         raise RuntimeError("it failed")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+@pytest.mark.skipif(os.geteuid() != 0, reason=NEEDS_ROOT)
 def test_a_server_that_fails_leaves_no_disk_and_no_process_behind(tmp_path: Path) -> None:
     """Whatever was begun is ended, though nobody came to use it."""
     server = Broken(tmp_path / "data", small_disk=True)

@@ -17,7 +17,7 @@ from streamworker.cli.doctor.command import in_redis
 from streamworker.core.data.partitioner import partition_for
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.errors import BackendRefused, CoordinationError
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.group.protocols import KEY_TABLE
 from tests.chaos.figures import record
 from tests.chaos.forked import Forked
 from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
@@ -246,33 +246,6 @@ WRONG: dict[str, Callable[[Any, str], Any]] = {
 }
 
 
-async def place_of(team: Team, kind: str) -> tuple[str, str]:
-    """Return a key of some kind, and its type; of partition 0 where each has one."""
-    if kind == "producer":
-        found: list[Any] = await team.raw.keys(f"{team.keys.events(0).removesuffix('events')}producer:*")
-        (key,) = found
-        return key.decode(), "string"
-    keys = team.keys
-    return {
-        "stream": (StreamKeys(keys.app, keys.stream).meta, "hash"),
-        "events": (keys.events(0), "stream"),
-        "lock": (keys.lock(0), "hash"),
-        "acked": (keys.acked(0), "stream"),
-        "dead": (keys.dead(0), "stream"),
-        "state": (keys.state(0), "hash"),
-        "members": (keys.members, "string"),
-        "control": (keys.control, "stream"),
-        "beats": (keys.beats, "hash"),
-        "loads": (keys.loads, "hash"),
-        "readers": (keys.readers, "hash"),
-        "schemas": (keys.schemas, "hash"),
-        "damaged": (keys.damaged, "any"),
-        "claims": (keys.of_group("claims"), "hash"),
-        "grab": (keys.of_group("grab"), "hash"),
-        "allocation": (keys.of_group("allocation"), "hash"),
-    }[kind]
-
-
 PARTITIONS_OWN = {"events", "producer", "lock", "acked", "dead", "state"}
 GROUPS_OWN = {"stream", "members", "damaged", "beats", "control", "loads", "readers", "schemas"}
 PROTOCOLS_OWN = {"claims": "claim", "grab": "lease", "allocation": "lease"}
@@ -294,6 +267,19 @@ UNSAID = {"schemas", "stream", "damaged", "producer"}
 """No worker says the name of these: `doctor` does."""
 BY_SENDER = {"producer"}
 """Nobody but the producer itself knows its key: its sends are refused, and name it."""
+
+
+async def place_of(team: Team, kind: str) -> tuple[str, str]:
+    """Return a key of some kind, and its type; of partition 0 where each has one."""
+    keys, key = team.keys, team.keys.of_group(kind)
+    if kind == "stream":
+        key = keys.meta
+    elif kind == "producer":
+        found: list[Any] = await team.raw.keys(f"{keys.events(0).removesuffix('events')}producer:*")
+        key = found[0].decode()
+    elif kind in PARTITIONS_OWN:
+        key = getattr(keys, kind)(0)
+    return key, next(row.type.partition(",")[0] for row in KEY_TABLE if row.kind == kind)
 
 
 @dataclass

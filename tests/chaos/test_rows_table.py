@@ -37,13 +37,11 @@ def test_each_figure_names_the_file_that_measured_it_or_says_where_it_is_from() 
 
 
 def test_a_figure_keeps_the_file_that_measured_it() -> None:
-    """Whoever calls is named."""
     assert record("F1", "a", times=1, target="b", verdict="met")["by"] == "tests/chaos/test_rows_table.py"
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_each_test_that_a_row_names_exists(row: str) -> None:
-    """A test that was renamed is renamed there too."""
     for name in ROWS[row].tests:
         path, _, function = name.partition("[")[0].partition("::")
         assert re.search(rf"^(async )?def {function}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), name
@@ -65,14 +63,12 @@ def test_the_table_is_current() -> None:
 
 
 def test_a_percentile_is_one_of_the_values_and_no_less_than_so_many() -> None:
-    """With few values p99 is the largest."""
     assert percentile([3], 99) == 3
     assert percentile(range(1, 1_001), 99) == 990
     assert percentile([1, 2, 3, 1000], 99) == 1000
 
 
 def test_a_figure_replaces_the_one_of_the_same_measurement_and_no_other(tmp_path: Path) -> None:
-    """Rows are kept in their order."""
     path = tmp_path / "figures.json"
     keep(path, "F10", {"what": "a", "times": 1})
     keep(path, "F2", {"what": "a", "times": 2})

@@ -43,17 +43,19 @@ def test_a_pipeline_that_cannot_be_is_refused_with_what_to_write(given: dict[str
 
 
 @pytest.mark.parametrize(
-    "trigger", ["10 seconds", "500 milliseconds", "1 minute", "2 Hours", "available now"]
+    ("trigger", "given"),
+    [
+        *((each, {"processingTime": each}) for each in ("10 seconds", "500 milliseconds", "1 minute")),
+        ("2 Hours", {"processingTime": "2 hours"}),
+        ("available now", {"availableNow": True}),
+        ("Available Now", {"availableNow": True}),
+        ("once", {"availableNow": True}),
+    ],
 )
-def test_triggers_are_times_or_available_now(trigger: str) -> None:
-    check_pipeline(pipeline(trigger=trigger))
-
-
-def test_available_now_is_a_trigger_of_its_own() -> None:
+def test_triggers_are_times_or_available_now(trigger: str, given: dict[str, Any]) -> None:
     """Also under the name that older Sparks had for it."""
-    assert trigger_of(pipeline(trigger="Available Now")) == {"availableNow": True}
-    assert trigger_of(pipeline(trigger="once")) == {"availableNow": True}
-    assert trigger_of(pipeline(trigger="10 Seconds")) == {"processingTime": "10 seconds"}
+    check_pipeline(pipeline(trigger=trigger))
+    assert trigger_of(pipeline(trigger=trigger)) == given
 
 
 def test_a_whole_result_is_swapped_in_on_a_local_disk_only() -> None:
