@@ -64,13 +64,6 @@ async def test_each_win_has_a_later_generation_even_within_a_millisecond(group: 
     assert all(later > earlier for earlier, later in pairwise(wins))
 
 
-async def test_the_winner_learns_in_the_same_step_who_processes_the_partition(group: Group) -> None:
-    won = await race(group, "w1.a")
-    assert won.allocated == ""
-    await group.do(UpdateLeases("w1.a", {3: won.generation}, (), {3: won.generation}))
-    assert (await race(group, "w2.b")).allocated == "w1.a"
-
-
 async def test_a_partition_with_a_winner_is_not_challenged(group: Group) -> None:
     """Unless the winner is overdue; then nothing is left of it."""
     won = await race(group, "w1.a")
@@ -80,13 +73,6 @@ async def test_a_partition_with_a_winner_is_not_challenged(group: Group) -> None
     again = await race(group, "w2.b")
     assert (again.winner, again.allocated) == ("w2.b", "")
     assert again.generation > won.generation
-
-
-async def test_a_new_node_challenges_at_once_only_what_nobody_has(group: Group) -> None:
-    processed, won = await race(group, "w1.a", 3), await race(group, "w1.a", 4)
-    await group.do(UpdateLeases("w1.a", {3: processed.generation}, (), {3: processed.generation}))
-    assert won.winner == "w1.a"
-    assert await challenge(group, "w2.b", p3=FREE, p4=FREE, p5=FREE) == {5}
 
 
 async def test_a_challenge_and_an_end_are_said_on_the_control_stream(group: Group) -> None:
@@ -100,17 +86,6 @@ async def test_a_challenge_and_an_end_are_said_on_the_control_stream(group: Grou
     assert (challenged.partitions, challenged.owner) == ((3, 4), "w1.a")
     assert isinstance(ended, LeaseEnded)
     assert (ended.partitions, ended.owner) == ((3, 4), "w1.a")
-
-
-async def test_who_is_late_undoes_nothing_of_a_later_winner(group: Group) -> None:
-    """Neither its start nor its end nor the end of its win touches what came after it."""
-    old = await race(group, "w1.a")
-    await group.do(UpdateLeases("w1.a", {}, (), {3: old.generation}))
-    new = await race(group, "w2.b")
-    await group.do(UpdateLeases("w2.b", {3: new.generation}, (), {}))
-    await group.do(UpdateLeases("w1.a", {3: old.generation}, (3,), {3: old.generation}))
-    seen = await race(group, "w3.c")
-    assert (seen.winner, seen.generation, seen.allocated) == ("w2.b", new.generation, "w2.b")
 
 
 async def test_leases_move_when_memory_is_full(group: Group, full_memory: Raw) -> None:
