@@ -13,6 +13,7 @@
     │   ├── BackendRefused        Redis refused the call
     │   └── AuthenticationFailed  Redis did not accept the user or password
     ├── DataLoss                  a reader of the acked log found rows missing or changed
+    ├── SchemaChanged             a running query lacks a column that newer rows have
     ├── ProcessingError           a processor function failed and its policy gave up
     └── InternalError             a broken invariant: a bug in streamworker
 
@@ -91,6 +92,10 @@ class AuthenticationFailed(BackendError):
 
 class DataLoss(StreamworkerError):
     """Rows of an acked log that a reader needs are missing or were replaced."""
+
+
+class SchemaChanged(StreamworkerError):
+    """A running query met rows with a column that it was not planned with; it wrote nothing of them."""
 
 
 class ProcessingError(StreamworkerError):

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import LongType, StructField, StructType
 
 from streamworker.core.data.entries import EntryId
 from streamworker.dev.cluster import EmbeddedCluster
@@ -223,14 +222,6 @@ def test_a_column_of_another_type_is_named(spark: SparkSession, acked: AckedLog)
     acked.append(0, old, check_schema=False)
     with pytest.raises(PySparkException, match=r"Column 'n' is string in rows up to 2 of partition 0"):
         batch(spark, acked.options()).collect()
-
-
-def test_a_query_may_declare_the_columns_that_it_wants(spark: SparkSession, acked: AckedLog) -> None:
-    """Others are left out; a query can start before the first row."""
-    acked.fill(0, [3])
-    only_n = StructType([StructField("n", LongType())])
-    frame = spark.read.format("streamworker").options(**acked.options()).schema(only_n).load()
-    assert [row.asDict() for row in frame.orderBy("n").collect()] == [{"n": 0}, {"n": 1}, {"n": 2}]
 
 
 # -- wrong use -------------------------------------------------------------------------------

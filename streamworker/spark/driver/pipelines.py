@@ -68,7 +68,7 @@ def run_pipelines(
     on_progress: OnProgress | None = None,
     session: Session | None = None,
 ) -> int:
-    """Run pipelines until all of them are done, one fails for good, or ``stop`` is set.
+    """Run pipelines until each of them is done or has failed for good, or ``stop`` is set.
 
     Every query continues from its checkpoint directory, so another run after a crash, a kill or a stop
     neither loses nor repeats rows in Spark's own sinks.
@@ -93,8 +93,7 @@ def run_pipelines(
     Returns
     -------
     int
-        0 if all pipelines are done or were stopped; 1 if a pipeline failed for good, which stops the
-        others too.
+        0 if all pipelines are done or were stopped; 1 if a pipeline failed for good. The others go on.
 
     Raises
     ------
@@ -161,22 +160,20 @@ def _selected(
 
 
 def _watch(runs: "list[_Run]", stop: threading.Event) -> int:
-    failed = False
     try:
         for run in runs:
             run.start(runs)
-        while not (failed or stop.is_set()) and any(run.active for run in runs):
+        while not stop.is_set() and any(run.active for run in runs):
             stop.wait(POLL_S)
             for run in runs:
                 run.check(runs)
-            failed = any(run.failure is not None for run in runs)
     finally:
         # Also on Ctrl-C and on an error: a query that is not stopped keeps the JVM busy.
         deadline = time.monotonic() + GRACE_S
         for run in runs:
             if not run.session.has_ended():
                 run.stop(deadline)
-    return 1 if failed else 0
+    return 1 if any(run.failure is not None for run in runs) else 0
 
 
 @dataclass
@@ -202,10 +199,21 @@ class _Run:
     _rng: random.Random = field(default_factory=random.Random)
 
     def start(self, runs: "Iterable[_Run]") -> None:
-        """Build the query and start it, together with the other active runs."""
+        """Build the query and start it, together with the other active runs.
+
+        A start that fails is tried again as a query that fails is; a ConfigurationError is raised.
+        """
         together = [run.spec for run in runs if run.active]
-        self._query = start_query(self.spec, self.session, together=together, once=self.once)
-        log.info("pipeline %s runs", self.spec.name)
+        try:
+            self._query = start_query(self.spec, self.session, together=together, once=self.once)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            if self.session.has_ended(within_s=JVM_END_S):
+                raise
+            self._fail(read_failure(str(error)))
+        else:
+            log.info("pipeline %s runs", self.spec.name)
 
     def check(self, runs: "Iterable[_Run]") -> None:
         """Report progress; restart a query that failed, and finish one that is done."""
@@ -213,7 +221,10 @@ class _Run:
             return
         if self._query is None:
             if time.monotonic() >= self._start_at:
-                self.start(runs)
+                try:
+                    self.start(runs)
+                except ConfigurationError as refusal:
+                    self._fail(Failure("ConfigurationError", str(refusal), final=True))
             return
         ended = not self._query.isActive
         self._report_progress(self._query)

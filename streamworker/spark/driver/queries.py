@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +44,15 @@ def start_query(
     trigger = {"availableNow": True} if once else trigger_of(spec)
     checkpoint = _absolute(checkpoint_of(spec, spec.processor.stream.app))
     try:
-        writer = _writer_of(spec, spec.function(source_rows(spec, session, together)), checkpoint)
+        result = spec.function(source_rows(spec, session, together))
+        if (changed := _as_it_turned_out(spec, result, checkpoint)) != spec:
+            return start_query(changed, session, together=together, once=once)
+        writer = _writer_of(spec, result, checkpoint)
         writer = writer.queryName(spec.name).option("checkpointLocation", checkpoint)
         query: StreamingQuery = writer.trigger(**trigger).start()
     except AnalysisException as error:
+        if "streamworker.errors." in str(error):  # The source's own, such as Redis that gives no answer.
+            raise
         raise ConfigurationError(
             f"Spark refuses pipeline {spec.name!r}: {str(error).splitlines()[0]}",
             remedy="An aggregate needs mode='complete', or a watermark; other errors are in the function.",
@@ -57,7 +63,8 @@ def start_query(
 def source_rows(spec: PipelineSpec, session: Session, together: Iterable[PipelineSpec] = ()) -> "DataFrame":
     """Return the streaming DataFrame of the rows that a pipeline reads.
 
-    Its schema comes from the processor's output type, so a pipeline can start before the first row.
+    Its schema has the columns of the processor's output type, so a pipeline can start before the first row,
+    and those of the newest schema in Redis: workers of a newer version than this process may forward more.
     """
     from streamworker.spark.source.datasource import FORMAT
     from streamworker.spark.source.schema import spark_schema
@@ -69,13 +76,13 @@ def source_rows(spec: PipelineSpec, session: Session, together: Iterable[Pipelin
     if session.parallelism and not {"minpartitions", "maxpartitions"} & set(given):
         options["maxPartitions"] = str(session.parallelism)
     record = spec.processor.output or spec.processor.stream.record
-    declared = spark_schema(
-        record.arrow_schema(), include_metadata=given.get("includemetadata", "").lower() == "true"
-    )
+    if _is_table(spec):
+        checkpoint = checkpoint_of(spec, spec.processor.stream.app)
+        options |= {"sinkPath": _absolute(str(spec.path)), "sinkCheckpoint": _absolute(checkpoint)}
+    options.setdefault("recordSchema", spark_schema(record.arrow_schema()).json())
     # Each query needs its own registration: see ``register``.
     register(session.spark, by_value=session.remote)
-    reader = session.spark.readStream.format(FORMAT).schema(declared)
-    return reader.options(**options).load()
+    return session.spark.readStream.format(FORMAT).options(**options).load()
 
 
 def _siblings(spec: PipelineSpec, together: Iterable[PipelineSpec]) -> list[str]:
@@ -109,11 +116,24 @@ def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
             f"Pipeline {spec.name!r} has no path for its result.",
             remedy='Give it one: @app.pipeline(..., path="lake/..."), or return a stream writer.',
         )
-    mode = spec.mode
-    if mode == "append" and not _can_append(result):
+    return _writer(spec, result, checkpoint)
+
+
+def _as_it_turned_out(spec: PipelineSpec, result: Any, checkpoint: str) -> PipelineSpec:
+    """Return the pipeline as its function's result shows it; the options of its source depend on that."""
+    if not hasattr(result, "isStreaming"):  # A stream writer has a place of its own.
+        return spec if spec.path is None else replace(spec, path=None, checkpoint=checkpoint)
+    if spec.mode == "append" and result.isStreaming and not _can_append(result):
         log.info("pipeline %s has no watermark: its whole result is written each time", spec.name)
-        mode = "complete"
-    return _writer(spec, result, mode, checkpoint)
+        return replace(spec, mode="complete")
+    return spec
+
+
+def _is_table(spec: PipelineSpec) -> bool:
+    """Return whether Spark appends the result to a table of files on a local disk."""
+    local_files = spec.path is not None and is_local(spec.path) and spec.format in FILE_FORMATS
+    checkpoint = checkpoint_of(spec, spec.processor.stream.app)
+    return spec.mode == "append" and local_files and is_local(checkpoint)
 
 
 def _can_append(frame: Any) -> bool:
@@ -139,10 +159,10 @@ def _can_append(frame: Any) -> bool:
     return True
 
 
-def _writer(spec: PipelineSpec, frame: Any, mode: str, checkpoint: str) -> Any:
+def _writer(spec: PipelineSpec, frame: Any, checkpoint: str) -> Any:
     options = {name: value for name, value in spec.options.items() if not is_source_option(name)}
     partition_by = [name.strip() for name in options.pop("partitionBy", "").split(",") if name.strip()]
-    if mode == "complete" and spec.format in FILE_FORMATS:
+    if spec.mode == "complete" and spec.format in FILE_FORMATS:
         if not (spec.path and is_local(spec.path) and is_local(checkpoint)):
             raise ConfigurationError(
                 f"Pipeline {spec.name!r} writes its whole result each time, and {spec.path!r} or its "
@@ -155,7 +175,7 @@ def _writer(spec: PipelineSpec, frame: Any, mode: str, checkpoint: str) -> Any:
         return frame.writeStream.outputMode("complete").foreachBatch(whole)
     if spec.path and spec.format in FILE_FORMATS:
         check_belongs(frame.sparkSession, spec.name, _absolute(spec.path), checkpoint)
-    writer = frame.writeStream.outputMode(mode).format(spec.format).options(**options)
+    writer = frame.writeStream.outputMode(spec.mode).format(spec.format).options(**options)
     if partition_by:
         writer = writer.partitionBy(*partition_by)
     return writer.option("path", _absolute(spec.path)) if spec.path else writer

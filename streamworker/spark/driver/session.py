@@ -383,6 +383,7 @@ TRAVELLING = (
     "streamworker.spark.source.connection",
     "streamworker.spark.source.logs",
     "streamworker.spark.source.schema",
+    "streamworker.spark.source.table",
     "streamworker.spark.source.datasource",
     "streamworker.spark.source.sink",
 )

@@ -1,10 +1,11 @@
-"""Check whether a table of files and a checkpoint directory belong together.
+"""Check at a query's start whether a table of files and a checkpoint directory belong together.
 
 Spark's file sink stores the number of each batch that it has written beside the files, and skips a batch
 whose number it has. A query whose checkpoint directory was lost counts from 0 again, so Spark would
 silently skip its first batches. The same holds for an older copy of the directory. Spark writes the
 number of a batch into the checkpoint directory before it writes the batch, so if the two belong
-together, the table is never ahead.
+together, the table is never ahead. It is never behind either; the source looks at that before each batch
+(:mod:`streamworker.spark.source.table`).
 """
 
 from pathlib import Path
@@ -12,12 +13,10 @@ from typing import TYPE_CHECKING
 
 from streamworker.errors import ConfigurationError
 from streamworker.spark.driver.checks import is_local, local
+from streamworker.spark.source.table import PLANNED, WRITTEN, highest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-WRITTEN, PLANNED = "_spark_metadata", "offsets"
-"""Folders in a table of files and in a checkpoint directory; Spark keeps a file for each batch there."""
 
 
 def check_belongs(spark: "SparkSession", name: str, path: str, checkpoint: str) -> None:
@@ -41,8 +40,7 @@ def check_belongs(spark: "SparkSession", name: str, path: str, checkpoint: str) 
 
 def latest_batch(spark: "SparkSession", folder: str) -> int:
     """Return the highest number of a batch in a folder; -1 if there is none or it cannot be listed."""
-    numbers = (name.removesuffix(".compact") for name in _names(spark, folder))
-    return max((int(number) for number in numbers if number.isdigit()), default=-1)
+    return highest(_names(spark, folder))
 
 
 def _names(spark: "SparkSession", folder: str) -> list[str]:

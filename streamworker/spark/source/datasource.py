@@ -26,6 +26,7 @@ Examples
 # Spark's interface fixes the names of the methods.
 # ruff: noqa: N802
 
+import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,8 @@ from streamworker.spark.source import offsets
 from streamworker.spark.source.logs import AckedLogs, report_loss
 from streamworker.spark.source.offsets import START, Position, Slice
 from streamworker.spark.source.options import Offsets, SourceOptions, Where, parse_options
-from streamworker.spark.source.schema import Conformer, arrow_target, coalesce, spark_schema
+from streamworker.spark.source.schema import Conformer, arrow_target, coalesce, spark_schema, widen
+from streamworker.spark.source.table import check_holds
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,19 @@ class StreamworkerDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the current schema of the rows that the processor forwards."""
         options = parse_options(self.options)
-        return spark_schema(AckedLogs(options).schema(), include_metadata=options.include_metadata)
+        logs = AckedLogs(options)
+        if options.record_schema is None:
+            return spark_schema(logs.schema(), include_metadata=options.include_metadata)
+        # The driver waits for this answer, and starts the query again if Redis is away.
+        try:
+            schema = arrow_target(StructType.fromJson(json.loads(options.record_schema)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"Option recordSchema is no schema: {error}", remedy="It is what StructType.json() returns."
+            ) from None
+        if (current := logs.current_schema(retry=False)) is not None:
+            schema = widen(schema, arrow_target(spark_schema(current)))
+        return spark_schema(schema, include_metadata=options.include_metadata)
 
     def reader(self, schema: StructType) -> "LogBatchReader":
         """Return the reader for ``spark.read``."""
@@ -141,7 +155,11 @@ class _RowReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task in the declared schema; Spark may run a task more than once."""
         logs = AckedLogs(self._options)
-        conformer = Conformer(self._target, include_metadata=self._options.include_metadata)
+        conformer = Conformer(
+            self._target,
+            include_metadata=self._options.include_metadata,
+            drop_other_columns=self._options.drop_other_columns,
+        )
         parts = cast(Task, partition).parts
         return coalesce(conformer.conform(entry) for part in parts for entry in logs.read(part))
 
@@ -209,6 +227,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         position = offsets.from_json(start)
         tails, now_ms = self._logs.tails_and_time()
         self._tails = tails
+        self._check_sink(position)
         self._report(position, tails)
         self._check_continues(position, tails)
         self._register(position, tails, now_ms, must=self._registered is None)
@@ -232,10 +251,15 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         if not parts:
             return []
         if end != self._planned:
+            self._check_sink(since)
             tails = self._logs.tails()
             self._report(until, tails)
             self._check_continues(since, tails)
         return self._tasks(parts)
+
+    def _check_sink(self, position: offsets.Offset) -> None:
+        if self._options.sink is not None:
+            check_holds(*self._options.sink, {p: at.rows for p, at in sorted(position.items())})
 
     def _report(self, position: offsets.Offset, tails: offsets.Offset) -> None:
         for p, loss in offsets.find_losses(position, tails).items():

@@ -125,11 +125,15 @@ class AckedLogs:
                 found[p] = tail if tail.rows else START
         return found
 
+    def current_schema(self, *, retry: bool = True) -> pa.Schema | None:
+        """Return the newest schema of the rows that the processor forwards; None if it stored none yet."""
+        fingerprint = self._read_hash(self._keys.schemas, "current", retry=retry)
+        return None if fingerprint is None else self._schema(fingerprint.decode("ascii", "replace"))
+
     def schema(self) -> pa.Schema:
-        """Return the current schema of the rows that the processor forwards."""
-        fingerprint = self._read_hash(self._keys.schemas, "current")
-        if fingerprint is not None:
-            return self._schema(fingerprint.decode("ascii", "replace"))
+        """Return :meth:`current_schema`; if there is none, the error says why."""
+        if (current := self.current_schema()) is not None:
+            return current
         if any(tail.log for tail in self.tails().values()):
             raise ConfigurationError(
                 f"The {self._title} has not forwarded any rows yet.",
@@ -141,8 +145,8 @@ class AckedLogs:
             remedy="Check the names, and that a worker for it has been started once.",
         )
 
-    def _read_hash(self, key: str, field: str) -> bytes | None:
-        value: bytes | None = self._connection.call(lambda redis: redis.hget(key, field))
+    def _read_hash(self, key: str, field: str, *, retry: bool = True) -> bytes | None:
+        value: bytes | None = self._connection.call(lambda redis: redis.hget(key, field), retry=retry)
         return value
 
     def _schema(self, fingerprint: str) -> pa.Schema:

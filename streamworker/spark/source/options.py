@@ -58,6 +58,12 @@ class SourceOptions:
     siblings: tuple[str, ...] = ()
     """Readers of the same logs that start together with this one, and may register later."""
     retry_timeout_ms: int = RETRY_TIMEOUT_MS
+    drop_other_columns: bool = False
+    """Whether a column that the query's schema lacks is left out; otherwise it ends the query."""
+    record_schema: str | None = None
+    """Columns that the query has besides those in Redis, as JSON of a Spark ``StructType``."""
+    sink: tuple[str, str] | None = None
+    """The directory of the query's table of files and its checkpoint directory, on the driver's disk."""
 
 
 NAMES = {
@@ -75,11 +81,18 @@ NAMES = {
     "reader": "name under which the position is kept in Redis, so that trimming waits; not for batch reads",
     "siblings": "readers that start together with this one, separated by commas: it registers those without "
     "a position in Redis at the first row, so that no row is trimmed before they start; pipelines set it",
+    "otherColumns": "for a column that rows have and the query's schema lacks: fail (default) ends the query "
+    "before it writes the rows, and started again it reads them whole; drop leaves the column out",
+    "recordSchema": "columns that the query has even before rows have them, as the JSON of a Spark schema; "
+    "pipelines set it",
+    "sinkPath": "directory of the table of files that the query writes: before each batch the source looks "
+    "whether it holds the batches before; pipelines set it",
+    "sinkCheckpoint": "the query's checkpoint directory, with sinkPath; pipelines set it",
     "retryTimeout": "seconds for which Redis may be away before the query fails; default 60",
 }
 """Every option and what it is for; docs/spark.md shows this table."""
 
-STREAM_ONLY = ("maxRowsPerTrigger", "reader", "siblings")
+STREAM_ONLY = ("maxRowsPerTrigger", "reader", "siblings", "sinkPath", "sinkCheckpoint")
 BATCH_ONLY = ("endingOffsets",)
 _BY_LOWER = {name.lower(): name for name in NAMES}
 
@@ -123,6 +136,11 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
             "Option siblings is given, and reader is not.",
             remedy="Give the query a reader name: without one it registers nothing in Redis.",
         )
+    sink = options.get("sinkPath"), options.get("sinkCheckpoint")
+    if (sink[0] is None) != (sink[1] is None):
+        raise ConfigurationError(
+            "One of the options sinkPath and sinkCheckpoint is missing.", remedy="Give both, or neither."
+        )
     parsed = SourceOptions(
         app=options["app"],
         stream=options["stream"],
@@ -138,6 +156,9 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         reader=options.get("reader"),
         siblings=siblings,
         retry_timeout_ms=_seconds_as_ms(options, "retryTimeout", RETRY_TIMEOUT_MS),
+        drop_other_columns=_choice(options, "otherColumns", ("fail", "drop")) == "drop",
+        record_schema=options.get("recordSchema"),
+        sink=(sink[0], sink[1]) if sink[0] and sink[1] else None,
     )
     low, high = parsed.min_partitions, parsed.max_partitions
     if low is not None and high is not None and low > high:
@@ -179,12 +200,17 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
 
 
 def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = options.get(name)
-    if text is None:
-        return default
-    if text.lower() not in ("true", "false"):
-        raise ConfigurationError(f"Option {name} is {text!r}.", remedy="It must be true or false.")
-    return text.lower() == "true"
+    return _choice(options, name, ("true", "false") if default else ("false", "true")) == "true"
+
+
+def _choice(options: Mapping[str, str], name: str, words: tuple[str, str]) -> str:
+    """Return the value of an option that is one of two words; the first is the default."""
+    text = options.get(name, words[0])
+    if text.lower() not in words:
+        raise ConfigurationError(
+            f"Option {name} is {text!r}.", remedy=f"It must be {' or '.join(sorted(words, reverse=True))}."
+        )
+    return text.lower()
 
 
 def _seconds_as_ms(options: Mapping[str, str], name: str, default_ms: int) -> int:

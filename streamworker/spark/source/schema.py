@@ -3,16 +3,21 @@
 Spark checks only the first batch of a task against the declared schema: a later batch that differs ends
 in an error without a hint. So this module casts every batch. Every declared column is nullable, since a
 processor's type may gain fields that older entries lack.
+
+A query keeps the schema that it was started with, while workers of a newer version may forward a column
+more. The query must not write such rows without the column: Spark would never read them again. So it ends,
+and takes up the newest schema when it is started again.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from streamworker.errors import ConfigurationError, RecordError
+from streamworker.errors import ConfigurationError, RecordError, SchemaChanged
 from streamworker.spark.source.logs import LogEntry
 
 BATCH_ROWS = 10_000
@@ -67,23 +72,51 @@ def arrow_target(declared: StructType) -> pa.Schema:
     return to_arrow_schema(declared, timezone="UTC")
 
 
+def widen(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """Return a schema that holds the rows of both: with the columns and nested fields of both.
+
+    A column keeps the type that it has in ``schema`` if no type holds both.
+
+    >>> widen(pa.schema({"n": pa.int64()}), pa.schema({"n": pa.float64(), "extra": pa.string()}))
+    n: double
+    extra: string
+    """
+    fields = {field.name: field for field in schema}
+    for field in other:
+        known = fields.setdefault(field.name, field)
+        with suppress(pa.ArrowTypeError):
+            fields[field.name] = pa.unify_schemas(
+                [pa.schema([known]), pa.schema([field])], promote_options="permissive"
+            ).field(0)
+    return pa.schema(list(fields.values()))
+
+
 class Conformer:
     """Converts the rows of log entries to one declared schema.
 
-    Columns that an entry lacks are null; columns that the query did not declare are left out.
+    Columns that an entry lacks are null. An entry with a column or a nested field that the query did not
+    declare is a SchemaChanged, unless ``drop_other_columns`` says to leave it out.
     """
 
-    def __init__(self, target: pa.Schema, *, include_metadata: bool) -> None:
+    def __init__(
+        self, target: pa.Schema, *, include_metadata: bool = False, drop_other_columns: bool = False
+    ) -> None:
         self._target = target
         self._include_metadata = include_metadata
+        self._drops = drop_other_columns
         self._fitting: pa.Schema | None = None
         """The last schema that needed no cast."""
+        self._covered: pa.Schema | None = None
+        """The last schema of which the target has all columns."""
 
     def conform(self, entry: LogEntry) -> pa.RecordBatch:
         """Return an entry's rows in the declared schema; a column that cannot be cast is a RecordError."""
         rows, schema = entry.batch.num_rows, entry.batch.schema
         if not self._include_metadata and self._fits(schema):
             return pa.RecordBatch.from_arrays(entry.batch.columns, schema=self._target)
+        if not self._drops and (self._covered is None or not schema.equals(self._covered)):
+            self._check_covers(schema, entry)
+            self._covered = schema
         found = {name: entry.batch.column(i) for i, name in enumerate(schema.names)}
         if self._include_metadata:
             found |= _metadata(entry)
@@ -100,6 +133,20 @@ class Conformer:
                 return False
             self._fitting = schema
         return True
+
+    def _check_covers(self, schema: pa.Schema, entry: LogEntry) -> None:
+        found = arrow_target(spark_schema(schema, include_metadata=self._include_metadata))
+        for field in widen(self._target, found):
+            is_planned = field.name in self._target.names
+            if is_planned and field.equals(self._target.field(field.name)):
+                continue
+            planned = f"has it as {self._target.field(field.name).type}" if is_planned else "lacks it"
+            raise SchemaChanged(
+                f"Column {field.name!r} is {found.field(field.name).type} in rows from {entry.start + 1} of "
+                f"partition {entry.partition} on, and the schema of the query {planned}.",
+                remedy="Start the query again: it reads these rows whole, from its checkpoint. Option "
+                "otherColumns=drop leaves out the columns that a query with a schema of its own lacks.",
+            )
 
     def _cast(self, column: pa.Array, field: pa.Field, entry: LogEntry) -> pa.Array:
         if column.type == field.type:
