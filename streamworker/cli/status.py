@@ -75,13 +75,13 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
         say("")
         print_table(("processor", "partition", "lag", "state", "owner"), behind)
     readers = [
-        (snapshot.processor, reader.name, sum(reader.positions.values()), reader.lag_rows)
+        (snapshot.processor, reader.name, sum(reader.positions.values()), reader.lag_rows, reader.late_rows)
         for snapshot in taken
         for reader in snapshot.readers
     ]
     if readers:
         say("")
-        print_table(("processor", "spark reader", "rows", "lag in rows"), readers)
+        print_table(("processor", "spark reader", "rows", "lag in rows", "trimmed before"), readers)
 
 
 def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, json: AsJson = False) -> None:
@@ -133,6 +133,7 @@ def _lag_of(snapshot: GroupSnapshot) -> dict[str, object]:
         "dead": sum(view.dead for view in snapshot.partitions),
         "partitions": {view.partition: view.lag for view in snapshot.partitions},
         "readers": {reader.name: reader.lag_rows for reader in snapshot.readers},
+        "trimmed_before": {reader.name: reader.late_rows for reader in snapshot.readers if reader.late_rows},
         "problems": snapshot.problems,
     }
 

@@ -75,6 +75,8 @@ class ReaderView:
     """The number of committed rows by partition."""
     lag_rows: int
     updated_ms: int
+    late_rows: int = 0
+    """Rows that were trimmed before it began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """`streamworker spark` and `run --spark`: the command around the pipelines, with real Spark."""
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -25,7 +26,10 @@ def table(frame):
 def test_run_with_spark_writes_the_table_and_ends_both(
     streamworker: Invoke, spawn: SpawnWorker, shop: Path
 ) -> None:
-    """One command: the worker commits, Spark writes; SIGTERM ends both with 0; `--once` adds nothing."""
+    """One command: the worker commits, Spark writes; SIGTERM ends both with 0; `--once` adds nothing.
+
+    It says so, and where a partition stands it names it, and ends with 1.
+    """
     (shop / "shop.py").write_text(SHOP + PIPELINE, "utf-8")
     assert streamworker("send", "shop:orders", "-", input="\n".join(orders(40))).exit_code == 0
     both = spawn("run", "shop:app", "--spark", "--processor", "price")
@@ -43,6 +47,18 @@ def test_run_with_spark_writes_the_table_and_ends_both(
     once = spawn("spark", "shop:app", "--pipeline", "table", "--once")
     assert once.wait(90) == ExitCode.OK, once.log()
     assert pq.read_table(table).num_rows == 40
+    assert "There were no new rows: the pipelines have read all that was committed." in once.log()
+
+    halts = (SHOP + PIPELINE).replace('"dead_letter"', '"halt"')
+    (shop / "shop.py").write_text(halts, "utf-8")
+    bad = '{"order_id": 41, "customer": "bad", "amount": -1.0}'
+    assert streamworker("send", "shop:orders", "-", input=bad).exit_code == 0
+    worker = spawn("run", "shop:app", "--processor", "price")
+    wait_for(lambda: "halted" in streamworker("status", "shop:price").stdout, "its partition has halted")
+    standing = spawn("spark", "shop:app", "--once")
+    assert standing.wait(90) == ExitCode.FAILED, standing.log()
+    assert re.search(r"Partition \d of price is halted: .*amount is negative", standing.log())
+    worker.terminate()
 
 
 def test_a_reader_that_will_not_come_back_can_be_forgotten(

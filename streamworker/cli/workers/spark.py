@@ -8,11 +8,11 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import AppPath, connected, console, group_keys, run_async, say
+from streamworker.cli.support import AppPath, connected, console, group_keys, run_async, say, take_all
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.errors import ConfigurationError
-from streamworker.importing import resolve_app
+from streamworker.importing import Selection, resolve_app
 from streamworker.redisio.group import readers
 
 
@@ -61,6 +61,7 @@ def spark(
     """
     from streamworker.cli import logs
     from streamworker.spark.driver.pipelines import run_pipelines
+    from streamworker.spark.driver.progress import PipelineProgress
 
     if master is not None and remote is not None:
         raise typer.BadParameter("Give either --master or --remote.")
@@ -72,6 +73,13 @@ def spark(
     stop = threading.Event()
     # Spark takes some ten seconds to start; a terminal shows that until the first progress event.
     starting = console(error=True).status("Starting Spark")
+    rows = 0
+
+    def progressed(progress: PipelineProgress) -> None:
+        nonlocal rows
+        starting.stop()
+        rows += progress.rows
+
     with two_stages(stop.set, lambda: os._exit(ExitCode.FORCED)), starting:
         code = run_pipelines(
             found,
@@ -80,9 +88,29 @@ def spark(
             remote=remote,
             once=once,
             stop=stop,
-            on_progress=lambda _: starting.stop(),
+            on_progress=progressed,
         )
+    if once and code == ExitCode.OK:
+        code = _told_why(found, pipeline, rows)
     raise typer.Exit(code)
+
+
+def _told_why(app: App, pipeline: str | None, rows: int) -> int:
+    """Say why a run over what is there read no more than it did; partitions that stand are a failure."""
+    read = {spec.processor.name for spec in app.pipelines.values() if pipeline in (None, spec.name)}
+    selection = Selection(app, tuple(spec for spec in app.processors.values() if spec.name in read))
+    halted = [
+        f"Partition {view.partition} of {snapshot.processor} is halted: {view.reason}"
+        for snapshot in run_async(take_all, selection)
+        for view in snapshot.partitions
+        if view.state == "halted"
+    ]
+    if halted:
+        say(*halted, "The pipelines have read the rows before. See: streamworker doctor", error=True)
+        return ExitCode.FAILED
+    if rows == 0:
+        say("There were no new rows: the pipelines have read all that was committed.")
+    return ExitCode.OK
 
 
 async def _forget(app: App, name: str) -> None:

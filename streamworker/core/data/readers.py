@@ -4,32 +4,43 @@ A reader writes its own position: Spark's driver writes the offsets before which
 Workers read all of them, since trimming waits for the slowest reader.
 """
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-import msgspec
 
+@dataclass(frozen=True, slots=True)
+class ReaderPosition:
+    """The position of one reader."""
 
-class ReaderPosition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The position of one reader; its stored form is JSON.
-
-    Examples
-    --------
-    >>> ReaderPosition({0: 7}, {0: "n.1"}, 99).text()
-    '{"p":{"0":7},"log":{"0":"n.1"},"at":99}'
-    """
-
-    rows: Mapping[int, int] = msgspec.field(name="p")
+    rows: Mapping[int, int]
     """Partition to the rows of its acked log that the reader has read."""
-    logs: Mapping[int, str] = msgspec.field(name="log")
+    logs: Mapping[int, str]
     """Partition to the identity of the log that those rows were counted in."""
-    at_ms: int = msgspec.field(name="at")
+    at_ms: int
     """When the reader wrote the position."""
     begins: bool = False
     """Whether the reader has read nothing yet."""
+    late_rows: int = 0
+    """Rows that were trimmed before the reader began, though it was to read all that there are."""
 
     def text(self) -> str:
-        """Return the stored form."""
-        return msgspec.json.encode(self).decode()
+        """Return the stored form.
+
+        Examples
+        --------
+        >>> ReaderPosition({0: 7}, {0: "n.1"}, 99).text()
+        '{"p":{"0":7},"log":{"0":"n.1"},"at":99}'
+        """
+        fields = {
+            "p": {str(p): rows for p, rows in sorted(self.rows.items())},
+            "log": {str(p): log for p, log in sorted(self.logs.items())},
+            "at": self.at_ms,
+        }
+        rest = {"begins": self.begins, "late": self.late_rows}
+        return json.dumps(
+            fields | {name: value for name, value in rest.items() if value}, separators=(",", ":")
+        )
 
 
 def read_position(text: str | bytes) -> ReaderPosition:
@@ -39,6 +50,13 @@ def read_position(text: str | bytes) -> ReaderPosition:
     corrected.
     """
     try:
-        return msgspec.json.decode(text, type=ReaderPosition)
-    except (ValueError, RecursionError):
+        fields = json.loads(text)
+        return ReaderPosition(
+            {int(p): int(rows) for p, rows in fields["p"].items()},
+            {int(p): str(log) for p, log in fields["log"].items()},
+            int(fields["at"]),
+            fields.get("begins") is True,
+            int(fields.get("late", 0)),
+        )
+    except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError):
         return ReaderPosition({}, {}, 0)

@@ -268,6 +268,10 @@ class _Run:
                     self.on_progress(self._last)
 
     def _log(self, progress: PipelineProgress) -> None:
+        if progress.late_rows and "startingoffsets" not in map(str.lower, self.spec.options):
+            log.warning(
+                "pipeline %s begins late: %d rows were trimmed before it", self.spec.name, progress.late_rows
+            )
         self._rows += progress.rows
         if self._rows == 0 or time.monotonic() < self._log_at:
             return

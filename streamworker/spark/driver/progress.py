@@ -28,6 +28,8 @@ class PipelineProgress:
     """Rows of each partition's log that the pipeline has not read."""
     seconds: float = 0.0
     """How long the micro-batch took."""
+    late_rows: int = 0
+    """In the first micro-batch: rows before it, which were trimmed or left out by ``startingOffsets``."""
     error: str = ""
 
     @property
@@ -41,14 +43,17 @@ def from_event(pipeline: str, event: Any) -> PipelineProgress:
     source = event.sources[0]
     end = _offset(source.endOffset)
     latest = _offset(source.latestOffset) or end
+    rows = int(source.numInputRows)
+    read = sum(position.rows for position in end.values())
     return PipelineProgress(
         pipeline=pipeline,
         state="running",
         batch=int(event.batchId),
-        rows=int(source.numInputRows),
+        rows=rows,
         rows_per_s=float(event.processedRowsPerSecond or 0),
         positions={p: position.rows for p, position in end.items()},
         lag_rows=offsets.lag(end, latest),
+        late_rows=max(0, read - rows) if int(event.batchId) == 0 else 0,
         seconds=float((event.durationMs or {}).get("triggerExecution", 0)) / 1000,
     )
 

@@ -76,6 +76,8 @@ def source_rows(spec: PipelineSpec, session: Session, together: Iterable[Pipelin
     if session.parallelism and not {"minpartitions", "maxpartitions"} & set(given):
         options["maxPartitions"] = str(session.parallelism)
     record = spec.processor.output or spec.processor.stream.record
+    if spec.mode == "complete" and "failondataloss" not in given:
+        options["failOnDataLoss"] = "true"  # The result would be of a part of the rows.
     if _is_table(spec):
         checkpoint = checkpoint_of(spec, spec.processor.stream.app)
         options |= {"sinkPath": _absolute(str(spec.path)), "sinkCheckpoint": _absolute(checkpoint)}

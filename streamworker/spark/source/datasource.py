@@ -31,6 +31,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pyarrow as pa
@@ -200,6 +201,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         start = locate(self._options, self._logs, self._options.starting_offsets)
         tails, now_ms = self._logs.tails_and_time()
         self._check_is_new(tails)
+        self._tell_late(start, tails)
         self._first = start
         self._register(start, tails, now_ms, must=True)
         if self._options.reader and any(0 < at.rows < tails[p].rows for p, at in start.items()):
@@ -208,6 +210,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         # Rows may have been trimmed during the wait. From here on workers know this reader.
         again = locate(self._options, self._logs, self._options.starting_offsets)
         self._first = {p: again[p] if again[p].rows > at.rows else at for p, at in start.items()}
+        self._tell_late(self._first, tails)
         return offsets.to_json(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -256,6 +259,27 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
             self._report(until, tails)
             self._check_continues(since, tails)
         return self._tasks(parts)
+
+    def _tell_late(self, start: offsets.Offset, tails: offsets.Offset) -> None:
+        """Tell of rows that were trimmed before a query that is to read from the first row on."""
+        o = self._options
+        late = {
+            p: at.rows
+            for p, at in sorted(start.items())
+            if o.starting_offsets.of(p) == "earliest" and at.rows
+        }
+        rows, told = sum(late.values()), self._logs.late_rows
+        if rows <= told:
+            return
+        self._logs.late_rows = rows
+        since_s = self._logs.oldest_ms(late) / 1000
+        report_loss(
+            f"The query begins late: {rows} of {sum(tail.rows for tail in tails.values())} rows of "
+            f"{o.app}.{o.stream} ({o.processor}) were trimmed before, by partition {late}; the oldest row "
+            f"that is left was committed at {datetime.fromtimestamp(since_s, UTC):%Y-%m-%d %H:%M:%S} UTC.",
+            fail=o.fail_on_late_start,
+            remedy="Restore them, or begin with what is left: failOnDataLoss=false.",
+        )
 
     def _check_sink(self, position: offsets.Offset) -> None:
         if self._options.sink is not None:

@@ -6,7 +6,7 @@ counts of their logs, so a query fetches no payload to find the end of a log.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -71,6 +71,8 @@ class AckedLogs:
         self._keys = GroupKeys(options.app, options.stream, options.processor)
         self._partitions = 0
         """Number of partitions in the last answer."""
+        self.late_rows = 0
+        """Rows that were trimmed before this reader began; kept in Redis with its position."""
 
     @property
     def _title(self) -> str:
@@ -130,6 +132,11 @@ class AckedLogs:
         fingerprint = self._read_hash(self._keys.schemas, "current", retry=retry)
         return None if fingerprint is None else self._schema(fingerprint.decode("ascii", "replace"))
 
+    def oldest_ms(self, partitions: Iterable[int]) -> int:
+        """Return when the oldest row of these logs was committed, by the server's clock; 0 for no row."""
+        found = [fields for p in partitions for _, fields in self._range(p, 0, 1)[0]]
+        return min((whole(fields.get(b"at", b"")) or 0 for fields in found), default=0)
+
     def schema(self) -> pa.Schema:
         """Return :meth:`current_schema`; if there is none, the error says why."""
         if (current := self.current_schema()) is not None:
@@ -168,7 +175,8 @@ class AckedLogs:
         name. ``begins``: this is the query's first position, so no row was read under the name yet.
         """
         if self._options.reader is not None:
-            self._write_position(self._options.reader, offset, at_ms, begins=begins, retry=retry)
+            late = self.late_rows
+            self._write_position(self._options.reader, offset, at_ms, begins=begins, late=late, retry=retry)
 
     def hold(self, readers: Sequence[str], tails: Offset, at_ms: int, *, retry: bool) -> None:
         """Register each of these readers that has no position in Redis yet at the first row.
@@ -184,9 +192,11 @@ class AckedLogs:
         for name in missing:
             self._write_position(name, firsts, at_ms, begins=True, retry=retry)
 
-    def _write_position(self, reader: str, offset: Offset, at_ms: int, *, begins: bool, retry: bool) -> None:
+    def _write_position(
+        self, reader: str, offset: Offset, at_ms: int, *, begins: bool, late: int = 0, retry: bool
+    ) -> None:
         rows, logs = ({p: at.rows for p, at in offset.items()}, {p: at.log for p, at in offset.items()})
-        text = ReaderPosition(rows, logs, at_ms, begins).text()
+        text = ReaderPosition(rows, logs, at_ms, begins, late).text()
         self._connection.call(lambda redis: redis.hset(self._keys.readers, reader, text), retry=retry)
 
     def registered(self) -> tuple[dict[int, Position], bool]:
@@ -198,6 +208,7 @@ class AckedLogs:
         if reader is None:
             return {}, False
         stored = read_position(self._read_hash(self._keys.readers, reader) or b"")
+        self.late_rows = stored.late_rows
         return {
             p: Position(n, stored.logs[p]) for p, n in stored.rows.items() if p in stored.logs
         }, stored.begins

@@ -51,6 +51,8 @@ class SourceOptions:
     min_partitions: int | None = None
     max_partitions: int | None = None
     fail_on_data_loss: bool = True
+    fail_on_late_start: bool = False
+    """Whether a query that is to read all rows may not begin where rows were trimmed."""
     include_metadata: bool = False
     reader: str | None = None
     """Name under which the query registers its position; without a name, workers may trim rows that the
@@ -76,7 +78,8 @@ NAMES = {
     "maxRowsPerTrigger": "rows of one micro-batch at most, over all partitions; not for batch reads",
     "minPartitions": "Spark tasks at least: large partitions are split by row range",
     "maxPartitions": "Spark tasks at most: partitions are packed together",
-    "failOnDataLoss": "true (default): missing rows end the query; false: it logs a warning and continues",
+    "failOnDataLoss": "true (default): missing rows end the query; false: it logs a warning and continues; a "
+    "query that begins where rows were trimmed ends only if true is given, as for a pipeline's whole result",
     "includeMetadata": "true adds _partition, _offset, _acked_at, _entry_id and _epoch; default false",
     "reader": "name under which the position is kept in Redis, so that trimming waits; not for batch reads",
     "siblings": "readers that start together with this one, separated by commas: it registers those without "
@@ -152,6 +155,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         min_partitions=_number(options, "minPartitions"),
         max_partitions=_number(options, "maxPartitions"),
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
+        fail_on_late_start=_flag(options, "failOnDataLoss", default=False),
         include_metadata=_flag(options, "includeMetadata", default=False),
         reader=options.get("reader"),
         siblings=siblings,

@@ -1,0 +1,107 @@
+"""A reader that begins where rows were trimmed says how many and since when, or does not begin."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
+
+from streamworker.core.data.readers import read_position
+from streamworker.errors import DataLoss
+from streamworker.spark.driver.pipelines import run_pipelines
+from streamworker.spark.driver.progress import PipelineProgress
+from streamworker.spark.driver.session import Session
+from streamworker.spark.source.datasource import LogStreamReader
+from streamworker.spark.source.options import parse_options
+from streamworker.spark.source.schema import spark_schema
+from tests.spark.acked import ORDER, AckedLog
+from tests.spark.queries import run, table
+from tests.spark.specs import pipeline
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def trimmed(acked: AckedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of twelve rows in two partitions the first six of one are gone."""
+    monkeypatch.chdir(tmp_path)
+    acked.fill(0, [6, 3])
+    acked.fill(1, [3])
+    acked.trim(0, 6)
+
+
+def reader(acked: AckedLog, **given: str) -> LogStreamReader:
+    options = parse_options(acked.options(reader="late", **given), streaming=True)
+    return LogStreamReader(options, spark_schema(ORDER))
+
+
+def test_the_source_says_how_many_rows_and_since_when(
+    acked: AckedLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In its log, once, and in Redis beside its position, where it stays when the query goes on."""
+    with caplog.at_level(logging.WARNING):
+        first = reader(acked).initialOffset()
+    (told,) = caplog.messages
+    assert told.startswith(
+        "The query begins late: 6 of 12 rows of shop.orders (price) were trimmed before, by "
+    )
+    assert "partition {0: 6}; the oldest row that is left was committed at 20" in told
+    again = reader(acked)
+    acked.fill(0, [2])
+    again.latestOffset(first, again.getDefaultReadLimit())
+    stored = read_position(acked.redis.hget(acked.keys.readers, "late"))
+    assert (stored.late_rows, stored.rows) == (6, {0: 6, 1: 0})
+
+
+@pytest.mark.parametrize("given", [{"startingOffsets": "latest"}, {"startingOffsets": '{"0": 6, "1": 0}'}])
+def test_a_query_that_was_told_to_begin_there_is_not_late(
+    acked: AckedLog, caplog: pytest.LogCaptureFixture, given: dict[str, str]
+) -> None:
+    """Even where nothing may be missing."""
+    with caplog.at_level(logging.WARNING):
+        reader(acked, failOnDataLoss="true", **given).initialOffset()
+    assert caplog.messages == []
+
+
+def test_where_nothing_may_be_missing_it_does_not_begin(acked: AckedLog) -> None:
+    """Neither does it register: workers keep no rows for it."""
+    with pytest.raises(DataLoss, match="begins late: 6 of 12 rows"):
+        reader(acked, failOnDataLoss="true").initialOffset()
+    assert acked.redis.hlen(acked.keys.readers) == 0
+
+
+def test_a_query_of_a_user_begins_and_one_that_must_not_ends(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Through Spark."""
+    run(spark, acked.options(), tmp_path / "one")
+    assert table(spark, tmp_path / "one") == acked.numbers()[6:]
+    with pytest.raises(PySparkException, match="DataLoss: The query begins late: 6 of 12 rows"):
+        run(spark, acked.options(failOnDataLoss="true"), tmp_path / "two")
+
+
+def test_a_pipeline_says_so_and_goes_on_and_a_whole_result_is_not_made_of_a_part(
+    spark_session: Session, acked: AckedLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The result of an aggregate would be wrong; failOnDataLoss=false makes it of what is left."""
+
+    def by_user(frame: DataFrame) -> DataFrame:
+        return frame.groupBy("user").agg(F.count("*").alias("orders"))
+
+    told: list[PipelineProgress] = []
+    rows = pipeline(lambda frame: frame, name="rows", path="lake/rows")
+    whole = pipeline(by_user)
+    part = pipeline(by_user, name="part", path="lake/part", options={"failOnDataLoss": "false"})
+    specs = [rows, whole, part]
+    assert run_pipelines(specs, session=spark_session, once=True, on_progress=told.append) == 1
+    assert {each.pipeline: each.late_rows for each in told if each.state == "running"} == {
+        "rows": 6,
+        "part": 6,
+    }
+    assert "pipeline rows begins late: 6 rows were trimmed before it" in caplog.messages
+    (failed,) = [each for each in told if each.state == "failed"]
+    assert failed.pipeline == "revenue"
+    assert "begins late: 6 of 12 rows" in failed.error
+    assert not Path("lake/revenue").exists()
