@@ -78,3 +78,20 @@ def test_master_and_remote_contradict_each_other(invoke: Invoke) -> None:
     """Before Spark starts."""
     result = invoke("spark", "shop:app", "--master", "local", "--remote", "sc://host")
     assert result.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--conf", "executor.memory=2g"), "is no setting of Spark"),
+        (("--conf", "spark.executor.memory"), "is no setting of Spark"),
+        (("--packages", "a:b:1", "--remote", "sc://host"), "A Connect server has its own jars"),
+    ],
+)
+def test_a_wrong_setting_of_spark_is_refused_before_it_starts(
+    invoke: Invoke, given: tuple[str, ...], said: str
+) -> None:
+    """With what to write instead."""
+    result = invoke("spark", "shop:app", *given)
+    assert result.exit_code == ExitCode.USAGE
+    assert said in " ".join(result.stderr.replace("│", " ").split())

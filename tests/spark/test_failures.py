@@ -1,5 +1,7 @@
 """The reason for a query's end is found in Spark's page of frames."""
 
+from pathlib import Path
+
 import pytest
 
 from streamworker.spark.driver.failures import read_failure
@@ -51,3 +53,26 @@ def test_a_machine_that_is_too_busy_is_told_from_a_fault() -> None:
     assert not failure.final
     assert "too busy" in failure.message
     assert not read_failure(OF_SPARK).too_busy
+
+
+def test_a_module_that_is_missing_is_not_tried_again() -> None:
+    """The next Python process would lack it, too."""
+    failure = read_failure("org.apache.spark.X\nModuleNotFoundError: No module named 'pyarrow'\n\tat java")
+    assert failure.final
+    assert failure.message.startswith(
+        "ModuleNotFoundError: No module named 'pyarrow'. Spark's Python processes need"
+    )
+
+
+def test_a_cause_that_stands_only_in_the_log_of_the_jvm_is_found(tmp_path: Path) -> None:
+    """Python has ended, and Spark's exception says no more."""
+    log = tmp_path / "spark.log"
+    text = "[STREAM_FAILED] x terminated: driver worker exited unexpectedly (crashed)"
+    assert "exited unexpectedly" in read_failure(text, log).message
+    log.write_text(
+        "ValueError: an older one\n" + "at java.X\n" * 9 + "ImportError: protobuf 5.0 or later\n at"
+    )
+    failure = read_failure(text, log)
+    assert failure.final
+    assert failure.message.startswith("ImportError: protobuf 5.0 or later. ")
+    assert not read_failure("disk full", log).final

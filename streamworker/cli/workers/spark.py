@@ -29,6 +29,14 @@ def spark(
         str | None,
         typer.Option("--remote", metavar="URL", help="Spark Connect server, such as sc://host:15002."),
     ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="KEY=VALUE", help="Spark setting, such as spark.executor.memory=2g."),
+    ] = None,
+    packages: Annotated[
+        str | None,
+        typer.Option("--packages", metavar="NAMES", help="Maven coordinates of jars, separated by commas."),
+    ] = None,
     forget: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +64,7 @@ def spark(
     Examples:
       streamworker spark shop:app
       streamworker spark shop:app --pipeline revenue --once
-      streamworker spark shop:app --master spark://host:7077
+      streamworker spark shop:app --master spark://host:7077 --conf spark.executor.memory=2g
       streamworker spark shop:app --forget revenue
     """
     from streamworker.cli import logs
@@ -65,6 +73,7 @@ def spark(
 
     if master is not None and remote is not None:
         raise typer.BadParameter("Give either --master or --remote.")
+    settings = _settings(conf, packages, remote)
     if forget is not None:
         run_async(_forget, resolve_app(app), forget)
         return
@@ -86,6 +95,7 @@ def spark(
             pipeline=pipeline,
             master=master,
             remote=remote,
+            conf=settings,
             once=once,
             stop=stop,
             on_progress=progressed,
@@ -93,6 +103,22 @@ def spark(
     if once and code == ExitCode.OK:
         code = _told_why(found, pipeline, rows)
     raise typer.Exit(code)
+
+
+def _settings(conf: list[str] | None, packages: str | None, remote: str | None) -> dict[str, str]:
+    settings = {}
+    for text in conf or ():
+        key, mark, value = text.partition("=")
+        if not (mark and key.startswith("spark.")):
+            raise typer.BadParameter(
+                f"--conf {text!r} is no setting of Spark. Write --conf spark.name=value."
+            )
+        settings[key] = value
+    if packages is not None:
+        if remote is not None:
+            raise typer.BadParameter("A Connect server has its own jars: start it with --packages.")
+        settings["spark.jars.packages"] = packages
+    return settings
 
 
 def _told_why(app: App, pipeline: str | None, rows: int) -> int:

@@ -1,11 +1,13 @@
-"""The cause of a failed query, from the text of Spark's exception. Pure.
+"""The cause of a failed query, from the text of Spark's exception.
 
 Spark wraps an error of the source in a page of Java and Python frames. This module finds the line with
 the error and its remedy.
 """
 
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from streamworker.spark.source.logs import NO_STREAM
 
@@ -17,6 +19,14 @@ FINAL = frozenset(
 TOO_BUSY = "Python worker failed to connect back"
 """Part of Spark's message when a Python process has not loaded its modules within 10 s. No setting
 changes this timeout, which a busy machine exceeds."""
+
+LACKING = frozenset({"ModuleNotFoundError", "ImportError"})
+"""Errors of Python that a restart of the query does not cure either."""
+
+CRASHED = "exited unexpectedly"
+"""Part of Spark's message when a Python process ended without an answer. Only the JVM's log has its error."""
+
+LOG_TAIL_BYTES = 64 * 1024
 
 _OURS = re.compile(r"streamworker\.errors\.(\w+): (.*)")
 _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Warning)): (.+)$", re.MULTILINE)
@@ -36,8 +46,14 @@ class Failure:
     """Whether a Python process of Spark did not start in time because of the machine's load."""
 
 
-def read_failure(text: str) -> Failure:
-    """Find the cause in the text of Spark's exception."""
+def read_failure(text: str, log_path: Path | None = None) -> Failure:
+    """Find the cause in the text of Spark's exception, or in the JVM's log if only that has it."""
+    if CRASHED in text and log_path is not None and log_path.exists():
+        with log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            tail = _PYTHON.findall(file.read().decode("utf-8", "replace"))
+        if tail:
+            return _of_python(*tail[-1])
     if TOO_BUSY in text:
         message = f"{TOO_BUSY} within 10 s: the machine is too busy, or Python does not start there."
         return Failure("Spark", message, final=False, too_busy=True)
@@ -47,7 +63,12 @@ def read_failure(text: str) -> Failure:
         return Failure(kind, message.strip(), kind in FINAL, message.startswith(NO_STREAM))
     python = _PYTHON.findall(text)
     if python:
-        kind, message = python[-1]
-        return Failure(kind, f"{kind}: {message.strip()}", final=False)
+        return _of_python(*python[-1])
     first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
     return Failure("Spark", first[:500], final=False)
+
+
+def _of_python(kind: str, message: str) -> Failure:
+    lacks = kind in LACKING
+    remedy = ". Spark's Python processes need it: install it where they run." if lacks else ""
+    return Failure(kind, f"{kind}: {message.strip()}{remedy}", final=lacks)

@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -63,6 +63,7 @@ def run_pipelines(
     pipeline: str | None = None,
     master: str | None = None,
     remote: str | None = None,
+    conf: Mapping[str, str] | None = None,
     once: bool = False,
     stop: threading.Event | None = None,
     on_progress: OnProgress | None = None,
@@ -79,8 +80,8 @@ def run_pipelines(
         An app, or the pipelines themselves.
     pipeline
         Run only the pipeline of this name.
-    master, remote
-        Where Spark runs; see :func:`streamworker.spark.driver.session.open_session`.
+    master, remote, conf
+        Where Spark runs, and its settings; see :func:`streamworker.spark.driver.session.open_session`.
     once
         Read the rows that the logs hold now and end; this overrides the triggers.
     stop
@@ -116,7 +117,13 @@ def run_pipelines(
         if locks is None:
             return 0
         found = session or open_session(
-            specs[0].processor.stream.app, master=master, remote=remote, redis_url=redis_url, keep_open=locks
+            specs[0].processor.stream.app,
+            master=master,
+            remote=remote,
+            redis_url=redis_url,
+            conf=conf,
+            shuffle_partitions=max(spec.processor.stream.partitions for spec in specs),
+            keep_open=locks,
         )
         runs = [_Run(spec, found, once=once, on_progress=on_progress) for spec in specs]
         try:
@@ -211,7 +218,7 @@ class _Run:
         except Exception as error:
             if self.session.has_ended(within_s=JVM_END_S):
                 raise
-            self._fail(read_failure(str(error)))
+            self._fail(read_failure(str(error), self.session.log_path))
         else:
             log.info("pipeline %s runs", self.spec.name)
 
@@ -236,7 +243,7 @@ class _Run:
             self.active = False
             self._report_state("done")
         else:
-            self._fail(read_failure(str(error)))
+            self._fail(read_failure(str(error), self.session.log_path))
 
     def stop(self, deadline: float) -> None:
         """Wait until ``deadline`` for the current micro-batch, then stop the query."""

@@ -45,6 +45,9 @@ SMALL_MACHINE = {
 }
 """Settings for a local master. The checkpoint manager is only safe for one driver on a local disk."""
 
+SHUFFLE, SHUFFLE_UNSET = "spark.sql.shuffle.partitions", "200"
+"""A setting of Spark and its default."""
+
 EVERYWHERE = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC"}
 
 SOCKET_NAME_BYTES = len("/.sock") + 37
@@ -118,6 +121,7 @@ def open_session(
     redis_url: str | None = None,
     log_path: Path | None = None,
     conf: Mapping[str, str] | None = None,
+    shuffle_partitions: int | None = None,
     keep_open: Sequence[int] = (),
 ) -> Session:
     """Start Spark, or connect to a Spark Connect server, and register the source.
@@ -136,6 +140,9 @@ def open_session(
         File for the JVM's output; one in a temporary folder if None.
     conf
         Spark settings that override the defaults.
+    shuffle_partitions
+        Tasks after a shuffle, where nobody has set ``spark.sql.shuffle.partitions``: Spark's 200 take
+        seconds for each micro-batch of a small stream.
     keep_open
         Open files that a local JVM inherits, so that their locks last until the JVM ends.
     """
@@ -145,8 +152,16 @@ def open_session(
             raise ConfigurationError(
                 "Both a Spark master and a remote server are given.", remedy="Use --master or --remote."
             )
-        return _connect(name, remote, conf or {})
-    return _start(name, master or "local[*]", redis_url, log_path, dict(conf or {}), keep_open)
+        session = _connect(name, remote, conf or {})
+    else:
+        session = _start(name, master or "local[*]", redis_url, log_path, dict(conf or {}), keep_open)
+    if (
+        shuffle_partitions
+        and session.spark.conf.get(SHUFFLE) == SHUFFLE_UNSET
+        and SHUFFLE not in (conf or {})
+    ):
+        session.spark.conf.set(SHUFFLE, max(shuffle_partitions, 4))
+    return session
 
 
 def _need_pyspark() -> None:
@@ -184,6 +199,10 @@ def _start(
             remedy="Pass it on with spark=..., or stop it first.",
         )
     local = master.startswith("local")
+    if not local and "PYSPARK_PYTHON" not in os.environ and "spark.pyspark.python" not in conf:
+        log.warning(
+            "PYSPARK_PYTHON is not set: Spark runs python3 on its machines, which needs streamworker[spark]"
+        )
     java_home = find_java().home
     sweep()
     scratch, lock = make_scratch()
