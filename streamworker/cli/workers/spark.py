@@ -15,6 +15,15 @@ from streamworker.errors import ConfigurationError
 from streamworker.importing import Selection, resolve_app
 from streamworker.redisio.group import readers
 
+Confs = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="Spark setting, such as spark.executor.memory=2g."),
+]
+Packages = Annotated[
+    str | None,
+    typer.Option("--packages", metavar="NAMES", help="Maven coordinates of jars, separated by commas."),
+]
+
 
 def spark(
     app: AppPath,
@@ -29,14 +38,8 @@ def spark(
         str | None,
         typer.Option("--remote", metavar="URL", help="Spark Connect server, such as sc://host:15002."),
     ] = None,
-    conf: Annotated[
-        list[str] | None,
-        typer.Option("--conf", metavar="KEY=VALUE", help="Spark setting, such as spark.executor.memory=2g."),
-    ] = None,
-    packages: Annotated[
-        str | None,
-        typer.Option("--packages", metavar="NAMES", help="Maven coordinates of jars, separated by commas."),
-    ] = None,
+    conf: Confs = None,
+    packages: Packages = None,
     forget: Annotated[
         str | None,
         typer.Option(
@@ -82,12 +85,11 @@ def spark(
     stop = threading.Event()
     # Spark takes some ten seconds to start; a terminal shows that until the first progress event.
     starting = console(error=True).status("Starting Spark")
-    rows = 0
+    read: list[int] = []
 
     def progressed(progress: PipelineProgress) -> None:
-        nonlocal rows
         starting.stop()
-        rows += progress.rows
+        read.append(progress.rows)
 
     with two_stages(stop.set, lambda: os._exit(ExitCode.FORCED)), starting:
         code = run_pipelines(
@@ -101,7 +103,7 @@ def spark(
             on_progress=progressed,
         )
     if once and code == ExitCode.OK:
-        code = _told_why(found, pipeline, rows)
+        code = _told_why(found, pipeline, any(read))
     raise typer.Exit(code)
 
 
@@ -121,7 +123,7 @@ def _settings(conf: list[str] | None, packages: str | None, remote: str | None) 
     return settings
 
 
-def _told_why(app: App, pipeline: str | None, rows: int) -> int:
+def _told_why(app: App, pipeline: str | None, has_read: bool) -> int:
     """Say why a run over what is there read no more than it did; partitions that stand are a failure."""
     read = {spec.processor.name for spec in app.pipelines.values() if pipeline in (None, spec.name)}
     selection = Selection(app, tuple(spec for spec in app.processors.values() if spec.name in read))
@@ -134,7 +136,7 @@ def _told_why(app: App, pipeline: str | None, rows: int) -> int:
     if halted:
         say(*halted, "The pipelines have read the rows before. See: streamworker doctor", error=True)
         return ExitCode.FAILED
-    if rows == 0:
+    if not has_read:
         say("There were no new rows: the pipelines have read all that was committed.")
     return ExitCode.OK
 

@@ -1,7 +1,8 @@
 """The position of a reader of the acked logs, and its stored form.
 
 A reader writes its own position: Spark's driver writes the offsets before which it will not read again.
-Workers read all of them, since trimming waits for the slowest reader.
+Workers read all of them, since trimming waits for the slowest reader. The module travels to Spark Connect
+servers, so it imports the standard library only.
 """
 
 import json
