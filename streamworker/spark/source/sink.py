@@ -1,9 +1,10 @@
-"""Replacing a whole result atomically: a reader sees the old result or the new one.
+"""Replacing a whole result atomically: a reader that resolves the link sees one version of it.
 
 Spark's file formats can only append. A pipeline in mode ``complete`` has its whole result at
 the end of each micro-batch. The sink writes the result into a new directory beside ``path``, and then
-points ``path``, a symbolic link, at it in one step. The previous directory stays until the next batch,
-for readers that still have it open.
+points ``path``, a symbolic link, at it in one step. A directory stays for ``KEPT_S`` after it was replaced,
+for readers that resolved the link before. A reader that opens file after file through the link itself may
+meet two versions: no file system replaces a directory of files under such a reader.
 
     lake/revenue -> .streamworker/revenue/revenue/versions/5f0c8e7a-000012
     lake/.streamworker/revenue/revenue/versions/5f0c8e7a-000011
@@ -19,13 +20,17 @@ Imports the standard library only, since with a remote Spark this module runs on
 import json
 import os
 import shutil
+import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from streamworker.errors import ConfigurationError
 
 VERSIONS = "versions"
+KEPT_S = 30.0
+"""How long a version stays after it was replaced."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,9 @@ class WholeResult:
         link, target = Path(self.path), Path(self.folder) / VERSIONS / version
         if link.is_symlink() and link.resolve() == target.resolve():
             return
-        before = link.resolve().name if link.is_symlink() else None
         result.write.format(self.format).options(**self.options).mode("overwrite").save(str(target))
         self.point(link, target)
-        self._clean(keep={version, before})
+        self._clean()
 
     def check(self) -> None:
         """Refuse a path that holds other data, or a result that was made from another checkpoint directory.
@@ -87,9 +91,13 @@ class WholeResult:
         fresh.symlink_to(os.path.relpath(target, link.parent))
         fresh.replace(link)
 
-    def _clean(self, keep: set[str | None]) -> None:
-        for version in (Path(self.folder) / VERSIONS).iterdir():
-            if version.name not in keep and not version.name.startswith("."):
+    def _clean(self) -> None:
+        versions = [
+            each for each in (Path(self.folder) / VERSIONS).iterdir() if not each.name.startswith(".")
+        ]
+        made_s = {version: version.stat().st_mtime for version in versions}
+        for version, successor in pairwise(sorted(versions, key=made_s.__getitem__)):
+            if made_s[successor] < time.time() - KEPT_S:
                 shutil.rmtree(version, ignore_errors=True)
 
     def _query_id(self) -> str:
