@@ -32,13 +32,7 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def wait_for(predicate: Callable[[], T], description: str, timeout_s: float = PATIENCE_S) -> T:
-    """Wait until ``predicate()`` is true and return what it returned.
-
-    Raises
-    ------
-    AssertionError
-        Naming ``description`` when it took longer than ``timeout_s``.
-    """
+    """Wait until ``predicate()`` is true and return what it returned; else fail with the description."""
     deadline = time.monotonic() + timeout_s
     while not (value := predicate()):
         if time.monotonic() > deadline:
@@ -72,19 +66,9 @@ async def wait_for_async(
 def beside(
     work: Callable[[threading.Event], Coroutine[Any, Any, None]], timeout_s: float = 120
 ) -> Iterator[None]:
-    """Let something async run in a thread and a loop of its own meanwhile.
+    """Let something async run in a thread and a loop of its own, until the event that it is given is set.
 
-    Parameters
-    ----------
-    work
-        Given an event that is set when it is to end.
-    timeout_s
-        How long it may take to end then.
-
-    Raises
-    ------
-    AssertionError
-        If it failed, or does not end.
+    This fails if the work failed, or does not end within the timeout after that.
     """
     stop = threading.Event()
     failed: list[BaseException] = []
@@ -130,18 +114,9 @@ def inherited(actions: Mapping[signal.Signals, signal.Handlers]) -> Iterator[Non
 
 
 class WorkerProcess:
-    """A real ``streamworker`` process whose output goes to a file.
+    """A real ``python -m streamworker`` process whose output goes to a file.
 
-    Parameters
-    ----------
-    arguments
-        What follows ``python -m streamworker``.
-    cwd
-        Where it runs; apps are imported from here.
-    log_path
-        Where its stdout and stderr go.
-    environ
-        Variables added to this process's environment.
+    It imports apps from ``cwd``; ``environ`` is added to this process's environment.
     """
 
     def __init__(
@@ -161,20 +136,16 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self.process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended."""
         return self.process.poll() is None
 
     def log(self) -> str:
-        """Return what it has printed so far."""
         return self.log_path.read_text("utf-8", "replace")
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
         self.process.send_signal(number)
 
     def terminate(self) -> None:
@@ -195,13 +166,7 @@ class WorkerProcess:
         self.send_signal(signal.SIGCONT)
 
     def wait(self, timeout_s: float = 30.0) -> int:
-        """Wait until it has ended and return its exit code.
-
-        Raises
-        ------
-        AssertionError
-            With its log, when it does not end in time.
-        """
+        """Wait until it has ended and return its exit code; fail with its log if it does not end in time."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

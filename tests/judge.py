@@ -28,13 +28,7 @@ def schemas_of(stored: Mapping[Any, Any]) -> dict[str, pa.Schema]:
 
 
 def read_logs(client: Any, keys: GroupKeys, partitions: int) -> dict[int, list[LogEntry]]:
-    """Return the entries of each partition's acked log.
-
-    Parameters
-    ----------
-    client
-        Its replies are bytes.
-    """
+    """Return the entries of each partition's acked log; the client's replies are bytes."""
     schemas = schemas_of(client.hgetall(keys.schemas))
     return {
         p: [
@@ -49,11 +43,6 @@ def check_chain(where: str, entries: Iterable[tuple[EntryId, Mapping[bytes, byte
     """Each entry follows the one before it, epochs only grow, and each has one owner.
 
     Commits without rows (dead letters alone) add no entry, and move the checkpoint.
-
-    Raises
-    ------
-    AssertionError
-        Naming the entry.
     """
     owners: dict[int, bytes] = {}
     epoch, rows, last = 0, 0, ZERO
@@ -73,15 +62,7 @@ def check_chain(where: str, entries: Iterable[tuple[EntryId, Mapping[bytes, byte
 def check_rows(logs: Iterable[Iterable[Row]]) -> set[int]:
     """Nothing is in the logs twice, and each key is in the order in which it was sent.
 
-    Returns
-    -------
-    set
-        The numbers that are there.
-
-    Raises
-    ------
-    AssertionError
-        Naming records, or a key.
+    Returns the numbers that are there.
     """
     newest: dict[str, int] = {}
     times: Counter[int] = Counter()

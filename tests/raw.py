@@ -31,7 +31,6 @@ class RawCluster(RedisCluster):
         return self.client_of(node)
 
     def client_of(self, node: ClusterNode) -> redis.Redis:
-        """Return a client of one node."""
         client: redis.Redis = self.get_redis_connection(node)
         return client
 

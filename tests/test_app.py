@@ -22,8 +22,6 @@ from tests.helpers import wait_for
 
 @dataclass
 class Order:
-    """A record."""
-
     customer: str
     n: int
 

@@ -13,15 +13,11 @@ from streamworker.processors import Mode
 
 
 class Order(msgspec.Struct):
-    """What the stream holds."""
-
     customer: str
     amount: float
 
 
 class Priced(msgspec.Struct):
-    """What some processors return."""
-
     customer: str
     price: float
 

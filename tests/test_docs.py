@@ -37,7 +37,6 @@ TARGETS = re.compile(r"(?:`|^(?=make [a-z -]+(?:#|$)))make ([a-z -]+)", re.MULTI
 
 
 def name_of(path: Path) -> str:
-    """Return a page's name for a test's id."""
     return str(path.relative_to(ROOT))
 
 

@@ -44,8 +44,6 @@ DOCS = Path(__file__).parent.parent / "docs" / "guarantees.md"
 
 
 class Item(msgspec.Struct):
-    """A numbered record of one key."""
-
     key: str
     n: int
 

@@ -63,7 +63,6 @@ def beat(server_ms: int, connection: int, run_id: str = "run") -> membership_eve
 
 
 def of_type(effects: Iterable[ev.Effect], kind: type[E]) -> list[E]:
-    """Return the effects of one type."""
     return [effect for effect in effects if isinstance(effect, kind)]
 
 

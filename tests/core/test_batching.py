@@ -16,7 +16,6 @@ from streamworker.errors import InternalError
 
 
 def search(count: int, poison: set[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]]:
-    """Run a search; returns the slices tried, those that succeeded, and what was found."""
     halving = Halving(count)
     tried: list[tuple[int, int]] = []
     good: list[tuple[int, int]] = []

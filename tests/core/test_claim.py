@@ -43,11 +43,9 @@ class Node:
 
     @property
     def server_ms(self) -> int:
-        """The server's clock."""
         return self.now_ms + SERVER_AHEAD
 
     def tell(self, event: ev.Event) -> list[ev.Effect]:
-        """Bring an event; return what is to be done."""
         return self.core.handle(event, self.now_ms)
 
     def pass_ms(self, ms: int) -> list[ev.Effect]:
@@ -60,27 +58,22 @@ class Node:
         return effects
 
     def entry(self, partition: int, owner: str, etag: int = 7, *, age_ms: int = 0) -> OwnershipEntry:
-        """Return an entry that was changed so long ago."""
         return OwnershipEntry(partition, owner, etag, self.server_ms - age_ms, "5-0")
 
     def listed(self, *entries: OwnershipEntry) -> list[ev.Effect]:
-        """Answer a list."""
         return self.tell(OwnershipListed(self.partitions, entries, self.server_ms))
 
     def claimed(
         self, won: Mapping[int, int], refused: Mapping[int, OwnershipEntry | None] | None = None
     ) -> list[ev.Effect]:
-        """Answer a claim."""
         return self.tell(PartitionsClaimed(won, refused or {}))
 
     def renewed(
         self, updated: Mapping[int, int], refused: Mapping[int, OwnershipEntry | None] | None = None
     ) -> list[ev.Effect]:
-        """Answer an update."""
         return self.tell(CheckpointsUpdated(updated, refused or {}))
 
     def acquired(self, *partitions: int, epoch: int = 3) -> list[ev.Effect]:
-        """Grant locks."""
         lock = Acquired(epoch, ZERO, 0, 0, "log")
         return self.tell(ev.LocksAnswered(ME, partitions, dict.fromkeys(partitions, lock)))
 
@@ -108,7 +101,6 @@ def claiming(partitions: int = 1) -> Node:
 
 
 def found(effects: list[ev.Effect], kind: type[ev.Effect]) -> list[ev.Effect]:
-    """Return the effects of one kind."""
     return [effect for effect in effects if isinstance(effect, kind)]
 
 

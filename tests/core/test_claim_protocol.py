@@ -37,13 +37,11 @@ class Spied:
         self.asked: list[Effect] = []
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
-        """Pass an event on."""
         effects = self.core.handle(event, now_ms)
         self.asked += effects
         return effects
 
     def next_deadline_ms(self) -> int | None:
-        """Pass it on."""
         return self.core.next_deadline_ms()
 
 
@@ -71,12 +69,10 @@ class Group(World):
         self._judge(change)
 
     def start_some(self, count: int) -> list[SimWorker]:
-        """Start some workers at once."""
         return [self.start() for _ in range(count)]
 
     @property
     def store(self) -> Any:
-        """The store of entries, as it is."""
         return self.model.extension
 
     def shares(self) -> list[int]:
@@ -96,12 +92,10 @@ class Group(World):
 
 
 def running(worker: SimWorker) -> set[int]:
-    """Return the partitions that a worker handles."""
     return {p for p, runner in worker.runners.items() if not runner.ended}
 
 
 def has(group: Group, *shares: int) -> Callable[[], bool]:
-    """Return whether the workers that are there handle so many partitions each."""
     return lambda: group.shares() == list(shares)
 
 

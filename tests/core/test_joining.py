@@ -20,7 +20,6 @@ ASKED_MS = 6_950
 
 
 def applicant(name: str, *former: str, static_id: str = "") -> Applicant:
-    """Return somebody who wants in."""
     member = Member(f"{name}.1", name, "host", 1, ASKED_MS, capacity=2, static_id=static_id)
     return Applicant(**structs.asdict(member), strategy="range", former=former)
 

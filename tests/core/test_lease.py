@@ -51,13 +51,11 @@ class Node:
         self.effects: list[ev.Effect] = []
 
     def tell(self, event: ev.Event) -> list[ev.Effect]:
-        """Bring an event; return what is to be done now."""
         now = self.core.handle(event, self.now_ms)
         self.effects += now
         return now
 
     def control(self, *messages: ControlMessage) -> list[ev.Effect]:
-        """Bring control messages."""
         return self.tell(ev.ControlReceived(messages))
 
     def pass_ms(self, ms: int) -> list[ev.Effect]:
@@ -108,17 +106,14 @@ class Node:
 
 
 def challenged(*partitions: int) -> LeaseChallenged:
-    """A message of another node."""
     return LeaseChallenged(partitions, OTHER, 1)
 
 
 def granted(partition: int, epoch: int = 1) -> ev.LocksAnswered:
-    """The lock is ours."""
     return ev.LocksAnswered(ME, (partition,), {partition: Acquired(epoch, ZERO, 0, 0, "log")})
 
 
 def asked(effects: list[ev.Effect]) -> Mapping[int, Challenge]:
-    """Return what is to be challenged."""
     return {p: how for e in effects if isinstance(e, ChallengeLeases) for p, how in e.challenges.items()}
 
 

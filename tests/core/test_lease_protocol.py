@@ -50,7 +50,6 @@ class Race(World):
         self._judge(change)
 
     def make_core(self, worker: SimWorker) -> Coordinator:
-        """Make a core with this world's measure of load."""
         return LeaseCore(self.setup(worker), self.load)
 
     @property
@@ -65,7 +64,6 @@ class Race(World):
         return [len(running(worker)) for worker in self.staying]
 
     def is_covered(self) -> bool:
-        """Whether each partition is handled by exactly one worker that stays."""
         handled = [p for worker in self.staying for p in running(worker)]
         return sorted(handled) == list(range(len(self.model.locks)))
 

@@ -10,7 +10,6 @@ ILLEGAL = [(s, t) for s in State for t in Trigger if t not in TRANSITIONS[s]]
 
 
 def reachable(start: State) -> set[State]:
-    """Return every state that some triggers lead to."""
     found, todo = {start}, [start]
     while todo:
         news = set(TRANSITIONS[todo.pop()].values()) - found

@@ -23,7 +23,6 @@ steps = st.lists(st.tuples(st.sampled_from(["leaving", "without"]), st.integers(
 
 
 def evolve(members: list[Member], changes: list[tuple[str, int]], partitions: int) -> Membership:
-    """Return a group after these members joined and some changed or left."""
     membership = Membership.empty(partitions, "range")
     for member in members:
         membership = membership.with_member(member)
@@ -170,7 +169,6 @@ def member_named(name: str, start: int) -> Member:
 
 
 def static_group(n: int, partitions: int, strategy: str) -> Membership:
-    """Return a group of static members."""
     membership = Membership.empty(partitions, strategy)
     for rank in range(n):
         membership = membership.with_member(member_named(f"w{rank}", 0))

@@ -27,13 +27,11 @@ CALL_FAILED = membership_events.CallFailed(membership_events.Call.DOCUMENT)
 
 
 def mends(effects: list[ev.Effect]) -> membership_events.MendDocument:
-    """Return the one thing that is asked for."""
     (found,) = of_type(effects, membership_events.MendDocument)
     return found
 
 
 def shown(bench: Bench, document: bytes) -> list[ev.Effect]:
-    """Let a worker read something."""
     bench.heartbeat(generation=0)
     return bench.send(membership_events.DocumentRead(document, 5_000))
 

@@ -29,17 +29,14 @@ class Desk:
         self.ownership = Ownership(OWNER, GRACE_MS, lambda: RETRY_MS + RETRY_MS // 4)
 
     def assign(self, *partitions: int, generation: int = 5) -> list[ev.Effect]:
-        """Assign exactly these."""
         effects = self.ownership.assign(dict.fromkeys(partitions, generation), generation, self.now_ms)
         return effects + self.advance()
 
     def asking(self, *partitions: int) -> "Desk":
-        """Assign these, and return the desk."""
         self.assign(*partitions)
         return self
 
     def advance(self, ms: int = 0) -> list[ev.Effect]:
-        """Let time pass."""
         self.now_ms += ms
         return self.ownership.advance(self.now_ms, LIVE)
 
@@ -53,12 +50,10 @@ class Desk:
         return self.ownership.handle(event, self.now_ms) + self.advance()
 
     def stopped(self, partition: int, epoch: int) -> list[ev.Effect]:
-        """Let a runner end."""
         self.ownership.handle(ev.RunnerStopped(partition, epoch), self.now_ms)
         return self.advance()
 
     def told(self, *partitions: int) -> list[ev.Effect]:
-        """Bring the message that these were released."""
         self.ownership.told(partitions, self.now_ms)
         return self.advance()
 
@@ -406,14 +401,12 @@ class EveryOrder(RuleBasedStateMachine):
 
     @rule(desired=st.frozensets(st.integers(0, 3)))
     def assign(self, desired: frozenset[int]) -> None:
-        """The group changes."""
         self.desired = desired
         self.generation += 1
         self.do(self.desk.assign(*desired, generation=self.generation))
 
     @rule(replies=st.lists(st.sampled_from(["granted", "held", "stale", "lost"]), min_size=4, max_size=4))
     def answer_acquire(self, replies: list[str]) -> None:
-        """Some call is answered."""
         if not self.acquiring:
             return
         asked = self.acquiring.pop(len(replies[0]) % len(self.acquiring)).partitions
@@ -428,7 +421,6 @@ class EveryOrder(RuleBasedStateMachine):
 
     @rule(lost=st.frozensets(st.integers(0, 3)))
     def answer_release(self, lost: frozenset[int]) -> None:
-        """Some release is answered."""
         if self.releasing:
             asked = tuple(self.releasing.pop(0).epochs)
             self.calling -= set(asked)
@@ -436,7 +428,6 @@ class EveryOrder(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, 3), how=st.sampled_from(["stopped", "fenced", "halted"]))
     def runner_event(self, partition: int, how: str) -> None:
-        """A runner tells something about itself."""
         epoch = self.runners.get(partition)
         if epoch is None or (how == "stopped" and partition not in self.ending):
             return
@@ -455,12 +446,10 @@ class EveryOrder(RuleBasedStateMachine):
 
     @rule(partitions=st.frozensets(st.integers(0, 5)))
     def told(self, partitions: frozenset[int]) -> None:
-        """A message comes."""
         self.do(self.desk.told(*partitions))
 
     @rule(ms=st.sampled_from([1, RETRY_MS, GRACE_MS]))
     def time_passes(self, ms: int) -> None:
-        """Timers go off."""
         self.do(self.desk.advance(ms))
 
     @invariant()

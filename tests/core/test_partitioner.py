@@ -17,14 +17,10 @@ from tests.core.vectors import VECTORS
 
 
 class Colour(enum.StrEnum):
-    """Values that are text."""
-
     RED = "red"
 
 
 class Level(enum.Enum):
-    """Values that are numbers."""
-
     HIGH = 3
 
 

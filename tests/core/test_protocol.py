@@ -201,7 +201,6 @@ class Watched:
         self.stopping = False
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
-        """Pass an event on, and look at what the core wants done."""
         self.stopping |= isinstance(event, StopRequested)
         effects: list[Effect] = self.core.handle(event, now_ms)
         drained = {effect.partition for effect in effects if isinstance(effect, DrainRunner)}
@@ -209,7 +208,6 @@ class Watched:
         return effects
 
     def next_deadline_ms(self) -> int | None:
-        """Pass it on."""
         deadline_ms: int | None = self.core.next_deadline_ms()
         return deadline_ms
 

@@ -27,7 +27,6 @@ def static_bench(static_id: str = "one") -> Bench:
 
 
 def group(*members: Member) -> Membership:
-    """Return the group of these members, in this order."""
     membership = Membership.empty(8, "range")
     for member in members:
         membership = membership.with_member(member)
@@ -35,7 +34,6 @@ def group(*members: Member) -> Membership:
 
 
 def member(member_id: str, static_id: str = "") -> Member:
-    """Return an active member."""
     return Member(member_id, member_id.partition(".")[0], "host", 1, 0, static_id=static_id)
 
 

@@ -27,7 +27,6 @@ class Observer:
     taken: int = 0
 
     def add(self, key: str | None) -> None:
-        """Add a record if there is room."""
         assert self.window.room == self.size - (len(self.keys) - self.taken)
         if self.window.room:
             assert self.window.add(key) == len(self.keys)
@@ -58,7 +57,6 @@ class Observer:
         return True
 
     def end(self, which: int, how: str) -> None:
-        """Let one that is running end in some way."""
         if not self.running:
             return
         place = self.running.pop(which % len(self.running))
@@ -66,7 +64,6 @@ class Observer:
         {"finish": self.done.add, "defer": self.paused.append, "abandon": self.abandoned.add}[how](place)
 
     def resume(self, which: int) -> None:
-        """Let a pause end."""
         if self.paused:
             self.window.again(self.paused.pop(which % len(self.paused)))
 

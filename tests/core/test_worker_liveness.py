@@ -24,12 +24,10 @@ def silence(bench: Bench, ms: int, **beats: membership_events.Beat) -> list[ev.E
 
 
 def probed(bench: Bench, *connections: int) -> list[ev.Effect]:
-    """Answer a probe: the server has these connections."""
     return bench.send(membership_events.PeersProbed(frozenset(connections)))
 
 
 def removals(effects: list[ev.Effect]) -> list[tuple[str, ...]]:
-    """Return whom changes of the document remove."""
     return [change.removed for change in of_type(effects, membership_events.ChangeDocument)]
 
 

@@ -15,8 +15,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Order(msgspec.Struct):
-    """A record."""
-
     customer: str
     amount: float
 

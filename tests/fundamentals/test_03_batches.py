@@ -10,8 +10,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Reading(msgspec.Struct):
-    """A small record."""
-
     value: int
 
 

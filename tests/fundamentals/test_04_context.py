@@ -10,8 +10,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Order(msgspec.Struct):
-    """A record."""
-
     customer: str
 
 

@@ -13,16 +13,12 @@ pytestmark = pytest.mark.anyio
 
 
 class Order(msgspec.Struct):
-    """What comes in."""
-
     customer: str
     amount: Decimal
     at: datetime
 
 
 class Line(msgspec.Struct):
-    """What goes out."""
-
     customer: str
     half: Decimal
 

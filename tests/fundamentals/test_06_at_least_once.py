@@ -12,8 +12,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Payment(msgspec.Struct):
-    """A record."""
-
     number: int
 
 

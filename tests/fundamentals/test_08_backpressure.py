@@ -11,8 +11,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Item(msgspec.Struct):
-    """A record."""
-
     number: int
 
 

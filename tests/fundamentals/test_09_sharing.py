@@ -12,8 +12,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Item(msgspec.Struct):
-    """A record."""
-
     key: str
     number: int
 

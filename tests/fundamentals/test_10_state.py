@@ -10,15 +10,11 @@ pytestmark = pytest.mark.anyio
 
 
 class Deposit(msgspec.Struct):
-    """A record."""
-
     account: str
     amount: int
 
 
 class Balance(msgspec.Struct):
-    """A row."""
-
     account: str
     balance: int
 

@@ -10,8 +10,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Reading(msgspec.Struct):
-    """A record."""
-
     value: int
 
 

@@ -21,7 +21,6 @@ LINES = 100
 
 
 def scenario(path: Path) -> Scenario:
-    """Read one."""
     return read(path.read_text("utf-8"))
 
 
@@ -35,7 +34,6 @@ every_one = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
 def is_right(text: str) -> bool:
-    """Whether the cores write what stands in a text."""
     told, _ = play(read(text))
     return str(told).splitlines() == text.splitlines()
 

@@ -44,7 +44,6 @@ def write_down(ctx: Context, numbers: list[int], started: float) -> None:
 
 
 async def record(batch: list[Item], ctx: Context) -> list[Item]:
-    """Write down the batch and forward it."""
     started = time.monotonic()
     (LEDGER / f"{os.getpid()}.started").touch()
     seconds = HOT_S if ctx.partition == HOT else HANDLER_S
@@ -57,7 +56,6 @@ async def record(batch: list[Item], ctx: Context) -> list[Item]:
 
 
 async def record_one(item: Item, ctx: Context) -> Item:
-    """Write down one record and forward it."""
     started = time.monotonic()
     (LEDGER / f"{os.getpid()}.started").touch()
     await asyncio.sleep(0.005 + item.n % 7 / 500)

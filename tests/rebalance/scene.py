@@ -149,7 +149,6 @@ class Scene:
         wait_for((self.ledger / f"{worker.pid}.started").exists, "the handler was called")
 
     def calls(self) -> list[Call]:
-        """Return all that was executed, by start."""
         found = []
         for path in self.ledger.glob("*.jsonl"):
             for line in whole_lines(path):
@@ -159,7 +158,6 @@ class Scene:
         return sorted(found, key=lambda call: call.start)
 
     def executed(self) -> list[int]:
-        """Return the numbers of all records that were executed, repeats included."""
         return [n for call in self.calls() for n in call.n]
 
     def acked(self) -> dict[int, list[dict[str, Any]]]:

@@ -22,18 +22,15 @@ from tests.records.kinds import KINDS, VALUES, Colour, Level, Place
 
 
 def one_field(hint: Any) -> type:
-    """Return a record class with one field ``x`` of this type."""
     return msgspec.defstruct("Probe", [("x", hint)])
 
 
 def column(hint: Any, *values: Any) -> pa.Array:
-    """Return the Arrow column of these values."""
     probe = one_field(hint)
     return RecordType.of(probe).to_arrow([probe(value) for value in values]).column(0)
 
 
 def plain(value: Any) -> Any:
-    """Return a value as Arrow gives it back."""
     if isinstance(value, Place):
         return {"city": value.city, "zip_code": value.zip_code}
     if isinstance(value, dt.datetime):
@@ -67,21 +64,15 @@ def test_every_kind_of_record_comes_back_from_arrow(kind: Any, rows: list[dict[s
 
 
 class Tone(enum.StrEnum):
-    """Values that are text by themselves."""
-
     LOUD = "loud"
 
 
 class Leaf(msgspec.Struct):
-    """The innermost record."""
-
     at: dt.datetime | None
     sizes: list[int | None]
 
 
 class Branch(msgspec.Struct):
-    """A record of records, in lists, in maps."""
-
     leaves: list[Leaf | None] | None
     by_name: dict[str, list[Leaf]]
     one: Leaf | None
@@ -159,14 +150,10 @@ UserId = NewType("UserId", int)
 
 
 class Partial(TypedDict, total=False):
-    """A record of which every key may be missing."""
-
     number: int
 
 
 class Reference(TypedDict):
-    """A record with a marked key."""
-
     number: NotRequired[int]
     place: Place
 
@@ -249,8 +236,6 @@ class Node(msgspec.Struct):
 
 
 class Mixed(enum.Enum):
-    """Values of two types."""
-
     A = 1
     B = "b"
 
@@ -370,8 +355,6 @@ def test_a_nested_value_that_does_not_fit_is_named_by_its_path(
 
 
 class Pair(NamedTuple):
-    """A record as a tuple."""
-
     left: int
     right: int
 
@@ -395,7 +378,6 @@ N = pa.field("n", pa.int64(), nullable=False)
 
 
 def table(*fields: pa.Field) -> pa.Schema:
-    """Return a schema of these fields."""
     return pa.schema(fields)
 
 

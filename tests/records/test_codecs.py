@@ -20,8 +20,6 @@ from tests.records.kinds import KINDS, VALUES, AsNamedTuple
 
 
 class Order(msgspec.Struct):
-    """A record as most streams have it."""
-
     order_id: int
     customer: str
     amount: float = 0.0
@@ -32,7 +30,6 @@ ORDER = RecordType.of(Order)
 
 
 def entry_fields(payload: Any) -> dict[bytes, bytes]:
-    """Return a payload as the fields of an entry."""
     return payload if isinstance(payload, dict) else {b"v": payload}
 
 
@@ -291,6 +288,4 @@ def test_a_field_that_cannot_be_decoded_is_refused_when_declared(codec: Codec) -
 
 
 class RenamedOrder(msgspec.Struct):
-    """Another struct, for a union that cannot work."""
-
     order_id: int

@@ -12,8 +12,6 @@ from streamworker.records.entries import Entries, joined_entries, size_of, sizes
 
 
 class Order(msgspec.Struct):
-    """A record."""
-
     number: int
 
 
@@ -28,7 +26,6 @@ def reply_of(read: list[list[tuple[bytes, bytes]]]) -> list[list[object]]:
 
 
 def made_of(read: list[list[tuple[bytes, bytes]]]) -> list[Entry]:
-    """Return the same entries, made by the constructors."""
     return [
         Entry(EntryId(7, n), dict(fields), sum(len(name) + len(value) for name, value in fields))
         for n, fields in enumerate(read)

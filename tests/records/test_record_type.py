@@ -20,23 +20,17 @@ T = TypeVar("T")
 
 
 class Order(msgspec.Struct):
-    """A record with three fields."""
-
     order_id: int
     customer: str
     region: str | None = None
 
 
 class Partial(TypedDict):
-    """A record of which a key may be missing."""
-
     number: int
     note: NotRequired[str]
 
 
 class Legacy(NamedTuple):
-    """A record as a tuple."""
-
     number: int
     name: str
 

@@ -33,8 +33,6 @@ class Pair(msgspec.Struct, array_like=True):
 
 
 class Order(msgspec.Struct, rename="camel"):
-    """What the tables of these tests hold."""
-
     order_id: int
     customer: str
     lines: list[Line | None] = []

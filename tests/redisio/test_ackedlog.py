@@ -59,12 +59,10 @@ ROWS = st.lists(
 
 
 def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    """Make a batch of the test schema."""
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
 
 def many(count: int) -> pa.RecordBatch:
-    """Make a batch that compresses well."""
     return batch_of([{"n": n, "text": f"row {n}", "list": [1.0], "at": n} for n in range(count)])
 
 

@@ -46,7 +46,6 @@ class Transcript:
         self.answers: list[Any] = []
 
     def run(self, script: Script, keys: Any, args: Any) -> Any:
-        """Run a script and write down its reply."""
         return self.note(self.client.eval(script.text, len(keys), *keys, *args))
 
     def note(self, answer: Any) -> Any:
@@ -67,7 +66,6 @@ class Transcript:
             )
 
     def acquire(self, owner: str, generation: int, *live: str, deadline_ms: int = 60_000) -> Any:
-        """Run acquire.lua."""
         args = (owner, generation, deadline_ms, "price", "nonce", owner, *live)
         return self.run(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS), args)
 
@@ -360,7 +358,6 @@ DIFFERENCES: dict[Callable[[Transcript], None], str] = {
 
 @pytest.fixture
 def real(valkey: EmbeddedServer) -> Iterator[Transcript]:
-    """A real server."""
     with redis.Redis.from_url(valkey.url, protocol=2) as client:
         client.flushall()
         yield Transcript(client)
@@ -368,7 +365,6 @@ def real(valkey: EmbeddedServer) -> Iterator[Transcript]:
 
 @pytest.fixture
 def fake() -> Iterator[Transcript]:
-    """An empty fakeredis."""
     with fakeredis.FakeRedis(version=(7, 0), server_type="redis") as client:
         yield Transcript(client)
 

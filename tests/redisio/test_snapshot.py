@@ -13,12 +13,10 @@ Messages = list[tuple[int, Mapping[str, str]]]
 
 
 def changed(at_ms: int, generation: int, *moved: int, cause: str = "join") -> tuple[int, Mapping[str, str]]:
-    """A change of the membership."""
     return at_ms, GroupChanged(generation, cause, "w", moved).fields()
 
 
 def acquired(at_ms: int, generation: int, *partitions: int) -> tuple[int, Mapping[str, str]]:
-    """Partitions that run again."""
     return at_ms, PartitionsAcquired(partitions, "w.1", generation).fields()
 
 
@@ -64,7 +62,6 @@ def test_what_is_not_known_is_passed_over() -> None:
 
 
 def challenged(at_ms: int, *partitions: int) -> tuple[int, Mapping[str, str]]:
-    """A race for leases begins."""
     return at_ms, LeaseChallenged(partitions, "v.1", at_ms).fields()
 
 

@@ -52,15 +52,11 @@ def full_memory(url: str) -> Iterator[None]:
 
 
 class Order(msgspec.Struct):
-    """What the tests send."""
-
     number: int
     customer: str = "ann"
 
 
 class Priced(msgspec.Struct):
-    """What the tests forward."""
-
     number: int
     price: float
 
@@ -112,7 +108,6 @@ class Running:
     states: list[str] = field(default_factory=list)
 
     async def drained(self) -> Stopped:
-        """Drain it and wait for its end."""
         self.runner.intake.drain()
         with anyio.fail_after(PATIENCE_S):
             await self.ended.wait()
@@ -120,12 +115,10 @@ class Running:
         return self.stopped
 
     async def halts(self) -> str:
-        """Wait until it halts; return why."""
         await wait_for_async(lambda: bool(self.halted), "the partition halts")
         return self.halted[0]
 
     async def cancelled(self) -> None:
-        """Cancel it and wait for its end."""
         self.scope.cancel()
         with anyio.fail_after(PATIENCE_S):
             await self.ended.wait()
@@ -237,7 +230,6 @@ class Bench:
     async def commit(
         self, request: CommitRequest, on_trouble: Callable[[CommitReply], None] = lambda _: None
     ) -> CommitReply:
-        """Hand in a commit, and wait for the reply."""
         answered: asyncio.Future[CommitReply] = asyncio.get_running_loop().create_future()
         ticket = self.committer.hand_in(request, answered.set_result, on_trouble)
         try:
@@ -248,13 +240,11 @@ class Bench:
     # -- what is in Redis --------------------------------------------------------------------
 
     async def checkpoint(self, partition: int = 0) -> str:
-        """Return the committed checkpoint."""
         lock = await locks.read_lock(self.backend, self.keys, partition)
         assert lock is not None
         return str(lock.checkpoint)
 
     async def committed(self, partition: int = 0) -> int:
-        """Return how many source entries are committed."""
         lock = await locks.read_lock(self.backend, self.keys, partition)
         return 0 if lock is None else lock.entries
 
@@ -267,17 +257,14 @@ class Bench:
         await wait_for_async(enough, f"{count} entries are committed")
 
     async def ids(self, partition: int = 0) -> list[str]:
-        """Return the ids of all source entries."""
         found = await self.backend.execute("XRANGE", self.stream_keys.events(partition), "-", "+")
         return [entry[0].decode() for entry in found]
 
     async def acked_entries(self, partition: int = 0) -> list[dict[bytes, bytes]]:
-        """Return the entries of the acked log."""
         found = await self.backend.execute("XRANGE", self.keys.acked(partition), "-", "+")
         return [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in found]
 
     async def rows(self, kind: type = Priced, partition: int = 0) -> list[dict[str, Any]]:
-        """Return all rows of the acked log."""
         schema = RecordType.of(kind).arrow_schema()
         stored = deserialize_schema(serialize_schema(schema))
         schemas = {schema_fingerprint(schema): stored}
@@ -295,7 +282,6 @@ class Bench:
         return EntryId.parse(text)
 
     async def dead(self, partition: int = 0) -> list[dict[bytes, bytes]]:
-        """Return the dead letters."""
         found = await self.backend.execute("XRANGE", self.keys.dead(partition), "-", "+")
         return [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in found]
 

@@ -28,13 +28,11 @@ CODECS = ["json", "msgpack", "fields", "arrow"]
 
 
 def orders(count: int, first: int = 0) -> pa.Table:
-    """Return orders with these numbers."""
     return pa.table({"number": range(first, first + count), "customer": ["ann"] * count})
 
 
 @contextlib.asynccontextmanager
 async def columns(url: str, **given: Any) -> AsyncIterator[Bench]:
-    """Open a bench whose stream holds columns."""
     async with bench(url, stream=ARROW, **given) as desk:
         yield desk
 
@@ -48,7 +46,6 @@ async def send(desk: Bench, count: int, *, per_entry: int = 10, first: int = 0) 
 
 
 async def until(seen: list[int], count: int) -> None:
-    """Wait until so many numbers were seen."""
     await wait_for_async(lambda: len(seen) >= count, f"{count} rows are seen")
 
 

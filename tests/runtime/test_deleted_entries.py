@@ -13,8 +13,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Order(msgspec.Struct):
-    """What is sent."""
-
     number: int
 
 

@@ -179,7 +179,6 @@ async def test_a_partition_that_is_stuck_does_not_starve_the_others(redis_url: s
 
 
 def entry(number: int, size: int) -> Entry:
-    """Make an entry."""
     return Entry(EntryId(number, 0), {b"v": b"x" * (size - 1)}, size)
 
 

@@ -23,8 +23,6 @@ INTERVAL_MS = 4_000
 
 @dataclass
 class Order:
-    """A record."""
-
     number: int
 
 

@@ -55,7 +55,6 @@ class Watch:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, order: Order) -> None:
-        """Note that a call begins."""
         with self.lock:
             self.same_key += order.customer in self.running.values()
             self.running[order.number] = order.customer
@@ -63,7 +62,6 @@ class Watch:
             self.widest = max(self.widest, len(self.running))
 
     def end(self, order: Order) -> None:
-        """Note that a call ends."""
         with self.lock:
             self.running.pop(order.number, None)
             self.ended.append(order.number)
@@ -92,7 +90,6 @@ def watched(watch: Watch, pause_s: Callable[[int], float]) -> Callable[..., Any]
 
 
 async def numbers_of(desk: Bench, kind: type = Priced) -> list[int]:
-    """Return the numbers in the acked log."""
     return [row["number"] for row in await desk.rows(kind)]
 
 

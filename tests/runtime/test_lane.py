@@ -25,14 +25,12 @@ def lane_with(*counts: int) -> Lane:
 
 
 def taken(lane: Lane) -> Batch:
-    """Take the next append."""
     batch = lane.take()
     assert batch is not None
     return batch
 
 
 def entries_of(*batches: Batch) -> list[int]:
-    """Return the entries of some appends."""
     return [int(entry) for batch in batches for entry in batch.append("p", 0).entries]  # type: ignore[arg-type]
 
 

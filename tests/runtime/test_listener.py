@@ -26,23 +26,18 @@ OURS, THEIRS = GroupKeys("shop", "orders", "price"), GroupKeys("shop", "orders",
 
 @pytest.fixture
 def raw(redis_url: str) -> Iterator["redis.Redis"]:
-    """What another program does."""
     with opened(redis_url) as client:
         yield client
 
 
 class Heard:
-    """What came to one group."""
-
     def __init__(self) -> None:
         self.generations: list[int] = []
 
     def __call__(self, event: ControlReceived) -> None:
-        """Take messages."""
         self.generations += [each.generation for each in event.messages]  # type: ignore[attr-defined]
 
     def has(self, generation: int) -> bool:
-        """Whether a message came."""
         return generation in self.generations
 
 
@@ -61,7 +56,6 @@ async def listening(url: str) -> AsyncIterator[tuple[Backend, Heard, Heard]]:
 
 
 async def say(backend: Backend, keys: GroupKeys, generation: int) -> None:
-    """Post a message."""
     await control.post(backend, keys, [PartitionsReleased((0,), "a.1", generation).fields()])
 
 

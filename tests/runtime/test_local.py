@@ -15,8 +15,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Order(msgspec.Struct):
-    """What is sent."""
-
     n: int
 
 

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Event(msgspec.Struct):
-    """A record."""
-
     key: str
     number: int
 
@@ -98,7 +96,6 @@ async def test_the_first_entry_after_a_quiet_time_is_read_at_once(redis_url: str
 
 
 def entry(number: int) -> Entry:
-    """An entry of one byte."""
     return Entry(EntryId(number, 0), {b"v": b""}, 1)
 
 

@@ -24,8 +24,6 @@ NEW = pa.schema({"n": pa.int64(), "note": pa.string()})
 
 
 class Order(msgspec.Struct):
-    """What is sent and forwarded."""
-
     n: int
 
 

@@ -11,7 +11,6 @@ pytestmark = pytest.mark.anyio
 
 
 async def waiting(signal: Signal, count: int) -> list[asyncio.Task[None]]:
-    """Start some tasks that wait."""
     tasks = [asyncio.create_task(signal.wait()) for _ in range(count)]
     await asyncio.sleep(0)
     return tasks

@@ -112,7 +112,6 @@ def test_a_key_that_python_does_not_have_is_refused() -> None:
 
 
 def orders(count: int, keys: int = 20) -> pa.Table:
-    """Return orders with some customers in turn."""
     return pa.table({"number": range(count), "customer": [f"customer-{n % keys}" for n in range(count)]})
 
 
@@ -125,7 +124,6 @@ async def entries(desk: Bench, partition: int) -> list[pa.RecordBatch]:
 
 
 async def rows(desk: Bench, partition: int) -> list[tuple[int, str]]:
-    """Return the numbers and customers of a partition, in order."""
     return [
         (row["number"], row["customer"])
         for part in await entries(desk, partition)
@@ -134,7 +132,6 @@ async def rows(desk: Bench, partition: int) -> list[tuple[int, str]]:
 
 
 async def numbers(desk: Bench) -> list[int]:
-    """Return the numbers of all partitions, sorted."""
     found = [await rows(desk, partition) for partition in range(desk.stream.partitions)]
     return sorted(number for part in found for number, _ in part)
 

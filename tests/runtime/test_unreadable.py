@@ -21,8 +21,6 @@ EVENTS, LOCK = StreamKeys("shop", "items").events(0), GroupKeys("shop", "items",
 
 
 class Item(msgspec.Struct):
-    """What the stream carries."""
-
     number: int
 
 

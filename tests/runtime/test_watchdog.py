@@ -25,8 +25,6 @@ STALLED_AFTER_MS = 250
 
 @dataclass
 class Item:
-    """A record."""
-
     number: int
 
 
@@ -38,7 +36,6 @@ class Scene:
     logs: list[Any]
 
     def told(self, event: str = "partitions_stalled") -> list[Any]:
-        """What the watchdog has said."""
         return [line for line in self.logs if line["event"] == event]
 
     async def stalled(self) -> Any:
@@ -49,7 +46,6 @@ class Scene:
         return line
 
     async def reason(self) -> str:
-        """What `status` shows as the reason."""
         return (await self.worker.snapshot()).processors["take"].partitions[0].reason
 
     async def shown(self, text: str) -> None:

@@ -137,8 +137,6 @@ KINDS: dict[str, tuple[Callable[[], None], str]] = {
 
 
 class Item(msgspec.Struct):
-    """What the stream carries."""
-
     number: int
     kind: str = ""
 
@@ -164,13 +162,11 @@ class Row:
 
 
 def throw(item: Any) -> None:
-    """Raise what an item asks for."""
     if item.kind:
         KINDS[item.kind][0]()
 
 
 def throw_any(batch: pa.RecordBatch) -> None:
-    """Raise what a row asks for."""
     for kind in batch.column("kind").to_pylist():
         throw(Item(0, kind))
 
@@ -264,8 +260,6 @@ async def _row_of_records(items: Records[Item], ctx: Context) -> None:
 
 @dataclass(frozen=True)
 class Mode:
-    """A way of having the function called."""
-
     function: Callable[..., Any]
     options: dict[str, Any]
     stream: dict[str, Any]

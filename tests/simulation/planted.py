@@ -49,12 +49,10 @@ class _Around:
         self.membership: Membership | None = None
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
-        """Pass an event on, and the effects back."""
         changed = self.before(event)
         return [] if changed is None else self.after(self.core.handle(changed, now_ms))
 
     def next_deadline_ms(self) -> int | None:
-        """Pass it on."""
         return self.core.next_deadline_ms()
 
     def before(self, event: ev.Event) -> ev.Event | None:
