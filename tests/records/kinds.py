@@ -6,7 +6,7 @@ import enum
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, get_type_hints
 
 import attrs
 import msgspec
@@ -40,79 +40,8 @@ class Place(NamedTuple):
 Money = Annotated[Decimal, Precision(12, 2)]
 
 
-class AsStruct(msgspec.Struct):
-    """The record as a msgspec Struct."""
-
-    number: int
-    text: str
-    ratio: float
-    flag: bool
-    data: bytes
-    at: dt.datetime
-    day: dt.date
-    took: dt.timedelta
-    amount: Money
-    id: uuid.UUID
-    colour: Colour
-    level: Level
-    mode: Literal["a", "b"]
-    tags: list[str]
-    counts: dict[str, int]
-    maybe: int | None
-    place: Place | None = None
-    places: tuple[Place, ...] = ()
-
-
-@dataclasses.dataclass
-class AsDataclass:
-    """The record as a dataclass."""
-
-    number: int
-    text: str
-    ratio: float
-    flag: bool
-    data: bytes
-    at: dt.datetime
-    day: dt.date
-    took: dt.timedelta
-    amount: Money
-    id: uuid.UUID
-    colour: Colour
-    level: Level
-    mode: Literal["a", "b"]
-    tags: list[str]
-    counts: dict[str, int]
-    maybe: int | None
-    place: Place | None = None
-    places: tuple[Place, ...] = ()
-
-
-@attrs.define
-class AsAttrs:
-    """The record as an attrs class."""
-
-    number: int
-    text: str
-    ratio: float
-    flag: bool
-    data: bytes
-    at: dt.datetime
-    day: dt.date
-    took: dt.timedelta
-    amount: Money
-    id: uuid.UUID
-    colour: Colour
-    level: Level
-    mode: Literal["a", "b"]
-    tags: list[str]
-    counts: dict[str, int]
-    maybe: int | None
-    place: Place | None = None
-    places: tuple[Place, ...] = ()
-
-
 class AsNamedTuple(NamedTuple):
-    """The record as a NamedTuple."""
+    """The record; each other kind has its fields."""
 
     number: int
     text: str
@@ -134,53 +63,29 @@ class AsNamedTuple(NamedTuple):
     places: tuple[Place, ...] = ()
 
 
-class AsTypedDict(TypedDict):
-    """The record as a TypedDict."""
+FIELDS = get_type_hints(AsNamedTuple, include_extras=True)
+DEFAULTS = AsNamedTuple._field_defaults
+WITH_DEFAULTS = [
+    (name, hint, DEFAULTS[name]) if name in DEFAULTS else (name, hint) for name, hint in FIELDS.items()
+]
 
-    number: int
-    text: str
-    ratio: float
-    flag: bool
-    data: bytes
-    at: dt.datetime
-    day: dt.date
-    took: dt.timedelta
-    amount: Money
-    id: uuid.UUID
-    colour: Colour
-    level: Level
-    mode: Literal["a", "b"]
-    tags: list[str]
-    counts: dict[str, int]
-    maybe: int | None
-    place: NotRequired[Place | None]
-    places: NotRequired[tuple[Place, ...]]
-
-
-class AsPydantic(pydantic.BaseModel):
-    """The record as a pydantic model."""
-
-    model_config = pydantic.ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
-
-    number: int
-    text: str
-    ratio: float
-    flag: bool
-    data: bytes
-    at: dt.datetime
-    day: dt.date
-    took: dt.timedelta
-    amount: Money
-    id: uuid.UUID
-    colour: Colour
-    level: Level
-    mode: Literal["a", "b"]
-    tags: list[str]
-    counts: dict[str, int]
-    maybe: int | None
-    place: Place | None = None
-    places: tuple[Place, ...] = ()
-
+AsStruct = msgspec.defstruct("AsStruct", WITH_DEFAULTS)
+AsDataclass = dataclasses.make_dataclass("AsDataclass", WITH_DEFAULTS)
+AsAttrs = attrs.make_class(
+    "AsAttrs",
+    {
+        name: attrs.field(type=hint, default=DEFAULTS.get(name, attrs.NOTHING))
+        for name, hint in FIELDS.items()
+    },
+)
+AsTypedDict: Any = TypedDict(  # type: ignore[misc]
+    "AsTypedDict", {name: NotRequired[hint] if name in DEFAULTS else hint for name, hint in FIELDS.items()}
+)
+AsPydantic: Any = pydantic.create_model(  # type: ignore[call-overload]
+    "AsPydantic",
+    __config__=pydantic.ConfigDict(ser_json_bytes="base64", val_json_bytes="base64"),
+    **{name: (hint, DEFAULTS.get(name, ...)) for name, hint in FIELDS.items()},
+)
 
 KINDS: tuple[Callable[..., Any], ...] = (
     AsStruct,

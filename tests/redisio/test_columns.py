@@ -38,7 +38,7 @@ def test_rows_of_all_types_come_back_as_they_were(
     compression: Codec, values: list[dict[str, object]]
 ) -> None:
     """However they are compressed; and a slice of them carries no others."""
-    batch = RecordType.of(AsStruct).to_arrow([AsStruct(**each) for each in values])  # type: ignore[arg-type]
+    batch = RecordType.of(AsStruct).to_arrow([AsStruct(**each) for each in values])
     packer = Packer(batch.schema)
     for part in (batch, batch.slice(len(values) // 2)):
         fields = packer.fields(part, compression)
