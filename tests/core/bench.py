@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
@@ -13,10 +13,12 @@ from streamworker.core.protocols.membership.assignment import STRATEGIES
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.settings import ByDocument
 from streamworker.core.protocols.membership.worker import WorkerCore
+from streamworker.core.protocols.registry import Coordinator
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.protocols.setup import Identity, Setup, Timing
 
 E = TypeVar("E")
+C = TypeVar("C", bound=Coordinator)
 
 TIMING = Timing(founding_pause_ms=0)
 ME = "w1.1"
@@ -66,23 +68,50 @@ def of_type(effects: Iterable[ev.Effect], kind: type[E]) -> list[E]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
+def change(effects: Iterable[ev.Effect]) -> membership_events.ChangeDocument:
+    """Return the one change of the document that is asked for."""
+    (found,) = of_type(effects, membership_events.ChangeDocument)
+    return found
+
+
 def names(effects: Iterable[ev.Effect]) -> list[str]:
     """Return what kinds of effects there are, in order, without notes and marks for people."""
     kinds = (type(effect).__name__ for effect in effects)
     return [kind for kind in kinds if kind not in ("Note", "MarkLock")]
 
 
+class Node(Generic[C]):
+    """A core of any protocol and its clock."""
+
+    def __init__(self, core: C) -> None:
+        self.core = core
+        self.now_ms = 1_000_000
+
+    def tell(self, event: ev.Event) -> list[ev.Effect]:
+        """Bring an event; return what is to be done now."""
+        return self.core.handle(event, self.now_ms)
+
+    def pass_ms(self, ms: int) -> list[ev.Effect]:
+        """Let time pass, with each deadline on the way; return what was to be done."""
+        end_ms, effects = self.now_ms + ms, list[ev.Effect]()
+        while (at_ms := self.core.next_deadline_ms()) is not None and at_ms <= end_ms:
+            self.now_ms = max(self.now_ms, at_ms)
+            effects += self.tell(ev.DeadlinePassed())
+        self.now_ms = end_ms
+        return effects
+
+
 class Bench:
     """A core with a clock; jitter is what the test says, none by default."""
 
-    def __init__(self, *, partitions: int = 8, strategy: str = "range") -> None:
+    def __init__(self, *, partitions: int = 8, strategy: str = "range", static_id: str = "") -> None:
         nonces = count(1)
         self.now_ms = 0
         self.jitter = 0
         self.jitter_asked: list[int] = []
         self.setup = Setup(
             coordination=ByDocument(),
-            identity=Identity("w1", "host", 1),
+            identity=Identity("w1", "host", 1, static_id),
             partitions=partitions,
             assignment=strategy,
             timing=TIMING,
@@ -97,9 +126,14 @@ class Bench:
 
     @classmethod
     def running(cls, *ids: str, partitions: int = 8, generation: int = 10) -> "Bench":
+        """Return a core that is a member of the group of these and runs all that it is assigned."""
+        return cls.member_of(group(*ids, partitions=partitions, generation=generation))
+
+    @classmethod
+    def member_of(cls, membership: Membership, **how: Any) -> "Bench":
         """Return a core that is a member of this group and runs all that it is assigned."""
-        bench = cls.started(partitions=partitions)
-        bench.grant(bench.read(group(*ids, partitions=partitions, generation=generation)))
+        bench = cls.started(partitions=membership.partitions, **how)
+        bench.grant(bench.read(membership))
         return bench
 
     @classmethod

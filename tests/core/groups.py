@@ -1,13 +1,53 @@
 """Groups in the simulator's world, for tests of what a protocol promises."""
 
 from collections.abc import Callable
+from typing import Any
 
 from streamworker.core.control import GroupChanged
+from streamworker.core.events import Effect, Event
+from streamworker.core.protocols.registry import Coordinator
 from streamworker.sim.faults import Fault, Kind
 from streamworker.sim.runner import STUCK_MS
+from streamworker.sim.server.stored import LockChange
 from streamworker.sim.simulation import story
 from streamworker.sim.worker import SimWorker
 from streamworker.sim.world import World
+
+
+class Around:
+    """Stands between the world and a core."""
+
+    def __init__(self, core: Coordinator) -> None:
+        self.core = core
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        changed = self.before(event)
+        return [] if changed is None else self.after(self.core.handle(changed, now_ms))
+
+    def next_deadline_ms(self) -> int | None:
+        return self.core.next_deadline_ms()
+
+    def before(self, event: Event) -> Event | None:
+        """Return what the core gets in place of an event."""
+        return event
+
+    def after(self, effects: list[Effect]) -> list[Effect]:
+        """Return what is done in place of some effects."""
+        return effects
+
+
+class NotingWorld(World):
+    """A world in which an observer notes each time a partition gets an owner."""
+
+    def __init__(self, seed: int, **how: Any) -> None:
+        super().__init__(seed, **how)
+        self.starts: list[LockChange] = []
+        self._judge, self.model.on_lock = self.model.on_lock, self._note_start
+
+    def _note_start(self, change: LockChange) -> None:
+        if change.command == "acquire" and change.owner != change.owner_before:
+            self.starts.append(change)
+        self._judge(change)
 
 
 def until(world: World, condition: Callable[[], bool], what: str, within_ms: int) -> int:

@@ -26,36 +26,23 @@ from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.registry import make_coordinator
 from streamworker.errors import ConfigurationError
 from streamworker.settings import Settings
-from tests.core.bench import setup_of
+from tests.core.bench import Node, of_type, setup_of
 
 ME, OTHER, THIRD = "w1.a", "w2.b", "w3.c"
 CYCLE, EXPIRY, RETRY = 1_000, 10_000, 200
 SERVER_AHEAD = 5_000_000
 
 
-class Node:
+class ClaimNode(Node[ClaimCore]):
     """One core and its clock; random choices are always the first."""
 
     def __init__(self, partitions: int = 4) -> None:
-        self.core = ClaimCore(setup_of(Claim(cycle_ms=CYCLE, expiry_ms=EXPIRY), partitions))
+        super().__init__(ClaimCore(setup_of(Claim(cycle_ms=CYCLE, expiry_ms=EXPIRY), partitions)))
         self.partitions = partitions
-        self.now_ms = 1_000_000
 
     @property
     def server_ms(self) -> int:
         return self.now_ms + SERVER_AHEAD
-
-    def tell(self, event: ev.Event) -> list[ev.Effect]:
-        return self.core.handle(event, self.now_ms)
-
-    def pass_ms(self, ms: int) -> list[ev.Effect]:
-        """Let time pass, with each deadline on the way; return what was to be done."""
-        end_ms, effects = self.now_ms + ms, []
-        while (at := self.core.next_deadline_ms()) is not None and at <= end_ms:
-            self.now_ms = max(at, self.now_ms)
-            effects += self.tell(ev.DeadlinePassed())
-        self.now_ms = end_ms
-        return effects
 
     def entry(self, partition: int, owner: str, etag: int = 7, *, age_ms: int = 0) -> OwnershipEntry:
         return OwnershipEntry(partition, owner, etag, self.server_ms - age_ms, "5-0")
@@ -77,7 +64,7 @@ class Node:
         lock = Acquired(epoch, ZERO, 0, 0, "log")
         return self.tell(ev.LocksAnswered(ME, partitions, dict.fromkeys(partitions, lock)))
 
-    def owner_of_one(self) -> "Node":
+    def owner_of_one(self) -> "ClaimNode":
         """Begin with partition 0 claimed and running, the other three somebody else's."""
         self.tell(ev.Started())
         self.listed(*(self.entry(p, owner) for p, owner in ((1, OTHER), (2, OTHER), (3, THIRD))))
@@ -86,22 +73,18 @@ class Node:
         return self
 
 
-def begun(partitions: int = 1) -> Node:
+def begun(partitions: int = 1) -> ClaimNode:
     """Return a node that has begun, and waits for its first list."""
-    node = Node(partitions)
+    node = ClaimNode(partitions)
     node.tell(ev.Started())
     return node
 
 
-def claiming(partitions: int = 1) -> Node:
+def claiming(partitions: int = 1) -> ClaimNode:
     """Return a node that claims partition 0, since nobody has any."""
     node = begun(partitions)
     assert node.listed() == [ClaimPartitions(ME, {0: NO_ENTRY})]
     return node
-
-
-def found(effects: list[ev.Effect], kind: type[ev.Effect]) -> list[ev.Effect]:
-    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 # -- the cycle ---------------------------------------------------------------------------------
@@ -109,7 +92,7 @@ def found(effects: list[ev.Effect], kind: type[ev.Effect]) -> list[ev.Effect]:
 
 def test_the_cycle_begins_when_the_worker_comes_up_and_repeats() -> None:
     """At once, and then "periodically every x seconds"."""
-    node = Node()
+    node = ClaimNode()
     assert node.tell(ev.Started()) == [ListOwnership()]
     others = [node.entry(p, f"w{p}.x") for p in range(4)]
     assert node.listed(*others) == []
@@ -121,10 +104,10 @@ def test_the_cycle_begins_when_the_worker_comes_up_and_repeats() -> None:
 def test_a_cycle_claims_at_most_one_new_partition_of_those_that_there_are_now(added: bool) -> None:
     """Each run claims "at most 1 new partition"; their number "may no longer be immutable"."""
     node = claiming(1 if added else 5)
-    assert not found(node.claimed({0: 100}), ClaimPartitions)
+    assert not of_type(node.claimed({0: 100}), ClaimPartitions)
     node.acquired(0)
     node.partitions = 5
-    assert found(node.pass_ms(CYCLE), UpdateCheckpoints) == [UpdateCheckpoints(ME, {0: 100})]
+    assert of_type(node.pass_ms(CYCLE), UpdateCheckpoints) == [UpdateCheckpoints(ME, {0: 100})]
     assert node.renewed({0: 101}) == [ListOwnership()]
     assert node.listed(node.entry(0, ME, 101)) == [ClaimPartitions(ME, {1: NO_ENTRY})]
 
@@ -140,7 +123,7 @@ def test_entries_that_were_not_modified_for_the_expiry_are_removed_from_the_list
 
 def test_our_own_clock_has_no_part_in_it() -> None:
     """A worker whose clock is minutes ahead finds nobody dead: ages are differences of server times."""
-    node = Node(partitions=1)
+    node = ClaimNode(partitions=1)
     node.now_ms += 10 * 60_000
     node.tell(ev.Started())
     entry = OwnershipEntry(0, OTHER, 7, 77_000, "0-0")
@@ -158,7 +141,7 @@ def test_a_claim_that_is_won_is_followed_by_the_lock_and_the_start() -> None:
         ev.PostControl(GroupChanged(100, "claim", "w1", (0,))),
         ev.AcquireLocks((0,), ME, 100, ()),
     ]
-    (start,) = found(node.acquired(0), ev.StartRunner)
+    (start,) = of_type(node.acquired(0), ev.StartRunner)
     assert isinstance(start, ev.StartRunner)
     assert (start.partition, start.owner) == (0, ME)
 
@@ -210,7 +193,7 @@ def test_a_claim_whose_answer_was_lost_is_found_in_the_list() -> None:
 
 def test_an_update_whose_answer_was_lost_is_repeated_with_the_etag_that_stands() -> None:
     """The ETag loop of the checkpoints: the owner is still us, so the update goes on."""
-    node = Node().owner_of_one()
+    node = ClaimNode().owner_of_one()
     assert node.pass_ms(CYCLE) == [UpdateCheckpoints(ME, {0: 100})]
     node.tell(StoreFailed())
     assert node.pass_ms(RETRY) == [UpdateCheckpoints(ME, {0: 100})]
@@ -221,21 +204,21 @@ def test_an_update_whose_answer_was_lost_is_repeated_with_the_etag_that_stands()
 
 def test_who_was_stolen_from_notices_on_its_next_cycle_drains_and_releases() -> None:
     """Its update fails, and the answer names who has the partition now."""
-    node = Node().owner_of_one()
+    node = ClaimNode().owner_of_one()
     node.pass_ms(CYCLE)
     effects = node.renewed({}, {0: node.entry(0, OTHER, 200)})
     assert ev.Note("claim_lost", {"partition": 0, "to": OTHER}) in effects
     assert ev.DrainRunner(0, 3) in effects
     assert ev.ReleaseLocks(ME, {0: 3}) in node.tell(ev.RunnerStopped(0, 3))
     effects = node.tell(ev.LocksReleased(ME, (0,), frozenset({0})))
-    (post,) = found(effects, ev.PostControl)
+    (post,) = of_type(effects, ev.PostControl)
     assert isinstance(post, ev.PostControl)
     assert isinstance(post.message, PartitionsReleased)
 
 
 def test_who_is_fenced_looks_at_once() -> None:
     """A commit that is refused is the earliest sign; the next cycle does not wait for its time."""
-    node = Node().owner_of_one()
+    node = ClaimNode().owner_of_one()
     assert UpdateCheckpoints(ME, {0: 100}) in node.tell(ev.RunnerFenced(0, 3))
 
 
@@ -267,7 +250,7 @@ def test_entries_that_the_store_lost_are_claimed_anew_all_at_once() -> None:
     node.pass_ms(CYCLE)
     assert node.renewed({}, {0: None}) == [ListOwnership()]
     assert node.listed() == [ClaimPartitions(ME, {0: NO_ENTRY})]
-    assert not found(node.claimed({0: 300}), ev.DrainRunner)
+    assert not of_type(node.claimed({0: 300}), ev.DrainRunner)
     node.pass_ms(CYCLE)
     node.renewed({0: 301})
     assert node.listed(node.entry(0, ME, 301)) == []
@@ -278,7 +261,7 @@ def test_entries_that_the_store_lost_are_claimed_anew_all_at_once() -> None:
 
 def test_who_cannot_renew_starts_no_batch_from_one_cycle_before_the_expiry() -> None:
     """Counted from when the last good cycle began, by our own clock; until one gets through."""
-    node = Node().owner_of_one()
+    node = ClaimNode().owner_of_one()
     node.pass_ms(CYCLE)
     node.renewed({0: 101})
     node.listed(node.entry(0, ME, 101), node.entry(1, OTHER), node.entry(2, OTHER), node.entry(3, THIRD))
@@ -296,7 +279,7 @@ def test_who_cannot_renew_starts_no_batch_from_one_cycle_before_the_expiry() -> 
 
 def test_who_stops_drains_releases_and_gives_up_its_entries_in_this_order() -> None:
     """Others can claim at once what is given up, and find its lock free."""
-    node = Node().owner_of_one()
+    node = ClaimNode().owner_of_one()
     assert ev.DrainRunner(0, 3) in node.tell(ev.StopRequested())
     assert node.tell(ev.RunnerStopped(0, 3)) == [ev.ReleaseLocks(ME, {0: 3})]
     effects = node.tell(ev.LocksReleased(ME, (0,), frozenset({0})))
@@ -308,7 +291,7 @@ def test_who_stops_drains_releases_and_gives_up_its_entries_in_this_order() -> N
 
 def test_who_stops_goes_on_renewing_while_it_drains() -> None:
     """A long batch must not lose its partition half-way."""
-    node = Node().owner_of_one()
+    node = ClaimNode().owner_of_one()
     node.tell(ev.StopRequested())
     assert node.pass_ms(CYCLE) == [UpdateCheckpoints(ME, {0: 100})]
     assert node.renewed({0: 101}) == []

@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from streamworker.core.events import Effect, Event
+from streamworker.core.events import Effect
 from streamworker.core.protocols.claim.events import ClaimPartitions
 from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.registry import Coordinator
 from streamworker.sim.faults import QUIET, Fault, Kind
 from streamworker.sim.process import CALL_TIMEOUT_MS
-from streamworker.sim.server.stored import LockChange
 from streamworker.sim.simulation import Schedule, run
 from streamworker.sim.worker import SimWorker
-from streamworker.sim.world import World
-from tests.core.groups import causes, check, pause, until
+from tests.core.groups import Around, NotingWorld, causes, check, pause, until
 
 CYCLE_MS, EXPIRY_MS = Claim().cycle_ms, Claim().expiry_ms
 LONGEST_CYCLE_MS = CYCLE_MS + CYCLE_MS // 10 + 50
@@ -29,23 +27,19 @@ DRAIN_DEADLINE_MS = 12_000
 BATCH_MS = 50
 
 
-class Spied:
+class Spied(Around):
     """A core of which is known what it asked for."""
 
     def __init__(self, core: Coordinator) -> None:
-        self.core = core
+        super().__init__(core)
         self.asked: list[Effect] = []
 
-    def handle(self, event: Event, now_ms: int) -> list[Effect]:
-        effects = self.core.handle(event, now_ms)
+    def after(self, effects: list[Effect]) -> list[Effect]:
         self.asked += effects
         return effects
 
-    def next_deadline_ms(self) -> int | None:
-        return self.core.next_deadline_ms()
 
-
-class Group(World):
+class Group(NotingWorld):
     """Workers that share partitions by claims, and what an observer counts."""
 
     def __init__(self, partitions: int, seed: int = 0) -> None:
@@ -57,16 +51,11 @@ class Group(World):
             wrap=Spied,
         )
         self.conditions = self.usual = replace(QUIET, latency_ms=5, batch_ms=BATCH_MS)
-        self.starts = 0
-        self.displaced = 0
-        """How often a lock was taken while somebody else had it."""
-        self._judge, self.model.on_lock = self.model.on_lock, self._count
 
-    def _count(self, change: LockChange) -> None:
-        if change.command == "acquire" and change.owner != change.owner_before:
-            self.starts += 1
-            self.displaced += bool(change.owner_before)
-        self._judge(change)
+    @property
+    def displaced(self) -> int:
+        """How often a lock was taken while somebody else had it."""
+        return sum(bool(change.owner_before) for change in self.starts)
 
     def start_some(self, count: int) -> list[SimWorker]:
         return [self.start() for _ in range(count)]
@@ -83,10 +72,10 @@ class Group(World):
     def settles_at(self, *shares: int, within_ms: int = 60_000) -> int:
         """Wait until the workers handle so many partitions each, and nothing moves any more."""
         took_ms = until(self, has(self, *shares), f"{shares}, and not {self.shares()}", within_ms)
-        before = self.starts
+        before = len(self.starts)
         self.clock.run_for(3 * EXPIRY_MS)
         assert self.shares() == list(shares)
-        assert self.starts == before, "partitions moved although all was balanced"
+        assert len(self.starts) == before, "partitions moved although all was balanced"
         check(self)
         return took_ms
 
@@ -151,10 +140,10 @@ def test_scenario_3_a_fourth_worker_steals_until_eighteen_partitions_are_balance
     group = Group(18, seed)
     group.start_some(3)
     group.settles_at(6, 6, 6)
-    before = group.starts
+    before = len(group.starts)
     group.start()
     took_ms = group.settles_at(5, 5, 4, 4)
-    assert group.starts - before == 4
+    assert len(group.starts) - before == 4
     assert took_ms <= 5 * LONGEST_CYCLE_MS, "one steal a cycle"
     assert group.displaced == 0
 
@@ -165,10 +154,10 @@ def test_scenario_4_three_workers_claim_what_a_fourth_left_when_it_went_down(see
     group = Group(20, seed)
     group.start_some(4)
     group.settles_at(5, 5, 5, 5)
-    before, changes = group.starts, len(causes(group))
+    before, changes = len(group.starts), len(causes(group))
     group.kill(group.workers[0])
     took_ms = group.settles_at(7, 7, 6)
-    assert group.starts - before == 5
+    assert len(group.starts) - before == 5
     assert EXPIRY_MS - LONGEST_CYCLE_MS <= took_ms <= EXPIRY_MS + 4 * LONGEST_CYCLE_MS
     assert causes(group)[changes:] == ["claim"] * 5
 
@@ -179,10 +168,10 @@ def test_scenario_5_partitions_that_were_added_are_claimed(seed: int) -> None:
     group = Group(20, seed)
     group.start_some(4)
     group.settles_at(5, 5, 5, 5)
-    before = group.starts
+    before = len(group.starts)
     group.grow(25)
     took_ms = group.settles_at(7, 6, 6, 6)
-    assert group.starts - before == 5
+    assert len(group.starts) - before == 5
     assert took_ms <= 4 * LONGEST_CYCLE_MS
 
 
@@ -193,7 +182,7 @@ def test_workers_that_start_at_once_share_the_partitions_without_moving_one_twic
     group.start_some(8)
     group.settles_at(*[3] * 8)
     assert group.displaced == 0
-    assert group.starts <= 24 + 12, "stealing is for who came too late"
+    assert len(group.starts) <= 24 + 12, "stealing is for who came too late"
 
 
 # -- handing over ------------------------------------------------------------------------------
@@ -316,11 +305,11 @@ def test_the_store_comes_back_from_what_is_owned(seed: int) -> None:
     group = Group(12, seed)
     group.start_some(3)
     group.settles_at(4, 4, 4)
-    before = group.starts
+    before = len(group.starts)
     owned = {worker.name: running(worker) for worker in group.workers}
     group.model.empty_store()
     group.settles_at(4, 4, 4)
-    assert group.starts == before
+    assert len(group.starts) == before
     assert {worker.name: running(worker) for worker in group.workers} == owned
 
 

@@ -28,14 +28,14 @@ from streamworker.core.protocols.lease.state import Outbox
 from streamworker.core.protocols.lease.timing import UNIT, race_delay_ms
 from streamworker.errors import ConfigurationError, InternalError
 from streamworker.settings import Settings
-from tests.core.bench import setup_of
+from tests.core.bench import Node, setup_of
 
 ME, OTHER = "w1.a", "w2.b"
 NORMAL, MOST, SHUTDOWN, GRAB, DELAY = 5_000, 20_000, 10_000, 4_000, 100
 FREE, DUE, OVERDUE = Challenge.FREE, Challenge.DUE, Challenge.OVERDUE
 
 
-class Node:
+class LeaseNode(Node[LeaseCore]):
     """One core, a clock, and what it wants done that was not answered yet."""
 
     def __init__(self, partitions: int = 4) -> None:
@@ -46,30 +46,19 @@ class Node:
             min_grab_ms=GRAB,
             held_delay_ms=DELAY,
         )
-        self.core = LeaseCore(setup_of(timing, partitions))
-        self.now_ms = 1_000_000
+        super().__init__(LeaseCore(setup_of(timing, partitions)))
         self.effects: list[ev.Effect] = []
 
     def tell(self, event: ev.Event) -> list[ev.Effect]:
-        now = self.core.handle(event, self.now_ms)
+        now = super().tell(event)
         self.effects += now
         return now
 
     def control(self, *messages: ControlMessage) -> list[ev.Effect]:
         return self.tell(ev.ControlReceived(messages))
 
-    def pass_ms(self, ms: int) -> list[ev.Effect]:
-        """Let time pass, with each deadline on the way; return what was to be done."""
-        done: list[ev.Effect] = []
-        end_ms = self.now_ms + ms
-        while (at_ms := self.core.next_deadline_ms()) is not None and at_ms <= end_ms:
-            self.now_ms = max(self.now_ms, at_ms)
-            done += self.tell(ev.DeadlinePassed())
-        self.now_ms = end_ms
-        return done
-
     @classmethod
-    def started(cls, partitions: int = 4) -> "Node":
+    def started(cls, partitions: int = 4) -> "LeaseNode":
         """Return a node that has started, where other nodes have everything."""
         node = cls(partitions)
         (ask,) = node.tell(ev.Started())
@@ -78,14 +67,14 @@ class Node:
         return node
 
     @classmethod
-    def owner(cls) -> "Node":
+    def owner(cls) -> "LeaseNode":
         """Return a node that processes the only partition."""
         node = cls.started(1)
         node.own(0)
         return node
 
     @classmethod
-    def racing(cls) -> "Node":
+    def racing(cls) -> "LeaseNode":
         """Return a node that races for the only partition."""
         node = cls.started(1)
         node.control(challenged(0))
@@ -122,13 +111,13 @@ def asked(effects: list[ev.Effect]) -> Mapping[int, Challenge]:
 
 def test_a_new_node_challenges_what_nobody_has_at_once() -> None:
     """Not in the text, which says nothing of the beginning: there is no lease to wait for."""
-    node = Node()
+    node = LeaseNode()
     assert asked(node.tell(ev.Started())) == dict.fromkeys(range(4), FREE)
 
 
 def test_once_a_normal_lease_a_node_challenges_what_it_does_not_own() -> None:
     """Step 1a: and not what it owns."""
-    node = Node.started(2)
+    node = LeaseNode.started(2)
     node.own(0)
     assert asked(node.effects[1:]) == {1: DUE}
     node.tell(LeasesChallenged((1,), frozenset({1})))
@@ -138,7 +127,7 @@ def test_once_a_normal_lease_a_node_challenges_what_it_does_not_own() -> None:
 
 def test_hearing_a_challenge_starts_the_lease_anew() -> None:
     """Step 2: "the timer for this publication is reset", so that few nodes send it."""
-    node = Node.started(1)
+    node = LeaseNode.started(1)
     node.pass_ms(190)
     node.control(challenged(0))
     node.pass_ms(DELAY)
@@ -149,7 +138,7 @@ def test_hearing_a_challenge_starts_the_lease_anew() -> None:
 
 def test_what_stays_won_for_the_maximum_lease_is_cleared_and_challenged() -> None:
     """Step 1b: its winner died between steps 3 and 6."""
-    node = Node.started(1)
+    node = LeaseNode.started(1)
     begun_ms = node.now_ms
     seen: list[tuple[int, Challenge]] = []
     while not seen or seen[-1][1] is not OVERDUE:
@@ -164,14 +153,14 @@ def test_what_stays_won_for_the_maximum_lease_is_cleared_and_challenged() -> Non
 
 def test_a_node_that_slept_calls_nobody_overdue() -> None:
     """It did not hear the challenges: it looks first, as after any lease."""
-    node = Node.started(1)
+    node = LeaseNode.started(1)
     node.now_ms += 10 * MOST
     assert asked(node.tell(ev.DeadlinePassed())) == {0: DUE}
 
 
 def test_a_challenge_without_an_answer_is_asked_for_again() -> None:
     """Nobody knows whether it was signalled; twice does no harm."""
-    node = Node(1)
+    node = LeaseNode(1)
     node.tell(ev.Started())
     node.tell(LeasesChallenged((0,), None))
     assert asked(node.pass_ms(200)) == {0: FREE}
@@ -203,7 +192,7 @@ def test_a_partition_moves_only_if_that_makes_the_load_more_even(owners: int, th
 
 def test_a_node_tries_after_its_wait() -> None:
     """Neither before nor without a challenge."""
-    node = Node.started()
+    node = LeaseNode.started()
     node.own(0)
     node.control(challenged(1))
     assert node.pass_ms(DELAY + DELAY // 2 - 1) == []
@@ -212,7 +201,7 @@ def test_a_node_tries_after_its_wait() -> None:
 
 def test_of_many_partitions_that_are_challenged_at_once_each_one_makes_it_slower() -> None:
     """The wait goes by what a node has when it ends: or whoever has least would take them all."""
-    node = Node.started(3)
+    node = LeaseNode.started(3)
     node.control(challenged(0, 1, 2))
     first_ms = node.now_ms
     tries: list[int] = []
@@ -226,7 +215,7 @@ def test_of_many_partitions_that_are_challenged_at_once_each_one_makes_it_slower
 
 def test_a_second_challenge_of_the_same_partition_does_not_begin_the_wait_again() -> None:
     """It "can happen twice if two nodes send them out at the same time"."""
-    node = Node.started(1)
+    node = LeaseNode.started(1)
     node.control(challenged(0))
     node.pass_ms(40)
     node.control(challenged(0))
@@ -238,7 +227,7 @@ def test_a_second_challenge_of_the_same_partition_does_not_begin_the_wait_again(
 
 def test_an_owner_that_was_not_first_shuts_down_then_ends_its_allocation_and_says_so() -> None:
     """Step 3a, 3b: in this order; and it skips the other steps."""
-    node = Node.owner()
+    node = LeaseNode.owner()
     node.control(challenged(0))
     drained = node.tell(LeaseRaced(0, OTHER, 99, ME))
     assert ev.DrainRunner(0, 1) in drained
@@ -250,12 +239,12 @@ def test_an_owner_that_was_not_first_shuts_down_then_ends_its_allocation_and_say
 
 def test_who_loses_a_race_for_what_it_does_not_have_does_nothing() -> None:
     """It heard the challenge, so its next one is a normal lease away."""
-    assert Node.racing().tell(LeaseRaced(0, OTHER, 99, OTHER)) == []
+    assert LeaseNode.racing().tell(LeaseRaced(0, OTHER, 99, OTHER)) == []
 
 
 def test_a_race_without_an_answer_is_run_again() -> None:
     """It may have been won; asking again tells."""
-    node = Node.racing()
+    node = LeaseNode.racing()
     node.tell(LeaseRaced(0, None))
     assert node.pass_ms(200) == [RaceForLease(ME, 0)]
 
@@ -263,9 +252,9 @@ def test_a_race_without_an_answer_is_run_again() -> None:
 # -- 4, 5, 6: wait for the former owner, start, open to challenges ------------------------------
 
 
-def winner(allocated: str) -> tuple[Node, list[ev.Effect]]:
+def winner(allocated: str) -> tuple[LeaseNode, list[ev.Effect]]:
     """Return a node that has just won partition 0, and what it does then."""
-    node = Node.racing()
+    node = LeaseNode.racing()
     return node, node.tell(LeaseRaced(0, ME, 77, allocated))
 
 
@@ -277,7 +266,7 @@ def test_a_winner_starts_at_once_where_nobody_processes_the_partition() -> None:
 
 def test_locks_that_were_refused_are_asked_for_at_the_generation_of_each_win() -> None:
     """At the newest of all wins an older winner would displace a newer one."""
-    node = Node.started(2)
+    node = LeaseNode.started(2)
     for partition, generation in ((0, 77), (1, 78)):
         node.control(challenged(partition))
         node.pass_ms(2 * DELAY)
@@ -305,7 +294,7 @@ def test_a_winner_waits_for_the_former_owner_to_say_that_it_ended_or_the_maximum
 
 def test_an_end_that_is_heard_before_the_answer_of_the_race_is_not_missed() -> None:
     """The two come by different connections."""
-    node = Node.racing()
+    node = LeaseNode.racing()
     node.control(LeaseEnded((0,), OTHER, 5))
     assert node.tell(LeaseRaced(0, ME, 77, OTHER)) == [ev.AcquireLocks((0,), ME, 77, ())]
 
@@ -326,7 +315,7 @@ def test_a_start_is_put_into_the_allocation_hash_and_out_of_the_grab_hash_after_
 
 def test_an_owner_that_wins_again_goes_on_without_a_stop() -> None:
     """Only the number of its win changes."""
-    node = Node.owner()
+    node = LeaseNode.owner()
     assert node.control(challenged(0)) == [RaceForLease(ME, 0)]
     effects = node.tell(LeaseRaced(0, ME, node.now_ms, ME))
     assert effects == [UpdateLeases(ME, {0: node.now_ms}, (), {})]
@@ -349,14 +338,14 @@ def test_what_redis_was_not_told_is_told_again_but_for_what_changed_since() -> N
 
 def test_an_answer_that_nobody_waits_for_is_a_bug_of_ours() -> None:
     """It is never passed over."""
-    node = Node.started()
+    node = LeaseNode.started()
     with pytest.raises(InternalError):
         node.tell(LeasesUpdated(done=True))
 
 
 def test_a_fenced_partition_is_given_up() -> None:
     """Somebody started it anyway: it is theirs, until the next race."""
-    node = Node.owner()
+    node = LeaseNode.owner()
     node.tell(ev.RunnerFenced(0, 1))
     assert node.core.owned == frozenset()
     assert not [e for e in node.pass_ms(NORMAL - 1) if isinstance(e, ev.AcquireLocks)]
@@ -375,7 +364,7 @@ def test_a_winner_that_was_overtaken_by_a_later_one_gives_up() -> None:
 
 def test_a_node_that_leaves_drains_releases_clears_its_fields_and_has_the_others_race() -> None:
     """In this order; it is finished when all of it is answered."""
-    node = Node.owner()
+    node = LeaseNode.owner()
     assert ev.DrainRunner(0, 1) in node.tell(ev.StopRequested())
     assert node.tell(ev.RunnerStopped(0, 1)) == [ev.ReleaseLocks(ME, {0: 1})]
     assert node.tell(ev.LocksReleased(ME, (0,), frozenset({0}))) == [UpdateLeases(ME, {}, (0,), {})]
@@ -386,7 +375,7 @@ def test_a_node_that_leaves_drains_releases_clears_its_fields_and_has_the_others
 
 def test_a_race_that_is_won_while_leaving_is_given_back() -> None:
     """Or its partition would wait for the maximum lease."""
-    node = Node.racing()
+    node = LeaseNode.racing()
     assert node.tell(ev.StopRequested()) == []
     assert node.tell(LeaseRaced(0, ME, 77)) == [UpdateLeases(ME, {}, (), {0: 77})]
     assert node.tell(LeasesUpdated(done=True)) == [ev.Finished()]
@@ -394,7 +383,7 @@ def test_a_race_that_is_won_while_leaving_is_given_back() -> None:
 
 def test_a_node_that_never_began_is_finished_at_once() -> None:
     """It has nothing to give back."""
-    assert Node().tell(ev.StopRequested()) == [ev.Finished()]
+    assert LeaseNode().tell(ev.StopRequested()) == [ev.Finished()]
 
 
 # -- the five time spans ---------------------------------------------------------------------

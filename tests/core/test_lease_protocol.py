@@ -15,10 +15,9 @@ from streamworker.core.protocols.registry import Coordinator
 from streamworker.sim.faults import Fault, Kind, draw, kinds_of
 from streamworker.sim.group import START_MS
 from streamworker.sim.server.lease import ModelLeases
-from streamworker.sim.server.stored import LockChange
 from streamworker.sim.worker import SimWorker
 from streamworker.sim.world import World
-from tests.core.groups import check, pause, settled, until
+from tests.core.groups import NotingWorld, check, pause, settled, until
 
 TIMING = Lease()
 ROUND_MS = TIMING.normal_ms + 200
@@ -27,8 +26,8 @@ HANDOVER_MS = 1_000
 """A race is decided, the batch in hand (up to 400 ms) is finished, some calls are made."""
 
 
-class Race(World):
-    """Nodes that race for leases, and what an observer notes."""
+class Race(NotingWorld):
+    """Nodes that race for leases."""
 
     def __init__(
         self,
@@ -40,14 +39,6 @@ class Race(World):
     ) -> None:
         self.load = load
         super().__init__(seed, partitions=partitions, protocol="lease", coordination=lease)
-        self.starts: list[LockChange] = []
-        """Each time a partition got an owner."""
-        self._judge, self.model.on_lock = self.model.on_lock, self._note_start
-
-    def _note_start(self, change: LockChange) -> None:
-        if change.command == "acquire" and change.owner != change.owner_before:
-            self.starts.append(change)
-        self._judge(change)
 
     def make_core(self, worker: SimWorker) -> Coordinator:
         return LeaseCore(self.setup(worker), self.load)

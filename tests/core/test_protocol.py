@@ -5,18 +5,19 @@ are in tests/simulation; the steps themselves, line by line, in tests/protocol.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from streamworker.core.events import DrainRunner, Effect, Event, StopRequested
+from streamworker.core.protocols.claim.protocol import ClaimCore
+from streamworker.core.protocols.lease.protocol import LeaseCore
 from streamworker.core.protocols.membership.worker import WorkerCore
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.sim.faults import QUIET
 from streamworker.sim.runner import STUCK_MS
 from streamworker.sim.simulation import Plant, Schedule, run
 from streamworker.sim.world import World
-from tests.core.groups import causes, check, check_rest, is_agreed, pause, settled, until
+from tests.core.groups import Around, causes, check, check_rest, is_agreed, pause, settled, until
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -193,31 +194,27 @@ def test_a_group_that_is_stopped_as_a_whole_leaves_no_member_and_no_lock() -> No
     check(world)
 
 
-class Watched:
+class Watched(Around):
     """A core that must not drain a partition which nobody took away from it."""
 
-    def __init__(self, core: Any) -> None:
-        self.core = core
-        self.stopping = False
+    stopping = False
 
-    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+    def before(self, event: Event) -> Event:
         self.stopping |= isinstance(event, StopRequested)
-        effects: list[Effect] = self.core.handle(event, now_ms)
+        return event
+
+    def after(self, effects: list[Effect]) -> list[Effect]:
         drained = {effect.partition for effect in effects if isinstance(effect, DrainRunner)}
         assert self.stopping or not drained & self.owned, f"drained without a cause: {drained}"
         return effects
-
-    def next_deadline_ms(self) -> int | None:
-        deadline_ms: int | None = self.core.next_deadline_ms()
-        return deadline_ms
 
     @property
     def owned(self) -> frozenset[int]:
         """What is its own by all that it knows."""
         if isinstance(self.core, WorkerCore):
             return self.core.membership.owned_by(self.core.member)
-        owned: frozenset[int] = frozenset(self.core.owned)
-        return owned
+        assert isinstance(self.core, ClaimCore | LeaseCore)
+        return frozenset(self.core.owned)
 
 
 @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))

@@ -1,7 +1,6 @@
 """Static members as one worker sees them: returning to a place, keeping and removing those of others."""
 
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from msgspec import structs
@@ -9,21 +8,12 @@ from msgspec import structs
 from streamworker.core import events as ev
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.membership.worker import Phase, WorkerCore
-from streamworker.core.protocols.setup import Identity
+from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError
-from tests.core.bench import ME, TIMING, Bench, beat, names, of_type, stored
+from tests.core.bench import ME, TIMING, Bench, beat, change, names, stored
 
 READ_MS = 5_000
 """The server's time when the bench's documents are read."""
-
-
-def static_bench(static_id: str = "one") -> Bench:
-    """Return a bench whose worker has a static id."""
-    bench, nonces = Bench(), count(1)
-    identity = Identity("w1", "host", 1, static_id)
-    bench.core = WorkerCore(replace(bench.setup, identity=identity, nonce=lambda: str(next(nonces))))
-    return bench
 
 
 def group(*members: Member) -> Membership:
@@ -39,16 +29,7 @@ def member(member_id: str, static_id: str = "") -> Member:
 
 def running(*others: Member, static_id: str = "one") -> Bench:
     """Return a worker that is the first member of this group and runs what it is assigned."""
-    bench = static_bench(static_id)
-    bench.send(ev.Started())
-    bench.grant(bench.read(group(member(ME, static_id), *others)))
-    return bench
-
-
-def change(effects: list[ev.Effect]) -> membership_events.ChangeDocument:
-    """Return the only change of the document among effects."""
-    (found,) = of_type(effects, membership_events.ChangeDocument)
-    return found
+    return Bench.member_of(group(member(ME, static_id), *others), static_id=static_id)
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["held", "death not noticed yet"])
@@ -57,8 +38,7 @@ def test_a_worker_that_returns_takes_its_place_and_its_partitions(noticed: bool)
     before = group(member("w1.0", "one"), member("w2.0"))
     if noticed:
         before = before.with_gone(["w1.0"], READ_MS + 1)
-    bench = static_bench()
-    bench.send(ev.Started())
+    bench = Bench.started(static_id="one")
     asked = change(bench.read(before))
     assert asked.message.cause == "return" and asked.message.moved == ()
     assert asked.membership.ids == (ME, "w2.0")

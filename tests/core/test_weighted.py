@@ -17,13 +17,6 @@ def weighted(*ids: str, generation: int = 10) -> Membership:
     return replace(group(*ids, generation=generation), strategy="weighted")
 
 
-def member_of(membership: Membership) -> Bench:
-    """Return a member that runs all that it is assigned."""
-    bench = Bench.started()
-    bench.grant(bench.read(membership))
-    return bench
-
-
 def look(bench: Bench, loads: dict[str, int]) -> list[ev.Effect]:
     """Let the next look come; each member measured so much of each of its partitions."""
     (asked,) = of_type(bench.wait(RULES.interval_ms), membership_events.ReadLoads)
@@ -68,7 +61,7 @@ def test_nobody_measures_or_looks_under_another_assignment() -> None:
 
 def test_the_first_member_looks_and_the_others_do_not() -> None:
     """One look an interval, however large the group is."""
-    first, second = member_of(weighted(ME, "w2.1")), member_of(weighted("w2.1", ME))
+    first, second = Bench.member_of(weighted(ME, "w2.1")), Bench.member_of(weighted("w2.1", ME))
     for bench in (first, second):
         bench.heartbeat(beats={"w2.1": beat(1, 2)})
     assert len(of_type(first.wait(RULES.interval_ms), membership_events.ReadLoads)) == 1
@@ -77,7 +70,7 @@ def test_the_first_member_looks_and_the_others_do_not() -> None:
 
 def test_the_next_one_looks_while_the_first_is_silent() -> None:
     """It need not be dead: a slow one is not removed for long."""
-    bench = member_of(weighted("w2.1", ME))
+    bench = Bench.member_of(weighted("w2.1", ME))
     asked: list[ev.Effect] = []
     for _ in range(4):
         asked += bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
@@ -90,7 +83,7 @@ def test_the_next_one_looks_while_the_first_is_silent() -> None:
 
 def test_what_the_balancer_decides_is_a_change_of_the_document_like_any_other() -> None:
     """With its cause and the giver's name, compared and set, and followed by ourselves."""
-    bench = member_of(weighted(ME, "w2.1"))
+    bench = Bench.member_of(weighted(ME, "w2.1"))
     bench.heartbeat()
     change = decision(bench)
     assert (change.expected, change.message.cause, change.message.member) == (10, "balance", "w1")
@@ -103,7 +96,7 @@ def test_what_the_balancer_decides_is_a_change_of_the_document_like_any_other() 
 
 def test_a_decision_is_dropped_when_the_group_changed_meanwhile() -> None:
     """It was made for other owners."""
-    bench = member_of(weighted(ME, "w2.1"))
+    bench = Bench.member_of(weighted(ME, "w2.1"))
     bench.heartbeat()
     decision(bench)
     effects = bench.refuse(weighted(ME, "w2.1", "w3.1", generation=12))
@@ -112,7 +105,7 @@ def test_a_decision_is_dropped_when_the_group_changed_meanwhile() -> None:
 
 def test_a_decision_on_a_document_that_is_being_read_anew_is_dropped_when_that_is_another() -> None:
     """What was decided meanwhile says what the old one said, and would undo the join."""
-    bench = member_of(weighted(ME, "w2.1"))
+    bench = Bench.member_of(weighted(ME, "w2.1"))
     bench.heartbeat()
     for _ in range(RULES.looks - 1):
         look(bench, {ME: 200, "w2.1": 10})
@@ -126,7 +119,7 @@ def test_a_decision_on_a_document_that_is_being_read_anew_is_dropped_when_that_i
 
 def test_the_dead_are_removed_before_anything_is_balanced() -> None:
     """Their partitions change everything."""
-    bench = member_of(weighted(ME, "w2.1"))
+    bench = Bench.member_of(weighted(ME, "w2.1"))
     for _ in range(3):
         bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
     bench.send(membership_events.CallFailed(membership_events.Call.PROBE))
@@ -139,7 +132,7 @@ def test_the_dead_are_removed_before_anything_is_balanced() -> None:
 
 def test_a_look_without_an_answer_is_made_again_and_only_then() -> None:
     """Nothing is asked while an answer may still come, and other calls that fail say nothing of it."""
-    bench = member_of(weighted(ME, "w2.1"))
+    bench = Bench.member_of(weighted(ME, "w2.1"))
     for call, looks in (
         (None, 1),
         (membership_events.Call.PROBE, 0),
@@ -154,7 +147,7 @@ def test_a_look_without_an_answer_is_made_again_and_only_then() -> None:
 def test_a_worker_that_leaves_looks_no_more() -> None:
     """Neither does one that the group removed."""
     for ending in (ev.StopRequested(), membership_events.HeartbeatDone(ME, True, 10, 0, "run", {})):
-        bench = member_of(weighted(ME, "w2.1"))
+        bench = Bench.member_of(weighted(ME, "w2.1"))
         bench.heartbeat()
         bench.send(ending)
         assert of_type(bench.wait(3 * RULES.interval_ms), membership_events.ReadLoads) == []

@@ -67,6 +67,12 @@ class Observer:
         if self.paused:
             self.window.again(self.paused.pop(which % len(self.paused)))
 
+    def check_settled(self) -> None:
+        """It is settled when nothing runs, may start, or pauses before a record that was abandoned."""
+        bar = min(self.abandoned, default=len(self.keys))
+        waits = any(place < bar for place in self.paused)
+        assert self.window.is_settled == (not self.running and not self.may_start() and not waits)
+
     def take(self, limit: int) -> None:
         """Take what may be committed: a run of what is done, without a gap."""
         prefix = next((p for p in range(len(self.keys)) if p not in self.done), len(self.keys))
@@ -104,6 +110,7 @@ def test_the_rules_hold_whatever_happens(
             observer.take(int(detail or 0))
         else:
             observer.end(int(detail or 0), step)
+        observer.check_settled()
 
 
 @settings(max_examples=200)
@@ -146,37 +153,6 @@ def test_after_close_all_that_was_started_can_be_taken(
         observer.end(0, "finish")
     observer.take(100)
     assert observer.taken == started
-
-
-def test_a_key_waits_for_its_record_that_pauses_and_others_do_not() -> None:
-    """A pause takes no place among those that run."""
-    window = Window(concurrency=1, size=10)
-    for key in ("a", "a", "b"):
-        window.add(key)
-    assert window.start() == 0
-    assert window.start() is None
-    window.defer(0)
-    assert window.start() == 2
-    window.finish(2)
-    assert (window.start(), window.take(10), window.is_settled) == (None, 0, False)
-    window.again(0)
-    assert window.start() == 0
-    window.finish(0)
-    assert window.take(10) == 1
-    assert window.start() == 1
-
-
-def test_what_lies_before_an_abandoned_record_still_ends_well() -> None:
-    """And what lies behind it is neither started nor taken."""
-    window = Window(concurrency=3, size=10)
-    for key in ("a", "b", "c", "a", "d"):
-        window.add(key)
-    assert [window.start() for _ in range(3)] == [0, 1, 2]
-    window.abandon(2)
-    window.finish(1)
-    assert (window.start(), window.is_settled) == (None, False)
-    window.finish(0)
-    assert (window.is_settled, window.take(10)) == (True, 2)
 
 
 @pytest.mark.parametrize("ends", ["finish", "defer", "abandon", "again"])

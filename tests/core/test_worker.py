@@ -11,15 +11,9 @@ from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_M
 from streamworker.core.protocols.membership.joining import PATIENCE_MS, JoinWanted
 from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError, InternalError
-from tests.core.bench import ME, TIMING, Bench, group, names, of_type
+from tests.core.bench import ME, TIMING, Bench, change, group, names, of_type
 
 CALL_FAILED = membership_events.CallFailed(membership_events.Call.DOCUMENT)
-
-
-def change(effects: list[ev.Effect]) -> membership_events.ChangeDocument:
-    """Return the one change of the document that is asked for."""
-    (found,) = of_type(effects, membership_events.ChangeDocument)
-    return found
 
 
 # -- joining -------------------------------------------------------------------------------------

@@ -13,13 +13,12 @@ from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.protocols.membership import events as membership_events
-from streamworker.core.protocols.membership.document import Membership
-from streamworker.core.protocols.registry import Coordinator
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.server.model import RedisModel
 from streamworker.sim.server.stored import Commit, Lock, Record
 from streamworker.sim.simulation import Plant
+from tests.core.groups import Around
 
 PLANTS: dict[str, Plant] = {}
 """All mistakes by name."""
@@ -33,35 +32,12 @@ def _model(name: str, faults: str = "all") -> Callable[[type[RedisModel]], type[
     return add
 
 
-def _core(name: str, faults: str = "all") -> Callable[[type["_Around"]], type["_Around"]]:
-    def add(wrap: type[_Around]) -> type[_Around]:
+def _core(name: str, faults: str = "all") -> Callable[[type[Around]], type[Around]]:
+    def add(wrap: type[Around]) -> type[Around]:
         PLANTS[name] = Plant(name, wrap=wrap, faults=faults)
         return wrap
 
     return add
-
-
-class _Around:
-    """Stands between the world and a core."""
-
-    def __init__(self, core: Coordinator) -> None:
-        self.core = core
-        self.membership: Membership | None = None
-
-    def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
-        changed = self.before(event)
-        return [] if changed is None else self.after(self.core.handle(changed, now_ms))
-
-    def next_deadline_ms(self) -> int | None:
-        return self.core.next_deadline_ms()
-
-    def before(self, event: ev.Event) -> ev.Event | None:
-        """Return what the core gets in place of an event."""
-        return event
-
-    def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
-        """Return what is done in place of some effects."""
-        return effects
 
 
 # -- commits -----------------------------------------------------------------------------------
@@ -286,7 +262,7 @@ class _LeavesBeats(RedisModel):
         return not self.stored.no_beats
 
 
-class _NoReconcile(_Around):
+class _NoReconcile(Around):
     """Heartbeats that do not say that the group has changed."""
 
     def before(self, event: ev.Event) -> ev.Event | None:
@@ -315,7 +291,7 @@ class _NoDeathNotice(_NoReconcile):
 
 
 @_core("a document that went back behind a lock is left as it is", "failover,flap")
-class _LeavesRollback(_Around):
+class _LeavesRollback(Around):
     def before(self, event: ev.Event) -> ev.Event | None:
         if isinstance(event, ev.LocksAnswered):
             forgets = {p: Stale(0) if isinstance(r, Stale) else r for p, r in event.replies.items()}
@@ -324,7 +300,7 @@ class _LeavesRollback(_Around):
 
 
 @_core("a damaged document is left alone", "damage,start")
-class _LeavesDamage(_Around):
+class _LeavesDamage(Around):
     def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
         return [
             membership_events.ReadDocument() if isinstance(effect, membership_events.MendDocument) else effect
@@ -333,7 +309,7 @@ class _LeavesDamage(_Around):
 
 
 @_core("a leaver is removed before it has drained", "stop,start")
-class _LeavesAtOnce(_Around):
+class _LeavesAtOnce(Around):
     def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
         changed: list[ev.Effect] = []
         for effect in effects:
@@ -347,7 +323,7 @@ class _LeavesAtOnce(_Around):
 
 
 @_core("a revoked partition is released before its batch is done", "start,stop")
-class _ReleasesEarly(_Around):
+class _ReleasesEarly(Around):
     def after(self, effects: list[ev.Effect]) -> list[ev.Effect]:
         drained = [effect for effect in effects if isinstance(effect, ev.DrainRunner)]
         for effect in drained:
@@ -356,7 +332,7 @@ class _ReleasesEarly(_Around):
 
 
 @_core("a worker that is refused for its number of partitions goes on", "repartition")
-class _GoesOn(_Around):
+class _GoesOn(Around):
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         try:
             return super().handle(event, now_ms)
@@ -365,7 +341,7 @@ class _GoesOn(_Around):
 
 
 @_core("a dead peer is never removed", "kill")
-class _NobodyReaps(_Around):
+class _NobodyReaps(Around):
     def before(self, event: ev.Event) -> ev.Event | None:
         return replace(event, connected=None) if isinstance(event, membership_events.PeersProbed) else event
 
