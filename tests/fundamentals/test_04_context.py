@@ -17,17 +17,24 @@ async def test_headers_travel_beside_the_record(redis_url: str) -> None:
     """They are text at the receiver, and not part of the payload."""
     app = App("shop", redis_url=redis_url)
     orders = app.stream("orders", Order, key="customer", partitions=1)
-    found: list[tuple[str | None, str | None]] = []
+    found: list[tuple[str | None, ...]] = []
+    of_batches: list[dict[str, str]] = []
 
     @app.processor(orders)
     async def trace(order: Order, ctx: Context) -> None:
-        found.append((ctx.header("trace"), ctx.header("absent")))
+        found.append((ctx.header("trace"), ctx.header("absent"), ctx.header("absent", "x")))
+
+    @app.processor(orders)
+    async def trace_many(batch: list[Order], ctx: Context) -> None:
+        of_batches.extend(ctx.headers)
 
     async with local_worker(app, url=redis_url) as worker:
         await orders.send(Order("ann"), headers={"trace": "4bf92f"})
+        await orders.send(Order("bob"))
         await worker.until_drained()
 
-    assert found == [("4bf92f", None)]
+    assert found == [("4bf92f", None, "x"), (None, None, "x")]
+    assert of_batches == [{"trace": "4bf92f"}, {}]
 
 
 async def test_a_context_says_where_the_record_is_and_send_said_the_same(redis_url: str) -> None:

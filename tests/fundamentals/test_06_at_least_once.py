@@ -25,6 +25,7 @@ async def test_a_call_that_fails_is_made_again_and_its_result_is_there_once(redi
     async def book(batch: list[Payment], ctx: Context) -> list[Payment]:
         attempts.append(ctx.attempt)
         ctx.state["calls"] = ctx.state.get("calls", 0) + 1
+        ctx.forward(Payment(-1))
         if ctx.attempt < 3:
             raise ConnectionError("the ledger is away")
         assert ctx.state["calls"] == 1
@@ -36,7 +37,7 @@ async def test_a_call_that_fails_is_made_again_and_its_result_is_there_once(redi
         rows = await worker.rows(book)
 
     assert attempts == [1, 2, 3]
-    assert [row["number"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["number"] for row in rows] == [-1, 0, 1, 2, 3, 4]
 
 
 async def test_a_worker_that_breaks_off_leaves_its_batch_to_the_next_one(redis_url: str) -> None:

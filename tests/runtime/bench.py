@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,33 +61,41 @@ class Priced(msgspec.Struct):
     price: float
 
 
-__all__ = ["MODES", "Bench", "Context", "Each", "Order", "Priced", "Records", "Running"]
+__all__ = ["MODES", "OVERLAPPING", "Bench", "Context", "Each", "Order", "Priced", "Records", "Running"]
 __all__ += ["bench", "handling", "settings", "start"]
 MODES = ["batch", "record", "stream", "thread"]
-Each = Callable[[Order, Context], Priced]
+OVERLAPPING = "overlapping"
+"""By record too, with calls that overlap by key; without state."""
+Each = Callable[[Order, Context], Priced | Awaitable[Priced]]
 
 
 def handler(mode: str, each: Each) -> Callable[..., Any]:
-    """Make a processor function of a mode that does this with one order after the other, and forwards."""
+    """Make a processor function of a mode that does this with one order after the other, and forwards.
 
-    async def in_batches(batch: list[Order], ctx: Context) -> list[Priced]:
-        return [each(order, ctx) for order in batch]
+    Only a thread needs a plain function.
+    """
 
     async def by_record(order: Order, ctx: Context) -> Priced:
-        return each(order, ctx)
+        done = each(order, ctx)
+        return done if isinstance(done, Priced) else await done
+
+    async def in_batches(batch: list[Order], ctx: Context) -> list[Priced]:
+        return [await by_record(order, ctx) for order in batch]
 
     async def as_stream(records: Records[Order], ctx: Context) -> None:
         async for part in records.take(10):
             for order in part:
                 ctx.forward(Priced(order.number, 0.0))
-                ctx.forward(each(order, ctx))
+                ctx.forward(await by_record(order, ctx))
 
     def in_thread(order: Order, ctx: Context) -> Priced:
-        return each(order, ctx)
+        done = each(order, ctx)
+        assert isinstance(done, Priced)
+        return done
 
     functions: dict[str, Callable[..., Any]]
     functions = {"batch": in_batches, "record": by_record, "stream": as_stream, "thread": in_thread}
-    return functions[mode]
+    return functions.get(mode, by_record)
 
 
 def settings(**changed: Any) -> Settings:
@@ -126,9 +134,12 @@ class Running:
 
 async def start(desk: "Bench", mode: str, each: Each, *, owner: str = "w1", **given: Any) -> Running:
     """Run such a function."""
-    options: dict[str, Any] = {"batch": 10} if mode == "batch" else {}
-    if mode == "stream":
-        options = {"output": Priced, "forward": True}
+    by_mode: dict[str, dict[str, Any]] = {
+        "batch": {"batch": 10},
+        "stream": {"output": Priced, "forward": True},
+        OVERLAPPING: {"concurrency": 4},
+    }
+    options = by_mode.get(mode, {})
     return await desk.start(desk.spec(handler(mode, each), **(options | given)), owner=owner)
 
 
@@ -180,9 +191,10 @@ class Bench:
         changes = {name: given.pop(name) for name in ("timeout_ms",) if name in given}
         return replace(describe(function, self.stream, **(options | given)), **changes)
 
-    async def send(self, numbers: Sequence[int]) -> None:
-        """Send orders with these numbers, in this order, by one key."""
-        await self.producer.send_many([Order(number) for number in numbers])
+    async def send(self, numbers: Sequence[int], keys: int = 0) -> None:
+        """Send orders with these numbers, in this order, by one key or by so many in turn."""
+        customers = [f"k{n % keys}" for n in numbers] if keys else ["ann"] * len(numbers)
+        await self.producer.send_many(map(Order, numbers, customers))
 
     async def acquire(self, partition: int, owner: str, live: Sequence[str] | None = None) -> Acquired:
         """Take a partition's lock."""

@@ -11,7 +11,7 @@ import pytest
 from streamworker.context import Context, Records
 from streamworker.runtime.run.runner import StopReason
 from tests.helpers import wait_for_async
-from tests.runtime.bench import MODES, Bench, Each, Order, Priced, bench, handling, start
+from tests.runtime.bench import MODES, OVERLAPPING, Bench, Each, Order, Priced, bench, handling, start
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,7 @@ def failing_at(*poison: int) -> tuple[Each, list[int]]:
 # -- halt ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
 async def test_a_failing_record_halts_the_partition_and_what_came_before_is_committed(
     redis_url: str, mode: str
 ) -> None:
@@ -62,26 +62,7 @@ async def test_a_failing_record_halts_the_partition_and_what_came_before_is_comm
         assert stopped.reason is StopReason.HALTED and stopped.detail == reason
 
 
-async def test_a_second_attempt_may_succeed(redis_url: str) -> None:
-    """A call that fails once is made again with the same records, and its attempt is counted."""
-    attempts: list[int] = []
-
-    async def price(batch: list[Order], ctx: Context) -> list[Priced]:
-        attempts.append(ctx.attempt)
-        ctx.state["tries"] = ctx.attempt
-        ctx.forward(Priced(-1, 0.0))
-        if ctx.attempt < 3:
-            raise ConnectionError("not now")
-        return [Priced(order.number, 1.0) for order in batch]
-
-    async with handling(redis_url, price, range(5), attempts=3) as (desk, _):
-        await desk.until_committed(5)
-        assert attempts == [1, 2, 3]
-        assert [row["number"] for row in await desk.rows()] == [-1, 0, 1, 2, 3, 4]
-        assert await desk.backend.execute("HGETALL", desk.keys.state(0)) == [b"tries", b"\x03"]
-
-
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
 async def test_draining_during_a_pause_between_attempts_gives_up_the_call(redis_url: str, mode: str) -> None:
     """A partition that is to be handed over does not wait for a long backoff."""
     handle, seen = failing_at(3)
@@ -95,7 +76,7 @@ async def test_draining_during_a_pause_between_attempts_gives_up_the_call(redis_
         assert await desk.committed() == (0 if mode in ("batch", "stream") else 3)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
 async def test_each_pause_between_attempts_is_longer_than_the_one_before(redis_url: str, mode: str) -> None:
     """Doubled, with jitter down to a half: the second is never below what the first may be at most."""
     at: list[float] = []
@@ -115,7 +96,7 @@ async def test_each_pause_between_attempts_is_longer_than_the_one_before(redis_u
 # -- dead letters ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
 async def test_poison_goes_to_the_dead_letters_and_the_rest_goes_on_in_order(
     redis_url: str, mode: str
 ) -> None:
@@ -178,46 +159,55 @@ async def test_effects_of_failing_calls_are_dropped_and_those_of_the_rest_kept(
         assert await desk.dead() == []
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
 async def test_a_row_without_an_arrow_form_is_an_error_of_its_record(redis_url: str, mode: str) -> None:
-    """A number too large for its column takes the road of a handler that raised."""
+    """A number too large for its column takes the road of a handler that raised.
+
+    Where calls overlap that is seen at the call, before the next record of its key is handled.
+    """
+    seen: list[int] = []
 
     def price(order: Order, _: Context) -> Priced:
+        seen.append(order.number)
         return Priced(2**80 if order.number == 7 else order.number, 1.0)
 
     async with bench(redis_url) as desk:
         await desk.send(range(20))
-        await start(desk, mode, price, on_error="dead_letter")
+        await start(desk, mode, price, on_error="dead_letter", attempts=2)
         await desk.until_committed(20)
         assert await numbers(desk) == [n for n in range(20) if n != 7]
         ids = await desk.ids()
         assert [letter[b"id"].decode() for letter in await desk.dead()] == [ids[7]]
+        assert mode != OVERLAPPING or seen == [*range(7), 7, 7, *range(8, 20)]
 
 
 # -- kinds of failure --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_a_call_that_takes_too_long_has_failed(redis_url: str, is_async: bool) -> None:
-    """The timeout counts as a failure, and its reason says so."""
-    release = asyncio.Event()
+async def test_a_call_that_takes_too_long_has_failed(
+    redis_url: str, is_async: bool, concurrency: int
+) -> None:
+    """It fails alone, and its reason says why; calls beside it go on, and are committed up to it."""
     hold = threading.Event()
 
     async def price(order: Order) -> None:
-        if order.number == 2:
-            await release.wait()
+        if order.number == 5:
+            await asyncio.sleep(60)
 
     def price_in_thread(order: Order) -> None:
-        if order.number == 2:
+        if order.number == 5:
             hold.wait(20)
 
     async with bench(redis_url) as desk:
-        await desk.send(range(4))
-        running = await desk.start(desk.spec(price if is_async else price_in_thread, timeout_ms=50))
+        await desk.send(range(10), keys=10)
+        function = price if is_async else price_in_thread
+        running = await desk.start(desk.spec(function, concurrency=concurrency, timeout_ms=100))
         await running.halts()
         hold.set()
-        assert "TimeoutError: the call took longer than 0.05 s" in running.halted[0]
-        assert await desk.committed() == 2
+        assert "TimeoutError: the call took longer than 0.1 s" in running.halted[0]
+        assert await desk.committed() == 5
 
 
 async def test_a_timeout_does_not_count_how_long_other_partitions_keep_the_threads(redis_url: str) -> None:

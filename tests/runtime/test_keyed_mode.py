@@ -31,11 +31,6 @@ pytestmark = pytest.mark.anyio
 KEYS = 20
 
 
-async def send(desk: Bench, numbers: Iterable[int], keys: int = KEYS) -> None:
-    """Send orders of many customers, one after the other."""
-    await desk.producer.send_many([Order(n, f"k{n % keys}") for n in numbers])
-
-
 def handling(
     url: str, function: Callable[..., Any], numbers: Iterable[int], *, keys: int = KEYS, **options: Any
 ) -> AbstractAsyncContextManager[tuple[Bench, Running]]:
@@ -66,13 +61,14 @@ class Watch:
             self.running.pop(order.number, None)
             self.ended.append(order.number)
 
-    def check_order(self, keys: int = KEYS) -> None:
-        """No key overlapped itself or went back."""
+    def check_order(self, keys: int = KEYS, *, repeated: bool = False) -> None:
+        """No key overlapped itself or went back; and no record came twice, unless calls were repeated."""
         assert self.same_key == 0
         by_key: dict[int, list[int]] = defaultdict(list)
         for number in self.begun:
             by_key[number % keys].append(number)
-        assert all(numbers == sorted(set(numbers)) for numbers in by_key.values())
+        assert all(numbers == sorted(numbers) for numbers in by_key.values())
+        assert repeated or len(set(self.begun)) == len(self.begun)
 
 
 def watched(watch: Watch, pause_s: Callable[[int], float]) -> Callable[..., Any]:
@@ -135,7 +131,7 @@ async def test_a_key_is_what_decides_the_partition(redis_url: str) -> None:
     watch = Watch()
     keys: dict[str, object] = {"k0": 7, "k1": "7", "k2": None}
     async with bench(redis_url, stream={"key": lambda order: keys[order.customer]}) as desk:
-        await send(desk, range(30), keys=3)
+        await desk.send(range(30), keys=3)
         await desk.start(desk.spec(watched(watch, lambda _: 0.02), concurrency=30))
         await desk.until_committed(30)
     assert watch.widest == 11, "ten without a key, and one with the key 7"
@@ -165,7 +161,7 @@ async def test_functions_in_threads_overlap_as_far_as_there_are_threads(redis_ur
         return Priced(order.number, 1.0)
 
     async with bench(redis_url, handler_threads=4) as desk:
-        await send(desk, range(200))
+        await desk.send(range(200), KEYS)
         await desk.start(desk.spec(price, concurrency=64))
         await desk.until_committed(200)
         assert await numbers_of(desk) == list(range(200))
@@ -180,7 +176,7 @@ async def test_a_timeout_does_not_count_the_wait_for_a_thread(redis_url: str) ->
         time.sleep(0.1)
 
     async with bench(redis_url, handler_threads=2) as desk:
-        await send(desk, range(20))
+        await desk.send(range(20), KEYS)
         running = await desk.start(desk.spec(price, concurrency=20, timeout_ms=600))
         await desk.until_committed(20)
         assert running.halted == []
@@ -196,7 +192,7 @@ async def test_rows_of_one_call_stay_together_and_in_order(redis_url: str) -> No
         return Priced(order.number, float(str(ctx.entry_id) in ids))
 
     async with bench(redis_url) as desk:
-        await send(desk, range(10))
+        await desk.send(range(10), KEYS)
         ids = await desk.ids()
         await desk.start(desk.spec(price, concurrency=10))
         await desk.until_committed(10)
@@ -231,7 +227,7 @@ async def test_a_key_waits_for_another_attempt_and_the_others_go_on(redis_url: s
         return Priced(order.number, 1.0)
 
     async with bench(redis_url) as desk:
-        await send(desk, range(12), keys=4)
+        await desk.send(range(12), keys=4)
         spec = desk.spec(price, concurrency=2, attempts=3, backoff=0.2, backoff_max=0.2)
         await desk.start(spec)
         await wait_for_async(lambda: (11, 1) in calls, "the other keys are done")
@@ -320,31 +316,13 @@ async def test_a_record_whose_key_cannot_be_told_is_not_handled(redis_url: str) 
         calls.append(order.number)
 
     async with bench(redis_url) as desk:
-        await send(desk, range(6))
+        await desk.send(range(6), KEYS)
         spec = desk.spec(price, concurrency=4, on_error="dead_letter")
         await desk.start(replace(spec, stream=replace(spec.stream, key=key)))
         await desk.until_committed(6)
         errors = [letter[b"error"] for letter in await desk.dead()]
         assert sorted(calls) == [0, 1, 2, 5]
         assert b"float cannot be a key" in errors[0] and b"KeyError: 4" in errors[1]
-
-
-async def test_a_row_without_an_arrow_form_is_an_error_of_its_record(redis_url: str) -> None:
-    """It is seen at the call, before the next record of the key is handled."""
-    calls: list[int] = []
-
-    async def price(order: Order) -> Priced:
-        calls.append(order.number)
-        await asyncio.sleep(0)
-        return Priced(2**80 if order.number == 7 else order.number, 1.0)
-
-    async with handling(
-        redis_url, price, range(30), keys=2, concurrency=4, on_error="dead_letter", attempts=2
-    ) as (desk, _):
-        await desk.until_committed(30)
-        assert await numbers_of(desk) == [n for n in range(30) if n != 7]
-        assert [n for n in calls if n % 2] == [1, 3, 5, 7, 7, *range(9, 30, 2)]
-        assert len(await desk.dead()) == 1
 
 
 async def test_rows_that_are_changed_after_their_call_halt_the_partition(redis_url: str) -> None:
@@ -362,29 +340,6 @@ async def test_rows_that_are_changed_after_their_call_halt_the_partition(redis_u
     async with handling(redis_url, price, range(10), concurrency=3) as (desk, running):
         assert "cannot be written" in await running.halts() and "number" in running.halted[0]
         assert await desk.committed() == 0 and await desk.acked_entries() == []
-
-
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_a_call_that_takes_too_long_fails_alone(redis_url: str, is_async: bool) -> None:
-    """Calls beside it go on and are committed up to it."""
-    hold = threading.Event()
-
-    async def price(order: Order) -> None:
-        if order.number == 5:
-            await asyncio.sleep(60)
-
-    def price_in_thread(order: Order) -> None:
-        if order.number == 5:
-            hold.wait(20)
-
-    async with bench(redis_url) as desk:
-        await send(desk, range(10))
-        function = price if is_async else price_in_thread
-        running = await desk.start(desk.spec(function, concurrency=4, timeout_ms=100))
-        await running.halts()
-        hold.set()
-        assert "TimeoutError: the call took longer than 0.1 s" in running.halted[0]
-        assert await desk.committed() == 5
 
 
 @pytest.mark.parametrize("use", ["get", "set", "delete", "look", "list"])
@@ -406,7 +361,7 @@ async def test_the_state_is_refused_and_left_as_it_is(redis_url: str, use: str) 
 
     async with bench(redis_url) as desk:
         await desk.backend.execute("HSET", desk.keys.state(0), "sum", msgspec.msgpack.encode(7))
-        await send(desk, range(3))
+        await desk.send(range(3), KEYS)
         running = await desk.start(desk.spec(price, concurrency=4, on_error="skip", attempts=3))
         await wait_for_async(lambda: bool(running.halted), "the partition halts, and skips nothing")
         assert await desk.committed() == 0
@@ -505,54 +460,6 @@ async def test_a_drain_does_not_wait_for_a_busy_key(redis_url: str) -> None:
         assert await numbers_of(desk) == list(range(200))
 
 
-async def test_draining_during_a_pause_between_attempts_gives_up_the_record(redis_url: str) -> None:
-    """The partition does not wait for a long backoff; what came before is committed."""
-    failed = asyncio.Event()
-
-    async def price(order: Order) -> None:
-        if order.number == 3:
-            failed.set()
-            raise ValueError("no")
-
-    async with handling(
-        redis_url, price, range(10), concurrency=4, attempts=5, backoff=60.0, backoff_max=60.0
-    ) as (desk, running):
-        await failed.wait()
-        with anyio.fail_after(20):  # less than the shortest pause
-            stopped = await running.drained()
-        assert stopped.reason is StopReason.DRAINED
-        assert await desk.committed() == 3
-
-
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_a_cancel_acks_nothing_of_what_is_in_hand(redis_url: str, is_async: bool) -> None:
-    """After the grace period all calls are cut off, or left behind in their threads."""
-    begun, release, after = threading.Semaphore(0), threading.Event(), []
-
-    async def price(_: Order) -> Priced:
-        begun.release()
-        await asyncio.sleep(60)
-        return Priced(1, 1.0)
-
-    def price_in_thread(order: Order) -> Priced:
-        begun.release()
-        release.wait(20)
-        after.append(order.number)
-        return Priced(1, 1.0)
-
-    async with bench(redis_url) as desk:
-        await send(desk, range(20))
-        running = await desk.start(desk.spec(price if is_async else price_in_thread, concurrency=4))
-        for _ in range(4):
-            await wait_for_async(lambda: begun.acquire(blocking=False), "a call has begun")
-        await running.cancelled()
-        release.set()
-        assert running.stopped is None
-        assert await desk.committed() == 0 and await desk.acked_entries() == []
-        assert desk.budget.used == 0
-    assert len(after) <= 4
-
-
 async def test_a_fenced_runner_stops_all_its_calls_and_adds_nothing(redis_url: str) -> None:
     """Another owner took the partition: the next commit is refused."""
     taken, cut = asyncio.Event(), []
@@ -632,7 +539,7 @@ async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, s
         return price
 
     async with bench(redis_url) as desk:
-        await send(desk, range(count), keys=30)
+        await desk.send(range(count), keys=30)
         options: dict[str, Any] = {
             "concurrency": 12,
             "attempts": 3,
@@ -658,11 +565,7 @@ async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, s
         ids, dead = await desk.ids(), await desk.dead()
         assert [letter[b"id"].decode() for letter in dead] == [ids[n] for n in sorted(poison)]
     for watch in watches:
-        assert watch.same_key == 0
-        by_key: dict[int, list[int]] = defaultdict(list)
-        for number in watch.begun:
-            by_key[number % 30].append(number)
-        assert all(numbers == sorted(numbers) for numbers in by_key.values())
+        watch.check_order(keys=30, repeated=True)
 
 
 # -- bounds and figures --------------------------------------------------------------------------
@@ -678,7 +581,7 @@ async def test_others_run_ahead_of_a_slow_record_only_so_far(redis_url: str) -> 
         done.append(order.number)
 
     async with bench(redis_url) as desk:
-        await desk.producer.send_many([Order(n, f"k{n}") for n in range(3_000)])
+        await desk.send(range(3_000), keys=3_000)
         running = await desk.start(desk.spec(price, concurrency=4))
         await wait_for_async(lambda: len(done) == WINDOW_MIN - 1, "the window is full")
         await wait_for_async(lambda: not running.runner.intake.buffer.has_room, "no more is fetched")
@@ -713,7 +616,7 @@ async def test_a_full_acked_log_holds_calls_back_and_loses_nothing(redis_url: st
     """The reason is visible while it lasts; no record is handled twice."""
     watch = Watch()
     async with bench(redis_url, acked_entries_max=2) as desk:
-        await send(desk, range(4_000))
+        await desk.send(range(4_000), KEYS)
         running = await desk.start(desk.spec(watched(watch, lambda _: 0), concurrency=4))
         await wait_for_async(lambda: bool(running.states), "the state says why it waits")
         assert "acked log full" in running.states[0]
@@ -779,7 +682,7 @@ async def test_it_counts_as_work_while_any_call_runs(redis_url: str) -> None:
 
     async with bench(redis_url) as desk:
         running = await desk.start(desk.spec(price, concurrency=4))
-        await send(desk, range(2))
+        await desk.send(range(2), KEYS)
         await wait_for_async(lambda: running.runner.activity.busy_since_ms is not None, "a call runs")
         await asyncio.sleep(0.2)
         now_ms = time.monotonic_ns() // 1_000_000
@@ -820,7 +723,7 @@ async def rate(
     before = await desk.committed()
     desk.gate.close()
     running: Running = await desk.start(desk.spec(handler, **options))
-    await send(desk, range(count), keys=1_000)
+    await desk.send(range(count), keys=1_000)
     buffer = running.runner.intake.buffer
     await wait_for_async(lambda: buffer.waiting == count or not buffer.needs_more, "records wait")
     began = clock()

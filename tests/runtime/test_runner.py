@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -13,7 +12,7 @@ from streamworker.context import Context
 from streamworker.runtime.run.runner import StopReason
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
-from tests.runtime.bench import MODES, Order, Priced, Records, bench, handling, start
+from tests.runtime.bench import MODES, OVERLAPPING, Order, Priced, Records, bench, handling, start
 
 pytestmark = pytest.mark.anyio
 
@@ -285,81 +284,63 @@ async def test_a_closed_gate_starts_no_batch(redis_url: str) -> None:
 # -- stopping --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["batch", "record", "stream"])
-async def test_draining_finishes_and_commits_what_is_in_hand(redis_url: str, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "in_hand"), [("batch", 10), ("record", 1), ("stream", 10)])
+async def test_draining_finishes_and_commits_what_is_in_hand(redis_url: str, mode: str, in_hand: int) -> None:
     """The call in hand ends and is committed; nothing after it is started."""
     release, begun = anyio.Event(), anyio.Event()
     seen: list[int] = []
 
-    async def work(numbers: list[int]) -> None:
+    async def work(order: Order, _: Context) -> Priced:
         begun.set()
         await release.wait()
-        seen.extend(numbers)
+        seen.append(order.number)
+        return Priced(order.number, 1.0)
 
-    async def batch(batch: list[Order]) -> None:
-        await work([order.number for order in batch])
-
-    async def record(order: Order) -> None:
-        await work([order.number])
-
-    async def stream(records: Records[Order]) -> None:
-        async for order in records:
-            await work([order.number])
-
-    functions: dict[str, Callable[..., Any]] = {"batch": batch, "record": record, "stream": stream}
-    function = functions[mode]
     async with bench(redis_url) as desk:
         await desk.send(range(20))
-        size = {"batch": 5} if mode == "batch" else {}
-        running = await desk.start(desk.spec(function, **size))
+        running = await start(desk, mode, work)
         await begun.wait()
         running.runner.intake.drain()
         release.set()
         assert (await running.drained()).reason is StopReason.DRAINED
-        assert seen == list(range(5 if mode == "batch" else 1))
+        assert seen == list(range(in_hand))
         assert await desk.committed() == len(seen)
 
 
-@pytest.mark.parametrize("mode", ["batch", "record", "stream", "thread"])
-async def test_a_cancel_acks_nothing_of_what_is_in_hand(redis_url: str, mode: str) -> None:
-    """After the grace period the call is cut off; its records are the next owner's."""
-    begun, release = threading.Event(), threading.Event()
-    after: list[int] = []
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [*((mode, {}) for mode in MODES), (OVERLAPPING, {}), ("thread", {"concurrency": 4})],
+)
+async def test_a_cancel_acks_nothing_of_what_is_in_hand(
+    redis_url: str, mode: str, options: dict[str, Any]
+) -> None:
+    """After the grace period calls are cut off, or left behind in their threads; others get the records."""
+    begun, release, after = threading.Semaphore(0), threading.Event(), list[int]()
+    at_once = 4 if options or mode == OVERLAPPING else 1
 
-    async def hang() -> None:
-        begun.set()
+    async def hang(order: Order, _: Context) -> Priced:
+        begun.release()
         await asyncio.sleep(60)
+        return Priced(order.number, 1.0)
 
-    async def batch(batch: list[Order]) -> list[Priced]:
-        await hang()
-        return []
-
-    async def record(order: Order) -> Priced:
-        await hang()
-        return Priced(1, 1.0)
-
-    async def stream(records: Records[Order]) -> None:
-        async for _ in records:
-            await hang()
-
-    def thread(order: Order) -> Priced:
-        begun.set()
+    def hang_in_thread(order: Order, _: Context) -> Priced:
+        begun.release()
         release.wait(20)
         after.append(order.number)
-        return Priced(1, 1.0)
+        return Priced(order.number, 1.0)
 
-    functions: dict[str, Callable[..., Any]]
-    functions = {"batch": batch, "record": record, "stream": stream, "thread": thread}
-    function = functions[mode]
-    async with handling(redis_url, function, range(10)) as (desk, running):
-        await wait_for_async(begun.is_set, "the call has begun")
+    async with bench(redis_url) as desk:
+        await desk.send(range(20), keys=20)
+        running = await start(desk, mode, hang_in_thread if mode == "thread" else hang, **options)
+        for _ in range(at_once):
+            await wait_for_async(lambda: begun.acquire(blocking=False), "a call has begun")
         await running.cancelled()
         release.set()
         assert running.stopped is None
         assert await desk.committed() == 0
         assert await desk.acked_entries() == []
         assert desk.budget.used == 0
-    assert len(after) <= 1
+    assert len(after) <= at_once
 
 
 async def test_a_fenced_runner_stops_at_once_and_adds_nothing(redis_url: str) -> None:
@@ -430,50 +411,7 @@ async def test_a_full_acked_log_holds_commits_back_and_loses_nothing(redis_url: 
         await wait_for_async(lambda: running.states[-1] == "", "the reason is gone")
 
 
-async def test_lost_replies_to_commits_do_not_duplicate_rows(redis_url: str) -> None:
-    """A commit whose reply is lost is recognised when it is sent again."""
-
-    async def price(batch: list[Order]) -> list[Priced]:
-        return [Priced(order.number, 1.0) for order in batch]
-
-    async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
-        await desk.send(range(300))
-        desk.gate.close()
-        running = await desk.start(desk.spec(price, batch=10))
-        proxy.only_after, proxy.lose = b"EVALSHA", 5
-        desk.gate.open()
-        await desk.until_committed(300)
-        await wait_for_async(lambda: running.runner.commits.records_done == 300, "the runner knows")
-        assert proxy.lost == 5
-        assert [row["number"] for row in await desk.rows()] == list(range(300))
-
-
-# -- context and state -----------------------------------------------------------------------
-
-
-async def test_the_context_tells_where_the_records_come_from(redis_url: str) -> None:
-    """Partition, epoch, ids and headers are those of the records of the call."""
-    seen: list[tuple[object, ...]] = []
-
-    async def batch(batch: list[Order], ctx: Context) -> None:
-        seen.append((ctx.app, ctx.processor, ctx.partition, ctx.epoch, ctx.attempt))
-        seen.append((list(map(str, ctx.entry_ids)), ctx.headers))
-
-    async def record(order: Order, ctx: Context) -> None:
-        seen.append((str(ctx.entry_id), ctx.header("trace"), ctx.header("none", "x")))
-
-    async with bench(redis_url) as desk:
-        await desk.producer.send(Order(1), headers={"trace": "a"})
-        await desk.producer.send(Order(2))
-        running = await desk.start(desk.spec(batch))
-        await desk.until_committed(2)
-        await running.drained()
-        assert seen[0] == ("shop", "price", 0, running.lock.epoch, 1)
-        assert seen[1] == (await desk.ids(), [{"trace": "a"}, {}])
-        await desk.producer.send(Order(3), headers={"trace": "b"})
-        await desk.start(desk.spec(record))
-        await desk.until_committed(3)
-        assert seen[2] == ((await desk.ids())[2], "b", "x")
+# -- state -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
