@@ -84,19 +84,6 @@ def test_a_server_that_evicts_is_refused(
     refused(process, ExitCode.CONFIGURATION, "allkeys-lru", "noeviction")
 
 
-def test_a_name_with_a_brace(spawn: SpawnWorker, write_app: WriteApp) -> None:
-    """A brace would move keys to another slot; the name and the character are given."""
-    write_app("shop", GOOD.replace('"orders"', '"or{ders"'))
-    refused(spawn("run", "shop:app"), ExitCode.CONFIGURATION, "or{ders", "stream")
-
-
-def test_a_type_without_an_arrow_form(spawn: SpawnWorker, write_app: WriteApp) -> None:
-    """Record, field and type are named before anything runs."""
-    source = GOOD.replace("amount: float", "amount: complex | float")
-    write_app("shop", source)
-    refused(spawn("run", "shop:app"), ExitCode.CONFIGURATION, "Order", "amount")
-
-
 def test_another_number_of_partitions(spawn: SpawnWorker, write_app: WriteApp) -> None:
     """Records are where the old number put them; both numbers are named."""
     write_app("shop", GOOD)
@@ -144,27 +131,31 @@ def table(df):
 """
 
 
-def test_a_pipeline_over_a_processor_that_forwards_nothing(spawn: SpawnWorker, write_app: WriteApp) -> None:
-    """Processor and pipeline are named, and what to do."""
-    write_app("shop", GOOD + PIPELINE.replace("FORWARD", ", forward=False"))
-    refused(spawn("run", "shop:app"), ExitCode.CONFIGURATION, "silent", "table", "forward")
-
-
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("before", "after", "named"),
     [
-        (("async def price(batch: list[Order])", "async def price(batch: list[int])"), "int"),
-        (('key="customer"', 'key="custmer"'), "customer"),
-        (("@app.processor(orders)", "@app.processor(orders, on_error='explode')"), "explode"),
-        (("@app.processor(orders)", "@app.processor(orders, concurrency=8)"), "one record at a time"),
-        (('App("shop")', 'App("shop", heartbeat_interval_ms=5000)'), "dead_after_ms"),
-        (('App("shop")', 'App("shop", hartbeat=1)'), "hartbeat"),
-        (('App("shop")', 'App("shop", assignment="best")'), "best"),
+        ("async def price(batch: list[Order])", "async def price(batch: list[int])", ["int"]),
+        ('key="customer"', 'key="custmer"', ["customer"]),
+        ("@app.processor(orders)", "@app.processor(orders, on_error='explode')", ["explode"]),
+        ("@app.processor(orders)", "@app.processor(orders, concurrency=8)", ["one record at a time"]),
+        ('App("shop")', 'App("shop", heartbeat_interval_ms=5000)', ["dead_after_ms"]),
+        ('App("shop")', 'App("shop", hartbeat=1)', ["hartbeat"]),
+        ('App("shop")', 'App("shop", assignment="best")', ["best"]),
+        pytest.param('"orders"', '"or{ders"', ["or{ders", "stream"], id="a brace would move keys"),
+        pytest.param("float", "complex | float", ["Order", "amount"], id="a type without an Arrow form"),
+        pytest.param(
+            PIPELINE.replace("FORWARD", ""),
+            PIPELINE.replace("FORWARD", ", forward=False"),
+            ["silent", "table", "forward"],
+            id="a pipeline over a processor that forwards nothing",
+        ),
     ],
 )
 def test_a_declaration_that_cannot_be(
-    spawn: SpawnWorker, write_app: WriteApp, change: tuple[str, str], named: str
+    spawn: SpawnWorker, write_app: WriteApp, before: str, after: str, named: list[str]
 ) -> None:
-    """The wrong word is named, and the right ones."""
-    write_app("shop", GOOD.replace(*change))
-    refused(spawn("run", "shop:app"), ExitCode.CONFIGURATION, named)
+    """Before anything runs; the wrong word is named, and the right ones."""
+    source = GOOD + PIPELINE.replace("FORWARD", "")
+    assert before in source
+    write_app("shop", source.replace(before, after))
+    refused(spawn("run", "shop:app"), ExitCode.CONFIGURATION, *named)

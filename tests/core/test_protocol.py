@@ -21,23 +21,6 @@ from tests.core.groups import Around, causes, check, check_rest, is_agreed, paus
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_workers_that_come_and_go_without_faults_do_nothing_twice_and_lose_nothing(seed: int) -> None:
-    """Joins and leaves at any moment, several at once: nobody is taken for dead, nothing is refused."""
-    world = World(seed, partitions=8)
-    world.start()
-    for _ in range(12):
-        world.clock.run_for(world.random.choice([0, 5, 50, 500, 2_000]))
-        if world.random.random() < 0.5 and len(world.staying) > 1:
-            world.stop(world.random.choice(world.staying))
-        else:
-            world.start()
-    until(world, lambda: is_agreed(world), "the group has settled", 5_000)
-    world.checker.judge_calm(world.model)
-    check(world)
-    assert "death" not in causes(world)
-
-
-@pytest.mark.parametrize("seed", range(20))
 def test_partitions_that_keep_their_owner_never_stop(seed: int) -> None:
     """A join moves the upper half; below it nobody notices: same lock, same epoch, commits go on."""
     world = settled(seed, workers=1)

@@ -46,19 +46,28 @@ async def knocked_at(says: bytes = b"", *, hangs: bool = False) -> AsyncIterator
         listener.close()
 
 
-async def knock(backend: Backend, errors: list[str], pause_s: float = 0.02) -> None:
-    """Call again and again, as a part of a worker does that nobody answers."""
-    while True:
-        try:
-            await backend.execute("PING")
-        except BackendUnavailable as error:
-            errors.append(str(error))
-        await asyncio.sleep(pause_s)
+async def knock_for(seconds: float, backends: list[Backend]) -> list[str]:
+    """Have each call again and again, as a worker does that nobody answers; return what was said."""
+    errors: list[str] = []
+
+    async def knock(backend: Backend) -> None:
+        while True:
+            try:
+                await backend.execute("PING")
+            except BackendUnavailable as error:
+                errors.append(str(error))
+            await asyncio.sleep(0.02)
+
+    callers = [asyncio.create_task(knock(backend)) for backend in backends]
+    await asyncio.sleep(seconds)
+    for caller in callers:
+        caller.cancel()
+    await asyncio.gather(*callers, return_exceptions=True)
+    return errors
 
 
 async def test_callers_with_little_time_knock_as_seldom_at_a_server_that_hangs() -> None:
     """It takes their connections and says nothing, so that each of them gives up before the attempt fails."""
-    errors: list[str] = []
     began = time.monotonic()
     async with (
         knocked_at(hangs=True) as (url, knocks),
@@ -66,11 +75,7 @@ async def test_callers_with_little_time_knock_as_seldom_at_a_server_that_hangs()
     ):
         with pytest.raises(BackendUnavailable, match="no answer within 600 ms"):
             await backend.execute("PING")
-        callers = [asyncio.create_task(knock(backend, errors)) for _ in range(3)]
-        await asyncio.sleep(1.5)
-        for caller in callers:
-            caller.cancel()
-        await asyncio.gather(*callers, return_exceptions=True)
+        await knock_for(1.5, [backend] * 3)
         # Four in the 2.1 s that this takes at least.
         most = 1 + (time.monotonic() - began) // (attempts.HUNG_S + attempts.FIRST_PAUSE_S[0])
         assert 2 <= len(knocks) <= most
@@ -88,7 +93,6 @@ async def test_all_of_a_process_knock_as_seldom_as_one(
     says: bytes, first_pause_s: float, pause_s: float
 ) -> None:
     """Twelve callers of two backends for a moment: few attempts, fewer where there is no room."""
-    errors: list[str] = []
     began = time.monotonic()
     async with (
         knocked_at(says) as (url, knocks),
@@ -97,11 +101,7 @@ async def test_all_of_a_process_knock_as_seldom_as_one(
     ):
         with pytest.raises(BackendUnavailable) as first:
             await one.execute("PING")
-        callers = [asyncio.create_task(knock(backend, errors)) for backend in (one, other) * 6]
-        await asyncio.sleep(0.7)
-        for caller in callers:
-            caller.cancel()
-        await asyncio.gather(*callers, return_exceptions=True)
+        errors = await knock_for(0.7, [one, other] * 6)
         # Three and one in the 0.7 s that this takes at least.
         after_first_pause_s = time.monotonic() - began - first_pause_s
         most = 1 if after_first_pause_s < 0 else 2 + after_first_pause_s // pause_s
@@ -119,13 +119,7 @@ async def test_who_waits_is_let_in_as_soon_as_one_was(own_server: EmbeddedServer
     async with Backend.open(own_server.url, name="t") as backend:
         await asyncio.gather(*(backend.execute("PING") for _ in range(6)))
         own_server.kill()
-        errors: list[str] = []
-        callers = [asyncio.create_task(knock(backend, errors)) for _ in range(6)]
-        await asyncio.sleep(0.5)
-        for caller in callers:
-            caller.cancel()
-        await asyncio.gather(*callers, return_exceptions=True)
-        assert errors
+        assert await knock_for(0.5, [backend] * 6)
         waiting = [asyncio.create_task(backend.execute("PING")) for _ in range(6)]
         await asyncio.sleep(0)
         await asyncio.to_thread(own_server.start)

@@ -1,6 +1,5 @@
 """Poison, rows without a form, damaged entries, passing errors and lost replies, all in one run."""
 
-import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +9,7 @@ import pytest
 
 from streamworker.context import Context, Records
 from tests.chaos.proxy import proxied
-from tests.runtime.bench import Bench, Order, Priced, bench
+from tests.runtime.bench import Bench, Order, Priced, bench, handler
 
 pytestmark = pytest.mark.anyio
 
@@ -50,15 +49,7 @@ class Trouble:
     def function(self, mode: str) -> Callable[..., Any]:
         """Return a processor function of a mode."""
 
-        async def in_batches(batch: list[Order], ctx: Context) -> list[Priced]:
-            return [self.handle(order.number, ctx) for order in batch]
-
-        async def by_record(order: Order, ctx: Context) -> Priced:
-            if order.number % 7 == 0:
-                await asyncio.sleep(0)
-            return self.handle(order.number, ctx)
-
-        def in_thread(order: Order, ctx: Context) -> Priced:
+        def each(order: Order, ctx: Context) -> Priced:
             return self.handle(order.number, ctx)
 
         async def as_stream(records: Records[Order], ctx: Context) -> None:
@@ -72,14 +63,8 @@ class Trouble:
                 if self.calls[part[0].number] % 5 == 4:
                     return
 
-        functions: dict[str, Callable[..., Any]] = {
-            "batch": in_batches,
-            "record": by_record,
-            "thread": in_thread,
-            "stream": as_stream,
-            "lists": as_lists,
-        }
-        return functions[mode]
+        streams: dict[str, Callable[..., Any]] = {"stream": as_stream, "lists": as_lists}
+        return streams.get(mode) or handler(mode, each)
 
 
 async def send(desk: Bench, trouble: Trouble) -> None:

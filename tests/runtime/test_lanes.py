@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from streamworker.core.data.partitioner import partition_for
-from streamworker.errors import ProducerError, StreamFull
+from streamworker.errors import BackendRefused, ProducerError, StreamFull
 from streamworker.runtime.send import lane as lane_module
 from streamworker.runtime.send.producer import LEADS
 from tests.chaos.proxy import Proxy, proxied
@@ -99,7 +99,7 @@ async def test_senders_of_both_appends_are_told_that_memory_is_full_and_later_on
         with full_memory(redis_url):
             sends = [desk.producer.send_many(ORDERS[:500]), desk.producer.send_many(ORDERS[500:])]
             told = await asyncio.gather(*sends, return_exceptions=True)
-        assert all(isinstance(each, Exception) and "out of memory" in str(each) for each in told)
+        assert all(isinstance(each, BackendRefused) and "out of memory" in str(each) for each in told)
         assert await desk.producer.send_many(ORDERS) == 1_000
         assert await numbers(desk) == list(range(-1, 1_000))
 

@@ -84,17 +84,6 @@ async def test_a_partition_that_is_behind_is_read_alone_between_the_reads_of_all
         assert desk.fetcher.reads < entries / 20 / 2
 
 
-async def test_the_first_entry_after_a_quiet_time_is_read_at_once(redis_url: str) -> None:
-    """The read that waits at the server brings it, however many partitions it asks."""
-    async with bench(redis_url, partitions=400) as desk:
-        buffers = [desk.fetcher.add(p, ZERO) for p in range(400)]
-        await asyncio.sleep(0.1)
-        reads = desk.fetcher.reads
-        await desk.backend.execute("XADD", desk.stream_keys.events(7), "*", "v", "x")
-        await wait_for_async(lambda: buffers[7].waiting == 1, "the entry is there")
-        assert desk.fetcher.reads <= reads + 1
-
-
 def entry(number: int) -> Entry:
     return Entry(EntryId(number, 0), {b"v": b""}, 1)
 

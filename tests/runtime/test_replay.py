@@ -39,40 +39,29 @@ def check(processor: str, numbers: list[int]) -> None:
 
 def of_mode(mode: str, processor: str) -> Any:
     """Return a function that takes its records in this way."""
-    if mode in ("record", "concurrency"):
 
-        async def record(order: Order) -> Order:
-            check(processor, [order.number])
-            return order
+    async def record(order: Order) -> Order:
+        check(processor, [order.number])
+        return order
 
-        return record
-    if mode == "thread":
+    def thread(order: Order) -> Order:
+        check(processor, [order.number])
+        return order
 
-        def thread(order: Order) -> Order:
-            check(processor, [order.number])
-            return order
+    async def batch(orders: list[Order]) -> list[Order]:
+        check(processor, [order.number for order in orders])
+        return orders
 
-        return thread
-    if mode == "batch":
-
-        async def batch(orders: list[Order]) -> list[Order]:
-            check(processor, [order.number for order in orders])
-            return orders
-
-        return batch
-    if mode == "columns":
-
-        async def columns(orders: pa.RecordBatch) -> pa.RecordBatch:
-            check(processor, orders["number"].to_pylist())
-            return orders
-
-        return columns
+    async def columns(orders: pa.RecordBatch) -> pa.RecordBatch:
+        check(processor, orders["number"].to_pylist())
+        return orders
 
     async def stream(orders: Records[Order]) -> None:
         async for order in orders:
             check(processor, [order.number])
 
-    return stream
+    functions = {"thread": thread, "batch": batch, "columns": columns, "stream": stream}
+    return functions.get(mode, record)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

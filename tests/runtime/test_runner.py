@@ -101,21 +101,6 @@ async def test_a_stream_processor_acks_a_record_when_it_asks_for_the_next(redis_
         assert (await running.drained()).reason is StopReason.DRAINED
 
 
-async def test_a_stream_processor_may_take_lists(redis_url: str) -> None:
-    """Lists hold at most what was asked for, and arrive in order."""
-    lists: list[list[int]] = []
-
-    async def price(records: Records[Order]) -> None:
-        async for batch in records.take(40, within=0.01):
-            numbers = [order.number for order in batch]
-            lists.append(numbers)
-
-    async with handling(redis_url, price, range(100)) as (desk, _):
-        await desk.until_committed(100)
-        assert [n for part in lists for n in part] == list(range(100))
-        assert max(len(part) for part in lists) == 40
-
-
 async def test_waiting_for_records_is_no_work_of_a_stream_processor(redis_url: str) -> None:
     """The alarm for a function that makes no progress counts from the record, not from the wait for it."""
     since_ms: dict[int, int | None] = {}
