@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from streamworker.core.data.entries import EntryId
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.data.commit import CommitCode, CommitRequest
 from streamworker.runtime.send.producer import Producer
@@ -45,7 +46,7 @@ async def commit(desk: Bench, count: int) -> float:
     previous = lock.checkpoint
     began = time.perf_counter()
     for text in ids:
-        new = desk._id(text)
+        new = EntryId.parse(text)
         reply = await desk.commit(CommitRequest(0, "cost", lock.epoch, previous, new, 1))
         assert reply.code is CommitCode.OK, reply
         previous = new

@@ -13,6 +13,7 @@ import redis
 import structlog
 
 from streamworker.context import Context, Records
+from streamworker.core.data.entries import EntryId
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
 from streamworker.declare import describe
@@ -268,34 +269,32 @@ class Bench:
 
         await wait_for_async(enough, f"{count} entries are committed")
 
+    async def entries(self, key: str) -> list[tuple[EntryId, dict[bytes, bytes]]]:
+        """Return the entries of a stream of ours."""
+        found = await self.backend.execute("XRANGE", key, "-", "+")
+        return [(EntryId.parse(name), dict(zip(flat[::2], flat[1::2], strict=True))) for name, flat in found]
+
     async def ids(self, partition: int = 0) -> list[str]:
-        found = await self.backend.execute("XRANGE", self.stream_keys.events(partition), "-", "+")
-        return [entry[0].decode() for entry in found]
+        return [str(entry_id) for entry_id, _ in await self.entries(self.stream_keys.events(partition))]
+
+    async def numbers(self, partition: int = 0) -> list[int]:
+        """Return the numbers of the orders that were sent to a partition."""
+        decode = self.stream.record.decoder("json")
+        return [decode(fields).number for _, fields in await self.entries(self.stream_keys.events(partition))]
 
     async def acked_entries(self, partition: int = 0) -> list[dict[bytes, bytes]]:
-        found = await self.backend.execute("XRANGE", self.keys.acked(partition), "-", "+")
-        return [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in found]
+        return [fields for _, fields in await self.entries(self.keys.acked(partition))]
 
     async def rows(self, kind: type = Priced, partition: int = 0) -> list[dict[str, Any]]:
         schema = RecordType.of(kind).arrow_schema()
-        stored = deserialize_schema(serialize_schema(schema))
-        schemas = {schema_fingerprint(schema): stored}
+        schemas = {schema_fingerprint(schema): deserialize_schema(serialize_schema(schema))}
         rows: list[dict[str, Any]] = []
-        found = await self.backend.execute("XRANGE", self.keys.acked(partition), "-", "+")
-        for id_text, flat in found:
-            entry_id = type(self)._id(id_text)
-            rows += decode_entry(entry_id, dict(zip(flat[::2], flat[1::2], strict=True)), schemas).to_pylist()
+        for entry_id, fields in await self.entries(self.keys.acked(partition)):
+            rows += decode_entry(entry_id, fields, schemas).to_pylist()
         return rows
 
-    @staticmethod
-    def _id(text: bytes) -> Any:
-        from streamworker.core.data.entries import EntryId
-
-        return EntryId.parse(text)
-
     async def dead(self, partition: int = 0) -> list[dict[bytes, bytes]]:
-        found = await self.backend.execute("XRANGE", self.keys.dead(partition), "-", "+")
-        return [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in found]
+        return [fields for _, fields in await self.entries(self.keys.dead(partition))]
 
     async def add_raw(self, payload: bytes, partition: int = 0) -> str:
         """Append an entry as another program might."""

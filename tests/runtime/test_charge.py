@@ -16,7 +16,6 @@ from streamworker.runtime.send.lane import AHEAD_ENTRIES
 from streamworker.runtime.send.lanes import Lanes
 from tests.helpers import wait_for_async
 from tests.runtime.bench import bench
-from tests.runtime.test_producer import numbers
 
 pytestmark = pytest.mark.anyio
 
@@ -115,6 +114,6 @@ async def test_a_flush_that_repeats_another_partition_does_not_end_what_is_repea
             assert await repeat.done() == {0: AppendCode.DUP}
             assert await (await road.next(0)).done() == {0: AppendCode.OK}
             await asyncio.gather(*(part.done for part in sent))
-            assert await numbers(desk) == list(range(3 + MANY))
+            assert await desk.numbers() == list(range(3 + MANY))
         assert list(lanes.losses.noted) == []
         assert [log for log in logs if log["log_level"] == "error"] == []

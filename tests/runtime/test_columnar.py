@@ -19,7 +19,7 @@ from streamworker.redisio.data.dead import list_dead, replay_dead
 from streamworker.runtime.run.modes.columns import CALL_ENTRIES_MAX, by_rows
 from streamworker.runtime.run.runner import StopReason
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Bench, Order, Priced, bench
+from tests.runtime.bench import Bench, Order, Priced, Running, bench
 
 pytestmark = pytest.mark.anyio
 
@@ -43,6 +43,16 @@ async def send(desk: Bench, count: int, *, per_entry: int = 10, first: int = 0) 
         await desk.producer.send_table(orders(count, first), rows_per_entry=per_entry)
     else:
         await desk.send(range(first, first + count))
+
+
+@contextlib.asynccontextmanager
+async def handling(
+    url: str, function: Callable[..., Any], count: int, *, per_entry: int = 10, **options: Any
+) -> AsyncIterator[tuple[Bench, Running]]:
+    """Open a bench on which a function handles so many orders, which came in columns."""
+    async with columns(url) as desk:
+        await send(desk, count, per_entry=per_entry)
+        yield desk, await desk.start(desk.spec(function, **options))
 
 
 async def until(seen: list[int], count: int) -> None:
@@ -96,8 +106,7 @@ async def test_an_entry_is_forwarded_as_it_came(redis_url: str) -> None:
             await send(desk, 500, per_entry=500)
             await desk.until_committed(1 if function is not same else 2)
             await running.drained()
-        source = await desk.backend.execute("XRANGE", desk.stream_keys.events(0), "-", "+")
-        sent = [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in source]
+        sent = [fields for _, fields in await desk.entries(desk.stream_keys.events(0))]
         acked = await desk.acked_entries()
         assert [entry[b"v"] for entry in sent] == [entry[b"batch"] for entry in acked]
         assert {entry[b"codec"] for entry in acked} == {b"lz4"}
@@ -107,15 +116,12 @@ async def test_an_entry_is_forwarded_as_it_came(redis_url: str) -> None:
 
 async def test_some_of_an_entrys_rows_are_not_taken_for_the_entry(redis_url: str) -> None:
     """A function that filters has the columns of the stream, and others than came."""
-    async with columns(redis_url) as desk:
 
-        async def odd(rows: pa.RecordBatch) -> pa.RecordBatch:
-            return rows.take(pa.array(range(1, rows.num_rows, 2)))
+    async def odd(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.take(pa.array(range(1, rows.num_rows, 2)))
 
-        await send(desk, 10)
-        running = await desk.start(desk.spec(odd))
+    async with handling(redis_url, odd, 10) as (desk, _):
         await desk.until_committed(1)
-        await running.drained()
         assert [row["number"] for row in await desk.rows(Order)] == [1, 3, 5, 7, 9]
 
 
@@ -139,9 +145,8 @@ async def test_what_a_function_returns_is_forwarded_in_its_output_type(
     price.__annotations__ = {"rows": kind, "ctx": Context, "return": kind | None}
     async with bench(redis_url, stream={"codec": codec, "key_fields": "customer"}) as desk:
         await send(desk, 20)
-        running = await desk.start(desk.spec(price, batch=10, output=Priced))
+        await desk.start(desk.spec(price, batch=10, output=Priced))
         await desk.until_committed(len(await desk.ids()))
-        await running.drained()
         assert await desk.rows() == [
             {"number": -1, "price": 0.0}, *({"number": n, "price": 2.5} for n in range(10, 20))
         ]  # fmt: skip
@@ -149,13 +154,11 @@ async def test_what_a_function_returns_is_forwarded_in_its_output_type(
 
 async def test_columns_of_another_type_are_an_error_of_the_function(redis_url: str) -> None:
     """Named, with what to do; nothing of the call is committed."""
-    async with columns(redis_url) as desk:
 
-        async def wrong(rows: pa.RecordBatch) -> pa.Table:
-            return pa.table({"number": rows["number"], "total": rows["number"]})
+    async def wrong(rows: pa.RecordBatch) -> pa.Table:
+        return pa.table({"number": rows["number"], "total": rows["number"]})
 
-        await send(desk, 10)
-        running = await desk.start(desk.spec(wrong))
+    async with handling(redis_url, wrong, 10) as (desk, running):
         assert "forwarded columns that are no Order: The table has a column 'total'" in await running.halts()
         assert "output=" in running.halted[0]
         assert await desk.committed() == 0
@@ -183,7 +186,7 @@ async def test_the_poison_entry_leaves_and_the_rows_of_all_others_are_forwarded_
         await send(desk, 80)
         batch = None if kind is Order else 40
         spec = desk.spec(picky, batch=batch, on_error="dead_letter", forward=True, attempts=2)
-        running = await desk.start(spec)
+        await desk.start(spec)
         await desk.until_committed(8)
         forwarded = [row["number"] for row in await desk.rows(Order)]
         assert forwarded == [*range(30), *range(40, 80)]
@@ -193,7 +196,6 @@ async def test_the_poison_entry_leaves_and_the_rows_of_all_others_are_forwarded_
         is_cured = True
         await replay_dead(desk.backend, desk.keys, 0, [letter.id])
         await desk.until_committed(9)
-        await running.drained()
         assert [row["number"] for row in await desk.rows(Order)] == [*forwarded, *range(30, 40)]
 
 
@@ -230,9 +232,8 @@ async def test_a_record_of_a_json_stream_that_has_no_column_is_its_poison(redis_
     async with bench(redis_url) as desk:
         seen: list[int] = []
         await desk.producer.send_many([Order(1), Order(2**70), Order(3)])
-        running = await desk.start(desk.spec(taking(pa.Table, seen), on_error="dead_letter"))
+        await desk.start(desk.spec(taking(pa.Table, seen), on_error="dead_letter"))
         await desk.until_committed(3)
-        await running.drained()
         assert seen == [1, 3]
         assert len(await desk.dead()) == 1
 
@@ -247,25 +248,21 @@ async def test_a_call_has_as_many_rows_as_were_asked_for(redis_url: str) -> None
 
         await send(desk, 100)
         await send(desk, 60, per_entry=60)
-        running = await desk.start(desk.spec(note, batch=35))
+        await desk.start(desk.spec(note, batch=35))
         await desk.until_committed(11)
-        await running.drained()
         assert sizes == [30, 30, 30, 10, 60]
 
 
 async def test_small_entries_are_no_more_in_a_call_than_can_be_opened_at_once(redis_url: str) -> None:
     """However many rows a batch may have: each entry takes its time, and other partitions wait."""
-    async with columns(redis_url) as desk:
-        sizes: list[int] = []
+    sizes: list[int] = []
 
-        async def note(rows: pa.RecordBatch) -> None:
-            sizes.append(rows.num_rows)
+    async def note(rows: pa.RecordBatch) -> None:
+        sizes.append(rows.num_rows)
 
-        await send(desk, CALL_ENTRIES_MAX + 10, per_entry=1)
-        running = await desk.start(desk.spec(note, within=60.0))
+    async with handling(redis_url, note, CALL_ENTRIES_MAX + 10, per_entry=1, within=60.0) as (desk, _):
         await desk.until_committed(CALL_ENTRIES_MAX)
         assert sizes == [CALL_ENTRIES_MAX]
-        await running.drained()
 
 
 async def test_a_full_batch_of_rows_does_not_wait_for_more(redis_url: str) -> None:
@@ -296,9 +293,8 @@ async def test_state_and_outputs_of_an_entrys_rows_stand_or_fall_together(redis_
             return Priced(order.number, float(ctx.state["total"]))
 
         await send(desk, 20)
-        running = await desk.start(desk.spec(total, attempts=2))
+        await desk.start(desk.spec(total, attempts=2))
         await desk.until_committed(2)
-        await running.drained()
         totals = [sum(range(n + 1)) for n in range(20)]
         assert await desk.rows() == [
             {"number": n, "price": price} for n in range(20) for price in (0.0, float(totals[n]))
@@ -307,32 +303,28 @@ async def test_state_and_outputs_of_an_entrys_rows_stand_or_fall_together(redis_
 
 async def test_a_def_function_of_one_record_runs_in_a_thread(redis_url: str) -> None:
     """With its timeout for all rows of an entry."""
-    async with columns(redis_url) as desk:
 
-        def price(order: Order) -> Priced | None:
-            return Priced(order.number, 1.0) if order.number % 2 else None
+    def price(order: Order) -> Priced | None:
+        return Priced(order.number, 1.0) if order.number % 2 else None
 
-        await send(desk, 10)
-        running = await desk.start(desk.spec(price, timeout=5.0))
+    async with handling(redis_url, price, 10, timeout=5.0) as (desk, _):
         await desk.until_committed(1)
-        await running.drained()
         assert [row["number"] for row in await desk.rows()] == [1, 3, 5, 7, 9]
 
 
 async def test_a_drain_between_two_calls_commits_what_is_done_and_nothing_behind_it(redis_url: str) -> None:
     """Several calls are made of what one read brought; a call that was given up is a wall."""
-    async with columns(redis_url) as desk:
-        seen: list[int] = []
-        failing = asyncio.Event()
+    seen: list[int] = []
+    failing = asyncio.Event()
 
-        async def stuck(rows: pa.RecordBatch) -> None:
-            if 20 in rows["number"].to_pylist():
-                failing.set()
-                raise ValueError("never")
-            seen.extend(rows["number"].to_pylist())
+    async def stuck(rows: pa.RecordBatch) -> None:
+        if 20 in rows["number"].to_pylist():
+            failing.set()
+            raise ValueError("never")
+        seen.extend(rows["number"].to_pylist())
 
-        await send(desk, 50)
-        running = await desk.start(desk.spec(stuck, batch=10, attempts=1000, backoff=5.0, backoff_max=5.0))
+    options: dict[str, Any] = {"batch": 10, "attempts": 1000, "backoff": 5.0, "backoff_max": 5.0}
+    async with handling(redis_url, stuck, 50, **options) as (desk, running):
         with anyio.fail_after(10):
             await failing.wait()
         assert (await running.drained()).reason is StopReason.DRAINED
@@ -350,9 +342,8 @@ async def test_rows_that_are_handled_twice_are_in_the_log_once(redis_url: str) -
         await until(seen, 50)
         await first.cancelled()
         # The commit that was under way arrives, or not; then the lock is somebody else's.
-        second = await desk.start(spec, owner="w2")
+        await desk.start(spec, owner="w2")
         await desk.until_committed(200)
-        await second.drained()
         assert [row["number"] for row in await desk.rows(Order)] == list(range(2000))
         assert sorted(set(seen)) == list(range(2000))
 
@@ -369,9 +360,8 @@ async def test_large_entries_pass_through_a_small_budget(redis_url: str) -> None
             rows += table.num_rows
 
         await desk.producer.send_table(orders(50_000), rows_per_entry=2_000, compression="none")
-        running = await desk.start(desk.spec(note))
+        await desk.start(desk.spec(note))
         await desk.until_committed(25)
-        await running.drained()
         assert rows == 50_000
         assert max(held) <= 300_000  # one entry may be more than there is room for
 
@@ -397,9 +387,8 @@ async def test_entries_of_the_last_release_and_of_the_next_are_read(redis_url: s
         fields = [part for pair in wider.fields(batch, "lz4").items() for part in pair]
         await desk.backend.execute("XADD", desk.stream_keys.events(0), "*", *fields)
         seen: list[int] = []
-        running = await desk.start(desk.spec(taking(pa.RecordBatch, seen), forward=True))
+        await desk.start(desk.spec(taking(pa.RecordBatch, seen), forward=True))
         await desk.until_committed(1)
-        await running.drained()
         assert await desk.rows(Order) == [{"number": 1, "customer": "ann"}]
     old = RecordType.of(Order).to_arrow([Order(2)])
     assert RecordType.of(Wider).from_arrow(RecordType.of(Wider).fit_arrow(old)) == [Wider(2)]

@@ -15,7 +15,6 @@ from streamworker.runtime.send.producer import LEADS
 from tests.chaos.proxy import Proxy, proxied
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, bench, full_memory
-from tests.runtime.test_producer import numbers
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +34,7 @@ async def test_the_rest_of_a_list_is_sent_while_its_head_is_appended(redis_url: 
         assert not sending.done()
         proxy.let_pass()
         assert await sending == 1_000
-        assert await numbers(desk) == [*range(-1, 1_000), *range(1_000)]
+        assert await desk.numbers() == [*range(-1, 1_000), *range(1_000)]
 
 
 async def test_few_records_wait_for_the_append_before_them(redis_url: str) -> None:
@@ -55,7 +54,7 @@ async def test_few_records_wait_for_the_append_before_them(redis_url: str) -> No
             assert direct.xlen(key) == 2
         proxy.let_pass()
         await asyncio.gather(*sending)
-        assert await numbers(desk) == list(range(-1, lane_module.AHEAD_ENTRIES - 1))
+        assert await desk.numbers() == list(range(-1, lane_module.AHEAD_ENTRIES - 1))
 
 
 async def test_an_append_whose_predecessor_found_no_room_goes_back_behind_it(redis_url: str) -> None:
@@ -67,10 +66,10 @@ async def test_an_append_whose_predecessor_found_no_room_goes_back_behind_it(red
         await asyncio.sleep(0)
         tail = asyncio.create_task(desk.producer.send_many(ORDERS[400:500]))
         await wait_for_async(lambda: _length(desk, 1_200), "there is no more room")
-        assert await numbers(desk) == list(range(-900, 300))
+        assert await desk.numbers() == list(range(-900, 300))
         await desk.backend.execute("XTRIM", desk.stream_keys.events(0), "MAXLEN", 200)
         assert (await head, await tail) == (400, 100)
-        assert await numbers(desk) == list(range(100, 500))
+        assert await desk.numbers() == list(range(100, 500))
 
 
 async def _length(desk: Bench, wanted: int) -> bool:
@@ -87,7 +86,7 @@ async def test_those_who_do_not_wait_are_told_of_a_full_partition(redis_url: str
         assert isinstance(first, StreamFull) and isinstance(second, StreamFull)
         await desk.backend.execute("DEL", desk.stream_keys.events(0))
         await desk.producer.send(Order(7))
-        assert await numbers(desk) == [7]
+        assert await desk.numbers() == [7]
 
 
 async def test_senders_of_both_appends_are_told_that_memory_is_full_and_later_ones_go_in(
@@ -101,7 +100,7 @@ async def test_senders_of_both_appends_are_told_that_memory_is_full_and_later_on
             told = await asyncio.gather(*sends, return_exceptions=True)
         assert all(isinstance(each, BackendRefused) and "out of memory" in str(each) for each in told)
         assert await desk.producer.send_many(ORDERS) == 1_000
-        assert await numbers(desk) == list(range(-1, 1_000))
+        assert await desk.numbers() == list(range(-1, 1_000))
 
 
 async def test_what_follows_an_append_that_may_still_come_stays_what_it_is(redis_url: str) -> None:
@@ -122,7 +121,7 @@ async def test_what_follows_an_append_that_may_still_come_stays_what_it_is(redis
             key = desk.stream_keys.events(0)
             await wait_for_async(lambda: direct.xlen(key) in (1_301, 1_601), "what was late has come")
         assert await desk.producer.send_many([Order(5)]) == 1
-        later = await numbers(desk)
+        later = await desk.numbers()
         assert later[1_001:] in ([*range(300), 5], [*range(600), 5])
 
 
@@ -164,7 +163,7 @@ async def test_who_does_not_wait_is_told_of_a_full_partition_after_a_try_without
         with pytest.raises(StreamFull):
             await asyncio.wait_for(desk.producer.send(Order(2), on_full="raise"), 10)
         proxy.let_pass()
-        assert await numbers(desk) == [0] + [9] * 9
+        assert await desk.numbers() == [0] + [9] * 9
 
 
 async def test_who_waits_in_vain_for_room_learns_that_there_was_none(redis_url: str) -> None:
@@ -177,7 +176,7 @@ async def test_who_waits_in_vain_for_room_learns_that_there_was_none(redis_url: 
         assert not first.done()
         with pytest.raises(ProducerError, match=r"then refused: .* limit of 10 .* may or may not"):
             await first
-        assert await numbers(desk) == [0] + [9] * 9
+        assert await desk.numbers() == [0] + [9] * 9
 
 
 @asynccontextmanager
@@ -224,7 +223,7 @@ async def test_an_answer_from_before_a_failover_confirms_nothing_after_it(redis_
             proxy.heal()
             assert (await first, await second) == (300, 300)
             assert direct.xlen(key) == length + 600
-        assert (await numbers(desk))[-600:] == list(range(600))
+        assert (await desk.numbers())[-600:] == list(range(600))
 
 
 async def test_an_append_that_is_faster_than_the_one_before_it_goes_again_behind_it(redis_url: str) -> None:
@@ -238,7 +237,7 @@ async def test_an_append_that_is_faster_than_the_one_before_it_goes_again_behind
             await desk.producer.send_many(small)
             assert first.done()
             await first
-        found = (await numbers(desk))[2_000:]
+        found = (await desk.numbers())[2_000:]
         assert found == [*range(5), *range(200)] * 5
 
 

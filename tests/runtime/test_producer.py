@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import redis
 
-from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import partition_for
 from streamworker.errors import (
     BackendUnavailable,
@@ -27,23 +26,13 @@ from tests.runtime.bench import Bench, Order, bench, full_memory
 pytestmark = pytest.mark.anyio
 
 
-async def numbers(desk: Bench, partition: int = 0) -> list[int]:
-    """Return the numbers of the orders in a partition, in order."""
-    decode = desk.stream.record.decoder("json")
-    found = await desk.backend.execute("XRANGE", desk.stream_keys.events(partition), "-", "+")
-    return [decode(dict(zip(flat[::2], flat[1::2], strict=True))).number for _, flat in found]
-
-
 async def test_a_send_returns_where_its_record_is(redis_url: str) -> None:
     """Partition and entry id name the entry that holds the record and its headers."""
     async with bench(redis_url, partitions=4, run=False) as desk:
         sent = await desk.producer.send(Order(7, "ann"), headers={"trace": "abc", "raw": b"\x01"})
         assert sent.partition == partition_for(b"ann", 4)
-        ((entry_id, flat),) = await desk.backend.execute(
-            "XRANGE", desk.stream_keys.events(sent.partition), "-", "+"
-        )
-        assert EntryId.parse(entry_id) == sent.entry_id
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        ((entry_id, fields),) = await desk.entries(desk.stream_keys.events(sent.partition))
+        assert entry_id == sent.entry_id
         assert fields == {b"v": b'{"number":7,"customer":"ann"}', b"h.trace": b"abc", b"h.raw": b"\x01"}
 
 
@@ -54,7 +43,7 @@ async def test_concurrent_sends_share_round_trips_and_each_learns_its_own_id(red
         sent = await asyncio.gather(*(desk.producer.send(Order(n)) for n in range(500)))
         stats = (await desk.backend.execute("INFO", "commandstats")).decode()
         assert [str(one.entry_id) for one in sent] == await desk.ids()
-        assert await numbers(desk) == list(range(500))
+        assert await desk.numbers() == list(range(500))
         scripts = [line for line in stats.splitlines() if line.startswith("cmdstat_evalsha:")]
         assert int(scripts[0].partition("calls=")[2].partition(",")[0]) <= 3
 
@@ -73,7 +62,7 @@ async def test_an_endless_source_is_taken_a_bounded_piece_at_a_time(redis_url: s
         with pytest.raises(StreamFull):
             await desk.producer.send_many(endless(), on_full="raise")
         assert asked <= 4_500 + 4 * 2_000
-        assert await numbers(desk) == list(range(1, 4_501)), "what fits is sent, and no more"
+        assert await desk.numbers() == list(range(1, 4_501)), "what fits is sent, and no more"
 
 
 async def test_records_before_a_bad_one_are_sent(redis_url: str) -> None:
@@ -82,7 +71,7 @@ async def test_records_before_a_bad_one_are_sent(redis_url: str) -> None:
     async with bench(redis_url, run=False) as desk:
         with pytest.raises(RecordError):
             await desk.producer.send_many(bad)
-        assert await numbers(desk) == [0, 1]
+        assert await desk.numbers() == [0, 1]
 
 
 async def test_a_record_that_is_too_large_is_refused_by_name_and_setting(redis_url: str) -> None:
@@ -101,7 +90,7 @@ async def test_a_record_that_cannot_be_appended_does_not_fail_those_beside_it(re
         first, second, third = await asyncio.gather(*sends, return_exceptions=True)
         assert isinstance(second, RecordError) and "5000 headers" in str(second)
         assert not isinstance(first, BaseException) and not isinstance(third, BaseException)
-        assert await numbers(desk) == [0, 2]
+        assert await desk.numbers() == [0, 2]
 
 
 async def test_a_full_partition_raises_or_waits_as_asked(
@@ -129,7 +118,7 @@ async def test_a_full_partition_raises_or_waits_as_asked(
         desk.tasks.start_soon(desk.committer.run)
         await asyncio.wait_for(waiting, 10)
         assert (await running.drained()).reason.value == "drained"
-        assert 12 not in await numbers(desk)
+        assert 12 not in await desk.numbers()
 
 
 async def ignore(batch: list[Order]) -> None:
@@ -147,7 +136,7 @@ async def test_a_send_without_an_answer_ends_at_its_timeout_and_says_so(redis_ur
         assert time.monotonic() - began < 2
         proxy.let_pass()
         await desk.producer.send(Order(2))
-        found = await numbers(desk)
+        found = await desk.numbers()
         assert found in ([0, 2], [0, 1, 2])
 
 
@@ -158,7 +147,7 @@ async def test_a_cancelled_send_does_not_disturb_the_others(redis_url: str) -> N
         for task in tasks[::5]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        found = await numbers(desk)
+        found = await desk.numbers()
         assert found == sorted(found)
         assert {n for n in range(200) if n % 5} <= set(found)
 
@@ -216,4 +205,4 @@ async def test_nothing_is_sent_after_the_close(redis_url: str) -> None:
         await wait_for_async(waiting.done, "the send that was waiting is done")
         with pytest.raises(ProducerError, match="closed"):
             await desk.producer.send(Order(2))
-        assert await numbers(desk) == [1]
+        assert await desk.numbers() == [1]
