@@ -5,7 +5,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,7 @@ from streamworker.core.protocols.membership.balance import Balancer, plan
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.events import LoadsRead, ReadLoads
 from streamworker.core.protocols.membership.settings import BalanceRules
-from streamworker.core.protocols.membership.weights import Scales, Weights
+from streamworker.core.protocols.membership.weights import Scales
 
 RULES = BalanceRules()
 Load = Callable[[int, int], int]
@@ -90,6 +90,12 @@ def groups(draw: st.DrawFn) -> tuple[Membership, list[int]]:
     return document([rng.randrange(n) for _ in range(count)], capacities), heavy
 
 
+def scales(membership: Membership, heavy: Sequence[int]) -> Scales:
+    """Return a group's scales when its partitions weigh so much."""
+    weights = replace(membership.weights, partitions=tuple(heavy))
+    return Scales(membership.ids, membership.owners, weights)
+
+
 # -- one plan --------------------------------------------------------------------------------
 
 
@@ -100,9 +106,7 @@ def test_each_move_leaves_the_taker_lower_than_the_giver_was(
 ) -> None:
     """By the threshold. So no plan raises the highest level, and none is longer than it may be."""
     membership, heavy = group
-    weights = replace(membership.weights, partitions=tuple(heavy))
-    before = Scales(membership.ids, membership.owners, weights)
-    after = Scales(membership.ids, membership.owners, weights)
+    before, after = scales(membership, heavy), scales(membership, heavy)
     given_away = plan(after, RULES, most)
     assert len(given_away) <= most
     for partition, taker in given_away.items():
@@ -120,9 +124,8 @@ def test_nothing_moves_from_a_worker_that_stands_less_than_the_threshold_above_t
 ) -> None:
     """The mean of those who stand lower, for who stands higher may have one hot partition and be left out."""
     membership, heavy = group
-    weights = replace(membership.weights, partitions=tuple(heavy))
-    before = Scales(membership.ids, membership.owners, weights)
-    given_away = plan(Scales(membership.ids, membership.owners, weights), RULES, 100)
+    before = scales(membership, heavy)
+    given_away = plan(scales(membership, heavy), RULES, 100)
     givers = [membership.owners[partition] or "" for partition in given_away]
     event("somebody gives" if givers else "nobody gives")
     for giver in givers[:1]:  # the levels of the others have changed by then
@@ -148,16 +151,15 @@ def test_what_moves_and_what_does_not(owners: list[int], heavy: list[int], moved
     """Small cases that people can follow."""
     members = 3 if "w2" in moved.values() else 2
     membership = document(owners, [1] * members)
-    scales = Scales(membership.ids, membership.owners, Weights(tuple(heavy)))
-    assert plan(scales, replace(RULES, damping_percent=100), 10) == moved
+    assert plan(scales(membership, heavy), replace(RULES, damping_percent=100), 10) == moved
 
 
 def test_a_step_moves_a_part_of_what_is_too_much() -> None:
     """Of an excess of 400, half at most; the next step sees what that led to."""
     membership = document([0] * 8 + [1] * 8, [1, 1])
-    weights = Weights((100,) * 8 + (1,) * 8)
-    half = plan(Scales(membership.ids, membership.owners, weights), RULES, 100)
-    whole = plan(Scales(membership.ids, membership.owners, weights), replace(RULES, damping_percent=100), 100)
+    heavy = [100] * 8 + [1] * 8
+    half = plan(scales(membership, heavy), RULES, 100)
+    whole = plan(scales(membership, heavy), replace(RULES, damping_percent=100), 100)
     assert len(half) == 1
     assert len(whole) == 3
 
@@ -177,8 +179,7 @@ def test_under_a_constant_load_it_comes_to_rest_for_ever(group: tuple[Membership
     changes = looks.changes
     assert looks.run(100) == 0
     assert looks.changes == changes
-    scales = Scales(membership.ids, looks.membership.owners, looks.membership.weights)
-    assert plan(scales, RULES, 100) == {}
+    assert plan(scales(looks.membership, looks.membership.weighed), RULES, 100) == {}
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,19 +8,16 @@ from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.errors import ConfigurationError
 from streamworker.sim.batch import run_many, summarise
 from streamworker.sim.faults import Fault, Kind, kinds_of
-from streamworker.sim.simulation import Outcome, Schedule, explain, run, shrink
+from streamworker.sim.simulation import Schedule, explain, run, shrink
 from streamworker.sim.transcript import Transcript
 from tests.simulation.planted import PLANTS
 
 
-def failures(schedule: Schedule, count: int) -> list[Outcome]:
-    """Run seeds from the schedule's on; return those that broke a promise."""
+def check(schedule: Schedule, count: int) -> None:
+    """Run seeds from the schedule's on; explain those that broke a promise."""
     seeds = range(schedule.seed, schedule.seed + count)
-    return [outcome for outcome in run_many(schedule, seeds) if outcome.violations]
-
-
-def told(failed: list[Outcome]) -> str:
-    return "\n\n".join(explain(outcome) for outcome in failed[:2])
+    failed = [outcome for outcome in run_many(schedule, seeds) if outcome.violations]
+    assert not failed, "\n\n".join(explain(outcome) for outcome in failed[:2])
 
 
 SOAK = pytest.mark.soak
@@ -42,15 +39,13 @@ def test_membership_keeps_its_promises_through_all_faults_and_comes_to_rest_afte
     first: int, count: int
 ) -> None:
     """Sizes and faults are drawn by the seed: up to 8 workers at the start, up to 64 partitions."""
-    failed = failures(Schedule(seed=first), count)
-    assert not failed, told(failed)
+    check(Schedule(seed=first), count)
 
 
 @pytest.mark.parametrize("assignment", ["sticky", "weighted"])
 def test_the_promises_hold_under_every_assignment(assignment: str) -> None:
     """With loads and capacities that the seed draws, and that change while faults last."""
-    failed = failures(Schedule(seed=0, assignment=assignment), 60)
-    assert not failed, told(failed)
+    check(Schedule(seed=0, assignment=assignment), 60)
 
 
 @pytest.mark.slow
@@ -59,21 +54,18 @@ def test_the_promises_hold_under_every_assignment(assignment: str) -> None:
 @pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.full)])
 def test_other_protocols_lose_nothing_and_repeat_nothing(protocol: str, count: int) -> None:
     """All commits are fenced alike; how long the others take to come to rest is another matter."""
-    failed = failures(Schedule(seed=0, protocol=protocol), count)
-    assert not failed, told(failed)
+    check(Schedule(seed=0, protocol=protocol), count)
 
 
 def test_workers_that_only_come_and_go_do_nothing_twice() -> None:
     """No fault but joins and leaves, herds and flapping: no entry is handled twice, none is refused."""
-    failed = failures(Schedule(seed=0, faults="churn"), 30)
-    assert not failed, told(failed)
+    check(Schedule(seed=0, faults="churn"), 30)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_each_fault_alone_is_survived(kind: Kind) -> None:
     """So that a failure under all of them is not taken for one that needs them all."""
-    failed = failures(Schedule(seed=0, faults=kind.value), 4)
-    assert not failed, told(failed)
+    check(Schedule(seed=0, faults=kind.value), 4)
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
