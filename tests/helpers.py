@@ -15,6 +15,9 @@ from typing import Any, TypeVar, overload
 
 import psutil
 
+from streamworker.core.snapshot import PartitionView
+from streamworker.testing import LocalWorker, Snapshot
+
 T = TypeVar("T")
 
 POLL_S = 0.02
@@ -60,6 +63,22 @@ async def wait_for_async(
         if time.monotonic() > deadline:
             raise AssertionError(f"Waited {timeout_s} s in vain until {description}; last: {value!r}")
         await asyncio.sleep(POLL_S)
+
+
+async def until_shown(
+    worker: LocalWorker, is_so: Callable[[PartitionView], bool], partition: int = 0
+) -> PartitionView:
+    """Wait until a partition of a worker's only processor is shown so in a snapshot; return it."""
+
+    def view(now: Snapshot) -> PartitionView:
+        (group,) = now.processors.values()
+        return group.partitions[partition]
+
+    return view(await worker.until(lambda now: is_so(view(now))))
+
+
+def is_halted(view: PartitionView) -> bool:
+    return view.state == "halted"
 
 
 @contextlib.contextmanager

@@ -226,10 +226,8 @@ async def test_a_key_waits_for_another_attempt_and_the_others_go_on(redis_url: s
             raise ConnectionError("not now")
         return Priced(order.number, 1.0)
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(12), keys=4)
-        spec = desk.spec(price, concurrency=2, attempts=3, backoff=0.2, backoff_max=0.2)
-        await desk.start(spec)
+    options: dict[str, Any] = {"concurrency": 2, "attempts": 3, "backoff": 0.2, "backoff_max": 0.2}
+    async with handling(redis_url, price, range(12), keys=4, **options) as (desk, _):
         await wait_for_async(lambda: (11, 1) in calls, "the other keys are done")
         assert (2, 2) not in calls and await desk.committed() <= 2
         await desk.until_committed(12)
@@ -460,31 +458,6 @@ async def test_a_drain_does_not_wait_for_a_busy_key(redis_url: str) -> None:
         assert await numbers_of(desk) == list(range(200))
 
 
-async def test_a_fenced_runner_stops_all_its_calls_and_adds_nothing(redis_url: str) -> None:
-    """Another owner took the partition: the next commit is refused."""
-    taken, cut = asyncio.Event(), []
-
-    async def price(order: Order) -> Priced:
-        if order.number == 0:
-            await taken.wait()
-            return Priced(0, 1.0)
-        try:
-            await asyncio.sleep(60)
-        finally:
-            cut.append(order.number)
-        return Priced(1, 1.0)
-
-    async with handling(redis_url, price, range(20), concurrency=4) as (desk, running):
-        await wait_for_async(lambda: running.runner.activity.busy_since_ms is not None, "calls run")
-        await desk.acquire(0, "w2")
-        taken.set()
-        with anyio.fail_after(5):
-            await running.ended.wait()
-        assert running.stopped is not None and running.stopped.reason is StopReason.FENCED
-        assert {1, 2, 3} <= set(cut)
-        assert await desk.acked_entries() == [] and desk.budget.used == 0
-
-
 async def test_a_closed_gate_lets_calls_end_and_none_begin(redis_url: str) -> None:
     """When it opens they go on, as many at a time as before."""
     watch, release = Watch(), asyncio.Event()
@@ -580,9 +553,7 @@ async def test_others_run_ahead_of_a_slow_record_only_so_far(redis_url: str) -> 
             await release.wait()
         done.append(order.number)
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(3_000), keys=3_000)
-        running = await desk.start(desk.spec(price, concurrency=4))
+    async with handling(redis_url, price, range(3_000), keys=3_000, concurrency=4) as (desk, running):
         await wait_for_async(lambda: len(done) == WINDOW_MIN - 1, "the window is full")
         await wait_for_async(lambda: not running.runner.intake.buffer.has_room, "no more is fetched")
         assert len(done) == WINDOW_MIN - 1

@@ -328,24 +328,27 @@ async def test_a_cancel_acks_nothing_of_what_is_in_hand(
     assert len(after) <= at_once
 
 
-async def test_a_fenced_runner_stops_at_once_and_adds_nothing(redis_url: str) -> None:
-    """Another owner took the partition: the next commit is refused and the handler is cut off."""
-    taken, cut = anyio.Event(), anyio.Event()
-    calls = 0
+@pytest.mark.parametrize("mode", ["batch", "record", OVERLAPPING])
+async def test_a_fenced_runner_stops_all_its_calls_and_adds_nothing(redis_url: str, mode: str) -> None:
+    """Another owner took the partition: the next commit is refused and what runs is cut off."""
+    taken, begun, cut = anyio.Event(), list[int](), list[int]()
+    options: dict[str, Any] = {"batch": 1} if mode == "batch" else {}
 
-    async def price(batch: list[Order]) -> list[Priced]:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
+    async def price(order: Order, _: Context) -> Priced:
+        begun.append(order.number)
+        if order.number == 0:
             await taken.wait()
-            return [Priced(order.number, 1.0) for order in batch]
+            return Priced(0, 1.0)
         try:
             await asyncio.sleep(60)
         finally:
-            cut.set()
-        return []
+            cut.append(order.number)
+        return Priced(order.number, 1.0)
 
-    async with handling(redis_url, price, range(100), batch=10) as (desk, running):
+    async with bench(redis_url) as desk:
+        await desk.send(range(20), keys=20)
+        running = await start(desk, mode, price, **options)
+        await wait_for_async(lambda: 0 in begun, "the first call runs")
         await desk.acquire(0, "w2")
         taken.set()
         with anyio.fail_after(5):
@@ -353,7 +356,8 @@ async def test_a_fenced_runner_stops_at_once_and_adds_nothing(redis_url: str) ->
         assert running.stopped is not None
         assert running.stopped.reason is StopReason.FENCED
         assert "overtaken" in running.stopped.detail
-        assert cut.is_set() or calls == 1
+        assert set(cut) == set(begun) - {0}
+        assert mode != OVERLAPPING or {1, 2, 3} <= set(cut)
         assert await desk.acked_entries() == []
         assert desk.budget.used == 0
 

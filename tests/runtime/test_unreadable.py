@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from streamworker import App, Processor, Stream
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.testing import local_worker
-from tests.helpers import wait_for_async
+from tests.helpers import until_shown, wait_for_async
 from tests.raw import opened
 
 pytestmark = pytest.mark.anyio
@@ -50,15 +50,9 @@ async def test_a_partition_whose_key_was_of_another_type_says_so_and_goes_on_whe
             before = raw.hmget(LOCK, "owner", "epoch")
             with raw.pipeline(transaction=True) as swap:
                 swap.rename(EVENTS, f"{EVENTS}:spare").set(EVENTS, "x").execute()
-            told = (
-                await worker.until(
-                    lambda now: (
-                        EVENTS in now.processors["keep"].partitions[0].reason
-                        and bool(raw.hget(LOCK, "reason"))
-                    )
-                )
-            ).processors["keep"]
-            assert told.partitions[0].state == "halted"
+            told = await until_shown(worker, lambda view: EVENTS in view.reason)
+            assert told.state == "halted"
+            await wait_for_async(lambda: raw.hget(LOCK, "reason"), "its lock has the reason")
             assert raw.hmget(LOCK, "state", "reason") == [
                 b"running",
                 f"key {EVENTS} holds a string and not a stream".encode(),
@@ -68,8 +62,8 @@ async def test_a_partition_whose_key_was_of_another_type_says_so_and_goes_on_whe
             await worker.until_drained()
             assert await worker.rows(keep) == [{"number": 1}, {"number": 2}]
             assert raw.hmget(LOCK, "owner", "epoch") == before
-            shown = (await worker.until(lambda now: not raw.hget(LOCK, "reason"))).processors["keep"]
-            assert (shown.partitions[0].state, shown.partitions[0].reason) == ("running", "")
+            shown = await until_shown(worker, lambda _: not raw.hget(LOCK, "reason"))
+            assert (shown.state, shown.reason) == ("running", "")
 
 
 async def test_a_partition_that_halted_while_it_was_unreadable_stays_shown_as_halted(redis_url: str) -> None:
@@ -118,15 +112,9 @@ async def test_a_lock_that_somebody_wrote_to_holds_up_its_partition_alone_until_
             right = raw.hget(LOCK, "checkpoint")
             raw.hset(LOCK, "checkpoint", "x")
             await items.send_many([Item(n) for n in range(20, 40)])
-            told = (
-                await worker.until(
-                    lambda now: (
-                        "lock of partition 0" in now.processors["keep"].partitions[0].reason
-                        and now.processors["keep"].partitions[1].lag == 0
-                    )
-                )
-            ).processors["keep"]
-            assert told.partitions[1].reason == ""
+            await until_shown(worker, lambda view: "lock of partition 0" in view.reason)
+            other = await until_shown(worker, lambda view: view.lag == 0, partition=1)
+            assert other.reason == ""
             raw.hset(LOCK, "checkpoint", right)
             await worker.until_drained()
             assert sorted(row["number"] for row in await worker.rows(keep)) == list(range(40))

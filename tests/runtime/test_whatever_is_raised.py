@@ -17,13 +17,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamworker import App, Context, Records
-from streamworker.core.snapshot import GroupSnapshot
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.runtime.run import committer
 from streamworker.runtime.run.invoke import describe_error, traceback_of
 from streamworker.testing import LocalWorker, local_worker
-from tests.helpers import wait_for_async
+from tests.helpers import is_halted, until_shown, wait_for_async
 from tests.raw import opened
 
 pytestmark = pytest.mark.anyio
@@ -387,12 +386,8 @@ async def test_a_cancel_that_reaches_the_runner_halts_it_and_ends_nothing_else(r
 
     items = [Item(1, "x")]
     async with working(redis_url, _mode(leaves_it), items) as (worker, _):
-        found = (
-            await worker.until(lambda now: now.processors["handle"].partitions[0].state == "halted")
-        ).processors["handle"]
-        assert (
-            "internal error: RuntimeError: the function raised CancelledError" in found.partitions[0].reason
-        )
+        halted = await until_shown(worker, is_halted)
+        assert "internal error: RuntimeError: the function raised CancelledError" in halted.reason
 
 
 # -- entries that are none -------------------------------------------------------------------------
@@ -431,10 +426,7 @@ async def test_an_entry_that_is_no_record_is_an_error_of_its_own_wherever_it_sta
     with capture_logs() as logs, opened(redis_url) as raw:
         async with working(redis_url, WAYS[way], entries, on_error=on_error) as (worker, ids):
             if on_error == "halt":
-                found = (
-                    await worker.until(lambda now: now.processors["handle"].partitions[0].state == "halted")
-                ).processors["handle"]
-                reason = found.partitions[0].reason
+                reason = (await until_shown(worker, is_halted)).reason
                 assert reason.startswith(f"entry {ids[bad[0]]} failed: DecodeError: ")
                 assert raw.hmget(KEYS.lock(0), "state", "reason") == [b"halted", reason.encode()]
                 [said] = [log for log in logs if log["event"] == "partition_halted"]
@@ -465,24 +457,12 @@ async def test_a_halted_partition_goes_on_when_the_entry_that_it_halted_at_is_de
     changed = {"trim_interval_ms": 50}
     with opened(redis_url) as raw, capture_logs() as logs:
         async with working(redis_url, WAYS[way], entries, changed, on_error="halt") as (worker, ids):
-
-            def is_halted(group: GroupSnapshot) -> bool:
-                return group.partitions[0].state == "halted"
-
-            await worker.until(lambda now: is_halted(now.processors["handle"]))
+            await until_shown(worker, is_halted)
             epoch = raw.hget(KEYS.lock(0), "epoch")
             await asyncio.sleep(0.3)
             assert raw.hmget(KEYS.lock(0), "state", "epoch") == [b"halted", epoch], "it looked, and it stays"
             assert raw.xdel(EVENTS, ids[POISON]) == 1
-            await worker.until(
-                lambda now: (
-                    (
-                        now.processors["handle"].partitions[0].checkpoint,
-                        now.processors["handle"].partitions[0].reason,
-                    )
-                    == (ids[-1], "")
-                )
-            )
+            await until_shown(worker, lambda view: (view.checkpoint, view.reason) == (ids[-1], ""))
             handled = [found["number"] for found in await worker.rows("handle")]
             assert handled == [number for number in range(COUNT) if number != POISON]
     assert sum(log["event"] == "partition_halted" for log in logs) == 1
