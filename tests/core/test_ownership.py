@@ -129,12 +129,6 @@ def test_a_release_that_is_heard_of_while_asking_is_not_forgotten() -> None:
     assert desk.answer((2,), {2: HELD}) == []
 
 
-def test_a_release_that_is_heard_of_means_nothing_for_what_we_run() -> None:
-    """Our own messages come back to us, too."""
-    desk = Desk().running(1)
-    assert desk.told(1) == []
-
-
 def test_a_partition_that_is_assigned_and_taken_away_in_one_moment_is_never_asked_for() -> None:
     """Nothing was done, so nothing is to be undone."""
     desk = Desk()

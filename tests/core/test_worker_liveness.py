@@ -1,7 +1,5 @@
 """Heartbeats, lost memberships and dead peers, as one worker sees them."""
 
-import pytest
-
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership import events as membership_events
@@ -155,25 +153,6 @@ def test_several_dead_peers_are_removed_in_one_change() -> None:
     silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7), w3=beat(1, 8))
     (change,) = of_type(probed(bench), membership_events.ChangeDocument)
     assert (change.removed, change.message.member) == (("w2.1", "w3.1"), "w2 w3")
-
-
-@pytest.mark.parametrize(
-    "patience_ms, answer",
-    [(TIMING.slow_after_ms, frozenset({7})), (TIMING.session_timeout_ms, None)],
-    ids=["its connection is there", "CLIENT LIST is forbidden"],
-)
-def test_a_silent_peer_keeps_its_partitions_for_as_long_as_it_may_live(
-    patience_ms: int, answer: frozenset[int] | None
-) -> None:
-    """The long time for one that is only slow; the session timeout where the server does not tell."""
-    bench = Bench.running(ME, "w2.1")
-    effects: list[ev.Effect] = []
-    for _ in range(patience_ms // INTERVAL_MS):
-        if of_type(silence(bench, INTERVAL_MS, w2=beat(1, 7)), membership_events.ProbePeers):
-            effects += bench.send(membership_events.PeersProbed(answer))
-    assert removals(effects) == []
-    silence(bench, INTERVAL_MS, w2=beat(1, 7))
-    assert removals(bench.send(membership_events.PeersProbed(answer))) == [("w2.1",)]
 
 
 def test_a_peer_that_beats_again_after_a_lost_race_is_not_removed() -> None:

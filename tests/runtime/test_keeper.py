@@ -3,6 +3,7 @@
 import socket
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -19,11 +20,22 @@ from tests.helpers import wait_for_async
 from tests.raw import opened
 
 INTERVAL_MS = 4_000
+KEYS = GroupKeys("shop", "orders", "price")
 
 
 @dataclass
 class Order:
     number: int
+
+
+def pricing(url: str, **settings: Any) -> App:
+    """Return an app with one processor, which does nothing."""
+    app = App("shop", redis_url=url, **settings)
+
+    @app.processor(app.stream("orders", Order, partitions=2))
+    async def price(order: Order) -> None: ...
+
+    return app
 
 
 @pytest.mark.anyio
@@ -53,32 +65,31 @@ async def test_a_heartbeat_that_failed_is_sent_again_before_the_next_one_is_due(
 @pytest.mark.anyio
 async def test_a_key_that_is_written_over_is_named_once_and_ends_no_heartbeat(redis_url: str) -> None:
     """That of the heartbeats is mended by the first one, and that of the loads is left alone."""
-    keys = GroupKeys("shop", "orders", "price")
     group = Membership.empty(2, "range").with_member(Member("a.1", "a", "host", 1, 1))
     beats: list[HeartbeatDone] = []
     settings = Settings(redis_url=redis_url, heartbeat_interval_ms=100)
     with opened(redis_url) as raw, capture_logs() as logs:
-        raw.set(keys.members, group.document())
-        raw.hset(keys.beats, "a.1", "5|6|run|0")
-        raw.rpush(keys.loads, "mine")
+        raw.set(KEYS.members, group.document())
+        raw.hset(KEYS.beats, "a.1", "5|6|run|0")
+        raw.rpush(KEYS.loads, "mine")
         keeper = Keeper(settings, "w1")
         keeper.start()
-        keeper.keep(keys, "a.1", beats.append)
+        keeper.keep(KEYS, "a.1", beats.append)
         await wait_for_async(lambda: len(beats) > 5, "some heartbeats")
-        raw.set(keys.beats, "mine")
+        raw.set(KEYS.beats, "mine")
         until = len(beats)
         await wait_for_async(lambda: len(beats) > until + 5, "some more")
-        raw.delete(keys.loads)
+        raw.delete(KEYS.loads)
         until = len(beats)
         await wait_for_async(lambda: len(beats) > until + 5, "some more")
         keeper.stop()
-        kept = raw.get(keys.damaged)
+        kept = raw.get(KEYS.damaged)
     said = [(log["event"], log["key"]) for log in logs if "key" in log]
-    assert [each for each in said if each[1] == keys.loads] == [
-        ("key_of_another_type", keys.loads),
-        ("key_right_again", keys.loads),
+    assert [each for each in said if each[1] == KEYS.loads] == [
+        ("key_of_another_type", KEYS.loads),
+        ("key_right_again", KEYS.loads),
     ]
-    assert ("heartbeats_mended", keys.beats) in said
+    assert ("heartbeats_mended", KEYS.beats) in said
     assert kept == b"mine"
     assert not any(beat.lost for beat in beats)
 
@@ -90,34 +101,28 @@ async def test_a_dead_peer_is_removed_when_its_time_is_over_and_not_at_the_next_
 ) -> None:
     """It beats for the last time just after ours, so that heartbeats alone would find out 1.8 s later."""
     interval_ms, dead_after_ms = 2_000, 4_000
-    app = App("shop", redis_url=redis_url, heartbeat_interval_ms=interval_ms, dead_after_ms=dead_after_ms)
-
-    @app.processor(app.stream("orders", Order, partitions=2))
-    async def price(order: Order) -> None:
-        del order
-
-    keys = GroupKeys("shop", "orders", "price")
+    app = pricing(redis_url, heartbeat_interval_ms=interval_ms, dead_after_ms=dead_after_ms)
     with opened(redis_url) as raw:
         async with local_worker(app, url=redis_url, name="w1"):
-            await wait_for_async(lambda: raw.hlen(keys.beats) == 1, "it has joined")
-            known = Membership.parse(raw.get(keys.members))
+            await wait_for_async(lambda: raw.hlen(KEYS.beats) == 1, "it has joined")
+            known = Membership.parse(raw.get(KEYS.members))
             ours = known.ids[0]
             both = known.with_member(Member("dead.1", "dead", "host", 1, 1), "range")
-            raw.set(keys.members, replace(both, generation=known.generation + 1).document())
+            raw.set(KEYS.members, replace(both, generation=known.generation + 1).document())
 
             async def next_heartbeat() -> str:
-                before = raw.hget(keys.beats, ours)
+                before = raw.hget(KEYS.beats, ours)
                 beat = await wait_for_async(
-                    lambda: (now := raw.hget(keys.beats, ours)) != before and now, "a heartbeat"
+                    lambda: (now := raw.hget(KEYS.beats, ours)) != before and now, "a heartbeat"
                 )
                 return str(beat.decode())
 
             run_id = (await next_heartbeat()).split("|")[2]
-            raw.hset(keys.beats, "dead.1", f"0|1|{run_id}|0")
+            raw.hset(KEYS.beats, "dead.1", f"0|1|{run_id}|0")
             last_ms = int((await next_heartbeat()).split("|")[0]) + interval_ms // 10
-            raw.hset(keys.beats, "dead.1", f"{last_ms}|{10**9}|{run_id}|0")
-            await wait_for_async(lambda: not raw.hexists(keys.beats, "dead.1"), "it is removed")
-            removed_ms = Membership.parse(raw.get(keys.members)).generation
+            raw.hset(KEYS.beats, "dead.1", f"{last_ms}|{10**9}|{run_id}|0")
+            await wait_for_async(lambda: not raw.hexists(KEYS.beats, "dead.1"), "it is removed")
+            removed_ms = Membership.parse(raw.get(KEYS.members)).generation
     assert dead_after_ms <= removed_ms - last_ms < dead_after_ms + interval_ms // 2
 
 
@@ -134,17 +139,10 @@ async def test_a_heartbeat_that_is_heard_of_after_the_end_of_its_group_starts_no
         keep(keeper, keys, member, deliver)
 
     monkeypatch.setattr(Keeper, "keep", keep_and_note)
-    app = App("shop", redis_url=redis_url)
-
-    @app.processor(app.stream("orders", Order, partitions=2))
-    async def price(order: Order) -> None:
-        del order
-
+    app = pricing(redis_url)
     with opened(redis_url) as raw:
         async with local_worker(app, url=redis_url):
-            await wait_for_async(
-                lambda: raw.hlen(GroupKeys("shop", "orders", "price").beats), "it has joined"
-            )
+            await wait_for_async(lambda: raw.hlen(KEYS.beats), "it has joined")
     ((member, deliver),) = kept
     deliver(HeartbeatDone(member, False, 1, 0, "this server", {}))
     deliver(HeartbeatDone(member, False, 1, 0, "another server", {}))
