@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from streamworker.dev.bench.figures import Figures, compact
+from streamworker.dev.bench.figures import BenchFigures, compact
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Row:
     scene: str
     """Name of the measurement, the key in ``ratios.json``."""
     what: str
-    ours: Figures
-    against: Figures
+    ours: BenchFigures
+    against: BenchFigures
     """Of adjacent runs: the first of ``ours`` ran next to the first of these."""
     target: Target | None = None
 
@@ -98,7 +98,11 @@ COLUMNS = ("what", "ours", "against", "ratio (spread)", "target", "met?")
 
 
 def rows_against(
-    scene: str, what: str, measured: Mapping[str, Figures], ours: str, targets: Mapping[str, Target | None]
+    scene: str,
+    what: str,
+    measured: Mapping[str, BenchFigures],
+    ours: str,
+    targets: Mapping[str, Target | None],
 ) -> list[Row]:
     """Return a row for each other contestant that was measured."""
     return [

@@ -6,7 +6,7 @@ from html import escape
 import msgspec
 
 from benchmarks.figures import COLUMNS, LOOP, Row
-from streamworker.dev.bench.figures import Figures, compact, machine_line
+from streamworker.dev.bench.figures import BenchFigures, compact, machine_line
 
 BAR_CHARACTERS = 40
 FULL, HALF = "█", "▌"
@@ -63,7 +63,7 @@ def chart(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _bar(figures: Figures, longest: float) -> str:
+def _bar(figures: BenchFigures, longest: float) -> str:
     halves = round(2 * BAR_CHARACTERS * figures.median / longest) if longest else 0
     bar = FULL * (halves // 2) + HALF * (halves % 2)
     return f"  {figures.name[:26]:26} {bar} {compact(figures.median)} {figures.unit}"

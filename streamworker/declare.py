@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from streamworker.context import Context, Records
 from streamworker.errors import ConfigurationError
-from streamworker.processors import Mode, OnError, OrderedBy, ProcessorSpec, StreamSpec, Takes
+from streamworker.processors import FunctionMode, OnError, OrderedBy, ProcessorSpec, StreamSpec, Takes
 from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
 
@@ -53,16 +53,16 @@ def describe(
     name = check_name("processor", name or function.__name__)
     taken, takes_context, returns = _signature(function, name)
     takes = _columns(taken)
-    mode = Mode.BATCH if takes else _mode(taken, stream, batch, name)
+    mode = FunctionMode.BATCH if takes else _mode(taken, stream, batch, name)
     is_async = inspect.iscoroutinefunction(function)
-    if mode is Mode.STREAM and not is_async:
+    if mode is FunctionMode.STREAM and not is_async:
         raise _wrong(name, "takes Records, and is no async function.", "Write it as `async def`.")
-    if timeout is not None and (mode is Mode.STREAM or timeout <= 0):
+    if timeout is not None and (mode is FunctionMode.STREAM or timeout <= 0):
         raise _wrong(
             name,
             f"has timeout={timeout:g}.",
             "Leave it out: the one call of a function that takes Records lasts as long as the partition."
-            if mode is Mode.STREAM
+            if mode is FunctionMode.STREAM
             else "timeout must be more than 0 seconds.",
         )
     on_error = "halt" if on_error == "retry" else on_error
@@ -100,14 +100,16 @@ def describe(
     )
 
 
-def _check_concurrency(name: str, mode: Mode, stream: StreamSpec, concurrency: int, ordered_by: str) -> None:
+def _check_concurrency(
+    name: str, mode: FunctionMode, stream: StreamSpec, concurrency: int, ordered_by: str
+) -> None:
     if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise _wrong(
             name, f"has concurrency={concurrency!r}.", f"Use a whole number from 1 to {CONCURRENCY_MAX}."
         )
     if ordered_by not in ORDERED_BY:
         raise _wrong(name, f"has ordered_by={ordered_by!r}.", f"Use one of: {', '.join(ORDERED_BY)}.")
-    if concurrency > 1 and mode is not Mode.RECORD:
+    if concurrency > 1 and mode is not FunctionMode.RECORD:
         raise _wrong(
             name,
             f"has concurrency={concurrency} and does not take one record at a time.",
@@ -137,7 +139,9 @@ def _columns(annotation: Any) -> Takes | None:
     return None
 
 
-def _check_columns(name: str, mode: Mode, stream: StreamSpec, takes: Takes | None, returned: Any) -> None:
+def _check_columns(
+    name: str, mode: FunctionMode, stream: StreamSpec, takes: Takes | None, returned: Any
+) -> None:
     record = stream.record.python_type.__name__
     if takes:
         _check_has_columns(name, stream.record, "takes columns of")
@@ -147,7 +151,7 @@ def _check_columns(name: str, mode: Mode, stream: StreamSpec, takes: Takes | Non
             f"takes {record} and returns columns.",
             "Annotate its first parameter as pa.RecordBatch, or what it returns as a list.",
         )
-    if stream.codec == "arrow" and mode is Mode.STREAM:
+    if stream.codec == "arrow" and mode is FunctionMode.STREAM:
         raise _wrong(
             name,
             f"takes Records, and entries of stream {stream.name!r} hold many rows.",
@@ -194,16 +198,16 @@ def _signature(function: Callable[..., Any], name: str) -> tuple[Any, bool, Any]
     return hints.get(parameters[0]), len(parameters) == 2, hints.get("return")
 
 
-def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> Mode:
+def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> FunctionMode:
     if annotation is None:
-        return Mode.RECORD if batch is None else Mode.BATCH
+        return FunctionMode.RECORD if batch is None else FunctionMode.BATCH
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Records or origin is Records:
-        mode, item = Mode.STREAM, arguments[0] if arguments else None
+        mode, item = FunctionMode.STREAM, arguments[0] if arguments else None
     elif annotation is list or origin is list:
-        mode, item = Mode.BATCH, arguments[0] if arguments else None
+        mode, item = FunctionMode.BATCH, arguments[0] if arguments else None
     else:
-        mode, item = Mode.RECORD, annotation
+        mode, item = FunctionMode.RECORD, annotation
     wanted = stream.record.python_type
     if item not in (None, Any, wanted):
         raise _wrong(
@@ -212,7 +216,7 @@ def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> 
             f"Annotate its first parameter as {wanted.__name__}, list[{wanted.__name__}] or "
             f"Records[{wanted.__name__}].",
         )
-    if mode is Mode.RECORD and batch is not None:
+    if mode is FunctionMode.RECORD and batch is not None:
         raise _wrong(
             name,
             f"has batch={batch} and takes one {wanted.__name__}.",

@@ -18,7 +18,7 @@ Takes = Literal["records", "record_batch", "table", "polars"]
 """What a processor function receives: records, or columns of pyarrow or polars."""
 
 
-class Mode(Enum):
+class FunctionMode(Enum):
     """How a processor function takes its records."""
 
     RECORD = "record"
@@ -56,7 +56,7 @@ class ProcessorSpec:
     name: str
     stream: StreamSpec
     function: Callable[..., Any]
-    mode: Mode
+    mode: FunctionMode
     is_async: bool
     takes_context: bool
     batch: int

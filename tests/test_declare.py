@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from streamworker import App, ConfigurationError, Context, Records
-from streamworker.processors import Mode
+from streamworker.processors import FunctionMode
 
 
 class Order(msgspec.Struct):
@@ -53,17 +53,20 @@ def app() -> App:
 @pytest.mark.parametrize(
     ("function", "options", "expected"),
     [
-        (one, {}, (Mode.RECORD, True, False, False)),
-        (some, {}, (Mode.BATCH, True, True, True)),
-        (all_of_them, {}, (Mode.STREAM, True, False, False)),
-        (blocking, {}, (Mode.RECORD, False, False, True)),
-        (bare, {}, (Mode.RECORD, False, True, False)),
-        (bare, {"batch": 10}, (Mode.BATCH, False, True, False)),
-        (one, {"forward": True}, (Mode.RECORD, True, False, True)),
+        (one, {}, (FunctionMode.RECORD, True, False, False)),
+        (some, {}, (FunctionMode.BATCH, True, True, True)),
+        (all_of_them, {}, (FunctionMode.STREAM, True, False, False)),
+        (blocking, {}, (FunctionMode.RECORD, False, False, True)),
+        (bare, {}, (FunctionMode.RECORD, False, True, False)),
+        (bare, {"batch": 10}, (FunctionMode.BATCH, False, True, False)),
+        (one, {"forward": True}, (FunctionMode.RECORD, True, False, True)),
     ],
 )
 def test_annotations_say_how_records_come_and_what_is_forwarded(
-    app: App, function: Callable[..., Any], options: dict[str, Any], expected: tuple[Mode, bool, bool, bool]
+    app: App,
+    function: Callable[..., Any],
+    options: dict[str, Any],
+    expected: tuple[FunctionMode, bool, bool, bool],
 ) -> None:
     """Mode, async or not, context or not, forwarding or not."""
     orders = app.stream("orders", Order, key="customer", partitions=4)
@@ -100,7 +103,7 @@ def test_columns_are_forwarded_as_the_streams_records_or_as_output_says(
     orders = app.stream("orders", Order, codec=codec)
     silent = app.processor(orders)(in_columns).spec
     assert (silent.mode, silent.takes, silent.forward, silent.batch) == (
-        Mode.BATCH, "record_batch", False, 10_000,
+        FunctionMode.BATCH, "record_batch", False, 10_000,
     )  # fmt: skip
     own = app.processor(orders, batch=7)(to_columns).spec
     assert (own.takes, own.forward, own.batch, own.output) == ("table", True, 7, orders.spec.record)

@@ -1,5 +1,6 @@
 """The documentation says what the code does."""
 
+import ast
 import doctest
 import re
 import subprocess
@@ -223,6 +224,32 @@ def test_the_worker_in_the_readme_has_twenty_lines_and_is_an_app() -> None:
     name, code = blocks(ROOT / "README.md")[0]
     assert name == "shop.py"
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A name has one meaning in all of the package; a private one stays in its file."""
+    places: dict[str, list[str]] = {}
+    for file in sorted(ROOT.glob("streamworker/**/*.py")):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+RIDDLES = ("who wants in", "is past", "what it came to", "deed", "by right", "mended", "put aside")
+"""Words that only their writer understands; each stood in several places."""
+
+
+def test_docs_and_docstrings_are_free_of_riddles() -> None:
+    """The field has a term for each of them: is over, result, action, allowed, repaired, quarantined."""
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for folder, ending in (("streamworker", "py"), ("streamworker", "lua"), ("docs", "md"))
+        for file in sorted((ROOT / folder).rglob(f"*.{ending}"))
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)
+        if re.search(rf"\b({'|'.join(RIDDLES)})\b", line)
+    ]
+    assert found == []
 
 
 def test_the_glossary_is_in_order_and_names_nothing_twice() -> None:

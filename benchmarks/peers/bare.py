@@ -14,7 +14,7 @@ import redis
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
-from streamworker.dev.bench.task import Event, Sent, Task, task_of_this_process, tell
+from streamworker.dev.bench.task import BenchEvent, SentRecords, Task, task_of_this_process, tell
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, commit_call
 from streamworker.redisio.data.streams import register
 from streamworker.redisio.group.locks import acquire_many
@@ -93,7 +93,7 @@ def read(bare: Bare) -> float:
 def decode(bare: Bare) -> float:
     """Decode payloads that have been read before, with msgspec."""
     batches = [[fields[1] for _, fields in entries] for entries in bare.reads()]
-    load = msgspec.json.Decoder(Event).decode
+    load = msgspec.json.Decoder(BenchEvent).decode
     begun_s = time.monotonic()
     for batch in batches:
         list(map(load, batch))
@@ -121,7 +121,7 @@ def read_and_commit(bare: Bare) -> float:
 
 def all_steps(bare: Bare) -> float:
     """Read a batch, decode it, commit it, read the next."""
-    load = msgspec.json.Decoder(Event).decode
+    load = msgspec.json.Decoder(BenchEvent).decode
     settle = bare.committer()
     begun_s = time.monotonic()
     for entries in bare.reads():
@@ -140,4 +140,4 @@ MODES = {
 
 if __name__ == "__main__":
     mine = task_of_this_process()
-    tell(mine.begun_path, Sent(mine.records / MODES[mine.mode](Bare(mine))))
+    tell(mine.begun_path, SentRecords(mine.records / MODES[mine.mode](Bare(mine))))

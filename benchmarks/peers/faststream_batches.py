@@ -8,7 +8,7 @@ from fast_depends.msgspec import MsgSpecSerializer
 from faststream import FastStream
 from faststream.redis import RedisBroker, StreamSub
 
-from streamworker.dev.bench.task import Event, Tally, Task, task_of_this_process
+from streamworker.dev.bench.task import BenchEvent, Tally, Task, task_of_this_process
 
 
 async def main(task: Task) -> None:
@@ -28,7 +28,7 @@ async def main(task: Task) -> None:
         )
 
         @subscribed
-        async def handle(batch: list[Event]) -> None:
+        async def handle(batch: list[BenchEvent]) -> None:
             tally.add(len(batch))
 
     await FastStream(broker, logger=None).run(log_level=logging.ERROR)

@@ -8,10 +8,10 @@ import msgspec
 import redis
 
 from streamworker.dev.bench.task import (
+    BenchEvent,
     DelayTally,
-    Event,
     Pace,
-    Sent,
+    SentRecords,
     Tally,
     Task,
     events,
@@ -24,7 +24,7 @@ BLOCK_MS = 1000
 
 def consume(task: Task, client: Any) -> None:
     """Read with XREADGROUP, decode and acknowledge with XACK, until the process is stopped."""
-    decode = msgspec.json.Decoder(Event).decode
+    decode = msgspec.json.Decoder(BenchEvent).decode
     tally = Tally(task.begun_path)
     for key in task.keys:
         client.xgroup_create(key, task.group, "0")
@@ -49,7 +49,7 @@ def send(task: Task, client: Any) -> None:
             pipe.xadd(next(keys), {"v": encode(event)})
         pipe.execute()
         spent_s.append(time.monotonic() - begun_s)
-    tell(task.begun_path, Sent(task.records / sum(spent_s[1:])))  # The first makes the connection.
+    tell(task.begun_path, SentRecords(task.records / sum(spent_s[1:])))  # The first makes the connection.
 
 
 def send_evenly(task: Task, client: Any) -> None:
@@ -64,7 +64,7 @@ def send_evenly(task: Task, client: Any) -> None:
 
 def wait_for_each(task: Task, client: Any) -> None:
     """Read records with a blocking XREAD, and report their delays."""
-    decode = msgspec.json.Decoder(Event).decode
+    decode = msgspec.json.Decoder(BenchEvent).decode
     delays = DelayTally(task.begun_path, task.records)
     last = b"0"
     while True:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Self
 
 from streamworker.redisio.group.protocols import SCRIPTS
-from streamworker.redisio.wire.link import Link, Target, pack
+from streamworker.redisio.wire.link import Endpoint, Link, pack
 
 _LINE = re.compile(rb'^[\d.]+ \[\d+ ([^\]]*)\] "([^"]*)"(?: "([^"]*)")?')
 _SCRIPTS = {script.sha: script.name for script in SCRIPTS}
@@ -39,7 +39,7 @@ class CommandCount:
         """Counts by client address; all clients on a unix socket share one address."""
         self.by_name: Counter[str] = Counter()
         """Counts by command or script."""
-        self._link = None if url is None else Link(Target(url, "monitor"))
+        self._link = None if url is None else Link(Endpoint(url, "monitor"))
 
     @property
     def total(self) -> int:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from benchmarks.contest import Contest
 from benchmarks.figures import Row
 from streamworker.dev.bench.figures import figures_of
-from streamworker.dev.bench.programs import Program, Timing
+from streamworker.dev.bench.programs import Program, RunTiming
 from streamworker.dev.bench.scenes import BATCH
-from streamworker.dev.bench.task import Sent
+from streamworker.dev.bench.task import SentRecords
 
 BARE = ("-m", "benchmarks.peers.bare")
 STEPS = {
@@ -28,11 +28,11 @@ async def limits(contest: Contest) -> list[Row]:
     ours = replace(BATCH, entries="limits")
     steps = [Program(name, BARE, mode, "limits") for mode, name in STEPS.items()]
 
-    async def measure(program: Program) -> Timing | Sent:
+    async def measure(program: Program) -> RunTiming | SentRecords:
         if program is ours:
             return await contest.handled(program, keys)
         async with contest.started(program, keys, records=contest.records) as process:
-            return await process.told(Sent)
+            return await process.told(SentRecords)
 
     speed = figures_of(await contest.in_turn([ours, *steps], measure), "per_s", "events/s")
     what = "batch handler (1,000), against a limit"

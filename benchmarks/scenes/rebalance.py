@@ -8,7 +8,7 @@ from benchmarks.figures import Row
 from benchmarks.rebalances.changes import Rebalances, Story, tell
 from benchmarks.rebalances.facts import Change
 from benchmarks.scenes.upkeep import within
-from streamworker.dev.bench.figures import Figures
+from streamworker.dev.bench.figures import BenchFigures
 from streamworker.dev.bench.programs import BenchFailed
 
 WORKERS, PARTITIONS = 4, 64
@@ -55,19 +55,19 @@ def _change(story: Story, what: str) -> Change:
 def _rows_of(what: str, changes: Sequence[Change]) -> Iterator[Row]:
     group = f"{changes[0].partitions} partitions, {changes[0].workers} workers"
     title = f"{what} ({group})"
-    balance = Figures(what, "ms", _all(changes, "balance_ms"))
+    balance = BenchFigures(what, "ms", _all(changes, "balance_ms"))
     yield within(f"rebalance-{what}", f"{title}: time to balance", balance, BALANCE_MS_MAX[what])
-    moves = Figures(what, "moves", _all(changes, "moves"))
-    least = Figures("the fewest", "moves", _all(changes, "least"))
+    moves = BenchFigures(what, "moves", _all(changes, "moves"))
+    least = BenchFigures("the fewest", "moves", _all(changes, "least"))
     yield Row(f"rebalance-{what}-moves", f"{title}: moves", moves, least)
     for percent in (50, 99):
-        figures = Figures(what, "ms", _all(changes, f"handover_p{percent}_ms"))
+        figures = BenchFigures(what, "ms", _all(changes, f"handover_p{percent}_ms"))
         scene = f"rebalance-{what}-handover-p{percent}"
         yield within(scene, f"{title}: handover p{percent}", figures, HANDOVER_MS_MAX)
     # The server's clock has milliseconds, and a ratio to a pause of 0 ms is not defined.
-    before = Figures("before, any", "ms", tuple(max(1.0, ms) for ms in _all(changes, "pause_before_ms")))
+    before = BenchFigures("before, any", "ms", tuple(max(1.0, ms) for ms in _all(changes, "pause_before_ms")))
     for kind, which in (("moved", "moved"), ("unmoved", "stayed")):
-        pause = Figures(what, "ms", _all(changes, f"pause_{kind}_ms"))
+        pause = BenchFigures(what, "ms", _all(changes, f"pause_{kind}_ms"))
         words = f"{title}: longest pause of a partition that {which}"
         yield Row(f"rebalance-{what}-pause-{kind}", words, pause, before)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
-from streamworker.dev.bench.figures import Figures
+from streamworker.dev.bench.figures import BenchFigures
 from streamworker.dev.bench.programs import STALL_S, BenchFailed, Program
 from streamworker.dev.bench.scenes import FORWARDING
 from streamworker.dev.bench.task import Begun
@@ -89,7 +89,7 @@ async def _read(contest: Contest, session: "Session", log: dict[str, str], rows:
             return rows / await asyncio.to_thread(_seconds, frames[program])
 
         found = await contest.in_turn(list(frames), rows_per_s)
-    ours, parquet, by_row = (Figures(name, "rows/s", tuple(runs)) for name, runs in found.items())
+    ours, parquet, by_row = (BenchFigures(name, "rows/s", tuple(runs)) for name, runs in found.items())
     what = f"Spark reads {rows:,} rows"
     return [
         Row("spark-parquet", what, ours, parquet, Target(0.3)),
@@ -134,7 +134,7 @@ async def _stream(contest: Contest, session: "Session", log: dict[str, str], bat
         return await asyncio.to_thread(_batch_ms, program, session, log, batches)
 
     found = await contest.in_turn([STREAMED, RATE], batch_ms)
-    ours, rate = (Figures(name, "ms", tuple(runs)) for name, runs in found.items())
+    ours, rate = (BenchFigures(name, "ms", tuple(runs)) for name, runs in found.items())
     what = f"micro-batch of {FEW_ROWS} rows, committed to Parquet"
     return Row("spark-micro-batch", what, ours, rate, Target(150, at_most=True, is_difference=True))
 

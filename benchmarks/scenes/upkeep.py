@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
 from benchmarks.rebalances.command_count import CommandCount
-from streamworker.dev.bench.figures import Figures
-from streamworker.dev.bench.ground import Ground
-from streamworker.dev.bench.programs import Process, Program
+from streamworker.dev.bench.figures import BenchFigures
+from streamworker.dev.bench.ground import BenchGround
+from streamworker.dev.bench.programs import BenchProcess, Program
 from streamworker.dev.bench.task import Pace, payloads
 
 MANY, FEW = 1024, 8
@@ -26,7 +26,7 @@ WARM = 0.25
 """Part of the records after which a worker's memory should not grow any more."""
 
 
-def cpu_s(process: Process) -> float:
+def cpu_s(process: BenchProcess) -> float:
     """Return the CPU seconds that a process has used."""
     import psutil
 
@@ -34,7 +34,7 @@ def cpu_s(process: Process) -> float:
     return float(times.user + times.system)
 
 
-def rss_mib(process: Process) -> float:
+def rss_mib(process: BenchProcess) -> float:
     """Return the resident memory of a process."""
     import psutil
 
@@ -74,7 +74,7 @@ async def partitions(contest: Contest, loads: Sequence[Load] = LOADS) -> list[Ro
     return rows
 
 
-async def _costs(contest: Contest, load: Load) -> tuple[Figures, Figures]:
+async def _costs(contest: Contest, load: Load) -> tuple[BenchFigures, BenchFigures]:
     """Return the CPU time for an event in many partitions, and in few."""
     counts = {
         Program(f"{count:,} partitions", mode=load.mode, entries=f"in{count}"): count for count in (MANY, FEW)
@@ -88,12 +88,12 @@ async def _costs(contest: Contest, load: Load) -> tuple[Figures, Figures]:
         return found
 
     found = await contest.in_turn(list(counts), cost_us)
-    many, few = (Figures(name, "µs", tuple(runs)) for name, runs in found.items())
+    many, few = (BenchFigures(name, "µs", tuple(runs)) for name, runs in found.items())
     return many, few
 
 
 @asynccontextmanager
-async def settled(contest: Contest, program: Program, keys: list[str]) -> AsyncIterator[Process]:
+async def settled(contest: Contest, program: Program, keys: list[str]) -> AsyncIterator[BenchProcess]:
     """Start a worker, and yield when it owns all partitions and is idle."""
     async with contest.started(program, keys) as process:
         # When one record in each partition is done, the worker owns all partitions.
@@ -103,7 +103,7 @@ async def settled(contest: Contest, program: Program, keys: list[str]) -> AsyncI
         yield process
 
 
-async def _cost_us(contest: Contest, process: Process, keys: list[str], slice_s: float) -> float:
+async def _cost_us(contest: Contest, process: BenchProcess, keys: list[str], slice_s: float) -> float:
     """Send records at the rate for some seconds; return the CPU time for each, in µs."""
     count = int(PER_S * seconds_of(contest))
     a_slice = round(PER_S * slice_s)
@@ -124,7 +124,7 @@ def seconds_of(contest: Contest) -> float:
     return min(SECONDS_MAX, contest.records / PER_S)
 
 
-async def clients_of(ground: Ground) -> set[str]:
+async def clients_of(ground: BenchGround) -> set[str]:
     """Return the ids of the connected clients, without those of the bench."""
     text: bytes = await ground.backend.execute("CLIENT", "LIST")
     lines = (line.split(" ") for line in text.decode().splitlines())
@@ -158,13 +158,13 @@ async def idle(contest: Contest) -> list[Row]:
         ("connections", CONNECTIONS_MAX),
     ):
         what = f"idle worker on 1,024 partitions: {'CPU of a core' if unit == '%' else unit}"
-        rows.append(within(f"idle-{unit}", what, Figures("worker", unit, tuple(found[unit])), most))
+        rows.append(within(f"idle-{unit}", what, BenchFigures("worker", unit, tuple(found[unit])), most))
     return rows
 
 
-def within(scene: str, what: str, ours: Figures, most: float) -> Row:
+def within(scene: str, what: str, ours: BenchFigures, most: float) -> Row:
     """Return a row that compares figures with a fixed limit."""
-    limit = Figures("at most", ours.unit, (most,) * len(ours.runs))
+    limit = BenchFigures("at most", ours.unit, (most,) * len(ours.runs))
     return Row(scene, what, ours, limit, Target(1.0, at_most=True))
 
 
@@ -184,8 +184,8 @@ async def memory(contest: Contest) -> list[Row]:
                 await process.done()
                 sizes.append(rss_mib(process))
         await contest.ground.remove_keys()
-    ours = Figures(f"after {contest.records:,} records", "MiB", tuple(ended))
-    theirs = Figures(f"after {first:,} records", "MiB", tuple(warm))
+    ours = BenchFigures(f"after {contest.records:,} records", "MiB", tuple(ended))
+    theirs = BenchFigures(f"after {first:,} records", "MiB", tuple(warm))
     return [
         Row("memory-growth", "memory of a worker", ours, theirs, Target(1.1, at_most=True)),
         within("memory", "memory of a worker without Spark", ours, WORKER_MIB_MAX),

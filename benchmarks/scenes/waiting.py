@@ -12,7 +12,7 @@ from streamworker.app import App
 from streamworker.dev.bench.figures import figures_of
 from streamworker.dev.bench.programs import Program, worker
 from streamworker.dev.bench.scenes import handling
-from streamworker.dev.bench.task import VARIABLE, Event, Tally, Task, task_of_this_process
+from streamworker.dev.bench.task import VARIABLE, BenchEvent, Tally, Task, task_of_this_process
 
 WAIT_S = 0.005
 """About the response time of a service nearby."""
@@ -39,10 +39,10 @@ async def waiting(contest: Contest) -> list[Row]:
 def make_app(task: Task) -> App:
     """Make the app of one run, with one processor that is named after the run's group."""
     made = App(task.app)
-    stream = made.stream(task.stream, Event, key="key", partitions=task.partitions)
+    stream = made.stream(task.stream, BenchEvent, key="key", partitions=task.partitions)
     tally = Tally(task.begun_path)
 
-    async def wait(event: Event) -> None:  # noqa: ARG001 - it is only counted
+    async def wait(event: BenchEvent) -> None:  # noqa: ARG001 - it is only counted
         tally.add(1)
         await asyncio.sleep(WAIT_S)
 

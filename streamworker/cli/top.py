@@ -41,9 +41,9 @@ def show(selection: Selection, *, stopped: Callable[[], bool] = lambda: False) -
     """Run the live view until ``q``, or until ``stopped()``."""
 
     async def live() -> None:
-        from streamworker.tui.app import Target, watch
+        from streamworker.tui.app import GroupNames, watch
 
-        specs = {Target(selection.app.name, s.stream.name, s.name): s for s in selection.processors}
+        specs = {GroupNames(selection.app.name, s.stream.name, s.name): s for s in selection.processors}
         async with connected(selection.app) as backend:
             await watch(
                 list(specs), lambda target: take(backend, specs[target]), console=console(), stopped=stopped

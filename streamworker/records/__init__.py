@@ -24,7 +24,7 @@ from streamworker.records.codecs import (
     make_encoder,
 )
 from streamworker.records.entries import REPLAYED_FOR
-from streamworker.records.types import Declared, Kind, Precision, kind_of, read_hint
+from streamworker.records.types import Declared, Precision, RecordKind, kind_of, read_hint
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
     import pyarrow as pa
@@ -55,7 +55,7 @@ class RecordType(Declared):
     Order(order_id=7, customer='ann')
     """
 
-    def __init__(self, python_type: Any, kind: Kind) -> None:
+    def __init__(self, python_type: Any, kind: RecordKind) -> None:
         super().__init__(python_type, kind)
         self._batch_decoders: dict[Codec, BatchDecoder] = {}
 
@@ -142,7 +142,7 @@ class RecordType(Declared):
                 f"Field {name!r} of {self.name} is a float, which cannot be a key.",
                 remedy="Use a field that is an int, a str or a Decimal, or a function that makes one.",
             )
-        if self.kind is not Kind.TYPED_DICT:
+        if self.kind is not RecordKind.TYPED_DICT:
             return attrgetter(name)
         required = next(field.required for field in self.declared if field.name == name)
         return itemgetter(name) if required else lambda record: record.get(name)

@@ -35,8 +35,16 @@ import msgspec
 import pyarrow as pa
 
 from streamworker.errors import ConfigurationError, RecordError
-from streamworker.records.columns import Column, Leaf, ListColumn, MapColumn, Member, Misfit, StructColumn
-from streamworker.records.types import Declared, Hint, Kind, Precision, kind_of, read_hint
+from streamworker.records.columns import (
+    Column,
+    FieldColumn,
+    Leaf,
+    ListColumn,
+    MapColumn,
+    Misfit,
+    StructColumn,
+)
+from streamworker.records.types import Declared, Hint, Precision, RecordKind, kind_of, read_hint
 
 _LISTS = (
     *(list, tuple, set, frozenset, abc.Sequence, abc.MutableSequence, abc.Set, abc.MutableSet),
@@ -122,7 +130,7 @@ def _struct_column(record: Declared, nullable: bool, place: _Place) -> StructCol
             f"holds {record.name} within {record.name}",
             "Arrow has no recursive types: use a list of ids, or a str with JSON in it.",
         )
-    is_dict = record.kind is Kind.TYPED_DICT
+    is_dict = record.kind is RecordKind.TYPED_DICT
     members = []
     for field in record.declared:
         hint = read_hint(record.hints[field.name])
@@ -131,15 +139,15 @@ def _struct_column(record: Declared, nullable: bool, place: _Place) -> StructCol
         column = _column(hint, hint.nullable or may_be_absent, inner)
         fetch = _fetcher(field.name, record.kind, may_be_absent)
         leaves_out_none = may_be_absent or field.default is msgspec.UNSET
-        members.append(Member(field.name, column, fetch, field, leaves_out_none))
+        members.append(FieldColumn(field.name, column, fetch, field, leaves_out_none))
     accepts = dict if is_dict else record.python_type
     return StructColumn(record.name, members, nullable, accepts, positional=record.is_positional)
 
 
-def _fetcher(name: str, kind: Kind, may_be_absent: bool) -> Callable[[list[Any]], list[Any]]:
+def _fetcher(name: str, kind: RecordKind, may_be_absent: bool) -> Callable[[list[Any]], list[Any]]:
     if may_be_absent:
         return lambda records: [record.get(name) for record in records]
-    one = itemgetter(name) if kind is Kind.TYPED_DICT else attrgetter(name)
+    one = itemgetter(name) if kind is RecordKind.TYPED_DICT else attrgetter(name)
     return lambda records: list(map(one, records))
 
 

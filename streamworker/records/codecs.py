@@ -20,7 +20,7 @@ import msgspec
 from streamworker.core.data.entries import Entry
 from streamworker.errors import ConfigurationError, DecodeError, RecordError, in_words
 from streamworker.records.entries import REPLAYED_FOR, Entries
-from streamworker.records.types import Declared, Field, Kind, is_composite, read_hint
+from streamworker.records.types import Declared, Field, RecordKind, is_composite, read_hint
 
 Codec = Literal["json", "msgpack", "fields"]
 CODECS: tuple[Codec, ...] = ("json", "msgpack", "fields")
@@ -52,8 +52,10 @@ def make_encoder(record_type: Declared, codec: Codec) -> Encoder:
     _check_codec(codec)
     dump = _dumper(record_type, codec)
     name, kind = record_type.name, record_type.kind
-    python_type = dict if kind is Kind.TYPED_DICT else record_type.python_type
-    required = {f.name for f in record_type.declared if f.required} if kind is Kind.TYPED_DICT else set()
+    python_type = dict if kind is RecordKind.TYPED_DICT else record_type.python_type
+    required = (
+        {f.name for f in record_type.declared if f.required} if kind is RecordKind.TYPED_DICT else set()
+    )
 
     def encode(record: Any) -> Payload:
         if not isinstance(record, python_type):
@@ -83,7 +85,11 @@ def make_list_encoder(record_type: Declared, codec: Codec) -> ListEncoder | None
     The encoder returns the payloads, or None if a record cannot be encoded. The encoder of
     :func:`make_encoder` then reports which record and why.
     """
-    if codec == "fields" or record_type.kind not in (Kind.STRUCT, Kind.DATACLASS, Kind.ATTRS):
+    if codec == "fields" or record_type.kind not in (
+        RecordKind.STRUCT,
+        RecordKind.DATACLASS,
+        RecordKind.ATTRS,
+    ):
         return None
     dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
     python_type, is_json = record_type.python_type, codec == "json"
@@ -112,11 +118,11 @@ def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:
     encode = msgspec.json.Encoder().encode if codec == "json" else msgspec.msgpack.Encoder().encode
     dump = encode
     as_builtins: Callable[[Any], Any] = msgspec.to_builtins
-    if kind is Kind.NAMED_TUPLE:
+    if kind is RecordKind.NAMED_TUPLE:
         # msgspec writes it as an array. As an object it can gain fields, and producers in other languages
         # can write it.
         dump = lambda record: encode(record._asdict())  # noqa: E731
-    elif kind is Kind.PYDANTIC:
+    elif kind is RecordKind.PYDANTIC:
         as_builtins = lambda record: record.model_dump()  # noqa: E731
         if codec == "json":
             dump = lambda record: record.model_dump_json(by_alias=True).encode()  # noqa: E731
@@ -183,7 +189,7 @@ def _field_dumper(record_type: Declared) -> Callable[[Any], dict[bytes, bytes]]:
 
 def _field_builtins(record_type: Declared) -> Callable[[Any], dict[str, Any]]:
     declared = record_type.declared
-    if record_type.kind is Kind.PYDANTIC:
+    if record_type.kind is RecordKind.PYDANTIC:
         raw = {f.name: f.wire_name for f in declared if _layout(record_type, f) == "raw"}
 
         def from_model(record: Any) -> dict[str, Any]:
@@ -284,12 +290,12 @@ def _loader(record_type: Declared, codec: Codec) -> Decoder:
 
 def _payload_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], Any]:
     python_type: Any = record_type.python_type
-    if record_type.kind is Kind.PYDANTIC:
+    if record_type.kind is RecordKind.PYDANTIC:
         if codec == "json":
             return python_type.model_validate_json  # type: ignore[no-any-return]
         unpack = msgspec.msgpack.Decoder().decode
         return lambda payload: python_type.model_validate(unpack(payload))
-    target, finish = _target(record_type, positional=record_type.kind is Kind.NAMED_TUPLE)
+    target, finish = _target(record_type, positional=record_type.kind is RecordKind.NAMED_TUPLE)
     with _typed(record_type):
         decoder: Any = msgspec.json.Decoder(target) if codec == "json" else msgspec.msgpack.Decoder(target)
     load: Callable[[bytes], Any] = decoder.decode
@@ -326,7 +332,7 @@ def make_builder(record_type: Declared, *, from_text: bool) -> Callable[[dict[st
     It converts text to the types of the fields if it gets ``from_text``.
     """
     python_type: Any = record_type.python_type
-    if record_type.kind is Kind.PYDANTIC:
+    if record_type.kind is RecordKind.PYDANTIC:
         return partial(python_type.model_validate, strict=False if from_text else None)
     target, finish = _target(record_type, positional=record_type.is_positional)
     if from_text:

@@ -229,7 +229,7 @@ class MapColumn(Column):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class FieldColumn:
     """One field of a record: its name, its column, and how to get its values from many records."""
 
     name: str
@@ -257,7 +257,13 @@ class StructColumn(Column):
     """
 
     def __init__(
-        self, name: str, members: Sequence[Member], nullable: bool, accepts: type, *, positional: bool = False
+        self,
+        name: str,
+        members: Sequence[FieldColumn],
+        nullable: bool,
+        accepts: type,
+        *,
+        positional: bool = False,
     ) -> None:
         arrow_type = pa.struct([pa.field(m.name, m.column.type, nullable=m.column.nullable) for m in members])
         super().__init__(arrow_type, nullable, (accepts,))
@@ -275,7 +281,7 @@ class StructColumn(Column):
         """Build one array for each field from records, none of which is None."""
         return [self._array(member, records) for member in self.members]
 
-    def _array(self, member: Member, records: list[Any]) -> pa.Array:
+    def _array(self, member: FieldColumn, records: list[Any]) -> pa.Array:
         try:
             values = member.fetch(records)
             if len(values) < len(records):  # A StopIteration of a property ends map() early.

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from streamworker.errors import DecodeError, RecordError
 from streamworker.records.codecs import one_line
-from streamworker.records.columns import Member, Misfit, StructColumn
+from streamworker.records.columns import FieldColumn, Misfit, StructColumn
 
 _TYPES = pa.types
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]], ...] = (
@@ -81,7 +81,7 @@ def _arranged(columns: StructColumn, batch: pa.RecordBatch, extra: str) -> pa.Re
     return pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
 
 
-def _cast(array: pa.Array, member: Member, record: str) -> pa.Array:
+def _cast(array: pa.Array, member: FieldColumn, record: str) -> pa.Array:
     name, wanted = member.name, member.column.type
     if array.type == wanted:
         return array

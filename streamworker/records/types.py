@@ -19,7 +19,7 @@ import msgspec
 from streamworker.errors import ConfigurationError
 
 
-class Kind(enum.Enum):
+class RecordKind(enum.Enum):
     """The supported ways to declare a record."""
 
     STRUCT = "msgspec.Struct"
@@ -88,24 +88,24 @@ class Precision:
             )
 
 
-def kind_of(candidate: object) -> Kind | None:
+def kind_of(candidate: object) -> RecordKind | None:
     """Return the kind of a record class; None if the class is none."""
     if not isinstance(candidate, type):
-        return Kind.TYPED_DICT if _is_typed_dict(candidate) else None
+        return RecordKind.TYPED_DICT if _is_typed_dict(candidate) else None
     if issubclass(candidate, msgspec.Struct):
-        return Kind.STRUCT
+        return RecordKind.STRUCT
     pydantic = sys.modules.get("pydantic")
     base = getattr(pydantic, "BaseModel", None)
     if base is not None and issubclass(candidate, base):
-        return Kind.PYDANTIC
+        return RecordKind.PYDANTIC
     if _is_typed_dict(candidate):
-        return Kind.TYPED_DICT
+        return RecordKind.TYPED_DICT
     if issubclass(candidate, tuple) and hasattr(candidate, "_fields"):
-        return Kind.NAMED_TUPLE
+        return RecordKind.NAMED_TUPLE
     if dataclasses.is_dataclass(candidate):
-        return Kind.DATACLASS
+        return RecordKind.DATACLASS
     if hasattr(candidate, "__attrs_attrs__"):
-        return Kind.ATTRS
+        return RecordKind.ATTRS
     return None
 
 
@@ -114,18 +114,18 @@ def _is_typed_dict(candidate: object) -> bool:
     return type(candidate).__name__ == "_TypedDictMeta"
 
 
-def fields_of(python_type: type, kind: Kind) -> tuple[Field, ...]:
+def fields_of(python_type: type, kind: RecordKind) -> tuple[Field, ...]:
     """Return the fields of a record type in order."""
     declared: Any = python_type
     match kind:
-        case Kind.STRUCT:
+        case RecordKind.STRUCT:
             return _struct_fields(declared)
-        case Kind.DATACLASS:
+        case RecordKind.DATACLASS:
             return tuple(
                 _field(f.name, f.name, f.default, f.default_factory, dataclasses.MISSING)
                 for f in dataclasses.fields(declared)
             )
-        case Kind.ATTRS:
+        case RecordKind.ATTRS:
             nothing = sys.modules["attr"].NOTHING
             return tuple(
                 Field(a.name, a.name, UNKNOWN_DEFAULT, None if a.default.takes_self else a.default.factory)
@@ -133,17 +133,17 @@ def fields_of(python_type: type, kind: Kind) -> tuple[Field, ...]:
                 else _field(a.name, a.name, a.default, nothing, nothing)
                 for a in declared.__attrs_attrs__
             )
-        case Kind.NAMED_TUPLE:
+        case RecordKind.NAMED_TUPLE:
             defaults = declared._field_defaults
             return tuple(
                 Field(name, name, defaults.get(name, msgspec.NODEFAULT)) for name in declared._fields
             )
-        case Kind.PYDANTIC:
+        case RecordKind.PYDANTIC:
             return tuple(
                 Field(name, info.alias or name, _pydantic_default(info), _pydantic_factory(info))
                 for name, info in declared.model_fields.items()
             )
-        case Kind.TYPED_DICT:
+        case RecordKind.TYPED_DICT:
             optional = _optional_keys(declared)
             return tuple(
                 Field(name, name, UNKNOWN_DEFAULT if name in optional else msgspec.NODEFAULT)
@@ -202,7 +202,7 @@ def _optional_keys(declared: Any) -> frozenset[str]:
 class Declared:
     """The declaration of a record class; codecs and tables work from it."""
 
-    def __init__(self, python_type: Any, kind: Kind) -> None:
+    def __init__(self, python_type: Any, kind: RecordKind) -> None:
         self.python_type = python_type
         self.kind = kind
         self.declared = fields_of(python_type, kind)
@@ -219,7 +219,7 @@ class Declared:
         A hint that names a type that is not defined (yet) is a ConfigurationError.
         """
         declared = self.python_type
-        if self.kind is Kind.PYDANTIC:
+        if self.kind is RecordKind.PYDANTIC:
             declared.model_rebuild()
             return {
                 name: typing.Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
@@ -238,7 +238,7 @@ class Declared:
     def is_positional(self) -> bool:
         """Whether msgspec encodes a record as an array of its values."""
         config = getattr(self.python_type, "__struct_config__", None)
-        return self.kind is Kind.NAMED_TUPLE or (config is not None and config.array_like)
+        return self.kind is RecordKind.NAMED_TUPLE or (config is not None and config.array_like)
 
 
 @dataclass(frozen=True, slots=True)

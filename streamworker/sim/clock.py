@@ -16,7 +16,7 @@ class Dice(Random):
         return a + int(self.random() * (b - a + 1))
 
 
-class Lane:
+class Executor:
     """The actions of one executor, such as an event loop, which may be unable to run them now.
 
     ``hold`` gets the actions that are due while the lane is closed.
@@ -41,10 +41,10 @@ class VirtualClock:
 
     def __init__(self, start_ms: int = 0) -> None:
         self.now_ms = start_ms
-        self._agenda: list[tuple[int, int, Callable[[], object], Lane | None]] = []
+        self._agenda: list[tuple[int, int, Callable[[], object], Executor | None]] = []
         self._asked = 0
 
-    def after(self, delay_ms: int, action: Callable[[], object], lane: Lane | None = None) -> None:
+    def after(self, delay_ms: int, action: Callable[[], object], lane: Executor | None = None) -> None:
         """Schedule an action, in a lane if given. Actions of the same time run in the order of the calls."""
         self._asked += 1
         heappush(self._agenda, (self.now_ms + delay_ms, self._asked, action, lane))

@@ -32,7 +32,7 @@ class Conditions:
 QUIET = Conditions()
 
 
-class Kind(Enum):
+class FaultKind(Enum):
     """The kinds of faults and changes."""
 
     START = "start"
@@ -74,29 +74,36 @@ class Kind(Enum):
     """The app has more partitions from now on."""
 
 
-GROUPS: dict[str, tuple[Kind, ...]] = {
+GROUPS: dict[str, tuple[FaultKind, ...]] = {
     "none": (),
-    "churn": (Kind.START, Kind.STOP, Kind.HERD, Kind.FLAP),
-    "workers": (Kind.KILL, Kind.PAUSE, Kind.SLOW, Kind.DRIFT, Kind.ROLL, Kind.STUCK),
-    "network": (Kind.DISCONNECT, Kind.CUT, Kind.DEAF, Kind.LOST, Kind.SILENCE),
-    "redis": (Kind.RESTART, Kind.FLUSH, Kind.FAILOVER, Kind.DAMAGE),
-    "app": (Kind.REPARTITION,),
-    "all": tuple(Kind),
+    "churn": (FaultKind.START, FaultKind.STOP, FaultKind.HERD, FaultKind.FLAP),
+    "workers": (
+        FaultKind.KILL,
+        FaultKind.PAUSE,
+        FaultKind.SLOW,
+        FaultKind.DRIFT,
+        FaultKind.ROLL,
+        FaultKind.STUCK,
+    ),
+    "network": (FaultKind.DISCONNECT, FaultKind.CUT, FaultKind.DEAF, FaultKind.LOST, FaultKind.SILENCE),
+    "redis": (FaultKind.RESTART, FaultKind.FLUSH, FaultKind.FAILOVER, FaultKind.DAMAGE),
+    "app": (FaultKind.REPARTITION,),
+    "all": tuple(FaultKind),
 }
 
-SPANS_MS: dict[Kind, tuple[int, ...]] = {
-    Kind.PAUSE: (500, 3_000, 12_000, 35_000),
-    Kind.SLOW: (5_000, 15_000),
-    Kind.ROLL: (50, 500, 3_000, 12_000),
-    Kind.STUCK: (3_000,),
-    Kind.DISCONNECT: (10, 300, 3_000, 15_000),
-    Kind.CUT: (1_000, 4_000, 15_000),
-    Kind.DEAF: (1_000, 4_000, 15_000),
-    Kind.LOST: (2_000, 10_000),
-    Kind.SILENCE: (3_000, 10_000),
-    Kind.RESTART: (10, 1_000, 5_000),
-    Kind.FLUSH: (10, 1_000, 5_000),
-    Kind.FAILOVER: (10, 1_000, 5_000),
+SPANS_MS: dict[FaultKind, tuple[int, ...]] = {
+    FaultKind.PAUSE: (500, 3_000, 12_000, 35_000),
+    FaultKind.SLOW: (5_000, 15_000),
+    FaultKind.ROLL: (50, 500, 3_000, 12_000),
+    FaultKind.STUCK: (3_000,),
+    FaultKind.DISCONNECT: (10, 300, 3_000, 15_000),
+    FaultKind.CUT: (1_000, 4_000, 15_000),
+    FaultKind.DEAF: (1_000, 4_000, 15_000),
+    FaultKind.LOST: (2_000, 10_000),
+    FaultKind.SILENCE: (3_000, 10_000),
+    FaultKind.RESTART: (10, 1_000, 5_000),
+    FaultKind.FLUSH: (10, 1_000, 5_000),
+    FaultKind.FAILOVER: (10, 1_000, 5_000),
 }
 """Possible durations of a fault; for a restart, how long Redis is unavailable."""
 
@@ -107,7 +114,7 @@ class Fault:
 
     at_ms: int
     """Time since the start."""
-    kind: Kind
+    kind: FaultKind
     pick: int
     """A random number that chooses the worker and other variants of the fault."""
     span_ms: int = 0
@@ -117,7 +124,7 @@ class Fault:
         return f"{self.at_ms:>6} ms  {self.kind.value} #{self.pick}{lasting}"
 
 
-def kinds_of(text: str) -> tuple[Kind, ...]:
+def kinds_of(text: str) -> tuple[FaultKind, ...]:
     """Parse the value of ``--faults``: names of groups and of kinds, separated by commas.
 
     Raise ConfigurationError if a name is neither.
@@ -127,19 +134,19 @@ def kinds_of(text: str) -> tuple[Kind, ...]:
     >>> [kind.value for kind in kinds_of("churn,kill")]
     ['start', 'stop', 'herd', 'flap', 'kill']
     """
-    found: dict[Kind, None] = {}
+    found: dict[FaultKind, None] = {}
     for name in filter(None, (each.strip() for each in text.split(","))):
         if name in GROUPS:
             found.update(dict.fromkeys(GROUPS[name]))
-        elif name in Kind._value2member_map_:
-            found[Kind(name)] = None
+        elif name in FaultKind._value2member_map_:
+            found[FaultKind(name)] = None
         else:
-            known = ", ".join([*GROUPS, *(kind.value for kind in Kind)])
+            known = ", ".join([*GROUPS, *(kind.value for kind in FaultKind)])
             raise ConfigurationError(f"There is no fault {name!r}.", remedy=f"Use some of: {known}.")
     return tuple(found)
 
 
-def draw(random: Random, kinds: Collection[Kind], during_ms: int, most: int = 12) -> tuple[Fault, ...]:
+def draw(random: Random, kinds: Collection[FaultKind], during_ms: int, most: int = 12) -> tuple[Fault, ...]:
     """Draw a plan of up to ``most`` faults."""
     if not kinds:
         return ()

@@ -33,7 +33,7 @@ START_MS = 1_000_000
 """First time of the server's clock; generations and epochs begin there."""
 
 
-class Group(Ground):
+class SimulatedGroup(Ground):
     """The clock, the random generator, the server, the senders and the workers.
 
     A contender waits ``drain_deadline_ms`` for a live owner. A worker has a static id with the probability

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from streamworker.core.events import Event
-from streamworker.sim.clock import Lane
+from streamworker.sim.clock import Executor
 from streamworker.sim.ground import Ground
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Process(ABC):
         """Whether its requests are lost on their way there, or the answers on their way back."""
         self.slow_ms = 0
         """Longest time that each action takes while its loop is busy."""
-        self._loop, self._thread = Lane(self._hold_up), Lane(self._hold_up_thread)
+        self._loop, self._thread = Executor(self._hold_up), Executor(self._hold_up_thread)
         """The actions of its loop, and those of its heartbeat thread, which a busy loop does not delay."""
         self._clock = (world.clock.now_ms, world.random.randrange(10**9), 1_000)
         self.link: int | None = None
@@ -94,7 +94,7 @@ class Process(ABC):
         heard: Callable[[T], None],
         failed: Callable[[], None],
         *,
-        lane: Lane | None = None,
+        lane: Executor | None = None,
     ) -> None:
         """Make one round trip. It ends in ``heard``, or in ``failed`` with an unknown result."""
         lane, after, draw = lane or self._loop, self.world.clock.after, self.world.random.random

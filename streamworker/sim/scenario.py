@@ -38,7 +38,7 @@ from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.checkers import Violation
 from streamworker.sim.clock import Dice
-from streamworker.sim.faults import QUIET, Fault, Kind
+from streamworker.sim.faults import QUIET, Fault, FaultKind
 from streamworker.sim.server.damage import DAMAGES
 from streamworker.sim.server.model import RedisModel
 from streamworker.sim.server.stored import Commit
@@ -320,7 +320,7 @@ def _said(do: Callable[..., None]) -> Happening:
     return happening
 
 
-def _befalls(kind: Kind) -> Happening:
+def _befalls(kind: FaultKind) -> Happening:
     """Return a step that is a fault, of the worker that it names or of all."""
 
     def happening(world: ScriptedWorld, *words: str) -> None:
@@ -336,13 +336,13 @@ def _fails_over(world: ScriptedWorld, what: str, lag_ms: str) -> None:
     if int(lag_ms) not in LAG_MS:
         raise _impossible(f"A replica is not {lag_ms} ms behind", f"Use one of {LAG_MS}.")
     world.say(what)
-    world.happen(Fault(0, Kind.FAILOVER, LAG_MS.index(int(lag_ms)), 10))
+    world.happen(Fault(0, FaultKind.FAILOVER, LAG_MS.index(int(lag_ms)), 10))
 
 
 def _damages(world: ScriptedWorld, _: str, how: str) -> None:
     if how not in DAMAGES:
         raise _impossible(f"No document {how}", f"Use one of {tuple(DAMAGES)}.")
-    world.happen(Fault(0, Kind.DAMAGE, tuple(DAMAGES).index(how)))
+    world.happen(Fault(0, FaultKind.DAMAGE, tuple(DAMAGES).index(how)))
 
 
 def _entry(world: ScriptedWorld, _: str, partition: str | None) -> None:
@@ -385,13 +385,13 @@ HAPPENINGS: dict[str, Happening] = {
     r"(w\w+) starts with static id (\w+)": lambda world, _, name, place: world.start(name, place),
     r"(w\w+) is asked to leave": lambda world, _, name: world.stop(world.worker(name)),
     r"(w\w+) is killed": lambda world, _, name: world.kill(world.worker(name)),
-    r"(w\w+) stands still for (\d+) ms": _befalls(Kind.PAUSE),
-    r"requests of (w\w+) are lost for (\d+) ms": _befalls(Kind.CUT),
-    r"answers to (w\w+) are lost for (\d+) ms": _befalls(Kind.DEAF),
-    r"(w\w+) has no connection for (\d+) ms": _befalls(Kind.DISCONNECT),
-    r"control messages are lost for (\d+) ms": _befalls(Kind.SILENCE),
-    r"Redis restarts with its data": _befalls(Kind.RESTART),
-    r"Redis restarts without its data": _befalls(Kind.FLUSH),
+    r"(w\w+) stands still for (\d+) ms": _befalls(FaultKind.PAUSE),
+    r"requests of (w\w+) are lost for (\d+) ms": _befalls(FaultKind.CUT),
+    r"answers to (w\w+) are lost for (\d+) ms": _befalls(FaultKind.DEAF),
+    r"(w\w+) has no connection for (\d+) ms": _befalls(FaultKind.DISCONNECT),
+    r"control messages are lost for (\d+) ms": _befalls(FaultKind.SILENCE),
+    r"Redis restarts with its data": _befalls(FaultKind.RESTART),
+    r"Redis restarts without its data": _befalls(FaultKind.FLUSH),
     r"in (\d+) ms Redis fails over to a replica as it is now": _fails_over,
     r"the membership document ((?:is|has|gives) .+)": _damages,
     r"an entry comes to (?:each partition|partition (\d+))": _entry,

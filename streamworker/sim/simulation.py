@@ -15,7 +15,7 @@ from streamworker.core.protocols.membership.assignment import STRATEGIES
 from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
 from streamworker.core.protocols.setup import Timing
 from streamworker.sim.checkers import Violation
-from streamworker.sim.faults import QUIET, Fault, Kind, draw, kinds_of, smaller
+from streamworker.sim.faults import QUIET, Fault, FaultKind, draw, kinds_of, smaller
 from streamworker.sim.group import START_MS
 from streamworker.sim.process import CALL_TIMEOUT_MS, LATEST_MS
 from streamworker.sim.server.model import RedisModel
@@ -32,7 +32,7 @@ be cancelled ends, if its worker is leaving."""
 REST_MS = 2_500
 """Longer than two heartbeat intervals, so a worker that has a call to make has made it."""
 LEAVE_MS = 30_000
-CALM = frozenset({Kind.START, Kind.STOP, Kind.HERD, Kind.FLAP})
+CALM = frozenset({FaultKind.START, FaultKind.STOP, FaultKind.HERD, FaultKind.FLAP})
 SHRINK_RUNS = 60
 STATIC = (0, 0, 0.5, 1)
 """Shares of the workers that have a static id."""

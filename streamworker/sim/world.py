@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from streamworker.core.protocols.membership.mending import is_of_later_release
-from streamworker.sim.faults import QUIET, Fault, Kind
-from streamworker.sim.group import Group
+from streamworker.sim.faults import QUIET, Fault, FaultKind
+from streamworker.sim.group import SimulatedGroup
 from streamworker.sim.server.damage import LATER, damaged, places
 from streamworker.sim.server.stored import Lock
 from streamworker.sim.worker import SimWorker
@@ -23,15 +23,15 @@ LATER_AWAY_MS = 6_000
 """Time until a document of a later release is replaced by hand: workers do not touch it."""
 LATER_LOOKS = 3
 """How often the document of a later release is looked for, since a failover may restore it."""
-WORSE: dict[Kind, dict[str, float]] = {
-    Kind.LOST: {"lost": 0.15, "repeated": 0.1, "latency_ms": 400},
-    Kind.SILENCE: {"control_lost": 1.0},
-    Kind.STUCK: {"stuck": 0.1},
+WORSE: dict[FaultKind, dict[str, float]] = {
+    FaultKind.LOST: {"lost": 0.15, "repeated": 0.1, "latency_ms": 400},
+    FaultKind.SILENCE: {"control_lost": 1.0},
+    FaultKind.STUCK: {"stuck": 0.1},
 }
 """The conditions that a fault worsens for a time."""
 
 
-class World(Group):
+class World(SimulatedGroup):
     """A group, and the faults that happen to it, to the network and to the server."""
 
     _flapping: Sequence[SimWorker] = ()
@@ -42,15 +42,15 @@ class World(Group):
     def happen(self, fault: Fault) -> None:
         """Apply a fault."""
         match fault.kind:
-            case Kind.START | Kind.HERD | Kind.FLAP:
+            case FaultKind.START | FaultKind.HERD | FaultKind.FLAP:
                 self._come(fault)
-            case Kind.LOST | Kind.SILENCE | Kind.STUCK:
+            case FaultKind.LOST | FaultKind.SILENCE | FaultKind.STUCK:
                 self._weather(fault)
-            case Kind.RESTART | Kind.FLUSH | Kind.FAILOVER:
+            case FaultKind.RESTART | FaultKind.FLUSH | FaultKind.FAILOVER:
                 self._redis(fault)
-            case Kind.DAMAGE:
+            case FaultKind.DAMAGE:
                 self._damage(fault)
-            case Kind.REPARTITION:
+            case FaultKind.REPARTITION:
                 self._repartition(1 + fault.pick % 4)
             case _:
                 there = [w for w in self.workers if w.alive and not w.finished]
@@ -76,11 +76,11 @@ class World(Group):
 
     def _come(self, fault: Fault) -> None:
         room = WORKERS_MOST - len(self.staying)
-        if fault.kind is Kind.FLAP and room > 0:
+        if fault.kind is FaultKind.FLAP and room > 0:
             for turn in range(FLAPS):
                 self.clock.after(turn * FLAP_EVERY_MS, self._flap)
             return
-        for _ in range(min(room, 1 if fault.kind is Kind.START else 2 + fault.pick % 6)):
+        for _ in range(min(room, 1 if fault.kind is FaultKind.START else 2 + fault.pick % 6)):
             self.start()
 
     def _flap(self) -> None:
@@ -122,12 +122,12 @@ class World(Group):
 
     def _redis(self, fault: Fault) -> None:
         model = self.model
-        if fault.kind is Kind.FAILOVER:
+        if fault.kind is FaultKind.FAILOVER:
             snapshot, lag_ms = model.snapshot(), LAG_MS[fault.pick % len(LAG_MS)]
             self.clock.after(lag_ms, lambda: self._fail_over(snapshot, lag_ms, fault.span_ms))
             return
-        self.note(f"Redis restarts {'without' if fault.kind is Kind.FLUSH else 'with'} its data")
-        if fault.kind is Kind.FLUSH:
+        self.note(f"Redis restarts {'without' if fault.kind is FaultKind.FLUSH else 'with'} its data")
+        if fault.kind is FaultKind.FLUSH:
             model.flush()
         else:
             model.restart()
@@ -197,32 +197,32 @@ class World(Group):
     def _happen_to(self, worker: SimWorker, fault: Fault) -> None:
         span_ms = fault.span_ms
         match fault.kind:
-            case Kind.STOP:
+            case FaultKind.STOP:
                 self.stop(worker)
-            case Kind.KILL:
+            case FaultKind.KILL:
                 self.kill(worker)
-            case Kind.ROLL:
+            case FaultKind.ROLL:
                 self._roll(worker, fault)
-            case Kind.SLOW:
+            case FaultKind.SLOW:
                 worker.slow(SLOW_MS[fault.pick % len(SLOW_MS)])
                 self.clock.after(span_ms, lambda: worker.slow(0))
                 self.note(f"{worker.name} is slow for {span_ms} ms: up to {worker.slow_ms} ms for each thing")
-            case Kind.DRIFT:
+            case FaultKind.DRIFT:
                 pace = 950 + fault.pick % 101
                 worker.drift(pace)
                 self.note(f"the clock of {worker.name} goes at {pace} thousandths")
             case _:
                 self._interrupt(worker, fault.kind, span_ms)
 
-    def _interrupt(self, worker: SimWorker, kind: Kind, span_ms: int) -> None:
+    def _interrupt(self, worker: SimWorker, kind: FaultKind, span_ms: int) -> None:
         match kind:
-            case Kind.PAUSE:
+            case FaultKind.PAUSE:
                 worker.pause()
                 self.clock.after(span_ms, worker.wake)
-            case Kind.DISCONNECT:
+            case FaultKind.DISCONNECT:
                 worker.disconnect()
                 worker.later(span_ms, worker.connect)
-            case Kind.CUT | Kind.DEAF:
+            case FaultKind.CUT | FaultKind.DEAF:
                 setattr(worker, kind.value, True)
                 self.clock.after(span_ms, lambda: setattr(worker, kind.value, False))
         self.note(f"{worker.name}: {kind.value} for {span_ms} ms")

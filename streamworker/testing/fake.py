@@ -20,12 +20,12 @@ class Server(FakeServer):
     def __init__(self) -> None:
         super().__init__(version=VERSION, server_type="redis")
 
-    def connect(self, name: str) -> "Socket":
+    def connect(self, name: str) -> "FakeSocket":
         """Return a new connection of the running event loop, with its name in ``CLIENT LIST``."""
-        return Socket(self, 0, client_class=object, client_info={"name": name})
+        return FakeSocket(self, 0, client_class=object, client_info={"name": name})
 
 
-class Socket(AsyncFakeSocket):
+class FakeSocket(AsyncFakeSocket):
     """A client's end at the server, with what fakeredis lacks."""
 
     _reading: asyncio.Task[None] | None = None

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.wire import redispy
-from streamworker.redisio.wire.link import Target
+from streamworker.redisio.wire.link import Endpoint
 from streamworker.redisio.wire.sentinel import OTHER_TARGETS
 
 if TYPE_CHECKING:
-    from streamworker.testing.fake import Server, Socket
+    from streamworker.testing.fake import FakeSocket, Server
 
 SCHEME = "memory"
 
@@ -66,7 +66,7 @@ def is_in_memory(url: str) -> bool:
     return url.startswith(f"{SCHEME}://")
 
 
-class _Target(Target):
+class _Target(Endpoint):
     """The server in memory that a URL names."""
 
     def __init__(self, url: str, name: str) -> None:
@@ -85,7 +85,7 @@ class _MemorySocket(redispy.Socket):
     def __init__(self, url: str, name: str) -> None:
         self._url = url
         self._name = name
-        self._end: Socket | None = None
+        self._end: FakeSocket | None = None
 
     @property
     def is_open(self) -> bool:

@@ -38,7 +38,7 @@ _ACTIONS = {key: action for action, keys in _KEYS_OF.items() for key in keys}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class GroupNames:
     """The names that identify one processor's group."""
 
     app: str
@@ -46,27 +46,27 @@ class Target:
     processor: str
 
 
-Take = Callable[[Target], Awaitable[GroupSnapshot]]
+Take = Callable[[GroupNames], Awaitable[GroupSnapshot]]
 """Takes a snapshot; raises a StreamworkerError if Redis does not answer."""
 
 
 class Viewer:
     """The state of the live view: the processors to switch between, snapshots and the effect of keys."""
 
-    def __init__(self, targets: Sequence[Target]) -> None:
+    def __init__(self, targets: Sequence[GroupNames]) -> None:
         self.targets = tuple(targets)
         self.selected = 0
         self.paused = False
         self.done = False
-        self._taken: dict[Target, deque[GroupSnapshot]] = {
+        self._taken: dict[GroupNames, deque[GroupSnapshot]] = {
             target: deque(maxlen=RATE_WINDOW) for target in self.targets
         }
-        self._taken_at_ms: dict[Target, int] = {}
-        self._letters: dict[Target, dict[str, str]] = {}
+        self._taken_at_ms: dict[GroupNames, int] = {}
+        self._letters: dict[GroupNames, dict[str, str]] = {}
         self._problem: str | None = None
 
     @property
-    def target(self) -> Target:
+    def target(self) -> GroupNames:
         """The processor on the screen."""
         return self.targets[self.selected]
 
@@ -80,7 +80,7 @@ class Viewer:
             step = 1 if action == "next" else -1
             self.selected = (self.selected + step) % len(self.targets)
 
-    def arrived(self, target: Target, snapshot: GroupSnapshot, now_ms: int) -> None:
+    def arrived(self, target: GroupNames, snapshot: GroupSnapshot, now_ms: int) -> None:
         """Store a snapshot, and clear the last error."""
         history = self._taken[target]
         if history and snapshot.taken_ms - history[-1].taken_ms > 1000 * RATE_WINDOW * SNAPSHOT_EVERY_S:
@@ -114,7 +114,7 @@ class Viewer:
 
 
 async def watch(
-    targets: Sequence[Target],
+    targets: Sequence[GroupNames],
     take: Take,
     *,
     console: Console,

@@ -24,8 +24,8 @@ from benchmarks.scenes.process import FASTSTREAM, HANDWRITTEN, TASKIQ
 from benchmarks.scenes.sending import latency, produce
 from benchmarks.scenes.upkeep import LOADS, idle, memory, partitions
 from benchmarks.scenes.waiting import waiting
-from streamworker.dev.bench.figures import Figures
-from streamworker.dev.bench.ground import Ground, open_ground
+from streamworker.dev.bench.figures import BenchFigures
+from streamworker.dev.bench.ground import BenchGround, open_ground
 from streamworker.dev.bench.programs import BenchFailed
 from streamworker.dev.bench.scenes import BATCH, FORWARDING, RECORD, handling
 from streamworker.dev.bench.task import Task, payloads
@@ -39,7 +39,9 @@ def row(
 ) -> Row:
     """Make a row of the table."""
     unit = "ms" if target is not None and target.is_difference else "events/s"
-    return Row(scene, "batch handler", Figures("ours", unit, ours), Figures(LOOP, unit, theirs), target)
+    return Row(
+        scene, "batch handler", BenchFigures("ours", unit, ours), BenchFigures(LOOP, unit, theirs), target
+    )
 
 
 def test_a_ratio_is_the_median_of_runs_that_stood_side_by_side() -> None:
@@ -68,7 +70,7 @@ def test_a_ratio_that_fell_by_more_than_a_quarter_is_found() -> None:
 
 def test_a_peer_that_did_not_run_has_no_row() -> None:
     """The others keep theirs."""
-    measured = {name: Figures(name, "events/s", (1.0,)) for name in ("ours", "loop")}
+    measured = {name: BenchFigures(name, "events/s", (1.0,)) for name in ("ours", "loop")}
     rows = rows_against("batch", "…", measured, "ours", {"loop": Target(1.2), "faststream": Target(8)})
     assert [(each.scene, each.against.name) for each in rows] == [("batch-loop", "loop")]
 
@@ -124,7 +126,7 @@ async def test_peers_acknowledge_all_records(redis_url: str, peer: Peer, field: 
 
 def test_who_is_not_installed_is_left_out_with_what_to_install() -> None:
     """The others run."""
-    contest = Contest(Ground.__new__(Ground))
+    contest = Contest(BenchGround.__new__(BenchGround))
     absent, there = Peer("absent", needs="no_such_module"), Peer("there", needs="redis")
     assert contest.installed([absent, there]) == [there]
     assert contest.left_out == ["absent: no_such_module is not installed. Run: pip install -e '.[all,bench]'"]

@@ -7,7 +7,7 @@ import pytest
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.redisio.wire.cluster import Cluster, key_of
-from streamworker.redisio.wire.link import Target
+from streamworker.redisio.wire.link import Endpoint
 from streamworker.redisio.wire.topology import SLOTS, Topology, read_map, seeds_of, slot_of
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ def test_a_node_that_does_not_know_its_host_is_the_one_that_was_asked() -> None:
         [0, 99, [b"", 7000, b"a"], [b"db2", 7001, b"b"]],
         [100, 16383, [b"?", 7002, b"c"]],
     ]
-    found = read_map(reply, Target("redis://db0:1", "t"))
+    found = read_map(reply, Endpoint("redis://db0:1", "t"))
     assert (found.slots[0], found.slots[99], found.slots[100], found.slots[SLOTS - 1]) == (
         "db0:7000", "db0:7000", None, None,
     )  # fmt: skip
@@ -87,7 +87,7 @@ async def test_many_failures_lead_to_one_look() -> None:
     topology = Topology(seeds_of("redis+cluster://127.0.0.1:1", "t"), random.Random(7))
     looks = 0
 
-    async def ask(target: Target) -> None:
+    async def ask(target: Endpoint) -> None:
         nonlocal looks
         looks += 1
         raise BackendUnavailable(f"{target.address} is not there")

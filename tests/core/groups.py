@@ -6,7 +6,7 @@ from typing import Any
 from streamworker.core.control import GroupChanged
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.registry import Coordinator
-from streamworker.sim.faults import Fault, Kind
+from streamworker.sim.faults import Fault, FaultKind
 from streamworker.sim.runner import STUCK_MS
 from streamworker.sim.server.stored import LockChange
 from streamworker.sim.simulation import story
@@ -75,7 +75,7 @@ def settled(seed: int, *, workers: int, partitions: int = 8) -> World:
 def pause(world: World, worker: SimWorker, span_ms: int) -> None:
     """Let a worker stand still for a while."""
     there = [each for each in world.workers if each.alive and not each.finished]
-    world.happen(Fault(0, Kind.PAUSE, there.index(worker), span_ms))
+    world.happen(Fault(0, FaultKind.PAUSE, there.index(worker), span_ms))
 
 
 def causes(world: World) -> list[str]:

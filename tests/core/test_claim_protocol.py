@@ -14,7 +14,7 @@ from streamworker.core.events import Effect
 from streamworker.core.protocols.claim.events import ClaimPartitions
 from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.registry import Coordinator
-from streamworker.sim.faults import QUIET, Fault, Kind
+from streamworker.sim.faults import QUIET, Fault, FaultKind
 from streamworker.sim.process import CALL_TIMEOUT_MS
 from streamworker.sim.simulation import Schedule, run
 from streamworker.sim.worker import SimWorker
@@ -259,7 +259,7 @@ def test_a_worker_that_cannot_renew_starts_no_batch_before_its_claims_expire(see
     group = Group(4, seed)
     worker = group.start()
     group.settles_at(4)
-    group.happen(Fault(0, Kind.CUT, 0, EXPIRY_MS))
+    group.happen(Fault(0, FaultKind.CUT, 0, EXPIRY_MS))
     last_ms = max(entry.modified_ms for entry in group.store.entries.values())
     until(group, lambda: worker.batches_paused, "it pauses", EXPIRY_MS)
     assert group.clock.now_ms < last_ms + EXPIRY_MS

@@ -12,7 +12,7 @@ from streamworker.core.protocols.lease.protocol import LeaseCore
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.protocols.lease.timing import UNIT, LoadMeasure, count_of_partitions
 from streamworker.core.protocols.registry import Coordinator
-from streamworker.sim.faults import Fault, Kind, draw, kinds_of
+from streamworker.sim.faults import Fault, FaultKind, draw, kinds_of
 from streamworker.sim.group import START_MS
 from streamworker.sim.server.lease import ModelLeases
 from streamworker.sim.worker import SimWorker
@@ -88,7 +88,7 @@ def under_load(world: World, seed: int, *, for_ms: int, stall_ms: int) -> None:
     for place in range(len(world.workers)):
         at_ms = dice.randint(0, 1_000)
         while at_ms + stall_ms < for_ms:
-            stall = Fault(0, Kind.PAUSE, place, dice.randint(0, stall_ms))
+            stall = Fault(0, FaultKind.PAUSE, place, dice.randint(0, stall_ms))
             world.clock.after(at_ms, lambda stall=stall: world.happen(stall))  # type: ignore[misc]
             at_ms += stall.span_ms + dice.randint(500, 1_500)
     world.clock.run_for(for_ms)

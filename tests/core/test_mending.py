@@ -23,7 +23,7 @@ from streamworker.sim.server.damage import DAMAGES, damaged
 from tests.core.bench import ME, TIMING, Bench, group, names, of_type, stored
 
 LATER = b'{"generation":11,"v":2,"shards":[]}'
-CALL_FAILED = membership_events.CallFailed(membership_events.Call.DOCUMENT)
+CALL_FAILED = membership_events.CallFailed(membership_events.DocumentCall.DOCUMENT)
 
 
 def mends(effects: list[ev.Effect]) -> membership_events.MendDocument:

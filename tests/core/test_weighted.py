@@ -76,7 +76,7 @@ def test_the_next_one_looks_while_the_first_is_silent() -> None:
         asked += bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
     assert asked == [membership_events.ProbePeers((2,))]
     assert len(of_type(bench.wait(RULES.interval_ms), membership_events.ReadLoads)) == 1
-    bench.send(membership_events.CallFailed(membership_events.Call.LOADS))
+    bench.send(membership_events.CallFailed(membership_events.DocumentCall.LOADS))
     bench.heartbeat(beats={"w2.1": beat(2, 2)})
     assert of_type(bench.wait(2 * RULES.interval_ms), membership_events.ReadLoads) == []
 
@@ -122,7 +122,7 @@ def test_the_dead_are_removed_before_anything_is_balanced() -> None:
     bench = Bench.member_of(weighted(ME, "w2.1"))
     for _ in range(3):
         bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
-    bench.send(membership_events.CallFailed(membership_events.Call.PROBE))
+    bench.send(membership_events.CallFailed(membership_events.DocumentCall.PROBE))
     bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
     (change,) = of_type(
         bench.send(membership_events.PeersProbed(frozenset())), membership_events.ChangeDocument
@@ -135,9 +135,9 @@ def test_a_look_without_an_answer_is_made_again_and_only_then() -> None:
     bench = Bench.member_of(weighted(ME, "w2.1"))
     for call, looks in (
         (None, 1),
-        (membership_events.Call.PROBE, 0),
-        (membership_events.Call.DOCUMENT, 0),
-        (membership_events.Call.LOADS, 1),
+        (membership_events.DocumentCall.PROBE, 0),
+        (membership_events.DocumentCall.DOCUMENT, 0),
+        (membership_events.DocumentCall.LOADS, 1),
     ):
         effects = [] if call is None else bench.send(membership_events.CallFailed(call))
         effects += bench.wait(3 * RULES.interval_ms)

@@ -13,7 +13,7 @@ from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError, InternalError
 from tests.core.bench import ME, TIMING, Bench, change, group, names, of_type
 
-CALL_FAILED = membership_events.CallFailed(membership_events.Call.DOCUMENT)
+CALL_FAILED = membership_events.CallFailed(membership_events.DocumentCall.DOCUMENT)
 
 
 # -- joining -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import redis
 
 from streamworker.dev.bench import programs as programs_module
 from streamworker.dev.bench import rows
-from streamworker.dev.bench.figures import Figures, Report
+from streamworker.dev.bench.figures import BenchFigures, Report
 from streamworker.dev.bench.ground import BUSY_PER_S, open_ground
 from streamworker.dev.bench.programs import Bench, BenchFailed, Program
 from streamworker.dev.bench.scenes import BATCH
@@ -22,7 +22,7 @@ RECORDS = 3000
 
 def test_the_report_has_a_row_for_each_figure() -> None:
     """And all of it as JSON, for programs."""
-    figures = {"produce": [Figures("send_many of 1,000", "events/s", (300_000.0, 100_000.0, 200_000.0))]}
+    figures = {"produce": [BenchFigures("send_many of 1,000", "events/s", (300_000.0, 100_000.0, 200_000.0))]}
     report = Report(machine={"cores": "2"}, figures=figures, runs=3, command="streamworker bench produce")
     assert report.rows() == [
         ["produce", "send_many of 1,000", "200,000 events/s", "100,000 to 300,000"],

@@ -14,10 +14,10 @@ import redis
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import AuthenticationFailed, BackendUnavailable
 from streamworker.redisio.wire import attempts
-from streamworker.redisio.wire.attempts import Gate, gate_of
+from streamworker.redisio.wire.attempts import ConnectAttempts, gate_of
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import has_no_room
-from streamworker.redisio.wire.link import Link, Target
+from streamworker.redisio.wire.link import Endpoint, Link
 from streamworker.settings import Settings
 from tests.chaos.proxy import proxied
 from tests.stub import stub
@@ -141,7 +141,7 @@ async def test_after_a_lost_connection_one_attempt_shows_whether_others_make_sen
         await asyncio.sleep(0.02)
         raise BackendUnavailable(GONE, remedy="Is it running?")
 
-    gate = Gate(random.Random(1))
+    gate = ConnectAttempts(random.Random(1))
     gate.doubt()
     found = await asyncio.gather(
         *(gate.through(refused, waits=waits) for waits in (True, False, True)), return_exceptions=True
@@ -157,7 +157,7 @@ async def test_who_does_not_wait_knocks_too_when_it_is_time() -> None:
     async def refused() -> None:
         raise BackendUnavailable(GONE)
 
-    gate = Gate()
+    gate = ConnectAttempts()
     with pytest.raises(BackendUnavailable):
         await gate.through(refused, waits=False)
     with pytest.raises(BackendUnavailable):
@@ -191,7 +191,7 @@ async def test_a_call_that_was_sent_is_never_told_why_others_could_not_connect()
 
 async def test_an_attempt_that_was_given_up_early_holds_nobody_up() -> None:
     """Its caller's time was over, which says nothing about the server."""
-    gate = Gate()
+    gate = ConnectAttempts()
     gate.doubt()
     slow = asyncio.create_task(gate.through(asyncio.Event().wait, waits=True))  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
@@ -210,7 +210,7 @@ async def test_a_loop_that_is_blocked_holds_no_other_thread_up(
     well before their worker is taken for dead.
     """
     monkeypatch.setattr(attempts, "TURN_S", 600)
-    gate = Gate()
+    gate = ConnectAttempts()
 
     async def refuse() -> None:
         raise BackendUnavailable(GONE)
@@ -242,7 +242,7 @@ async def test_a_loop_that_is_blocked_holds_no_other_thread_up(
 
 async def test_a_loop_that_runs_keeps_its_turn_for_as_long_as_its_attempt_takes() -> None:
     """Connecting may take a second, and each more attempt would be one too many at a server that hangs."""
-    gate, ends = Gate(), threading.Event()
+    gate, ends = ConnectAttempts(), threading.Event()
     gate.doubt()
     began = threading.Event()
 
@@ -270,7 +270,7 @@ async def test_an_attempt_that_lost_its_turn_says_nothing_of_a_server_that_let_a
 ) -> None:
     """It began before that, and fails after it: nobody has to wait for it."""
     monkeypatch.setattr(attempts, "TURN_S", 0.05)
-    gate, ends = Gate(), asyncio.Event()
+    gate, ends = ConnectAttempts(), asyncio.Event()
     gate.doubt()
 
     async def late() -> None:
@@ -290,7 +290,7 @@ async def test_an_attempt_that_lost_its_turn_says_nothing_of_a_server_that_let_a
 
 async def test_news_of_one_thread_reach_another() -> None:
     """Heartbeats have a thread of their own, and share the gate."""
-    gate = Gate()
+    gate = ConnectAttempts()
     gate.doubt()
     free = asyncio.Event()
     attempt = asyncio.create_task(gate.through(free.wait, waits=True))  # type: ignore[arg-type]
@@ -311,13 +311,13 @@ async def _succeed() -> None:
 
 async def test_who_is_not_let_in_closes_nobodys_way(redis_url: str) -> None:
     """A refusal is an answer; and one user's trouble is not another's."""
-    wrong = Target(f"unix://:wrong@{Target(redis_url, 't').address}", "t")
+    wrong = Endpoint(f"unix://:wrong@{Endpoint(redis_url, 't').address}", "t")
     for _ in range(5):
         with pytest.raises(AuthenticationFailed):
             await Link(wrong).ready()
     assert wrong.unreachable is None
     assert gate_of(("h:1", False, 1)) is not gate_of(("h:1", False, 2))
-    same, alike, other = (Target(f"redis://:{word}@h:1", "t") for word in ("a", "a", "b"))
+    same, alike, other = (Endpoint(f"redis://:{word}@h:1", "t") for word in ("a", "a", "b"))
     assert same._gate is alike._gate
     assert same._gate is not other._gate
     assert same.at("k", 2)._gate is not same._gate
@@ -327,7 +327,7 @@ async def test_a_server_is_greeted_once_and_in_one_round_trip(own_server: Embedd
     """On a slow network each one more is a second; redis-py takes three, and greets twice by a socket."""
     with redis.Redis.from_url(own_server.url) as raw:
         before = raw.info("commandstats").get("cmdstat_client|setname", {"calls": 0})["calls"]
-        link = Link(Target(own_server.url, "greeted"))
+        link = Link(Endpoint(own_server.url, "greeted"))
         await link.ready()
         after = raw.info("commandstats")["cmdstat_client|setname"]["calls"]
         assert after - before == 1
@@ -335,7 +335,7 @@ async def test_a_server_is_greeted_once_and_in_one_round_trip(own_server: Embedd
         await link.close()
     async with proxied(own_server.url) as proxy:
         proxy.delay_ms = 100
-        link = Link(Target(proxy.url.removesuffix("0") + "3", "t"))
+        link = Link(Endpoint(proxy.url.removesuffix("0") + "3", "t"))
         began = time.monotonic()
         await link.ready()
         assert time.monotonic() - began < 0.35, "each round trip takes 0.2 s"

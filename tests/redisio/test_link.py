@@ -11,7 +11,7 @@ from streamworker.errors import (
     ConfigurationError,
 )
 from streamworker.redisio.wire.failures import no_answer, translate
-from streamworker.redisio.wire.link import Target
+from streamworker.redisio.wire.link import Endpoint
 
 SECRET = "canary-Pa55word"
 
@@ -28,12 +28,12 @@ SECRET = "canary-Pa55word"
 )
 def test_an_address_never_holds_the_password(url: str, address: str) -> None:
     """It is what messages and logs show."""
-    assert Target(url, "t").address == address
+    assert Endpoint(url, "t").address == address
 
 
 def test_credentials_in_a_url_are_decoded_once() -> None:
     """A password with any character can be written percent-encoded."""
-    assert Target("redis://us%2Fer:p%40ss%2525@h", "t").login == ("us/er", "p@ss%25")
+    assert Endpoint("redis://us%2Fer:p%40ss%2525@h", "t").login == ("us/er", "p@ss%25")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_credentials_in_a_url_are_decoded_once() -> None:
 def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
     """Urllib would quote the part that it did not understand, which may be the password."""
     with pytest.raises(ConfigurationError) as caught:
-        Target(url, "t")
+        Endpoint(url, "t")
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
@@ -62,7 +62,7 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
 def test_an_option_that_would_change_our_policy_is_refused(option: str) -> None:
     """Timeouts, retries and the protocol are ours; the message names the option."""
     with pytest.raises(ConfigurationError, match=f"option '{option.partition('=')[0]}'"):
-        Target(f"redis://localhost/0?{option}", "t")
+        Endpoint(f"redis://localhost/0?{option}", "t")
 
 
 def _server_says(text: str) -> exceptions.RedisError:

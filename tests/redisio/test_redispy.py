@@ -8,7 +8,7 @@ import pytest
 from redis import exceptions
 
 from streamworker.errors import BackendUnavailable
-from streamworker.redisio.wire.link import Argument, Link, Target, pack, pack_all
+from streamworker.redisio.wire.link import Argument, Endpoint, Link, pack, pack_all
 from streamworker.redisio.wire.redispy import Socket
 
 TOO_MUCH = 64_000_000
@@ -20,7 +20,7 @@ TOO_MUCH = 64_000_000
 )
 def test_a_connection_has_no_policy_of_redis_py(url: str) -> None:
     """No retry, no timeout on the socket, no notifications: each was measured to do harm. And no login."""
-    connection = Target(url, "a name").socket()._connection
+    connection = Endpoint(url, "a name").socket()._connection
     assert connection.socket_timeout is None
     assert connection.retry.get_retries() == 0
     assert connection.protocol == 2
@@ -37,7 +37,7 @@ async def test_replies_that_come_together_are_taken_together(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """In their order, refusals among them; to wait for each cost more than to take it."""
-    link = Link(Target(redis_url, "test"))
+    link = Link(Endpoint(redis_url, "test"))
     await link.ready()
     read, waits = link._socket.reply, 0
 
@@ -67,7 +67,7 @@ def test_a_connection_that_was_lost_as_it_is_written_to_is_an_error_of_ours(
     """
 
     async def main() -> None:
-        link = Link(Target(redis_url, "t"))
+        link = Link(Endpoint(redis_url, "t"))
         await link.ready()
         writer = link._socket._connection._writer
         assert writer is not None
@@ -85,7 +85,7 @@ def test_a_connection_that_was_lost_as_it_is_written_to_is_an_error_of_ours(
 @pytest.mark.anyio
 async def test_a_socket_that_was_closed_is_connected_again_by_its_owner_only(redis_url: str) -> None:
     """A write would connect without a login, and go past the gate and the question who is the primary."""
-    target = Target(redis_url, "t")
+    target = Endpoint(redis_url, "t")
     socket = target.socket()
     await target.connect(socket)
     await socket.hang_up()

@@ -7,9 +7,9 @@ from streamworker.runtime.send.lane import (
     AHEAD_ENTRIES,
     APPEND_ENTRIES_MAX,
     UNDER_WAY_MAX,
+    AppendOutcome,
     Batch,
     Lane,
-    Outcome,
 )
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +42,7 @@ async def test_two_appends_are_under_way_and_the_second_follows_the_first() -> N
     assert entries_of(first, second) == list(range(2 * APPEND_ENTRIES_MAX))
     assert [each.is_last for each in (*first.slices, *second.slices)] == [False, True, False]
     assert not lane.is_ready(ahead=True)
-    first.end(Outcome.WRITTEN)
+    first.end(AppendOutcome.WRITTEN)
     assert lane.is_ready(ahead=True)
     third = taken(lane)
     assert (third.append("p", 0).follows, entries_of(third)) == (second.number, list(range(2_000, 2_200)))
@@ -56,7 +56,7 @@ async def test_what_is_put_back_stands_where_it_stood(turned: bool) -> None:
     lane.add([b"1350"], 1, "wait")
     for batch in reversed(both) if turned else both:
         lane.put_back(batch)
-        batch.end(Outcome.NOT_WRITTEN)
+        batch.end(AppendOutcome.NOT_WRITTEN)
     again = [taken(lane), taken(lane)]
     assert entries_of(*again) == list(range(1_351))
     assert [batch.number for batch in again] == [3, 4]
@@ -69,22 +69,22 @@ async def test_what_nobody_waits_for_any_more_is_left_out() -> None:
     batch = taken(lane)
     first.done.cancel()
     lane.put_back(batch)
-    batch.end(Outcome.NOT_WRITTEN)
+    batch.end(AppendOutcome.NOT_WRITTEN)
     assert lane.parts[0] is second
     second.done.set_result(EntryId(1, 1))
     assert entries_of(taken(lane)) == list(range(20, 30))
     assert lane.take() is None
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-async def test_nothing_more_goes_while_what_is_under_way_may_go_back(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", list(AppendOutcome))
+async def test_nothing_more_goes_while_what_is_under_way_may_go_back(outcome: AppendOutcome) -> None:
     """The first was not written: what follows the second would overtake what goes back."""
     lane = lane_with(500, 500, 500)
     lane.room = 500
     first, second = taken(lane), taken(lane)
     first.end(outcome)
-    assert lane.is_ready(ahead=True) is (outcome is Outcome.WRITTEN)
-    second.end(Outcome.NOT_WRITTEN)
+    assert lane.is_ready(ahead=True) is (outcome is AppendOutcome.WRITTEN)
+    second.end(AppendOutcome.NOT_WRITTEN)
     assert lane.is_ready(ahead=True)
 
 
@@ -109,6 +109,6 @@ async def test_an_append_does_not_hold_on_to_all_that_were_before_it() -> None:
     for _ in range(3):
         batch = taken(lane)
         assert batch.before is before and len(lane.under_way) == UNDER_WAY_MAX
-        before.end(Outcome.WRITTEN)
+        before.end(AppendOutcome.WRITTEN)
         assert before.before is None
         before = batch

@@ -23,7 +23,7 @@ from streamworker.cli.workers import rendezvous
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import StreamworkerError
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.link import Link, Target
+from streamworker.redisio.wire.link import Endpoint, Link
 from streamworker.redisio.wire.node import Node
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
@@ -169,7 +169,7 @@ def test_nothing_that_a_program_may_print_holds_the_password() -> None:
     canary = "canary-7f3a9c51e2d84b06"
     url = f"redis://me:{canary}@127.0.0.1:1/0"
     app = App("shop", redis_url=url)
-    target = Target(url, "t")
+    target = Endpoint(url, "t")
     backend = Backend.open(url, name="t", call_timeout_ms=500)
     things = (app, app.settings, target, backend, Node(target, 1, 500), Link(target), target.socket())
     shown = [f"{thing!r}{thing!s}" for thing in things] + [repr(vars(app))]

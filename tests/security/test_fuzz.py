@@ -385,7 +385,7 @@ def test_of_forged_logs_nothing_wrong_is_read(count: int) -> None:
 def test_a_reader_that_does_not_look_at_prev_is_found(monkeypatch: pytest.MonkeyPatch, blind: str) -> None:
     """Neither one that compares no entries, nor one that forgets where the last micro-batch ended."""
     if blind == "misfit":
-        monkeypatch.setattr(ackedlog.Link, "misfit", lambda link, before: "")
+        monkeypatch.setattr(ackedlog.ChainLink, "misfit", lambda link, before: "")
     else:
         monkeypatch.setattr(logs, "_before", lambda part: None)
     with pytest.raises(AssertionError, match=r"was committed|came twice"):

@@ -10,7 +10,7 @@ from typer.testing import Result
 
 from streamworker import App
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.wire.link import Target
+from streamworker.redisio.wire.link import Endpoint
 from streamworker.settings import Settings
 from streamworker.spark.source.connection import resolve
 
@@ -93,7 +93,7 @@ def test_a_url_that_cannot_be_read_is_left_to_whoever_opens_it() -> None:
     url = f"redis://me:{SECRET}/rest@db.example:6379/0"
     assert Settings(redis_url=url).redis_url == url
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        Target(url, "t")
+        Endpoint(url, "t")
 
 
 def test_spark_is_told_what_the_app_allows() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamworker.sim.faults import Fault, Kind
+from streamworker.sim.faults import Fault, FaultKind
 from streamworker.sim.server.damage import DAMAGES, LATER, LATER_FROM, WRITTEN
 from streamworker.sim.simulation import Schedule, run
 from streamworker.sim.transcript import Transcript
@@ -10,7 +10,7 @@ from streamworker.sim.transcript import Transcript
 
 def damage(at_ms: int, how: str) -> Fault:
     """Return the fault that does this to the document, and nothing to the keys beside it."""
-    return Fault(at_ms, Kind.DAMAGE, LATER_FROM if how == LATER else tuple(DAMAGES).index(how))
+    return Fault(at_ms, FaultKind.DAMAGE, LATER_FROM if how == LATER else tuple(DAMAGES).index(how))
 
 
 def noted(*plan: Fault) -> list[str]:
@@ -36,7 +36,7 @@ def test_damage_on_top_of_damage_is_mended(how: str) -> None:
 
 def test_a_document_of_a_later_release_is_there_until_it_is_taken_away() -> None:
     """Workers leave it alone, whoever comes or dies meanwhile; then they go on with what was there."""
-    plan = (damage(4_000, LATER), Fault(5_000, Kind.START, 0), Fault(6_000, Kind.KILL, 0))
+    plan = (damage(4_000, LATER), Fault(5_000, FaultKind.START, 0), Fault(6_000, FaultKind.KILL, 0))
     away = "the document of a later release is taken away again"
     assert noted(*plan) == [f"the membership document {LATER}", away]
     twice = [damage(at_ms, how) for at_ms, how in ((4_000, LATER), (5_000, "has no owners"), (6_000, LATER))]

@@ -7,7 +7,7 @@ import pytest
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.errors import ConfigurationError
 from streamworker.sim.batch import run_many, summarise
-from streamworker.sim.faults import Fault, Kind, kinds_of
+from streamworker.sim.faults import Fault, FaultKind, kinds_of
 from streamworker.sim.simulation import Schedule, explain, run, shrink
 from streamworker.sim.transcript import Transcript
 from tests.simulation.planted import PLANTS
@@ -62,8 +62,8 @@ def test_workers_that_only_come_and_go_do_nothing_twice() -> None:
     check(Schedule(seed=0, faults="churn"), 30)
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_each_fault_alone_is_survived(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_each_fault_alone_is_survived(kind: FaultKind) -> None:
     """So that a failure under all of them is not taken for one that needs them all."""
     check(Schedule(seed=0, faults=kind.value), 4)
 
@@ -115,7 +115,7 @@ def test_sizes_can_be_given() -> None:
 
 def test_a_worker_with_another_number_of_partitions_is_refused_and_changes_nothing() -> None:
     """It ends by itself, and the group does not move for it."""
-    plan = (Fault(3_000, Kind.REPARTITION, 2),)
+    plan = (Fault(3_000, FaultKind.REPARTITION, 2),)
     trace = Transcript()
     outcome = run(Schedule(seed=1, workers=2, partitions=4, assignment="range", plan=plan), trace=trace)
     assert not outcome.violations
@@ -125,7 +125,7 @@ def test_a_worker_with_another_number_of_partitions_is_refused_and_changes_nothi
 
 def test_a_stream_that_grows_is_shared_whole_where_the_protocol_reads_its_number() -> None:
     """No entry is left in the partitions that came later."""
-    plan = (Fault(3_000, Kind.REPARTITION, 2),)
+    plan = (Fault(3_000, FaultKind.REPARTITION, 2),)
     outcome = run(Schedule(seed=1, protocol="claim", workers=2, partitions=4, plan=plan))
     assert not outcome.violations
     assert outcome.settled_ms is not None
@@ -133,7 +133,7 @@ def test_a_stream_that_grows_is_shared_whole_where_the_protocol_reads_its_number
 
 def test_a_static_member_that_restarts_in_time_moves_nothing() -> None:
     """Killed, and back under the same static id before its place is given away."""
-    plan = (Fault(5_000, Kind.ROLL, 1, 50),)
+    plan = (Fault(5_000, FaultKind.ROLL, 1, 50),)
     for seed in range(10):
         schedule = Schedule(seed=seed, workers=3, partitions=6, assignment="sticky", static=1.0)
         quiet, rolled = run(replace(schedule, plan=())), run(replace(schedule, plan=plan))

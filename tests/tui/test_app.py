@@ -12,7 +12,7 @@ from streamworker.errors import BackendUnavailable
 from streamworker.tui import app
 from tests.tui.groups import group
 
-TARGETS = (app.Target("shop", "orders", "audit"), app.Target("shop", "orders", "price"))
+TARGETS = (app.GroupNames("shop", "orders", "audit"), app.GroupNames("shop", "orders", "price"))
 
 
 def text_of(viewer: app.Viewer, now_ms: int = 0) -> str:
@@ -67,7 +67,7 @@ async def test_the_view_keeps_asking_while_redis_is_away() -> None:
     """Errors end nothing: the view is still there when Redis comes back."""
     taken: list[str] = []
 
-    async def take(target: app.Target) -> GroupSnapshot:
+    async def take(target: app.GroupNames) -> GroupSnapshot:
         taken.append(target.processor)
         if len(taken) == 1:
             raise BackendUnavailable("No answer.")

@@ -47,7 +47,7 @@ Messages = Sequence[tuple[int, ControlMessage]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ProtocolEntry:
     """What others must know of a protocol."""
 
     settings: type[Coordination]
@@ -64,12 +64,12 @@ class Entry:
 
 
 DEFAULT = ByDocument()
-PROTOCOLS: Mapping[str, Entry] = {
+PROTOCOLS: Mapping[str, ProtocolEntry] = {
     entry.settings.name: entry
     for entry in (
-        Entry(settings=ByDocument, make=WorkerCore, messages=(JoinWanted,), has_document=True),
-        Entry(settings=Claim, make=ClaimCore, can_grow=True),
-        Entry(settings=Lease, make=LeaseCore, messages=(LeaseChallenged, LeaseEnded), history=races),
+        ProtocolEntry(settings=ByDocument, make=WorkerCore, messages=(JoinWanted,), has_document=True),
+        ProtocolEntry(settings=Claim, make=ClaimCore, can_grow=True),
+        ProtocolEntry(settings=Lease, make=LeaseCore, messages=(LeaseChallenged, LeaseEnded), history=races),
     )
 }
 
@@ -82,7 +82,7 @@ MESSAGES: dict[str, type[ControlMessage]] = {
 """Each kind of control message by the field ``kind`` of its entries."""
 
 
-def entry_of(name: str) -> Entry:
+def entry_of(name: str) -> ProtocolEntry:
     """Return a protocol by its name; raise ConfigurationError if there is none."""
     if name not in PROTOCOLS:
         raise ConfigurationError(

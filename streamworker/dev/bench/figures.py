@@ -13,7 +13,7 @@ import msgspec
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class BenchFigures:
     """The figures of one program, one for each run.
 
     Examples
@@ -43,13 +43,13 @@ class Figures:
 
 def figures_of(
     found: Mapping[str, Sequence[object]], field: str, unit: str, *, what: str = "{}"
-) -> dict[str, Figures]:
+) -> dict[str, BenchFigures]:
     """Return one field of all results, by the name of the program, as the figures of each program.
 
     ``what`` is the name of the figures, with the name of the program as ``{}``.
     """
     return {
-        name: Figures(what.format(name), unit, tuple(getattr(run, field) for run in runs))
+        name: BenchFigures(what.format(name), unit, tuple(getattr(run, field) for run in runs))
         for name, runs in found.items()
     }
 
@@ -107,7 +107,7 @@ class Report(msgspec.Struct, kw_only=True):
     """The results of ``streamworker bench``."""
 
     machine: dict[str, str]
-    figures: dict[str, list[Figures]]
+    figures: dict[str, list[BenchFigures]]
     """The figures of each scene."""
     runs: int
     command: str

@@ -35,7 +35,7 @@ _NAME = re.compile(r"bench-[a-z0-9]{4,32}")
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class BenchGround:
     """A server, and the keys of one bench on it."""
 
     backend: Backend
@@ -148,7 +148,7 @@ def _place_of(group: str, groups: object) -> tuple[object, object] | None:
 @asynccontextmanager
 async def open_ground(
     url: str, name: str | None = None, *, warn: Callable[[str], None] = lambda _: None
-) -> AsyncIterator[Ground]:
+) -> AsyncIterator[BenchGround]:
     """Connect to the server for one bench, and remove the bench's keys at the end, also after a signal.
 
     ``name`` is that of the bench's app, ``bench-`` and letters or digits, and random if None; it is refused
@@ -170,7 +170,7 @@ async def open_ground(
                     f"The bench would use keys such as {names[0].decode()}, but they exist already.",
                     remedy="Another program may need them: leave out --name, which then is random.",
                 )
-            ground = Ground(backend, url, name)
+            ground = BenchGround(backend, url, name)
             others_per_s = await ground.others_per_s()
             if others_per_s > BUSY_PER_S:
                 warn(f"Other clients send {others_per_s:.0f} commands/s to this server: figures will differ.")

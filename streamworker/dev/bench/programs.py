@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from streamworker.dev.bench.ground import Ground
+from streamworker.dev.bench.ground import BenchGround
 from streamworker.dev.bench.task import Begun, Task
 from streamworker.dev.children import Child
 from streamworker.errors import StreamworkerError
@@ -57,7 +57,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class RunTiming:
     """The figures of one run."""
 
     per_s: float
@@ -69,7 +69,7 @@ class Timing:
 class Bench:
     """The settings of a scene: the server, the amount of work and the callback for progress messages."""
 
-    ground: Ground
+    ground: BenchGround
     runs: int = 5
     records: int = 200_000
     """Records in a run."""
@@ -91,7 +91,7 @@ class Bench:
                 found[each.name].append(await measure(each))
         return found
 
-    async def handled(self, program: Program, keys: list[str]) -> Timing:
+    async def handled(self, program: Program, keys: list[str]) -> RunTiming:
         """Let a program handle all entries of some streams, and measure the time.
 
         The time begins with its first call and ends when the server has the last acknowledgement.
@@ -107,12 +107,12 @@ class Bench:
             await process.done()
             seconds = time.monotonic() - begun.at_s
             cpu_s = await self.ground.cpu_s() - cpu_s
-        return Timing(records / seconds, cpu_s * 1e6 / records)
+        return RunTiming(records / seconds, cpu_s * 1e6 / records)
 
     @asynccontextmanager
     async def started(
         self, program: Program, keys: list[str], *, records: int = 0, per_s: int = 0
-    ) -> AsyncIterator["Process"]:
+    ) -> AsyncIterator["BenchProcess"]:
         """Start a program on some streams; at the end stop it and remove its group."""
         group = f"g{secrets.token_hex(4)}"
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -132,22 +132,22 @@ class Bench:
                 [sys.executable, *program.command], log_path=Path(folder) / "log", environ=task.environ
             )
             try:
-                yield Process(program.name, task, child, self.ground)
+                yield BenchProcess(program.name, task, child, self.ground)
             finally:
                 await asyncio.to_thread(child.stop, STOP_TIMEOUT_S)
                 await self.ground.forget(keys, group)
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class BenchProcess:
     """A running program."""
 
     name: str
     task: Task
     child: Child
-    ground: Ground
+    ground: BenchGround
 
-    async def told(self, kind: type[Told], suffix: str = "", *, beside: "Process | None" = None) -> Told:
+    async def told(self, kind: type[Told], suffix: str = "", *, beside: "BenchProcess | None" = None) -> Told:
         """Wait for the result that the process writes to its file; fail if a process beside it fails."""
         path = Path(self.task.begun_path + suffix)
 
@@ -174,7 +174,7 @@ class Process:
         await self._until(is_done, "handled all records")
 
     async def _until(
-        self, condition: Callable[[], Awaitable[bool]], what: str, beside: "Process | None" = None
+        self, condition: Callable[[], Awaitable[bool]], what: str, beside: "BenchProcess | None" = None
     ) -> None:
         progress: object = None
         look_s = time.monotonic() + STALL_S / 2

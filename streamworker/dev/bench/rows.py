@@ -10,7 +10,7 @@ import anyio
 import pyarrow as pa
 
 from streamworker.app import App, Stream
-from streamworker.dev.bench.task import KEYS, Event, RowRates, Task, events, task_of_this_process, tell
+from streamworker.dev.bench.task import KEYS, BenchEvent, RowRates, Task, events, task_of_this_process, tell
 from streamworker.dev.bench.worker import WITHIN_S
 from streamworker.testing import local_worker, quiet_logs
 
@@ -22,9 +22,9 @@ class Rows:
         self.app = App(task.app, redis_url=task.url)
         self._task = task
         self._is_columns = task.mode == "columns"
-        self._stream: Stream[Event] = self.app.stream(
+        self._stream: Stream[BenchEvent] = self.app.stream(
             stream,
-            Event,
+            BenchEvent,
             key="key",
             partitions=task.partitions,
             codec="arrow" if self._is_columns else "json",
@@ -43,7 +43,7 @@ class Rows:
     async def _columns(self, rows: pa.RecordBatch) -> None:  # noqa: ARG002 - the worker forwards them unchanged
         self.begun_s = self.begun_s or time.monotonic()
 
-    async def _records(self, events: list[Event]) -> list[Event]:
+    async def _records(self, events: list[BenchEvent]) -> list[BenchEvent]:
         self.begun_s = self.begun_s or time.monotonic()
         return events
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from streamworker.dev.bench.figures import Figures, Report, describe, figures_of
+from streamworker.dev.bench.figures import BenchFigures, Report, describe, figures_of
 from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.programs import Bench, Program, SomeProgram, Timing
-from streamworker.dev.bench.task import FIRST, Begun, Delays, RowRates, Sent, payloads
+from streamworker.dev.bench.programs import Bench, Program, RunTiming, SomeProgram
+from streamworker.dev.bench.task import FIRST, Begun, Delays, RowRates, SentRecords, payloads
 
 SENDER = Program("send_many", ("-m", "streamworker.dev.bench.sender"), "send", "sent")
 BATCH = Program("batch handler", mode="batch")
@@ -24,13 +24,13 @@ SECONDS_MAX = 10
 """A longer run at a steady rate gives no further information."""
 
 
-async def sending(bench: Bench, senders: Sequence[Program]) -> dict[str, list[Sent]]:
+async def sending(bench: Bench, senders: Sequence[Program]) -> dict[str, list[SentRecords]]:
     """Let each sender send all records, 1,000 in each call."""
 
-    async def sent(sender: Program) -> Sent:
+    async def sent(sender: Program) -> SentRecords:
         keys = bench.ground.keys(sender.entries, bench.partitions)
         async with bench.started(sender, keys, records=bench.records) as process:
-            found = await process.told(Sent)
+            found = await process.told(SentRecords)
         await bench.ground.remove_keys()
         return found
 
@@ -39,7 +39,7 @@ async def sending(bench: Bench, senders: Sequence[Program]) -> dict[str, list[Se
 
 async def handling(
     bench: Bench, programs: Sequence[SomeProgram], keys: Mapping[str, list[str]]
-) -> dict[str, list[Timing]]:
+) -> dict[str, list[RunTiming]]:
     """Let each program handle all entries; ``keys`` are the filled streams by the programs' ``entries``."""
     return await bench.in_turn(programs, lambda each: bench.handled(each, keys[each.entries]))
 
@@ -79,13 +79,13 @@ async def delays(bench: Bench, senders: Mapping[Program, Program]) -> dict[str, 
 # -- the scenes of the command ----------------------------------------------------------------
 
 
-async def produce(bench: Bench) -> list[Figures]:
+async def produce(bench: Bench) -> list[BenchFigures]:
     """Measure ``send_many`` with 1,000 records in each call."""
     found = await sending(bench, [SENDER])
     return [*figures_of(found, "per_s", "events/s", what="{} of 1,000").values()]
 
 
-async def process(bench: Bench) -> list[Figures]:
+async def process(bench: Bench) -> list[BenchFigures]:
     """Measure the rates of handlers, and the server's CPU time."""
     bench.say("filling")
     keys = await bench.ground.fill_records("events", bench.records, partitions=bench.partitions)
@@ -96,7 +96,7 @@ async def process(bench: Bench) -> list[Figures]:
     ]
 
 
-async def columns(bench: Bench) -> list[Figures]:
+async def columns(bench: Bench) -> list[BenchFigures]:
     """Measure ``codec="arrow"`` beside JSON records."""
     found = await rows_and_records(bench)
     parts = {
@@ -111,7 +111,7 @@ async def columns(bench: Bench) -> list[Figures]:
     ]
 
 
-async def latency(bench: Bench) -> list[Figures]:
+async def latency(bench: Bench) -> list[BenchFigures]:
     """Measure the time from a send to a record handler."""
     found = await delays(bench, {READER: EVEN_SENDER})
     return [
@@ -121,7 +121,7 @@ async def latency(bench: Bench) -> list[Figures]:
     ]
 
 
-SCENES: dict[str, Callable[[Bench], Awaitable[list[Figures]]]] = {
+SCENES: dict[str, Callable[[Bench], Awaitable[list[BenchFigures]]]] = {
     "produce": produce,
     "process": process,
     "columns": columns,

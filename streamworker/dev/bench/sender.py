@@ -5,13 +5,21 @@ import time
 from itertools import islice
 
 from streamworker.app import App
-from streamworker.dev.bench.task import Event, Pace, Sent, Task, events, task_of_this_process, tell
+from streamworker.dev.bench.task import (
+    BenchEvent,
+    Pace,
+    SentRecords,
+    Task,
+    events,
+    task_of_this_process,
+    tell,
+)
 
 
 async def send(task: Task) -> None:
     """Send records with ``send_many``, one batch in each call, or one by one at a steady rate."""
     app = App(task.app)
-    stream = app.stream(task.stream, Event, key="key", partitions=task.partitions)
+    stream = app.stream(task.stream, BenchEvent, key="key", partitions=task.partitions)
     async with app:
         if task.per_s:
             pace = Pace(task.per_s)
@@ -26,7 +34,9 @@ async def send(task: Task) -> None:
             begun_s = time.monotonic()
             await stream.send_many(chunk)
             spent_s.append(time.monotonic() - begun_s)
-        tell(task.begun_path, Sent(task.records / sum(spent_s[1:])))  # The first makes the connections.
+        tell(
+            task.begun_path, SentRecords(task.records / sum(spent_s[1:]))
+        )  # The first makes the connections.
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Begun(msgspec.Struct):
     records: int
 
 
-class Event(msgspec.Struct):
+class BenchEvent(msgspec.Struct):
     """One record.
 
     Examples
@@ -68,9 +68,9 @@ KEYS = 1000
 """Number of keys of the records."""
 
 
-def events(count: int, *, first: int = 0) -> Iterator[Event]:
+def events(count: int, *, first: int = 0) -> Iterator[BenchEvent]:
     """Make records whose keys take turns."""
-    return (Event(n, f"customer-{n % KEYS}", n * 0.25) for n in range(first, first + count))
+    return (BenchEvent(n, f"customer-{n % KEYS}", n * 0.25) for n in range(first, first + count))
 
 
 def payloads(count: int, *, first: int = 0) -> Iterator[bytes]:
@@ -90,7 +90,7 @@ def tell(path: str, what: msgspec.Struct) -> None:
     made.rename(path)
 
 
-class Sent(msgspec.Struct):
+class SentRecords(msgspec.Struct):
     """The rate of a sender."""
 
     per_s: float

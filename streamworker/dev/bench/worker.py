@@ -3,7 +3,7 @@
 import os
 
 from streamworker.app import App
-from streamworker.dev.bench.task import VARIABLE, DelayTally, Event, Tally, Task, task_of_this_process
+from streamworker.dev.bench.task import VARIABLE, BenchEvent, DelayTally, Tally, Task, task_of_this_process
 
 WITHIN_S = 0.005
 """How long the last batch of a run waits for more records. The default of 50 ms would distort the time."""
@@ -12,20 +12,20 @@ WITHIN_S = 0.005
 def make_app(task: Task) -> App:
     """Make the app of one run, with one processor that is named after the run's group."""
     made = App(task.app)
-    stream = made.stream(task.stream, Event, key="key", partitions=task.partitions)
+    stream = made.stream(task.stream, BenchEvent, key="key", partitions=task.partitions)
     tally = Tally(task.begun_path)
     delays = DelayTally(task.begun_path, task.records)
 
-    async def record(event: Event) -> None:  # noqa: ARG001 - it is only counted
+    async def record(event: BenchEvent) -> None:  # noqa: ARG001 - it is only counted
         tally.add(1)
 
-    async def latency(event: Event) -> None:
+    async def latency(event: BenchEvent) -> None:
         delays.add(event.sent_ns)
 
-    async def batch(events: list[Event]) -> None:
+    async def batch(events: list[BenchEvent]) -> None:
         tally.add(len(events))
 
-    async def forwarding(events: list[Event]) -> list[Event]:
+    async def forwarding(events: list[BenchEvent]) -> list[BenchEvent]:
         tally.add(len(events))
         return events
 

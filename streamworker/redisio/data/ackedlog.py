@@ -80,7 +80,7 @@ class AckedBatch(Packed):
     """The first source entry of these rows."""
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """An entry's position in its log, from its id and fields."""
 
     id: EntryId
@@ -90,7 +90,7 @@ class Link(NamedTuple):
     last: EntryId
     epoch: int
 
-    def misfit(self, before: "Link") -> str:
+    def misfit(self, before: "ChainLink") -> str:
         """Return why this entry cannot follow another one in a log of commits; empty if it can.
 
         Commits without rows add no entry. Only ``reset`` moves the checkpoint back; it raises the epoch.
@@ -260,7 +260,7 @@ def schema_of(id: EntryId, fields: Mapping[bytes, bytes]) -> str:
     return _field(id, fields, b"schema").decode("ascii", "replace")
 
 
-def link_of(id: EntryId, fields: Mapping[bytes, bytes]) -> Link:
+def link_of(id: EntryId, fields: Mapping[bytes, bytes]) -> ChainLink:
     """Return an entry's position in its log, without reading its batch; refuse contradictory fields."""
     try:
         prev, first, last = (EntryId.parse(_field(id, fields, name)) for name in (b"prev", b"first", b"last"))
@@ -268,7 +268,7 @@ def link_of(id: EntryId, fields: Mapping[bytes, bytes]) -> Link:
         raise _damaged(id, error.message.rstrip(".")) from None
     if id.seq or not prev < first <= last:
         raise _damaged(id, f"no commit of ours has this id and goes from {first} to {last} after {prev}")
-    return Link(id, id.ms - entry_rows(id, fields), prev, last, _number(id, fields, b"epoch"))
+    return ChainLink(id, id.ms - entry_rows(id, fields), prev, last, _number(id, fields, b"epoch"))
 
 
 def entry_rows(id: EntryId, fields: Mapping[bytes, bytes]) -> int:

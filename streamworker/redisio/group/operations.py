@@ -17,9 +17,9 @@ from streamworker.core.events import (
     ReleaseLocks,
 )
 from streamworker.core.protocols.membership.events import (
-    Call,
     CallFailed,
     ChangeDocument,
+    DocumentCall,
     DocumentRead,
     LoadsRead,
     MendDocument,
@@ -97,11 +97,11 @@ async def release_locks(access: Access, effect: ReleaseLocks) -> Event:
 
 
 OPERATIONS: dict[type[Effect], Operation] = {
-    ReadDocument: Operation(read_document, lambda _: CallFailed(Call.DOCUMENT)),
-    ChangeDocument: Operation(change_document, lambda _: CallFailed(Call.DOCUMENT)),
-    MendDocument: Operation(mend_document, lambda _: CallFailed(Call.DOCUMENT)),
-    ProbePeers: Operation(probe_peers, lambda _: CallFailed(Call.PROBE)),
-    ReadLoads: Operation(read_loads, lambda _: CallFailed(Call.LOADS)),
+    ReadDocument: Operation(read_document, lambda _: CallFailed(DocumentCall.DOCUMENT)),
+    ChangeDocument: Operation(change_document, lambda _: CallFailed(DocumentCall.DOCUMENT)),
+    MendDocument: Operation(mend_document, lambda _: CallFailed(DocumentCall.DOCUMENT)),
+    ProbePeers: Operation(probe_peers, lambda _: CallFailed(DocumentCall.PROBE)),
+    ReadLoads: Operation(read_loads, lambda _: CallFailed(DocumentCall.LOADS)),
     AcquireLocks: Operation(acquire_locks, lambda effect: LocksAnswered(effect.owner, effect.partitions, {})),
     ReleaseLocks: Operation(
         release_locks, lambda effect: LocksReleased(effect.owner, tuple(effect.epochs), frozenset())

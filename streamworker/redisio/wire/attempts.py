@@ -68,7 +68,7 @@ class _Turn:
         self._asked_s = None
 
 
-class Gate:
+class ConnectAttempts:
     """The attempts of this process to connect to one address.
 
     Jitter from ``rng`` keeps many workers from reconnecting at the same time.
@@ -223,19 +223,19 @@ def _tell(news: "asyncio.Future[None]") -> None:
         news.set_result(None)
 
 
-_gates: weakref.WeakValueDictionary[Hashable, Gate] = weakref.WeakValueDictionary()
+_gates: weakref.WeakValueDictionary[Hashable, ConnectAttempts] = weakref.WeakValueDictionary()
 """The gates of this process that are in use."""
 _making = threading.Lock()
 
 
-def gate_of(way: Hashable) -> Gate:
+def gate_of(way: Hashable) -> ConnectAttempts:
     """Return the gate of this process for an address and a login.
 
     Each login has its own gate, since the failure of one user or certificate authority says nothing about
     another.
     """
     with _making:
-        return _gates.setdefault(way, Gate())
+        return _gates.setdefault(way, ConnectAttempts())
 
 
 def _forked() -> None:

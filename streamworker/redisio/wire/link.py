@@ -16,7 +16,7 @@ from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
-from streamworker.redisio.wire.attempts import Gate, gate_of
+from streamworker.redisio.wire.attempts import ConnectAttempts, gate_of
 from streamworker.redisio.wire.failures import tls_remedy, translate
 from streamworker.redisio.wire.redispy import CONNECT_TIMEOUT_S, Reply, Socket, parse_url
 
@@ -34,7 +34,7 @@ _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 Argument = str | bytes | int
 
 
-class Target:
+class Endpoint:
     """The address and login of Redis: a URL, parsed and checked without connecting.
 
     The ``ConfigurationError`` for an invalid URL has no part of the URL but an unsupported option's name.
@@ -81,7 +81,7 @@ class Target:
             ) from None
         self._gate = self._gate_at(self.address)
 
-    def at(self, host: str, port: int) -> "Target":
+    def at(self, host: str, port: int) -> "Endpoint":
         """Return a target for another server with the same login and options.
 
         >>> Target("redis://:secret@db1.example:7000", "t").at("db2.example", 7001).address
@@ -106,7 +106,7 @@ class Target:
         """Connect a socket of this target and log in, when the gate allows an attempt; see ``attempts``."""
         await self._through(self._gate, socket, waits=waits)
 
-    async def _through(self, gate: Gate, socket: Socket, *, waits: bool) -> None:
+    async def _through(self, gate: ConnectAttempts, socket: Socket, *, waits: bool) -> None:
         async def attempt() -> None:
             try:
                 await socket.open()
@@ -139,7 +139,7 @@ class Target:
         except TimeoutError:
             raise RedisTimeoutError(f"it did not let us in within {CONNECT_TIMEOUT_S:.0f} s") from None
 
-    def gate(self, socket: Socket) -> Gate:
+    def gate(self, socket: Socket) -> ConnectAttempts:
         """Return the gate through which a socket was connected."""
         del socket
         return self._gate
@@ -149,7 +149,7 @@ class Target:
         """The error of the last attempt to connect, if it failed."""
         return self._gate.error
 
-    def _gate_at(self, address: str) -> Gate:
+    def _gate_at(self, address: str) -> ConnectAttempts:
         # The options are hashed, so that the gate keeps no password.
         tls = sorted((name, value) for name, value in self._options.items() if name.startswith("ssl_"))
         return gate_of((address, self.is_encrypted, hash(repr((self.login, tls)))))
@@ -183,7 +183,7 @@ class Link:
     Network errors raise :class:`BackendError` and close the connection; error replies are returned.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Endpoint) -> None:
         self._target = target
         self._socket = target.socket()
         self.client_id: int | None = None
@@ -245,7 +245,7 @@ class Link:
         await self._socket.hang_up()
 
 
-async def ask(target: Target, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
+async def ask(target: Endpoint, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
     """Make one round trip on a connection of its own; fail at once while the target cannot be reached."""
     link = Link(target)
     try:

@@ -13,7 +13,7 @@ from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.durability import MEMORY, Durability
 from streamworker.redisio.wire.failures import no_answer
 from streamworker.redisio.wire.info import read_info
-from streamworker.redisio.wire.link import Argument, Link, Target, answers_of, pack
+from streamworker.redisio.wire.link import Argument, Endpoint, Link, answers_of, pack
 from streamworker.redisio.wire.redispy import Reply
 
 SURPLUS_S = 30.0
@@ -41,7 +41,7 @@ class Node:
     """Always 0: there is no slot map."""
 
     def __init__(
-        self, target: Target, connections: int, call_timeout_ms: float, *, is_one_of_many: bool = False
+        self, target: Endpoint, connections: int, call_timeout_ms: float, *, is_one_of_many: bool = False
     ) -> None:
         self.target = target
         self.call_timeout_ms = call_timeout_ms

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from redis.exceptions import RedisError
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
-from streamworker.redisio.wire.attempts import Gate
+from streamworker.redisio.wire.attempts import ConnectAttempts
 from streamworker.redisio.wire.failures import look_at_error, no_answer
-from streamworker.redisio.wire.link import Target, ask, pack
+from streamworker.redisio.wire.link import Endpoint, ask, pack
 from streamworker.redisio.wire.primaries import (
     ASK_ROLE,
     CHANNELS,
@@ -55,7 +55,7 @@ LISTEN_WITHIN_S = 1.0
 to the sentinels at once after a failover, and a short command does not listen at all."""
 
 
-class SentinelTarget(Target):
+class SentinelTarget(Endpoint):
     """The primary that sentinels know by a service name.
 
     Sentinels on this machine may name a server on another one, so :meth:`connect` checks ``allow_plaintext``.
@@ -70,7 +70,7 @@ class SentinelTarget(Target):
         """Sockets that reached a primary when they last connected."""
         super().__init__(self._sentinels.server_url(*self._sentinels.hosts[0]), name)
         self._service = self._sentinels.service
-        self._asked = [Target(one, f"{name}:sentinel") for one in self._sentinels.urls]
+        self._asked = [Endpoint(one, f"{name}:sentinel") for one in self._sentinels.urls]
         self._allow_plaintext = allow_plaintext
         self._rng = random.Random()
         self._place: Place | None = None
@@ -132,7 +132,7 @@ class SentinelTarget(Target):
         except (RedisError, OSError) as error:
             raise self.refusal(error) from None
 
-    def gate(self, socket: Socket) -> Gate:
+    def gate(self, socket: Socket) -> ConnectAttempts:
         """Return the gate of the server to which a socket leads."""
         host, port = socket.place
         return self._gate_at(f"{host}:{port}")
@@ -232,7 +232,7 @@ class SentinelTarget(Target):
     async def views(self) -> list[SentinelView]:
         """Return the state of each sentinel."""
 
-        async def view(sentinel: Target) -> SentinelView:
+        async def view(sentinel: Endpoint) -> SentinelView:
             try:
                 async with asyncio.timeout(LAST_S):
                     return await self._ask(sentinel)
@@ -242,13 +242,13 @@ class SentinelTarget(Target):
 
         return list(await asyncio.gather(*map(view, self._asked)))
 
-    async def _ask(self, sentinel: Target) -> SentinelView:
+    async def _ask(self, sentinel: Endpoint) -> SentinelView:
         try:
             return read_view(await ask(sentinel, questions(self._service)), sentinel.address)
         except BackendError as error:
             return SentinelView(sentinel.address, of_sentinel(error, sentinel.address))
 
-    def _shuffled(self) -> Sequence[Target]:
+    def _shuffled(self) -> Sequence[Endpoint]:
         return self._rng.sample(self._asked, len(self._asked))
 
     # -- listening ---------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class SentinelTarget(Target):
                 with contextlib.suppress(RedisError, OSError, BackendError):
                     await self._listen_to(sentinel)
 
-    async def _listen_to(self, sentinel: Target) -> None:
+    async def _listen_to(self, sentinel: Endpoint) -> None:
         socket = sentinel.socket()
         try:
             async with asyncio.timeout(LAST_S):
@@ -294,12 +294,12 @@ class SentinelTarget(Target):
             await self._find(everybody=True)
 
 
-OTHER_TARGETS: dict[str, Callable[[str, str], Target]] = {}
+OTHER_TARGETS: dict[str, Callable[[str, str], Endpoint]] = {}
 """What makes a target of a URL and a name, by the URL's scheme; ``streamworker.testing`` adds ``memory``."""
 
 
-def target_for(url: str, name: str, *, allow_plaintext: bool) -> Target:
+def target_for(url: str, name: str, *, allow_plaintext: bool) -> Endpoint:
     """Return the target of a URL that names one server, or the sentinels of one."""
     if kind_of(url) != SENTINEL:
-        return OTHER_TARGETS.get(url.partition("://")[0], Target)(url, name)
+        return OTHER_TARGETS.get(url.partition("://")[0], Endpoint)(url, name)
     return SentinelTarget(url, name, allow_plaintext=allow_plaintext)

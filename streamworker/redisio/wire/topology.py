@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
 from streamworker.redisio.wire.failures import look_at_error, translate
-from streamworker.redisio.wire.link import Target, ask
+from streamworker.redisio.wire.link import Endpoint, ask
 from streamworker.urls import each_server, host_and_port, kind_of, plaintext_host
 
 SLOTS = 16_384
@@ -43,12 +43,12 @@ def slot_of(key: str) -> int:
     return slot
 
 
-def seeds_of(url: str, name: str) -> list[Target]:
+def seeds_of(url: str, name: str) -> list[Endpoint]:
     """Return the nodes that a URL of a Cluster names."""
     scheme = kind_of(url) and url.partition("+")[0].lower()
     if scheme not in ("redis", "rediss"):
         raise ConfigurationError("The URL of Redis cannot be read.", remedy=_URL_REMEDY)
-    seeds = [Target(each, name) for each in each_server(url)]
+    seeds = [Endpoint(each, name) for each in each_server(url)]
     if any(seed.database for seed in seeds):
         raise ConfigurationError(
             "The URL of a Redis Cluster names a database other than 0, and a Cluster has no other.",
@@ -72,7 +72,7 @@ class Map:
         return sorted({address for address in self.slots if address is not None})
 
 
-def read_map(reply: Any, asked: Target) -> Map:
+def read_map(reply: Any, asked: Endpoint) -> Map:
     """Parse the reply to ``CLUSTER SLOTS`` of the node that was asked.
 
     A node that does not know its own host leaves it empty, which then means this node.
@@ -99,7 +99,7 @@ def read_map(reply: Any, asked: Target) -> Map:
 class Topology:
     """The known slot map of a Cluster, for one event loop; ``seeds`` are some of its nodes."""
 
-    def __init__(self, seeds: Sequence[Target], rng: random.Random | None = None) -> None:
+    def __init__(self, seeds: Sequence[Endpoint], rng: random.Random | None = None) -> None:
         self.seeds = seeds
         self._rng = rng or random.Random()
         self._map = Map([], frozenset())
@@ -127,7 +127,7 @@ class Topology:
         """Return the address of a slot's node; None if it is not known, or no node has the slot."""
         return self._map.slots[slot] if self._map.slots else None
 
-    def target(self, address: str) -> Target:
+    def target(self, address: str) -> Endpoint:
         """Return the target of a node, with the login of the URL."""
         host, _, port = address.rpartition(":")
         return self.seeds[0].at(host, int(port))
@@ -150,7 +150,7 @@ class Topology:
 
     # -- what calls have found out -----------------------------------------------------------
 
-    def moved(self, slot: int, host: str, port: int, by: Target) -> None:
+    def moved(self, slot: int, host: str, port: int, by: Endpoint) -> None:
         """Note the new node of a slot, and refresh the map: other slots may have moved, too."""
         address = self.named(host, port, by)
         slots = self._map.slots
@@ -160,7 +160,7 @@ class Topology:
             self._in_vain = 0
         self.look_soon()
 
-    def named(self, host: str, port: int, by: Target) -> str:
+    def named(self, host: str, port: int, by: Endpoint) -> str:
         """Return the address of a node that another one names."""
         # A node omits its own host, or sends `?`, if it does not know how clients reach it.
         target = by.at(by.host if host in ("", "?") else host, port)
@@ -214,14 +214,14 @@ class Topology:
         self._looked_s = asyncio.get_running_loop().time()
         raise refusal or BackendUnavailable(f"The URL of {self.address} names no node.")
 
-    def _whom_to_ask(self, suspects: set[str]) -> list[Target]:
+    def _whom_to_ask(self, suspects: set[str]) -> list[Endpoint]:
         """Return the nodes in the order in which to ask them, suspected nodes last."""
         known = {seed.address: seed for seed in self.seeds}
         known |= {address: self.target(address) for address in sorted(self._map.nodes)}
         order = self._rng.sample(list(known.values()), len(known))
         return sorted(order, key=lambda target: target.address in suspects)
 
-    async def _ask(self, target: Target) -> Map:
+    async def _ask(self, target: Endpoint) -> Map:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 (reply,) = await ask(target, [("CLUSTER", "SLOTS")])
@@ -255,7 +255,7 @@ class Topology:
             self.version += 1
             self._in_vain = 0
 
-    def _check(self, target: Target) -> None:
+    def _check(self, target: Endpoint) -> None:
         """Refuse to send a password as plain text to a machine that the URL does not name."""
         local = all(_is_this_machine(seed) for seed in self.seeds)
         if target.is_encrypted or not local or _is_this_machine(target):
@@ -268,5 +268,5 @@ class Topology:
         )
 
 
-def _is_this_machine(target: Target) -> bool:
+def _is_this_machine(target: Endpoint) -> bool:
     return plaintext_host(f"redis://{host_and_port(target.host, 1)}") is None

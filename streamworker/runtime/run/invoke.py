@@ -24,10 +24,10 @@ import pyarrow as pa
 from streamworker.context import Call, Context, Place, RowsOf
 from streamworker.core.data.entries import Entry
 from streamworker.errors import DecodeError, RecordError, in_words
-from streamworker.processors import Mode, ProcessorSpec
+from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.records.codecs import short
 from streamworker.records.entries import REPLAYED_FOR
-from streamworker.records.types import Kind
+from streamworker.records.types import RecordKind
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.run.state import Changes, PartitionState
 from streamworker.runtime.run.threads import registered
@@ -78,7 +78,7 @@ class Invoker:
         """Returns how many rows an entry has; None if each entry has one."""
         self._row_type: type = object
         if spec.output is not None:
-            self._row_type = dict if spec.output.kind is Kind.TYPED_DICT else spec.output.python_type
+            self._row_type = dict if spec.output.kind is RecordKind.TYPED_DICT else spec.output.python_type
         self.forwards_input = forwards_input(spec)
         """Whether a call that returns None forwards its records."""
         self._returns_rows_as_list = not issubclass(self._row_type, list)
@@ -224,7 +224,7 @@ class Invoker:
             returned: list[Any] = []
         elif isinstance(result, list) and self._returns_rows_as_list:
             returned = result
-        elif self.spec.mode is Mode.BATCH:
+        elif self.spec.mode is FunctionMode.BATCH:
             raise RecordError(
                 f"Processor {self.spec.name!r} returned a {type(result).__name__} for a batch.",
                 remedy=f"Return a list of {self._row_name()}, or None.",

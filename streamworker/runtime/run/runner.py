@@ -19,8 +19,7 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.context import Place
 from streamworker.core.events import StartRunner
-from streamworker.processors import Mode as ModeName
-from streamworker.processors import ProcessorSpec
+from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
@@ -41,7 +40,11 @@ def _ways_of(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
     """Return a processor's invoker, which calls its function, and its mode."""
     if not spec.uses_columns:
         one_by_one = KeyedMode if spec.concurrency > 1 else RecordMode
-        modes = {ModeName.BATCH: BatchMode, ModeName.RECORD: one_by_one, ModeName.STREAM: StreamMode}
+        modes = {
+            FunctionMode.BATCH: BatchMode,
+            FunctionMode.RECORD: one_by_one,
+            FunctionMode.STREAM: StreamMode,
+        }
         return Invoker, modes[spec.mode]
     # Importing pyarrow's functions costs 9 MB and 0.1 s, which other processors do not need.
     from streamworker.runtime.run.modes.columns import ColumnsInvoker, RowsMode

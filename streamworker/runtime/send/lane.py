@@ -42,7 +42,7 @@ def bytes_of(fields: Mapping[bytes, bytes]) -> int:
     return sum(len(name) + len(value) for name, value in fields.items())
 
 
-class Outcome(Enum):
+class AppendOutcome(Enum):
     """The outcome of an append that has ended."""
 
     WRITTEN = 1
@@ -73,7 +73,7 @@ class Part:
         return self.done.done()
 
 
-class Slice(NamedTuple):
+class AppendSlice(NamedTuple):
     """The entries of a part that are in one append."""
 
     part: Part
@@ -103,13 +103,13 @@ class Batch:
     before: "Batch | None" = None
     """The append that it follows, which was in flight when this one was made. None if there was none, or
     if it does not matter any more."""
-    slices: list[Slice] = field(default_factory=list)
+    slices: list[AppendSlice] = field(default_factory=list)
     size: int = 0
     unanswered: bool = False
     """Whether a try had no answer: it may have been written, or may still arrive."""
     found_no_room: bool = False
     """Whether a later try was refused because the partition is full."""
-    outcome: Outcome | None = None
+    outcome: AppendOutcome | None = None
     """None while it is in flight."""
     answer: AppendReply | None = None
     """Its answer, kept while the outcome of the append that it follows is unknown."""
@@ -144,13 +144,13 @@ class Batch:
             if each.is_last and not each.part.given_up:
                 each.part.done.set_result(EntryId(last_id.ms, last_id.seq - behind))
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: AppendOutcome) -> None:
         """Set the outcome; call it once."""
         self.outcome = outcome
         self.before = self.answer = None  # Otherwise it would keep all earlier appends in memory.
         lane = self.lane
         lane.under_way.remove(self)
-        lane.held = bool(lane.under_way) and (lane.held or outcome is not Outcome.WRITTEN)
+        lane.held = bool(lane.under_way) and (lane.held or outcome is not AppendOutcome.WRITTEN)
 
 
 @dataclass(slots=True)
@@ -212,7 +212,7 @@ class Lane:
             if left and (fits <= 0 or (count and batch.size + part.size > APPEND_BYTES_MAX)):
                 break
             if left:
-                batch.slices.append(Slice(part, part.taken, fits))
+                batch.slices.append(AppendSlice(part, part.taken, fits))
                 part.taken += fits
                 count += fits
                 batch.size += part.size

@@ -38,7 +38,15 @@ from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.redisio.wire.durability import NotDurable
 from streamworker.redisio.wire.failures import look_at_error
 from streamworker.runtime.durability import check_durability, durability_of, pipelines_of
-from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX, Batch, Encoded, Lane, OnFull, Outcome, Part
+from streamworker.runtime.send.lane import (
+    APPEND_ENTRIES_MAX,
+    AppendOutcome,
+    Batch,
+    Encoded,
+    Lane,
+    OnFull,
+    Part,
+)
 from streamworker.runtime.send.ledger import Losses, LostSends
 from streamworker.runtime.send.refusals import copy_of, full, not_in_time, refused_later, tell
 from streamworker.settings import Settings
@@ -174,7 +182,7 @@ class Lanes:
         finally:
             for batch in charge:
                 if batch.outcome is None and batch.answer is None:
-                    self._end(batch, Outcome.UNKNOWN)
+                    self._end(batch, AppendOutcome.UNKNOWN)
 
     async def _append(self, batches: list[Batch]) -> None:
         """Append until Redis answers or no sender waits; settled appends are removed from the list."""
@@ -242,7 +250,7 @@ class Lanes:
             batch.answer = reply  # Senders get their answers in order.
             return True
         if reply.code is AppendCode.EARLY:
-            if batch.before is not None and batch.before.outcome is Outcome.NOT_WRITTEN:
+            if batch.before is not None and batch.before.outcome is AppendOutcome.NOT_WRITTEN:
                 # It will never be written, however late a try arrives: the append that it follows never
                 # will be.
                 self._put_back(batch)
@@ -261,9 +269,9 @@ class Lanes:
 
     def _put_back(self, batch: Batch) -> None:
         batch.lane.put_back(batch)
-        self._end(batch, Outcome.NOT_WRITTEN)
+        self._end(batch, AppendOutcome.NOT_WRITTEN)
 
-    def _end(self, batch: Batch, outcome: Outcome) -> None:
+    def _end(self, batch: Batch, outcome: AppendOutcome) -> None:
         """Record the outcome of an append, and process the answer of the append that follows it."""
         batch.end(outcome)
         for behind in tuple(batch.lane.under_way):
@@ -281,7 +289,7 @@ class Lanes:
         lane.ledger.confirm(batch.number, batch.count, last_id)
         lane.room, lane.pauses, lane.undurable = APPEND_ENTRIES_MAX, None, ""
         batch.confirm(last_id)
-        self._end(batch, Outcome.WRITTEN)
+        self._end(batch, AppendOutcome.WRITTEN)
 
     def _compare(self, lane: Lane, reply: AppendReply) -> None:
         """Check whether Redis still knows the append before the one that it answers."""
@@ -331,7 +339,7 @@ class Lanes:
             tell(batch.lane.parts, error)
         if batch.is_wanted:
             return False
-        self._end(batch, Outcome.UNKNOWN)
+        self._end(batch, AppendOutcome.UNKNOWN)
         return True
 
     def _rested(self, lane: Lane) -> None:
@@ -350,4 +358,4 @@ class Lanes:
         for part, _, _ in batch.slices:
             if not part.given_up:
                 part.done.set_exception(copy_of(error))
-        self._end(batch, Outcome.UNKNOWN if batch.unanswered else Outcome.NOT_WRITTEN)
+        self._end(batch, AppendOutcome.UNKNOWN if batch.unanswered else AppendOutcome.NOT_WRITTEN)

@@ -67,7 +67,7 @@ rows. Only a query that begins in a log that was trimmed before waits, once."""
 
 
 @dataclass
-class Task(InputPartition):
+class ReadTask(InputPartition):
     """The input of one Spark task: slices of one or more partitions of the stream."""
 
     parts: tuple[Slice, ...]
@@ -148,10 +148,10 @@ class _RowReader:
         self._options = options
         self._target = arrow_target(schema)
 
-    def _tasks(self, parts: list[Slice]) -> list[Task]:
+    def _tasks(self, parts: list[Slice]) -> list[ReadTask]:
         """Split and pack slices into tasks, as ``minPartitions`` and ``maxPartitions`` say."""
         cut = offsets.split(parts, self._options.min_partitions)
-        return [Task(packed) for packed in offsets.pack(cut, self._options.max_partitions)]
+        return [ReadTask(packed) for packed in offsets.pack(cut, self._options.max_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task in the declared schema; Spark may run a task more than once."""
@@ -161,19 +161,19 @@ class _RowReader:
             include_metadata=self._options.include_metadata,
             drop_other_columns=self._options.drop_other_columns,
         )
-        parts = cast(Task, partition).parts
+        parts = cast(ReadTask, partition).parts
         return coalesce(conformer.conform(entry) for part in parts for entry in logs.read(part))
 
 
 class LogBatchReader(_RowReader, DataSourceReader):
     """Reads the logs once, from ``startingOffsets`` to ``endingOffsets``."""
 
-    def partitions(self) -> Sequence[Task]:
+    def partitions(self) -> Sequence[ReadTask]:
         """Return the tasks. They end at the current end of the logs at most; later rows are left out."""
         logs = AckedLogs(self._options)
         start = locate(self._options, logs, self._options.starting_offsets)
         end = locate(self._options, logs, self._options.ending_offsets)
-        return self._tasks(offsets.slices(start, end)) or [Task(())]
+        return self._tasks(offsets.slices(start, end)) or [ReadTask(())]
 
 
 class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -243,7 +243,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         """Return the ends of the logs, so that progress events show the lag in rows."""
         return offsets.to_json(self._tails) if self._tails else None
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[ReadTask]:
         """Return the tasks of a micro-batch.
 
         After a restart Spark also calls this for the interrupted batch, without ``latestOffset``; then

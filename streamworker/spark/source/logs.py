@@ -15,7 +15,7 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.redisio.data import ackedlog
-from streamworker.redisio.data.ackedlog import Link
+from streamworker.redisio.data.ackedlog import ChainLink
 from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in, whole
 from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.offsets import START, Offset, Position, Slice
@@ -263,8 +263,8 @@ class AckedLogs:
         return entries, (identity or b"").decode("utf-8", "replace")
 
     def _link(
-        self, part: Slice, id: EntryId, fields: Mapping[bytes, bytes], before: Link | None
-    ) -> Link | None:
+        self, part: Slice, id: EntryId, fields: Mapping[bytes, bytes], before: ChainLink | None
+    ) -> ChainLink | None:
         """Return an entry's link in the chain; None, after a warning, for an entry to skip."""
         where = self._where(part)
         try:
@@ -291,7 +291,7 @@ class AckedLogs:
         return link
 
     def _rows_of(
-        self, part: Slice, link: Link, fields: Mapping[bytes, bytes], position: int
+        self, part: Slice, link: ChainLink, fields: Mapping[bytes, bytes], position: int
     ) -> LogEntry | None:
         """Return the rows of an entry that lie in the slice and after ``position``."""
         try:
@@ -337,10 +337,10 @@ def report_loss(message: str, *, fail: bool, remedy: str = LOSS_REMEDY) -> None:
     raise DataLoss(message, remedy=remedy)
 
 
-def _before(part: Slice) -> Link | None:
+def _before(part: Slice) -> ChainLink | None:
     """Return the link of the entry before a slice, as it was when that entry was read."""
     try:
-        return Link(EntryId(part.start, 0), part.start, ZERO, EntryId.parse(part.last), part.epoch)
+        return ChainLink(EntryId(part.start, 0), part.start, ZERO, EntryId.parse(part.last), part.epoch)
     except ConfigurationError:  # The entry id is empty, or another program wrote to the lock.
         return None
 

@@ -46,7 +46,7 @@ ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BalanceChange:
     """A change of the document that the balancer wants."""
 
     cause: str
@@ -131,7 +131,7 @@ class Balancer:
 
     def __init__(self, rules: BalanceRules) -> None:
         self._rules = rules
-        self._verdict: Verdict | None = None
+        self._verdict: BalanceChange | None = None
         self._is_measuring = False
         self.is_our_turn = False
         """Whether this worker is the balancer."""
@@ -189,7 +189,7 @@ class Balancer:
         givers = {owner for p in now.moved(verdict.after) if (owner := now.owners[p])}
         return verdict.cause, now.names(givers or {me}), verdict.after
 
-    def seen(self, event: LoadsRead, membership: Membership) -> Verdict | None:
+    def seen(self, event: LoadsRead, membership: Membership) -> BalanceChange | None:
         """Handle the measured loads; return a change once enough looks in a row have wanted it."""
         self._is_asking, self._verdict = False, None
         if self._look_ms is None or membership.strategy != "weighted":
@@ -215,12 +215,12 @@ class Balancer:
         if lasting:
             self._has_begun = True
             after = measured.with_moves(lasting, event.server_ms)
-            self._verdict = Verdict("balance", membership.generation, after)
+            self._verdict = BalanceChange("balance", membership.generation, after)
             return self._verdict
         is_early = self._renewed_ms is not None and 0 <= event.server_ms - self._renewed_ms < MINUTE_MS
         if self._drifted >= self._rules.looks and not is_early:
             self._renewed_ms = event.server_ms
-            self._verdict = Verdict("weights", membership.generation, measured)
+            self._verdict = BalanceChange("weights", membership.generation, measured)
         return self._verdict
 
 

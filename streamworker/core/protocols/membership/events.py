@@ -41,7 +41,7 @@ class ChangeRefused(_WithDocument):
     """Answer to ``ChangeDocument`` and ``MendDocument``: another worker wrote this document first."""
 
 
-class Call(Enum):
+class DocumentCall(Enum):
     """Which call got no answer."""
 
     DOCUMENT = "document"
@@ -52,7 +52,7 @@ class Call(Enum):
 class CallFailed(Event):
     """A call about the document, ``ProbePeers`` or ``ReadLoads`` got no answer."""
 
-    call: Call
+    call: DocumentCall
 
     def __str__(self) -> str:
         return f"CallFailed: {self.call.value}"

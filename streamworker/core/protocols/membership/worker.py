@@ -113,11 +113,11 @@ class WorkerCore:
                 return knock + self._adopt(read, now_ms)
             case calls.DocumentChanged():
                 return self._adopt(self._talk.changed(event), now_ms)
-            case calls.CallFailed(calls.Call.DOCUMENT):
+            case calls.CallFailed(calls.DocumentCall.DOCUMENT):
                 self._talk.failed(now_ms)
-            case calls.CallFailed(calls.Call.PROBE):
+            case calls.CallFailed(calls.DocumentCall.PROBE):
                 self._asked = None
-            case calls.CallFailed(calls.Call.LOADS):
+            case calls.CallFailed(calls.DocumentCall.LOADS):
                 self._balancer.failed()
             case calls.LoadsRead():
                 self._balancer.seen(event, self.membership)

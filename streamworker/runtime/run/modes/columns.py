@@ -25,8 +25,7 @@ from streamworker.context import Context, Place, show_only, take_forwarded
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.errors import DecodeError, RecordError, in_words
-from streamworker.processors import Mode as ModeName
-from streamworker.processors import ProcessorSpec, Takes
+from streamworker.processors import FunctionMode, ProcessorSpec, Takes
 from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import as_it_came, rows_of, unpacked
 from streamworker.runtime.run.invoke import Decoded, Effects, Invoker
@@ -44,12 +43,12 @@ class ColumnsInvoker(Invoker):
     """Calls a function that takes columns, or that reads a stream of columns."""
 
     def __init__(self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int) -> None:
-        if spec.mode is ModeName.RECORD:
+        if spec.mode is FunctionMode.RECORD:
             spec = replace(spec, function=self._for_each(spec.function, is_async=spec.is_async))
         super().__init__(spec, place, state, threads)
         self._record = spec.stream.record
         self._is_arrow = spec.stream.codec == "arrow"
-        self.rows_of = rows_of if self._is_arrow and spec.mode is not ModeName.RECORD else None
+        self.rows_of = rows_of if self._is_arrow and spec.mode is not FunctionMode.RECORD else None
         self._give = _giver(spec.takes)
         self._output_name = b""
         if spec.forward and spec.output is not None:
@@ -78,7 +77,7 @@ class ColumnsInvoker(Invoker):
 
     async def call_batch(self, entries: Sequence[Entry], records: list[Any], attempt: int) -> Effects:
         """Call the function with the contents of some entries."""
-        if self.spec.mode is ModeName.RECORD:
+        if self.spec.mode is FunctionMode.RECORD:
             pairs = [(entry, record) for entry, item in zip(entries, records, strict=True) for record in item]
             return await self._call(pairs, entries, (), attempt)
         if self.spec.takes == "records":
