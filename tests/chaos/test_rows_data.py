@@ -104,7 +104,7 @@ async def test_a_damaged_membership_is_mended_by_its_group_and_ends_nobody(
                 was = Membership.parse(document).generation
                 await damage(team, document)
                 wrong_at = now_ms()
-                await team.until("the document is mended", partial(names_all, team, was), poll_s=0.01)
+                await team.until("the document is repaired", partial(names_all, team, was), poll_s=0.01)
                 samples.append(now_ms() - wrong_at)
                 assert await team.raw.exists(team.keys.damaged), "what stood there was not kept"
                 await asyncio.sleep(team.rng.uniform(0.3, 0.8))
@@ -120,7 +120,7 @@ async def test_a_damaged_membership_is_mended_by_its_group_and_ends_nobody(
     yard.record(
         "F23",
         f"truncated, other types, doubled ids, no UTF-8, a megabyte{how}",
-        target=f"mended by the group itself <= {MENDED_MS} ms; nobody ends",
+        target=f"repaired by the group itself <= {MENDED_MS} ms; nobody ends",
         most_ms=MENDED_MS,
         samples_ms=samples,
         said=f"nobody ended, 0 violations; no partition changed hands in {moved_nothing}",

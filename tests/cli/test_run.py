@@ -134,8 +134,8 @@ def test_with_reload_a_change_starts_the_worker_anew(
     (shop / "shop.py").write_text(source + "\n1 / 0\n", "utf-8")
     wait_for(lambda: "ZeroDivisionError" in worker.log(), "the broken file is tried")
     assert worker.running
-    (shop / "shop.py").write_text(source + "\n# mended, and longer\n", "utf-8")
-    wait_for(lambda: worker.log().count("worker_started") == 2, "the mended file runs")
+    (shop / "shop.py").write_text(source + "\n# repaired, and longer\n", "utf-8")
+    wait_for(lambda: worker.log().count("worker_started") == 2, "the repaired file runs")
     assert "worker_left" in worker.log()
     child = psutil.Process(worker.pid).children()[0]
     worker.terminate()

@@ -205,7 +205,7 @@ def put(raw: Raw, key: str, kind: str = "list") -> None:
 
 def mending(seen: str, after: Membership) -> MendDocument:
     """Return what a core asks for that has seen damage in place of a document."""
-    return MendDocument(seen, after, GroupChanged(0, "mended", "a", ()), after.generation + 1)
+    return MendDocument(seen, after, GroupChanged(0, "repaired", "a", ()), after.generation + 1)
 
 
 def everything(raw: Raw) -> dict[bytes, Any]:

@@ -111,12 +111,12 @@ async def check(place: Place, history: History) -> str:
     assert answer(log, fields, start, rng) in (None, history.values[start.rows : tail_of(fields).rows])
 
     assert await mend_logs(place) == (["done"] if is_ahead else [])
-    mended, fields, stored = await place.look()
-    assert list(history.ours(mended).items()) == list(history.ours(log).items()), "a commit is lost"
+    repaired, fields, stored = await place.look()
+    assert list(history.ours(repaired).items()) == list(history.ours(log).items()), "a commit is lost"
     rest = iter(log)
-    assert all(entry in rest for entry in mended), "the repair has changed an entry, or the order of two"
+    assert all(entry in rest for entry in repaired), "the repair has changed an entry, or the order of two"
     tail = tail_of(fields)
-    assert answer(mended, fields, start, rng) in (None, history.values[start.rows : tail.rows])
+    assert answer(repaired, fields, start, rng) in (None, history.values[start.rows : tail.rows])
     checkpoint = EntryId.parse(fields[b"checkpoint"])
     if is_only_ahead and is_ahead and not history.has_gone_on and tail.rows > lock.rows:
         assert checkpoint.ms <= history.last_checkpoint(), "source entries are passed over"
@@ -132,13 +132,13 @@ async def check(place: Place, history: History) -> str:
         if not owner or rng.randrange(3) == 0:
             held, owner = await place.own("w2", generation=2), "w2"
         assert (await place.try_commit(history, held, owner)).code is CommitCode.OK
-        mended, fields, _ = await place.look()
+        repaired, fields, _ = await place.look()
         tail, checkpoint = tail_of(fields), EntryId.parse(fields[b"checkpoint"])
-    found = answer(mended, fields, start, rng)
+    found = answer(repaired, fields, start, rng)
     assert found in (None, history.values[start.rows :])
-    assert found is not None or not is_only_ahead, "the log is not mended"
+    assert found is not None or not is_only_ahead, "the log is not repaired"
     if is_only_ahead:
-        return "mended" if is_ahead else "read"
+        return "repaired" if is_ahead else "read"
     return "refused" if found is None else "read"
 
 
@@ -168,15 +168,15 @@ async def check_many(url: str, seed: int, count: int) -> Counter[str]:
     "count", [LOGS, pytest.param(LOGS_SOAK, marks=[pytest.mark.soak, pytest.mark.timeout(3_600)])]
 )
 async def test_of_forged_logs_no_commit_is_lost_and_nothing_wrong_is_read(redis_url: str, count: int) -> None:
-    """Those that were only ahead are mended, and the others are read right or refused.
+    """Those that were only ahead are repaired, and the others are read right or refused.
 
     In full with a new seed in each run.
     """
     seed = 1 if count == LOGS else int(time.time())
     found = await check_many(redis_url, seed, count)
     print(
-        f"seed {seed}: {found['mended']:,} logs were mended, {found['read']:,} read right, "
+        f"seed {seed}: {found['repaired']:,} logs were repaired, {found['read']:,} read right, "
         f"{found['refused']:,} refused; no commit was lost, and nothing was read wrong"
     )
     assert min(found.values()) > count // 10, found
-    assert found.keys() == {"mended", "read", "refused"}
+    assert found.keys() == {"repaired", "read", "refused"}

@@ -23,7 +23,7 @@ def known(*ids: str) -> Membership:
     return replace(Membership.empty(4, "range"), generation=10, members=members, owners=owners)
 
 
-async def mended(group: Group, seen: str, after: Membership) -> membership_events.DocumentChanged:
+async def repaired(group: Group, seen: str, after: Membership) -> membership_events.DocumentChanged:
     done = await group.do(mending(seen, after))
     assert isinstance(done, membership_events.DocumentChanged)
     return done
@@ -34,7 +34,7 @@ async def test_damage_is_put_aside_and_the_document_is_written_in_one_step(group
     raw.set(GROUP.members, "no document")
     raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "gone.1": "5|6|run|0"})
     raw.hset(GROUP.loads, mapping={"a.1": "0:1", "gone.1": "0:1"})
-    done = await mended(group, fingerprint(b"no document"), known("a.1", "b.1"))
+    done = await repaired(group, fingerprint(b"no document"), known("a.1", "b.1"))
     stored = Membership.parse(raw.get(GROUP.members))
     assert stored == replace(known("a.1", "b.1"), generation=done.generation)
     assert done.generation > 1_600_000_000_000
@@ -44,7 +44,7 @@ async def test_damage_is_put_aside_and_the_document_is_written_in_one_step(group
     assert raw.hgetall(GROUP.loads) == {b"a.1": b"0:1"}
     told: Any = raw.xrange(GROUP.control)
     ((_, fields),) = told
-    assert fields[b"cause"] == b"mended" and int(fields[b"generation"]) == done.generation
+    assert fields[b"cause"] == b"repaired" and int(fields[b"generation"]) == done.generation
 
 
 @pytest.mark.parametrize("kind", sorted(OTHER_TYPES.keys() - {"string"}))
@@ -53,7 +53,7 @@ async def test_a_value_of_another_type_is_put_aside_as_it_is(group: Group, raw: 
     put(raw, GROUP.members, kind)
     read: Any = await group.do(membership_events.ReadDocument())
     assert (read.document, read.foreign) == (None, kind)
-    await mended(group, kind, known("a.1"))
+    await repaired(group, kind, known("a.1"))
     assert raw.type(GROUP.members) == b"string" and raw.type(GROUP.damaged) == kind.encode()
 
 
@@ -62,7 +62,7 @@ async def test_what_is_kept_is_bounded_whatever_was_written(group: Group, raw: R
     """Python and Lua make the same fingerprint of a value of any length; the last copy is there."""
     raw.rpush(GROUP.damaged, "an older one")
     raw.set(GROUP.members, b"\xff" * length)
-    await mended(group, fingerprint(b"\xff" * length), known("a.1"))
+    await repaired(group, fingerprint(b"\xff" * length), known("a.1"))
     assert raw.get(GROUP.damaged) == b"\xff" * min(length, KEPT_BYTES)
 
 

@@ -24,7 +24,7 @@ SHRINK_RUNS = 150
 ANSWERS = {
     "membership": {
         *("DocumentRead", "DocumentChanged", "ChangeRefused", "lost: True", "lost: False"),
-        *("PeersProbed", "LoadsRead", "mended", "put aside"),
+        *("PeersProbed", "LoadsRead", "repaired", "put aside"),
         *("said: beats", "said: loads", "said: beats, and no heartbeats"),
         *("LocksAnswered", "Acquired", "Held", "Stale", "LocksReleased", "released: True", "released: False"),
         *("append: OK", "append: DUP", "OK", "DUP", "FENCED", "GAP", "FULL"),

@@ -287,13 +287,13 @@ class Twins:
         seen = (there, there, there, self.seen)[step.how % 4]
         self.seen = there
         known = self.known[OWNERS[step.who]]
-        message = GroupChanged(0, "mended", OWNERS[step.who], ())
+        message = GroupChanged(0, "repaired", OWNERS[step.who], ())
         answer = await self._effect(
             membership_events.MendDocument(seen, known, message, known.generation + 1)
         )
         if isinstance(answer, membership_events.DocumentChanged):
             self.known[OWNERS[step.who]] = replace(known, generation=answer.generation)
-            self.met.add("mended")
+            self.met.add("repaired")
         elif isinstance(answer, membership_events.DocumentRead):
             self.met.add("put aside")
 

@@ -126,7 +126,7 @@ def test_later_members_let_the_first_do_it() -> None:
     bench = Bench.running("w2.1", "w3.1", ME)
     shown(bench, b"")
     assert names(bench.wait(PAUSE_MS + 2 * PACE_MS - 1)) == []
-    assert names(bench.changed(5_001, "mended")) == ["ReadDocument"]
+    assert names(bench.changed(5_001, "repaired")) == ["ReadDocument"]
     assert names(bench.read(group("w2.1", "w3.1", ME, generation=5_001))) == []
     assert of_type(bench.wait(TIMING.heartbeat_interval_ms), membership_events.MendDocument) == []
 

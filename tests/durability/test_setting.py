@@ -77,7 +77,7 @@ def test_a_server_that_confirms_before_it_has_written_is_refused(
 
 
 def test_this_server_confirms_more_often_than_it_writes(durable: EmbeddedServer) -> None:
-    """Why: with everysec it writes to its disk once a second. When this fails, it has been mended."""
+    """Why: with everysec it writes to its disk once a second. When this fails, it has been repaired."""
     with raw(durable) as client:
         client.config_set("appendfsync", "everysec")
         began = time.monotonic()

@@ -64,7 +64,7 @@ async def test_a_heartbeat_that_failed_is_sent_again_before_the_next_one_is_due(
 
 @pytest.mark.anyio
 async def test_a_key_that_is_written_over_is_named_once_and_ends_no_heartbeat(redis_url: str) -> None:
-    """That of the heartbeats is mended by the first one, and that of the loads is left alone."""
+    """That of the heartbeats is repaired by the first one, and that of the loads is left alone."""
     group = Membership.empty(2, "range").with_member(Member("a.1", "a", "host", 1, 1))
     beats: list[HeartbeatDone] = []
     settings = Settings(redis_url=redis_url, heartbeat_interval_ms=100)

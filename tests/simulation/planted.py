@@ -237,7 +237,7 @@ class _NoCompare(RedisModel):
         return super().change(replace(effect, expected=self._generation()))
 
 
-@_model("heartbeats of those whom a mended document does not know go on", "damage,herd,start")
+@_model("heartbeats of those whom a repaired document does not know go on", "damage,herd,start")
 class _KeepsStrangersBeats(RedisModel):
     def mend(self, effect: membership_events.MendDocument) -> ev.Event:
         beats = dict(self.beats)

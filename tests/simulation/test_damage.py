@@ -29,7 +29,7 @@ def test_damage_before_there_is_a_document_is_put_aside(how: str) -> None:
 
 @pytest.mark.parametrize("how", sorted(WRITTEN))
 def test_damage_on_top_of_damage_is_mended(how: str) -> None:
-    """The second comes before the first is mended, whether there is something to read in it or not."""
+    """The second comes before the first is repaired, whether there is something to read in it or not."""
     assert len(noted(damage(4_000, "is other JSON"), damage(4_010, how))) == 2
     assert len(noted(damage(4_000, how), damage(4_010, "is empty"))) == 2
 

@@ -43,7 +43,7 @@ def world_of(*effects: ev.Effect) -> tuple[World, Says]:
 
 def test_a_core_that_mends_a_document_while_it_reads_it_is_found() -> None:
     """One call at most is under way about the document, whichever kind it is."""
-    mend = membership_events.MendDocument("list", GROUP, GroupChanged(0, "mended", "w1", ()), 1)
+    mend = membership_events.MendDocument("list", GROUP, GroupChanged(0, "repaired", "w1", ()), 1)
     for other in (membership_events.ReadDocument(), mend):
         world, _ = world_of(mend, other)
         assert ["two calls about one thing" in str(each) for each in world.checker.violations] == [True]

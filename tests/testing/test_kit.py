@@ -128,11 +128,11 @@ async def test_a_dead_letter_that_is_replayed_is_handled_and_was_not_sent_again(
     """By the group that had given it up."""
     app = App("shop")
     orders = app.stream("orders", Order, key="customer", partitions=1)
-    mended = False
+    repaired = False
 
     @app.processor(orders, on_error="dead_letter", attempts=1)
     async def book(order: Order) -> Order:
-        if order.amount < 0 and not mended:
+        if order.amount < 0 and not repaired:
             raise ValueError("a negative amount")
         return order
 
@@ -141,7 +141,7 @@ async def test_a_dead_letter_that_is_replayed_is_handled_and_was_not_sent_again(
         await worker.until_drained()
         (letter,) = await worker.dead_letters(book)
         assert letter.error.startswith("ValueError: a negative amount")
-        mended = True
+        repaired = True
         async with Backend.open(app.settings.redis_url, name="operator") as backend:
             await replay_dead(backend, GroupKeys("shop", "orders", "book"), 0, [letter.id])
         await worker.until_drained()

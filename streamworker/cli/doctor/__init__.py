@@ -1,1 +1,1 @@
-"""``streamworker doctor`` and ``streamworker repair``: what is checked, and what is mended."""
+"""``streamworker doctor`` and ``streamworker repair``: what is checked, and what is repaired."""

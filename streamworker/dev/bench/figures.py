@@ -18,7 +18,7 @@ class BenchFigures:
 
     Examples
     --------
-    >>> Figures("batch handler", "events/s", (300.0, 100.0, 200.0)).median
+    >>> BenchFigures("batch handler", "events/s", (300.0, 100.0, 200.0)).median
     200.0
     """
 

@@ -53,7 +53,7 @@ class BenchEvent(msgspec.Struct):
 
     Examples
     --------
-    >>> msgspec.json.encode(Event(1, "k1", 1.5))
+    >>> msgspec.json.encode(BenchEvent(1, "k1", 1.5))
     b'{"number":1,"key":"k1","amount":1.5,"sent_ns":0}'
     """
 

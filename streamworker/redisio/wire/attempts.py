@@ -75,12 +75,12 @@ class ConnectAttempts:
 
     >>> async def refused() -> None:
     ...     raise BackendUnavailable("Redis at db1:6379 cannot be reached: Connection refused.")
-    >>> async def knock(gate: Gate) -> str:
+    >>> async def knock(gate: ConnectAttempts) -> str:
     ...     try:
     ...         await gate.through(refused, waits=False)
     ...     except BackendUnavailable as error:
     ...         return f"{error} ({gate.attempts} so far)"
-    >>> gate = Gate()
+    >>> gate = ConnectAttempts()
     >>> asyncio.run(knock(gate)) == asyncio.run(knock(gate))
     True
     >>> gate.attempts

@@ -84,7 +84,7 @@ class Endpoint:
     def at(self, host: str, port: int) -> "Endpoint":
         """Return a target for another server with the same login and options.
 
-        >>> Target("redis://:secret@db1.example:7000", "t").at("db2.example", 7001).address
+        >>> Endpoint("redis://:secret@db1.example:7000", "t").at("db2.example", 7001).address
         'db2.example:7001'
         """
         other = copy(self)

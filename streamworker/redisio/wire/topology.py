@@ -78,7 +78,7 @@ def read_map(reply: Any, asked: Endpoint) -> Map:
     A node that does not know its own host leaves it empty, which then means this node.
 
     >>> reply = [[0, 16383, [b"db1", 7000, b"id"], [b"db2", 7001, b"id"]]]
-    >>> found = read_map(reply, Target("redis://seed:1", "t"))
+    >>> found = read_map(reply, Endpoint("redis://seed:1", "t"))
     >>> found.slots[77], sorted(found.nodes), found.primaries
     ('db1:7000', ['db1:7000', 'db2:7001'], ['db1:7000'])
     """
