@@ -18,7 +18,7 @@ import structlog
 from streamworker.app import App, Processor, Stream
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.errors import ConfigurationError, ProcessingError
+from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.processors import ProcessorSpec
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.ackedlog import decode_entry, deserialize_schema
@@ -107,10 +107,14 @@ class LocalWorker:
         try:
             with anyio.fail_after(timeout):
                 while True:
-                    snapshot = await self.snapshot()
-                    if condition(snapshot):
-                        return snapshot
-                    shown = "; ".join(map(_in_words, snapshot.processors.values()))
+                    try:
+                        snapshot = await self.snapshot()
+                    except BackendUnavailable as error:  # On a busy machine an answer may take longer.
+                        shown = str(error)
+                    else:
+                        if condition(snapshot):
+                            return snapshot
+                        shown = "; ".join(map(_in_words, snapshot.processors.values()))
                     # Nothing tells when Redis holds what is waited for.
                     await anyio.sleep(POLL_S)
         except TimeoutError:
