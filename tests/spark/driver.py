@@ -37,13 +37,14 @@ def pipelines_in(folder: Path) -> list[PipelineSpec]:
     ]
 
 
-def main(folder: Path, master: str = "local[2]") -> int:
+def run_until_stopped(pipelines: list[PipelineSpec], master: str = "local[2]") -> int:
+    """Run pipelines until SIGTERM, with what they log on standard error."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    return run_pipelines(pipelines_in(folder), master=master, stop=stop)
+    return run_pipelines(pipelines, master=master, stop=stop)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
+    sys.exit(run_until_stopped(pipelines_in(Path(sys.argv[1])), *sys.argv[2:]))

@@ -38,11 +38,19 @@ WAITS = "waits for the previous driver to end"
 class Driver:
     """A Spark driver in a process group of its own, with its JVM."""
 
-    def __init__(self, folder: Path, redis_url: str, scratch: str, master: str = "local[2]") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        redis_url: str,
+        scratch: str,
+        master: str = "local[2]",
+        *,
+        module: str = "tests.spark.driver",
+    ) -> None:
         self._log = (folder / "driver.log").open("ab")
         environ = {"STREAMWORKER_REDIS_URL": redis_url, "STREAMWORKER_CONNECTIONS": "", "TMPDIR": scratch}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.driver", str(folder), master],
+            [sys.executable, "-m", module, str(folder), master],
             env={**os.environ, **environ},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
