@@ -51,7 +51,7 @@ def start_query(
         writer = writer.queryName(spec.name).option("checkpointLocation", checkpoint)
         query: StreamingQuery = writer.trigger(**trigger).start()
     except AnalysisException as error:
-        if "streamworker.errors." in str(error):  # The source's own, such as Redis that gives no answer.
+        if "Traceback (most recent call last)" in str(error):  # The source's, such as Redis that is away.
             raise
         raise ConfigurationError(
             f"Spark refuses pipeline {spec.name!r}: {str(error).splitlines()[0]}",

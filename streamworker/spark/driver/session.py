@@ -218,6 +218,7 @@ def _start(
             files = {"stdout": output, "stderr": output, "pass_fds": (lock, *keep_open)}
             gateway = launch(spark_conf, popen_kwargs=files)
             SparkContext(gateway=gateway, conf=spark_conf)
+            spark = SparkSession.builder.getOrCreate()
         except Exception as error:  # noqa: BLE001, pyspark and py4j raise many kinds
             _forget_gateway()
             os.close(lock)
@@ -225,7 +226,6 @@ def _start(
                 f"Spark did not start on {master}: {str(error).splitlines()[0]}",
                 remedy=f"Spark's output is in {log_path}.",
             ) from None
-    spark = SparkSession.builder.getOrCreate()
     _quiet_pyspark()
     register(spark)
     return Session(spark, log_path, False, scratch, gateway.proc, lock)
