@@ -41,6 +41,10 @@ HOLDS = {
         "none."
     ),
     "sw:{app.stream:GROUP}:readers": "Name of a reader of the acked logs to its positions, JSON; they guard trimming.",
+    "sw:{app.stream:GROUP}:holds": (
+        "Name of a running batch read of the acked logs to where it begins and until when workers keep "
+        "its rows, JSON; workers delete what is over."
+    ),
     "sw:{app.stream:GROUP}:schemas": (
         "Fingerprint to Arrow schema of the acked logs; `current` names the newest. Workers restore "
         "theirs."

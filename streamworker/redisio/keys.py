@@ -179,6 +179,11 @@ class GroupKeys(StreamKeys):
         return f"{self._group_tag}:readers"
 
     @property
+    def holds(self) -> str:
+        """Positions that batch reads of the acked logs hold for a limited time."""
+        return f"{self._group_tag}:holds"
+
+    @property
     def schemas(self) -> str:
         """Arrow schemas of the acked logs."""
         return f"{self._group_tag}:schemas"
@@ -232,6 +237,7 @@ SHARED: tuple[KeyRow, ...] = (
     KeyRow("sw:{app.stream:GROUP}:beats", "hash"),
     KeyRow("sw:{app.stream:GROUP}:loads", "hash"),
     KeyRow("sw:{app.stream:GROUP}:readers", "hash"),
+    KeyRow("sw:{app.stream:GROUP}:holds", "hash"),
     KeyRow("sw:{app.stream:GROUP}:schemas", "hash"),
 )
 """What is kept under every protocol; ``group.protocols`` adds the rest. docs/redis-keys.md says what each

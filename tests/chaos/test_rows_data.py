@@ -247,7 +247,7 @@ WRONG: dict[str, Callable[[Any, str], Any]] = {
 
 
 PARTITIONS_OWN = {"events", "producer", "lock", "acked", "dead", "state"}
-GROUPS_OWN = {"stream", "members", "damaged", "beats", "control", "loads", "readers", "schemas"}
+GROUPS_OWN = {"stream", "members", "damaged", "beats", "control", "loads", "readers", "holds", "schemas"}
 PROTOCOLS_OWN = {"claims": "claim", "grab": "lease", "allocation": "lease"}
 """Keys of groups that coordinate otherwise."""
 ALL_WAIT = {"claims"}

@@ -3,7 +3,7 @@
 import pytest
 
 from streamworker.core.data.entries import ZERO, EntryId
-from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.data.readers import HOLD_MS, ReaderPosition
 from streamworker.redisio.data import streams
 from streamworker.redisio.group import readers
 from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, register_reader, request
@@ -109,6 +109,26 @@ async def test_a_reader_that_cannot_be_read_holds_everything_back(group: Group, 
     for broken in ("", "[]", "{}", '{"p": {"0": "x"}, "log": {}, "at": 1}', "\xff"):
         raw.hset(GROUP.readers, "broken", broken.encode("latin-1"))
         assert await readers.slowest_rows(group.backend, GROUP) == {}
+
+
+async def test_a_hold_keeps_rows_until_it_ends(group: Group, raw: Raw) -> None:
+    """Those that are over, cannot be read, or end later than any hold may, count for nothing and go."""
+    log, now_ms = (await group.own()).log, await group.backend.time_ms()
+    for name, until_ms, held_log in (
+        ("now", now_ms + HOLD_MS, log),
+        ("other", now_ms + HOLD_MS, "another log"),
+        ("over", now_ms, log),
+        ("forged", now_ms + 10 * HOLD_MS, log),
+    ):
+        hold = ReaderPosition({0: 7 if name == "now" else 1}, {0: held_log}, now_ms, until_ms=until_ms)
+        raw.hset(GROUP.holds, name, hold.text())
+    raw.hset(GROUP.holds, b"\xff", b"[no json")
+    assert await readers.slowest_rows(group.backend, GROUP) == {}, "a hold alone lets nothing be trimmed"
+    assert set(raw.hkeys(GROUP.holds)) == {b"now", b"other"}
+    await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: log}, 5))
+    assert await readers.slowest_rows(group.backend, GROUP) == {0: 7}
+    raw.hdel(GROUP.holds, "now")
+    assert await readers.slowest_rows(group.backend, GROUP) == {0: 100}
 
 
 async def test_a_forgotten_reader_holds_nothing_back(group: Group) -> None:

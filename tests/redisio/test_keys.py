@@ -64,7 +64,7 @@ def test_the_table_has_every_key_and_its_true_form() -> None:
         STREAM.groups(0),
         *(getattr(GROUP, name)(0) for name in ("lock", "acked", "copy", "dead", "state")),
         *(getattr(GROUP, name) for name in ("members", "control", "beats", "loads", "readers")),
-        *(getattr(GROUP, name) for name in ("damaged", "schemas")),
+        *(getattr(GROUP, name) for name in ("damaged", "holds", "schemas")),
         *map(GROUP.of_group, HASHES),
     }
     assert {row.key.replace(".P}", ".0}") for row in KEY_TABLE} == made

@@ -16,6 +16,7 @@ from typer.testing import Result
 
 from streamworker import App, Context
 from streamworker.core.control import GroupChanged
+from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.events import MendDocument
 from streamworker.core.protocols.membership.mending import fingerprint
@@ -360,6 +361,8 @@ def test_a_reader_has_all_that_it_needs(
     assert sum(entry.batch.num_rows for part in slices for entry in logs.read(part)) == 2
     logs.register(tails, 1, retry=False)
     logs.hold(["late"], tails, 1, retry=False)
+    logs.renew("batch-1", ReaderPosition({0: 0}, {0: tails[0].log}, 1), retry=False)
     assert admin.hexists(READERS, "q") and admin.hexists(READERS, "late")
+    assert admin.hexists(f"{GROUP_TAG}:holds", "batch-1")
     for client in clients.values():
         client.close()

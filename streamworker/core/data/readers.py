@@ -1,13 +1,18 @@
 """The position of a reader of the acked logs, and its stored form.
 
 A reader writes its own position: Spark's driver writes the offsets before which it will not read again.
-Workers read all of them, since trimming waits for the slowest reader. The module travels to Spark Connect
+Workers read all of them, since trimming waits for the slowest reader. A batch read, which has no reader
+name, writes its start as a **hold**: a position with a time limit. The module travels to Spark Connect
 servers, so it imports the standard library only.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+HOLD_MS = 60_000
+"""How long workers respect a hold that is not renewed. Tasks renew it three times as often; the time also
+covers tasks that wait for a free core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,12 @@ class ReaderPosition:
     """Whether the reader has read nothing yet."""
     late_rows: int = 0
     """Rows that were trimmed before the reader began, though it was to read all that there are."""
+    until_ms: int = 0
+    """When a hold ends, by the server's clock; 0 for the position of a named reader, which does not end."""
+
+    def holds(self, now_ms: int) -> bool:
+        """Return whether a hold is in force. One that ends too late was written before a clock went back."""
+        return 0 < self.until_ms - now_ms <= 2 * HOLD_MS
 
     def text(self) -> str:
         """Return the stored form.
@@ -38,7 +49,7 @@ class ReaderPosition:
             "log": {str(p): log for p, log in sorted(self.logs.items())},
             "at": self.at_ms,
         }
-        rest = {"begins": self.begins, "late": self.late_rows}
+        rest = {"begins": self.begins, "late": self.late_rows, "until": self.until_ms}
         return json.dumps(
             fields | {name: value for name, value in rest.items() if value}, separators=(",", ":")
         )
@@ -58,6 +69,7 @@ def read_position(text: str | bytes) -> ReaderPosition:
             int(fields["at"]),
             fields.get("begins") is True,
             int(fields.get("late", 0)),
+            int(fields.get("until", 0)),
         )
     except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError):
         return ReaderPosition({}, {}, 0)

@@ -196,7 +196,7 @@ async def forget_group(backend: Backend, facts: Facts) -> bool:
 def group_keys(keys: GroupKeys) -> tuple[str, ...]:
     """Return the keys of a group that belong to no partition, in the script's order."""
     fixed = (keys.members, keys.beats, keys.control, keys.loads, keys.readers, keys.schemas, keys.damaged)
-    return *fixed, *(keys.of_group(name) for name in HASHES)
+    return *fixed, keys.holds, *(keys.of_group(name) for name in HASHES)
 
 
 async def note(

@@ -106,7 +106,7 @@ ROLES = (
             ("stream", "lock", "acked", "schemas"),
             read_only=True,
         ),
-        (Grant(("hget", "hset"), ("readers",)),),
+        (Grant(("hget", "hset"), ("readers", "holds")),),
     ),
     Role(
         "viewer",
@@ -149,7 +149,7 @@ def acl_rules(app: str, role: str, durability: str = "memory") -> list[str]:
     >>> acl_rules("shop", "reader")[:5]
     ['resetkeys', 'resetchannels', 'clearselectors', '-@all', '%R~sw:{shop.*}:stream']
     >>> acl_rules("shop", "reader")[-1]
-    '(~sw:{shop.*}:readers +hget +hset)'
+    '(~sw:{shop.*}:readers ~sw:{shop.*}:holds +hget +hset)'
     """
     check_name("app", app)
     found = next((known for known in ROLES if known.name == role), None)

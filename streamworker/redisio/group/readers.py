@@ -1,5 +1,8 @@
 """Readers of the acked logs, and their positions; trimming waits for the slowest reader.
 
+Batch reads have no reader name. Each writes a hold instead, which ends by itself. Holds have a key of their
+own: workers of earlier versions would take one for a reader that never moves.
+
 An operator must remove a reader that will never come back: otherwise the logs fill up to their limit and
 commits wait.
 """
@@ -10,7 +13,8 @@ from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.errors import BackendError
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.info import pairs_of
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import ms_of, pairs_of
 from streamworker.redisio.wire.link import Argument
 
 
@@ -23,9 +27,17 @@ async def slowest_rows(backend: Backend, keys: GroupKeys) -> dict[int, int]:
     """Return the rows that all readers have read, for each partition that every reader has begun.
 
     A position in a log that was replaced since says nothing about the new log, and counts as no
-    position. Without readers the result is empty: no reader has said which rows may be dropped.
+    position. Without readers the result is empty: no reader has said which rows may be dropped. Holds
+    never let rows be dropped, they only keep them; the call deletes those that are over.
     """
-    readers = (await positions(backend, keys)).values()
+    asked = [("HGETALL", keys.readers), ("HGETALL", keys.holds), ("TIME",)]
+    flat_readers, flat_holds, time = all_answered(await backend.pipeline(asked))
+    readers, now_ms = read_readers(flat_readers).values(), ms_of(time)
+    holds = {name: read_position(value) for name, value in pairs_of(flat_holds).items()}
+    # This may also delete a hold that is renewed right now, after its end; its task soon renews it again.
+    if over := [name for name, hold in holds.items() if not hold.holds(now_ms)]:
+        await backend.execute("HDEL", keys.holds, *over)
+    held = [hold for name, hold in holds.items() if name not in over]
     if not readers:
         return {}
     shared = sorted(set.intersection(*(set(reader.rows) for reader in readers)))
@@ -34,7 +46,8 @@ async def slowest_rows(backend: Backend, keys: GroupKeys) -> dict[int, int]:
     for partition, log in zip(shared, await backend.pipeline(commands), strict=True):
         identity = log.decode("utf-8", "replace") if isinstance(log, bytes) else None
         if identity is not None and all(r.logs.get(partition) == identity for r in readers):
-            slowest[partition] = min(reader.rows[partition] for reader in readers)
+            here = [hold for hold in held if hold.logs.get(partition) == identity]
+            slowest[partition] = min(each.rows.get(partition, 0) for each in (*readers, *here))
         elif isinstance(log, BackendError) and len(shared) == 1:
             raise log
     return slowest

@@ -3,7 +3,8 @@
 -- since the caller read the group.
 --
 -- KEYS  1 members (string)  2 beats (hash)  3 control (stream)  4 loads (hash)  5 readers (hash)
---       6 schemas (hash)  7 damaged (any)  8 claims (hash)  9 grab (hash)  10 allocation (hash)
+--       6 schemas (hash)  7 damaged (any)  8 holds (hash)  9 claims (hash)  10 grab (hash)
+--       11 allocation (hash)
 -- ARGV  1 generation that was read; '' if there was no document
 --       then (member id, its heartbeat as it was read; '' if there was none) for each member
 -- reply [OK, keys removed] | [CHANGED] | [BADTYPE, key]

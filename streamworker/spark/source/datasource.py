@@ -29,8 +29,9 @@ Examples
 import json
 import logging
 import time
+import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -44,9 +45,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from streamworker.errors import BackendError, ConfigurationError
+from streamworker.core.data import readers
+from streamworker.core.data.readers import ReaderPosition
+from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.spark.source import offsets
-from streamworker.spark.source.logs import AckedLogs, report_loss
+from streamworker.spark.source.logs import TRIMMED_REMEDY, AckedLogs, LogEntry, report_loss
 from streamworker.spark.source.offsets import START, Position, Slice
 from streamworker.spark.source.options import Offsets, SourceOptions, Where, parse_options
 from streamworker.spark.source.schema import Conformer, arrow_target, coalesce, spark_schema, widen
@@ -63,7 +66,10 @@ distinguished from one that has stopped."""
 READER_KNOWN_S = 2.5
 """How long a new reader waits until all workers know it: longer than their ``trim_interval_ms``, 2 s by
 default. Until then workers trim by the readers that they know, and could trim the new reader's first
-rows. Only a query that begins in a log that was trimmed before waits, once."""
+rows. Only a query or batch read that begins in a log that was trimmed before waits, once."""
+
+Hold = tuple[str, ReaderPosition]
+"""The name of a batch read's hold, and where the read begins."""
 
 
 @dataclass
@@ -71,6 +77,8 @@ class ReadTask(InputPartition):
     """The input of one Spark task: slices of one or more partitions of the stream."""
 
     parts: tuple[Slice, ...]
+    hold: Hold | None = None
+    """The hold of the whole read: each running task renews it for those that have not begun."""
 
 
 class StreamworkerDataSource(DataSource):
@@ -136,6 +144,7 @@ def _place(options: SourceOptions, p: int, where: Where, first: Position, tail: 
         report_loss(
             f"Offset {where} is given for partition {p}, whose rows up to {first.rows} were trimmed.",
             fail=options.fail_on_data_loss,
+            remedy=TRIMMED_REMEDY,
         )
         return first
     return Position(where, tail.log)
@@ -161,19 +170,58 @@ class _RowReader:
             include_metadata=self._options.include_metadata,
             drop_other_columns=self._options.drop_other_columns,
         )
-        parts = cast(ReadTask, partition).parts
-        return coalesce(conformer.conform(entry) for part in parts for entry in logs.read(part))
+        task = cast(ReadTask, partition)
+        entries = (entry for part in task.parts for entry in logs.read(part))
+        return coalesce(conformer.conform(entry) for entry in _renewing(logs, task.hold, entries))
+
+
+def _renewing(logs: AckedLogs, hold: Hold | None, entries: Iterator[LogEntry]) -> Iterator[LogEntry]:
+    """Yield entries, and renew a hold before the first one and three times within its limit."""
+    due_s = time.monotonic()
+    while True:
+        if hold is not None and time.monotonic() >= due_s:
+            try:
+                logs.renew(*hold, retry=False)
+            except BackendError as error:
+                log.warning("The hold of a batch read could not be renewed in Redis: %s", error)
+            due_s = time.monotonic() + readers.HOLD_MS / 3000
+        if (entry := next(entries, None)) is None:
+            return
+        yield entry
 
 
 class LogBatchReader(_RowReader, DataSourceReader):
-    """Reads the logs once, from ``startingOffsets`` to ``endingOffsets``."""
+    """Reads the logs once, from ``startingOffsets`` to ``endingOffsets``.
+
+    Workers keep its rows while it runs: it has no reader name, and so a hold that it renews.
+    """
 
     def partitions(self) -> Sequence[ReadTask]:
         """Return the tasks. They end at the current end of the logs at most; later rows are left out."""
         logs = AckedLogs(self._options)
         start = locate(self._options, logs, self._options.starting_offsets)
         end = locate(self._options, logs, self._options.ending_offsets)
-        return self._tasks(offsets.slices(start, end)) or [ReadTask(())]
+        hold = self._hold(logs, offsets.slices(start, end))
+        if hold is not None:
+            firsts = logs.first_positions({p: start[p] for p in hold[1].rows})
+            if any(first.rows for first in firsts.values()):
+                time.sleep(READER_KNOWN_S)
+                # Rows may have been trimmed during the wait. From here on workers know the hold.
+                start = locate(self._options, logs, self._options.starting_offsets)
+        tasks = self._tasks(offsets.slices(start, end)) or [ReadTask(())]
+        return [replace(task, hold=hold) for task in tasks]
+
+    def _hold(self, logs: AckedLogs, parts: Sequence[Slice]) -> Hold | None:
+        """Register where the read begins; return None for a read without rows, or if Redis refuses."""
+        rows, identities = {part.partition: part.start for part in parts}, {p.partition: p.log for p in parts}
+        hold = f"batch-{uuid.uuid4().hex[:8]}", ReaderPosition(rows, identities, 0)
+        try:
+            if parts:
+                logs.renew(*hold, retry=True)
+                return hold
+        except BackendRefused as error:  # ACL files made by earlier versions do not allow it.
+            log.warning("Rows may be trimmed while this batch read runs: %s", error)
+        return None
 
 
 class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -1,22 +1,24 @@
 """A Spark query's calls to Redis: it reads the acked logs of one processor.
 
-A query writes positions to the group's ``readers`` hash, and reads everything else. It uses no consumer
-group, so any number of queries read the same logs, each at its own pace. The lock hashes hold the row
-counts of their logs, so a query fetches no payload to find the end of a log.
+A query writes positions to the group's ``readers`` hash, a batch read to ``holds``, and reads everything
+else. It uses no consumer group, so any number of queries read the same logs, each at its own pace. The
+lock hashes hold the row counts of their logs, so a query fetches no payload to find the end of a log.
 """
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from streamworker.core.data import readers
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.redisio.data import ackedlog
 from streamworker.redisio.data.ackedlog import ChainLink
 from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in, whole
+from streamworker.redisio.wire.info import ms_of
 from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.offsets import START, Offset, Position, Slice
 from streamworker.spark.source.options import SourceOptions
@@ -91,7 +93,7 @@ class AckedLogs:
         while True:
             looked_at = range(self._partitions)
             fields = ("rows", "log", "checkpoint", "tail")
-            count, *locks, (seconds, micros) = self._connection.pipeline(
+            count, *locks, time = self._connection.pipeline(
                 [
                     ("HGET", self._stream_keys.meta, "partitions"),
                     *(("HMGET", self._keys.lock(p), *fields) for p in looked_at),
@@ -108,7 +110,7 @@ class AckedLogs:
             if self._partitions == len(looked_at):
                 break
         tails = {p: _tail(*lock) for p, lock in zip(looked_at, locks, strict=True)}
-        return tails, int(seconds) * 1000 + int(micros) // 1000
+        return tails, ms_of(time)
 
     def first_positions(self, tails: Offset) -> dict[int, Position]:
         """Return the position before the oldest row that each log still holds: not 0 after a trim.
@@ -192,6 +194,17 @@ class AckedLogs:
         for name in missing:
             self._write_position(name, firsts, at_ms, begins=True, retry=retry)
 
+    def renew(self, name: str, hold: ReaderPosition, *, retry: bool) -> None:
+        """Keep the rows after a batch read's start from being trimmed, for ``HOLD_MS`` from now on.
+
+        It writes the whole hold, whether or not it is still there: a task that begins late, or runs again,
+        protects the rows that are left.
+        """
+        (time,) = self._connection.pipeline([("TIME",)], retry=retry)
+        now_ms = ms_of(time)
+        text = replace(hold, at_ms=now_ms, until_ms=now_ms + readers.HOLD_MS).text()
+        self._connection.call(lambda redis: redis.hset(self._keys.holds, name, text), retry=retry)
+
     def _write_position(
         self, reader: str, offset: Offset, at_ms: int, *, begins: bool, late: int = 0, retry: bool
     ) -> None:
@@ -245,7 +258,7 @@ class AckedLogs:
                 if position >= part.end:
                     break
         if position < part.end:
-            self._report_loss(f"Rows {position + 1} to {part.end} are missing from {self._where(part)}.")
+            self._report_missing(part, position, part.end, max(next_id, part.end))
         if identity != part.log:
             self._report_loss(f"{self._where(part).capitalize()} was deleted or replaced while it was read.")
 
@@ -296,8 +309,7 @@ class AckedLogs:
         """Return the rows of an entry that lie in the slice and after ``position``."""
         try:
             if link.start > position:
-                missing = f"Rows {position + 1} to {min(link.start, part.end)}"
-                self._report_loss(f"{missing} are missing from {self._where(part)}.")
+                self._report_missing(part, position, min(link.start, part.end), link.id.ms)
             if link.start >= part.end:
                 return None
             fingerprint = ackedlog.schema_of(link.id, fields)
@@ -311,6 +323,17 @@ class AckedLogs:
         at_ms = whole(fields.get(b"at", b"")) or 0
         return LogEntry(part.partition, min(link.id.ms, part.end), rows, str(link.last), link.epoch, at_ms)
 
+    def _report_missing(self, part: Slice, after: int, end: int, next_id: int) -> None:
+        """Report missing rows as trimmed if the same log begins no earlier than at ``next_id``."""
+        missing = f"Rows {after + 1} to {end} are missing from {self._where(part)}"
+        entries, identity = self._range(part.partition, 0, 1)
+        first = entries[0][0].ms if entries else self.tails().get(part.partition, START).rows
+        if identity != part.log or first < next_id:
+            self._report_loss(f"{missing}.")
+        else:
+            why = "workers trim what all readers with a name have read"
+            self._report_loss(f"{missing}: they were trimmed ({why}).", remedy=TRIMMED_REMEDY)
+
     def _report_loss(self, message: str, **other: str) -> None:
         report_loss(message, fail=self._options.fail_on_data_loss, **other)
 
@@ -321,6 +344,11 @@ class AckedLogs:
 LOSS_REMEDY = (
     "If Redis lost data, restore it; otherwise give the query a new checkpoint directory, a new table "
     "and another reader name, or accept the loss with failOnDataLoss=false."
+)
+TRIMMED_REMEDY = (
+    "Redis lost nothing. Run a batch read again: it begins with the rows that are left. Give a streaming "
+    "query a reader name (option reader): then trimming waits for it. Or go on without these rows: "
+    "failOnDataLoss=false."
 )
 INSPECT_REMEDY = (
     "Redis went back to an older state, or another program wrote to the log. Look at the entries with XRANGE "
