@@ -1,15 +1,19 @@
 """A Spark driver of its own, to be killed: ``python -m tests.spark.driver FOLDER [MASTER]``.
 
 Runs two pipelines over the acked logs of ``tests.spark.acked`` until SIGTERM: ``legs`` appends
-every row, ``totals`` keeps one row a user.
+every row, ``totals`` keeps one row a user. On a Connect server, ``sc://...``, runs beside them
+``broken``, of which each batch fails.
 """
 
 import logging
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
@@ -28,6 +32,15 @@ def totals(frame: DataFrame) -> DataFrame:
     return frame.groupBy("user").agg(F.count("*").alias("orders"), F.sum("n").alias("n"))
 
 
+def fail(batches: Iterable[pa.RecordBatch]) -> NoReturn:
+    """Fail in a Python process of Spark."""
+    raise ValueError(f"{sum(batch.num_rows for batch in batches)} rows are too many")
+
+
+def broken(frame: DataFrame) -> DataFrame:
+    return frame.select("n").mapInArrow(fail, "n long")
+
+
 def pipelines_in(folder: Path) -> list[PipelineSpec]:
     """Return the two pipelines, with their tables in a folder."""
     limit = {"maxRowsPerTrigger": ROWS_A_BATCH}
@@ -43,8 +56,17 @@ def run_until_stopped(pipelines: list[PipelineSpec], master: str = "local[2]") -
     logging.getLogger("py4j").setLevel(logging.WARNING)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    if master.startswith("sc://"):
+        return run_pipelines(pipelines, remote=master, stop=stop)
     return run_pipelines(pipelines, master=master, stop=stop)
 
 
+def main(folder: Path, master: str = "local[2]") -> int:
+    specs = pipelines_in(folder)
+    if master.startswith("sc://"):
+        specs.insert(0, pipeline(broken, name="broken", path=str(folder / "broken")))
+    return run_until_stopped(specs, master)
+
+
 if __name__ == "__main__":
-    sys.exit(run_until_stopped(pipelines_in(Path(sys.argv[1])), *sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

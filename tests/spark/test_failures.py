@@ -49,10 +49,10 @@ def test_a_stream_that_is_not_declared_yet_is_waited_for() -> None:
 def test_a_machine_that_is_too_busy_is_told_from_a_fault() -> None:
     """It passes with the load, so a pipeline is not given up for it as soon as for others."""
     failure = read_failure(BUSY)
-    assert failure.too_busy
+    assert failure.may_last
     assert not failure.final
     assert "too busy" in failure.message
-    assert not read_failure(OF_SPARK).too_busy
+    assert not read_failure(OF_SPARK).may_last
 
 
 def test_a_module_that_is_missing_is_not_tried_again() -> None:

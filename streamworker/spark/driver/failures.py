@@ -42,8 +42,8 @@ class Failure:
     """Whether a restart cannot help."""
     nothing_there_yet: bool = False
     """Whether no worker or producer has declared the stream in Redis yet."""
-    too_busy: bool = False
-    """Whether a Python process of Spark did not start in time because of the machine's load."""
+    may_last: bool = False
+    """Whether the cause may last for minutes: a machine that is too busy, or a Spark server that is away."""
 
 
 def read_failure(text: str, log_path: Path | None = None) -> Failure:
@@ -56,7 +56,7 @@ def read_failure(text: str, log_path: Path | None = None) -> Failure:
             return _of_python(*tail[-1])
     if TOO_BUSY in text:
         message = f"{TOO_BUSY} within 10 s: the machine is too busy, or Python does not start there."
-        return Failure("Spark", message, final=False, too_busy=True)
+        return Failure("Spark", message, final=False, may_last=True)
     ours = _OURS.findall(text)
     if ours:
         kind, message = ours[-1]

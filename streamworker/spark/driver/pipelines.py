@@ -27,6 +27,7 @@ from streamworker.spark.driver.queries import start_query
 from streamworker.spark.driver.session import Session, open_session
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,9 @@ LOG_INTERVAL_S = 10.0
 """Interval at which the progress of a pipeline with new rows is logged."""
 RESTARTS_MAX = 5
 """Restarts in a row, without a finished micro-batch between them, before a pipeline fails for good."""
-BUSY_RESTARTS_MAX = 30
-"""The same for failures that only the machine's load causes; with the pauses, a quarter of an hour."""
+LASTING_RESTARTS_MAX = 30
+"""The same for failures whose cause may last: a busy machine, or a Spark server that is away; with the
+pauses, a quarter of an hour."""
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 30_000
 
 OnProgress = Callable[[PipelineProgress], None]
@@ -194,12 +196,14 @@ class _Run:
     failure: Failure | None = None
     active: bool = True
     _query: "StreamingQuery | None" = None
+    _spark: "SparkSession | None" = None
+    """The session that the query was started in; a remote one may have been renewed since."""
     _last: PipelineProgress | None = None
     _seen: tuple[int, str] = (-1, "")
     _failures: int = 0
-    """Failures since the last finished micro-batch, without those in :attr:`_busy`."""
-    _busy: int = 0
-    """Failures since then that only the machine's load caused."""
+    """Failures since the last finished micro-batch, without those in :attr:`_lasting`."""
+    _lasting: int = 0
+    """Failures since then whose cause may last."""
     _start_at: float = 0.0
     _log_at: float = 0.0
     _rows: int = 0
@@ -212,13 +216,16 @@ class _Run:
         """
         together = [run.spec for run in runs if run.active]
         try:
+            if self.session.remote:
+                self.session.renew(self.spec.name)
+            self._spark = self.session.spark
             self._query = start_query(self.spec, self.session, together=together, once=self.once)
         except ConfigurationError:
             raise
         except Exception as error:
             if self.session.has_ended(within_s=JVM_END_S):
                 raise
-            self._fail(read_failure(str(error), self.session.log_path))
+            self._fail(self._failure_of(error))
         else:
             log.info("pipeline %s runs", self.spec.name)
 
@@ -233,17 +240,30 @@ class _Run:
                 except ConfigurationError as refusal:
                     self._fail(Failure("ConfigurationError", str(refusal), final=True))
             return
-        ended = not self._query.isActive
-        self._report_progress(self._query)
-        if not ended:
-            return
-        error = self._query.exception()
+        error: Exception | None
+        try:
+            ended = not self._query.isActive
+            self._report_progress(self._query)
+            if not ended:
+                return
+            error = self._query.exception()
+        except Exception as lost:
+            if not self.session.remote:
+                raise
+            error = lost
         self._query = None
         if error is None:
             self.active = False
             self._report_state("done")
         else:
-            self._fail(read_failure(str(error), self.session.log_path))
+            self._fail(self._failure_of(error))
+
+    def _failure_of(self, error: Exception) -> Failure:
+        session = self.session
+        if session.remote and (self._spark is not session.spark or not session.is_known()):
+            message = f"The Spark server does not answer, or was restarted: {type(error).__name__}."
+            return Failure("BackendUnavailable", message, final=False, may_last=True)
+        return read_failure(str(error), session.log_path)
 
     def stop(self, deadline: float) -> None:
         """Wait until ``deadline`` for the current micro-batch, then stop the query."""
@@ -251,10 +271,15 @@ class _Run:
         if query is None:
             self.active = False
             return
-        while time.monotonic() < deadline and query.status["isTriggerActive"]:
-            time.sleep(0.05)
-        self._report_progress(query)
-        query.stop()
+        try:
+            while time.monotonic() < deadline and query.status["isTriggerActive"]:
+                time.sleep(0.05)
+            self._report_progress(query)
+            query.stop()
+        except Exception as error:
+            if not self.session.remote:
+                raise
+            log.warning("pipeline %s was not stopped on the server: %s", self.spec.name, type(error).__name__)
         self.active = False
         self._report_state("stopped")
 
@@ -268,7 +293,7 @@ class _Run:
             key = (int(event.batchId), str(event.timestamp))
             if key > self._seen:
                 self._seen = key
-                self._failures = self._busy = 0
+                self._failures = self._lasting = 0
                 self._last = from_event(self.spec.name, event)
                 self._log(self._last)
                 if self.on_progress is not None:
@@ -287,17 +312,17 @@ class _Run:
 
     def _fail(self, failure: Failure) -> None:
         waits = failure.nothing_there_yet and not self.once
-        if failure.too_busy:
-            self._busy += 1
+        if failure.may_last:
+            self._lasting += 1
         elif not waits:
             self._failures += 1
-        too_many = self._failures > RESTARTS_MAX or self._busy > BUSY_RESTARTS_MAX
+        too_many = self._failures > RESTARTS_MAX or self._lasting > LASTING_RESTARTS_MAX
         if (failure.final and not waits) or too_many:
             self.failure, self.active = failure, False
             log.error("pipeline %s failed: %s", self.spec.name, failure.message)
             self._report_state("failed", failure.message)
             return
-        count = self._busy if failure.too_busy else self._failures
+        count = self._lasting if failure.may_last else self._failures
         pause_s = pause_ms(count, self._rng.random, first_ms=FIRST_PAUSE_MS, max_ms=LONGEST_PAUSE_MS) / 1000
         self._start_at = time.monotonic() + pause_s
         self._seen = (-1, "")

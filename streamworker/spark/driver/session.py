@@ -12,12 +12,13 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.spark.driver.java import find_java
@@ -58,6 +59,9 @@ SOCKET_PATH_BYTES_MAX = 103
 STOP_TIMEOUT_S = 15.0
 """How long a stop waits for the JVM to end before it kills it."""
 
+REMOTE_RETRIES: dict[str, Any] = {"max_retries": 4, "initial_backoff": 100, "backoff_multiplier": 2.0}
+"""How a call to a server that is away is retried: it fails after 1.5 s; by Spark's default, after minutes."""
+
 
 @dataclass
 class Session(AbstractContextManager["Session"]):
@@ -70,6 +74,7 @@ class Session(AbstractContextManager["Session"]):
     _scratch: Path | None = None
     _jvm: "subprocess.Popen[bytes] | None" = None
     _scratch_lock: int | None = None
+    _connect: "Callable[[], SparkSession] | None" = None
 
     @property
     def parallelism(self) -> int | None:
@@ -85,6 +90,30 @@ class Session(AbstractContextManager["Session"]):
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def is_known(self) -> bool:
+        """Return whether a remote server answers, and knows this session; one that was restarted does not."""
+        try:
+            self.spark.conf.get(SHUFFLE)
+        except Exception:  # noqa: BLE001, pyspark and grpc raise many kinds
+            return False
+        return True
+
+    def renew(self, query_name: str) -> None:
+        """Make a new session on the remote server if it does not know this one any more.
+
+        If it does, a query of this name may still run there, unseen while the server was out of reach:
+        stop it, since Spark refuses a second one of its name.
+        """
+        try:
+            for query in self.spark.streams.active:
+                if query.name == query_name:
+                    query.stop()
+        except Exception:
+            if self._connect is None:
+                raise
+            self.spark.stop()
+            self.spark = self._connect()
 
     def stop(self) -> None:
         """End the session and its local JVM. A second call does nothing more.
@@ -152,16 +181,16 @@ def open_session(
             raise ConfigurationError(
                 "Both a Spark master and a remote server are given.", remedy="Use --master or --remote."
             )
-        session = _connect(name, remote, conf or {})
-    else:
-        session = _start(name, master or "local[*]", redis_url, log_path, dict(conf or {}), keep_open)
-    if (
-        shuffle_partitions
-        and session.spark.conf.get(SHUFFLE) == SHUFFLE_UNSET
-        and SHUFFLE not in (conf or {})
-    ):
-        session.spark.conf.set(SHUFFLE, max(shuffle_partitions, 4))
+        connect = partial(_connect, name, remote, dict(conf or {}), shuffle_partitions)
+        return Session(connect(), None, remote=True, _connect=connect)
+    session = _start(name, master or "local[*]", redis_url, log_path, dict(conf or {}), keep_open)
+    _fit_shuffles(session.spark, conf or {}, shuffle_partitions)
     return session
+
+
+def _fit_shuffles(spark: "SparkSession", conf: Mapping[str, str], partitions: int | None) -> None:
+    if partitions and spark.conf.get(SHUFFLE) == SHUFFLE_UNSET and SHUFFLE not in conf:
+        spark.conf.set(SHUFFLE, max(partitions, 4))
 
 
 def _need_pyspark() -> None:
@@ -325,31 +354,41 @@ def _forget_gateway() -> None:
 # -- remote ----------------------------------------------------------------------------------
 
 
-def _connect(name: str, remote: str, conf: Mapping[str, str]) -> Session:
+def _connect(
+    name: str, remote: str, conf: Mapping[str, str], shuffle_partitions: int | None
+) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     if not remote.startswith("sc://"):
         raise ConfigurationError(
             f"{remote!r} is not a Spark Connect server.", remedy="Write it as sc://host:15002."
         )
-    builder = SparkSession.builder.remote(remote).appName(name)
-    for key, value in {**EVERYWHERE, **conf}.items():
-        if not key.startswith("spark.ui."):
-            builder = builder.config(key, value)
+    settings = {"spark.app.name": name, **EVERYWHERE, **conf}
+    spark: Any = None  # a remote one has attributes that the type lacks
     try:
-        spark = builder.getOrCreate()
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+
+        # Without settings, which come later, the builder does not call the server yet.
+        spark = SparkSession.builder.remote(remote).create()
+        spark.client.set_retry_policies([DefaultPolicy(**REMOTE_RETRIES)])
+        spark.conf._set_all(  # noqa: SLF001, as the builder does: it passes over those of the whole server
+            {key: value for key, value in settings.items() if not key.startswith("spark.ui.")}, silent=True
+        )
         register(spark, by_value=True)
+        _fit_shuffles(spark, conf, shuffle_partitions)
     except ImportError as error:
         raise ConfigurationError(
             f"Spark Connect needs a package that is not here: {error}",
             remedy="Run: pip install 'pyspark[connect]'",
         ) from None
     except Exception as error:
+        if spark is not None:
+            spark.stop()
         raise BackendUnavailable(
             f"The Spark server {remote.partition(';')[0]} did not answer: {type(error).__name__}.",
             remedy="Is it running, of Spark 4.2 or later, and is the port 15002 reachable?",
         ) from error
-    return Session(spark, None, remote=True)
+    return cast("SparkSession", spark)
 
 
 def register(spark: "SparkSession", *, by_value: bool = False) -> None:
