@@ -149,7 +149,11 @@ def test_a_connect_server_killed_under_three_pipelines_costs_no_row(
                     "the broken one is given up",
                     timeout_s=START_S,
                 )
-                assert driver.end() == 1
+                server.kill()
+                stopped_at = time.monotonic()
+                assert driver.end() == 1, "a stop without a server is a stop"
+                assert time.monotonic() - stopped_at < 2 * TOLD_WITHIN_S
+                assert "Traceback" not in (tmp_path / "driver.log").read_text()
             finally:
                 driver.kill()
         finally:

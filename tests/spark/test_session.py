@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,6 +121,18 @@ def test_a_remote_server_has_a_scheme_of_its_own_and_no_master_beside_it() -> No
         open_session("x", master="local[1]", remote="sc://h:1")
     with pytest.raises(ConfigurationError, match="sc://host:15002"):
         open_session("x", remote="spark://h:7077")
+
+
+def test_a_query_that_went_on_while_its_server_was_out_of_reach_is_stopped_before_it_is_started() -> None:
+    """Spark refuses a second query of a name, and the first one is the one that nobody watches."""
+    stopped: list[str] = []
+
+    def query(name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, stop=lambda: stopped.append(name))
+
+    spark: Any = SimpleNamespace(streams=SimpleNamespace(active=[query("legs"), query("totals")]))
+    Session(spark, None, remote=True).renew("legs")
+    assert stopped == ["legs"]
 
 
 def test_pyspark_missing_or_old_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
