@@ -22,7 +22,7 @@ from streamworker.errors import DataLoss
 from streamworker.redisio.data import ackedlog
 from streamworker.redisio.keys import GroupKeys
 from streamworker.spark.source.logs import AckedLogs
-from streamworker.spark.source.offsets import Slice
+from streamworker.spark.source.offsets import Position, Slice
 from streamworker.spark.source.options import SourceOptions
 from tests.redisio.acked import encoded, stored
 
@@ -55,6 +55,9 @@ class Shelf(AckedLogs):
 
     def _range(self, p: int, first: int, count: int) -> tuple[list[tuple[EntryId, Fields]], str]:
         return [entry for entry in self._entries if entry[0].ms >= first][:count], LOG
+
+    def tails(self) -> dict[int, Position]:
+        return {}
 
     def _schema(self, fingerprint: str) -> pa.Schema:
         return SCHEMA

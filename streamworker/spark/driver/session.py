@@ -434,6 +434,7 @@ TRAVELLING = (
     "streamworker.core.pauses",
     "streamworker.redisio.keys",
     "streamworker.redisio.wire.failures",
+    "streamworker.redisio.wire.info",
     "streamworker.redisio.wire.primaries",
     "streamworker.redisio.data.ackedlog",
     "streamworker.spark.source.offsets",
