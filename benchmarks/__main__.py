@@ -29,7 +29,8 @@ from streamworker.tui.figures import counted
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 What = StrEnum(
-    "What", "PRODUCE PROCESS LIMITS COLUMNS LATENCY WAITING PARTITIONS IDLE MEMORY REBALANCE SPARK ALL"
+    "What",
+    "PRODUCE PROCESS BROKERS LIMITS COLUMNS LATENCY WAITING PARTITIONS IDLE MEMORY REBALANCE SPARK ALL",
 )
 """The scenes that can be measured."""
 

@@ -88,6 +88,8 @@ class Rebalances:
         self._app = make_app(self._environ)
         self._keys = GroupKeys(self._name, "ticks", "handled")
         self._children: dict[str, Child] = {}
+        self._acquired: set[tuple[int, int]] = set()
+        """Partition and epoch of each acquisition that a look has seen."""
         self._live: list[str] = []
         self._stack = contextlib.AsyncExitStack()
 
@@ -175,6 +177,7 @@ class Rebalances:
         for owner, epoch, since in await self._backend.pipeline(commands):
             name = (owner or b"").decode()
             found.append(Held(name.rpartition(".")[0], int(epoch or 0), int(since or 0)))
+        self._acquired.update((p, held.epoch) for p, held in enumerate(found))
         return found
 
     async def rest(self, timeout_s: float | None = None) -> tuple[list[Held], bool]:
@@ -247,7 +250,7 @@ class Rebalances:
         after it. Unless :meth:`load` is active, commands are counted instead of pauses.
         """
         locks, _ = await self.rest(before_s)
-        workers = len(self._live)
+        workers, seen = len(self._live), len(self._acquired)
         async with CommandCount(self._url if not is_loaded else None) as count:
             await asyncio.sleep(quiet_s)
             at_rest = count.total / quiet_s
@@ -268,7 +271,7 @@ class Rebalances:
             protocol=self.protocol,
             workers=workers,
             partitions=self.partitions,
-            moves=sum(now.epoch - was.epoch for was, now in zip(locks, after, strict=True)),
+            moves=len(self._acquired) - seen,
             least=least_moves([each.owner for each in locks], self.live),
             spread=spread((each.owner for each in after), self._live),
             balance_ms=last_ms - at_ms if is_even else None,

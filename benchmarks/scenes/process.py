@@ -4,7 +4,7 @@ from benchmarks.contest import Contest, Peer
 from benchmarks.figures import LOOP, Row, Target, rows_against
 from streamworker.dev.bench.figures import figures_of
 from streamworker.dev.bench.programs import Program
-from streamworker.dev.bench.scenes import BATCH, FORWARDING, RECORD, handling
+from streamworker.dev.bench.scenes import BATCH, FORWARDING, PACKED, RECORD, handling
 from streamworker.dev.bench.task import payloads
 
 HANDWRITTEN = Program(LOOP, ("-m", "benchmarks.peers.handwritten"))
@@ -29,7 +29,9 @@ async def process(contest: Contest) -> list[Row]:
     """Measure all kinds of handlers against a hand-written loop and other libraries, on the same records."""
     contest.say("filling")
     ground = contest.ground
-    keys = {"events": await ground.fill_records("events", contest.records, partitions=contest.partitions)}
+    size = {"partitions": contest.partitions}
+    keys = {"events": await ground.fill_records("events", contest.records, **size)}
+    keys[PACKED] = await ground.fill_packed(PACKED, contest.records, **size)
     peers = contest.installed([FASTSTREAM, TASKIQ])
     if FASTSTREAM in peers:
         keys["faststream"] = ground.keys("faststream", 1)

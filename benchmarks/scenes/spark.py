@@ -11,7 +11,7 @@ from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
 from streamworker.dev.bench.figures import BenchFigures
 from streamworker.dev.bench.programs import STALL_S, BenchFailed, Program
-from streamworker.dev.bench.scenes import FORWARDING
+from streamworker.dev.bench.scenes import FORWARDING, PACKED
 from streamworker.dev.bench.task import Begun
 from streamworker.errors import JavaMissing
 
@@ -68,11 +68,11 @@ def _open(url: str) -> "Session":
 async def _log_of(contest: Contest, partitions: int) -> tuple[dict[str, str], int]:
     """Let a worker forward all records; return the options that read its log, and the number of rows."""
     contest.say("filling")
-    keys = await contest.ground.fill_records("events", contest.records, partitions=partitions)
+    keys = await contest.ground.fill_packed(PACKED, contest.records, partitions=partitions)
     async with contest.started(FORWARDING, keys) as worker:
         await worker.told(Begun)
         await worker.done()
-        log = {"app": contest.ground.name, "stream": "events", "processor": worker.task.group}
+        log = {"app": contest.ground.name, "stream": PACKED, "processor": worker.task.group}
     return log, await contest.ground.length(keys)
 
 

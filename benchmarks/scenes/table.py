@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks.contest import Contest
 from benchmarks.figures import Row
 from benchmarks.report import Report
+from benchmarks.scenes.brokers import brokers
 from benchmarks.scenes.columns import columns
 from benchmarks.scenes.limits import limits
 from benchmarks.scenes.process import process
@@ -25,6 +26,7 @@ Scene = Callable[[Contest], Awaitable[list[Row]]]
 SCENES: dict[str, Scene] = {
     "produce": produce,
     "process": process,
+    "brokers": brokers,
     "limits": limits,
     "columns": columns,
     "latency": latency,
@@ -73,7 +75,7 @@ async def run_contests(
         if profile is not None:
             say("profile")
             await _profile(Contest(ground, 1, records, partitions), profile)
-        machine = describe(await ground.server(), also=("faststream", "taskiq-redis"))
+        machine = describe(await ground.server(), also=("faststream", "taskiq-redis", "rstream", "nats-py"))
     return Report(machine=machine, rows=rows, left_out=left_out, failed=failed, runs=runs, command=command)
 
 
