@@ -20,7 +20,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
-from docs.redis_keys import HOLDS
+from docs.redis_keys import HOLDS, PACKED_ENTRY
 from docs.reference import render as render_cli
 from streamworker.cli.exit_codes import MEANINGS, ExitCode
 from streamworker.cli.workers.metrics import METRICS
@@ -171,6 +171,8 @@ def keys_page() -> str:
         "reads the stream by itself should pass over it, too: it has read the record before. A worker of a",
         "version that does not know the field handles the entry as any other.",
         "",
+        *PACKED_ENTRY.splitlines(),
+        "",
         'With `codec="arrow"` an entry holds many rows ([columns](columns.md)), in these fields:',
         "",
         "| field | holds |",
@@ -314,7 +316,7 @@ def happenings() -> str:
         form = pattern.replace(r"(w\w+)", "w1").replace(r"(\w+)", "ID").replace(r"(\d+)", "N")
         form = form.replace("(.+)", "w1 w2").replace("(?:each partition|partition N)", "partition N")
         form = form.replace("((?:is|has|gives) .+)", "is cut off")
-        forms.append(form.replace("( and cannot be stopped)?", " and cannot be stopped"))
+        forms.append(re.sub(r"\((?:\?:)?([^()]+)\)\?", r"\1", form))
     return "\n".join(["```text", *forms, "```"])
 
 

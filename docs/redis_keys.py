@@ -3,12 +3,18 @@
 HOLDS = {
     "sw:{app.stream}:stream": "How the stream is declared: app, stream, partitions, codec, created_at (ms).",
     "sw:{app.stream.P}:events": (
-        "Entries of partition P: field `v` is the payload and `h.<name>` are headers; or plain fields. "
+        "Entries of partition P: field `v` is the payload and `h.<name>` are headers; or plain fields; or "
+        "many records, see below. "
         "Before them, `sw:replayed-for` names the group of a dead letter that was replayed."
     ),
     "sw:{app.stream.P}:producer:ID": (
         "Number and last entry id of each of the producer's last two sends, so that a repeated send "
         "writes nothing; and the number before them."
+    ),
+    "sw:{app.stream.P}:counts": (
+        "If entries hold many records, how many these are beyond one an entry: `extra` those ever added, "
+        "`before` those of entries that were trimmed, `folded` those that the stream's own `entries-added` "
+        "includes."
     ),
     "sw:{app.stream.P}:groups": (
         "Name of each group whose lock trimming asks, to the number of entries that others had deleted "
@@ -18,8 +24,8 @@ HOLDS = {
     "sw:{app.stream.P}:lock:GROUP": (
         "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; tail, the last "
         "entry of the log by rows, source id and epoch; gone, where others deleted entries before the "
-        "group had committed them; wanted_since, wanted_at, wanted_in while somebody waits for it. Never "
-        "expires."
+        "group had committed them; reset, the epoch at which the checkpoint was last moved by hand; "
+        "wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires."
     ),
     "sw:{app.stream.P}:acked:GROUP": "The acked log: one Arrow record batch an entry, whose id is the rows of the log up to it.",
     "sw:{app.stream.P}:copy:GROUP": (
@@ -59,3 +65,71 @@ HOLDS = {
     ),
     "sw:{app.stream:GROUP}:allocation": 'With `coordination="lease"`: partition to `generation|owner` of whoever processes it.',
 }
+
+PACKED_ENTRY = '''\
+### Entries of many records
+
+Records that a producer sends together share entries, unless the stream is declared with
+`single_entries=True` or `codec="fields"`. Such an entry has these fields, in this order:
+
+| field | holds |
+|---|---|
+| `sw:first` | id of its first record |
+| `extra` | records beyond one an entry that the stream ever got, with those of this entry |
+| `n` | its records, at most 1,000 |
+| `codec`, `size` | `none` or `zstd`, and the size of `v` before compression: at most 64 KiB, and 1 MiB is refused |
+| `crc` | CRC-32 of `v`, decimal |
+| `v` | the records as one JSON or MessagePack array |
+
+The entry has the id of its **last** record. Its other records have the ids before it, with the same
+milliseconds and consecutive sequence numbers: entry `1732186412345-9` with 3 records holds the records
+`1732186412345-7` to `1732186412345-9`. Every record has an id of its own in this way, so a checkpoint, a dead
+letter and `reset` name records and not entries. A reader that goes on behind a record within an entry asks
+`XREAD` for what follows that id, gets the entry again, and passes over the records up to the id.
+
+A worker refuses an entry whose id, first id and number of records do not agree. So nobody may copy such an
+entry with `XADD key *`: its records would have the ids of others.
+
+This program reads both kinds, and writes them as a producer does. Only one program at a time may write like
+this, as the steps are not one script; `append.lua` of this project is that script.
+
+```python
+import json, zlib
+import pyarrow as pa
+import redis
+
+
+def records(client: redis.Redis, key: str, after: str = "0-0"):
+    """Yield the id and the payload of each record behind an id."""
+    for entry, fields in client.xrange(key, f"({after}"):
+        if b"sw:first" not in fields:
+            yield entry.decode(), json.loads(fields[b"v"])
+            continue
+        ms, last = map(int, entry.split(b"-"))
+        n, data, size = int(fields[b"n"]), fields[b"v"], int(fields[b"size"])
+        assert fields[b"sw:first"] == b"%d-%d" % (ms, last - n + 1) and zlib.crc32(data) == int(fields[b"crc"])
+        if fields[b"codec"] == b"zstd":
+            data = pa.decompress(data, decompressed_size=size, codec="zstd", asbytes=True)
+        for place, record in enumerate(json.loads(data)):
+            id_ = (ms, last - n + 1 + place)
+            if id_ > tuple(map(int, after.split("-"))):
+                yield f"{ms}-{id_[1]}", record
+
+
+def append(client: redis.Redis, partition: str, payloads: list[bytes]) -> None:
+    """Append records, the first as an entry of its own: Redis chooses its id, and the others follow it."""
+    ms, seq = client.xadd(f"{partition}:events", {"v": payloads[0]}).decode().split("-")
+    if n := len(payloads) - 1:
+        data = b"[%b]" % b",".join(payloads[1:])
+        extra = client.hincrby(f"{partition}:counts", "extra", n - 1)
+        fields = {"sw:first": f"{ms}-{int(seq) + 1}", "extra": extra, "n": n, "codec": "none"}
+        fields |= {"size": len(data), "crc": zlib.crc32(data), "v": data}
+        client.xadd(f"{partition}:events", fields, id=f"{ms}-{int(seq) + n}")
+```
+
+The array `[{"n":1},{"n":2}]` has `size` 17 and `crc` 1622518592 with `codec` `none`.
+
+`redis-cli` and RedisInsight show an entry of many records as one entry, compressed ones as bytes. A
+`single_entries=True` stream keeps what they show readable, at ten times the memory. `XLEN` counts entries;
+the lag in `XINFO GROUPS` counts records, since commits set the stream's `entries-added` to them.
+'''

@@ -234,6 +234,7 @@ class App:
         codec: Codec = "json",
         max_entries: int | None = None,
         start: Start = "earliest",
+        single_entries: bool = False,
     ) -> Stream[T]:
         """Declare a stream.
 
@@ -253,9 +254,12 @@ class App:
             record's fields, as programs without streamworker write them. With ``arrow`` an entry
             holds many rows in columns; see docs/columns.md.
         max_entries
-            Entries that a partition may hold before senders wait; ``partition_entries_max`` if None.
+            Records that a partition may hold before senders wait; ``partition_entries_max`` if None.
         start
             Where a new processor begins: ``earliest`` or ``latest``.
+        single_entries
+            Whether each record is an entry of its own, as redis-cli and other programs read it. Otherwise
+            records that are sent together share entries, which saves most of the memory and the time.
         """
         check_name("stream", name)
         if name in self.streams:
@@ -283,6 +287,7 @@ class App:
             codec=codec,
             entries_max=max_entries or self.settings.partition_entries_max,
             start=start,
+            single_entries=single_entries,
         )
         self.streams[name] = stream = Stream[T](self, spec)
         return stream

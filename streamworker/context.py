@@ -32,6 +32,7 @@ class Place:
     processor: str
     partition: int
     epoch: int
+    owner: str
     log: "BoundLogger"
 
 
@@ -123,9 +124,14 @@ class Context:
     def epoch(self) -> int:
         """The number of this ownership of the partition, which grows with each new owner.
 
-        Pass it to another system as a fencing token.
+        Together with ``owner`` it is a fencing token for another system.
         """
         return self._place.epoch
+
+    @property
+    def owner(self) -> str:
+        """The name of this worker in the partition's lock; no other worker ever has it."""
+        return self._place.owner
 
     @property
     def log(self) -> "BoundLogger":

@@ -41,12 +41,19 @@ class StreamSpec:
     partitions: int
     codec: Codec
     entries_max: int
-    """Entries that a partition may hold before senders wait."""
+    """Records that a partition may hold before senders wait."""
     start: Start
     """Where a new group begins to read the stream."""
+    single_entries: bool = False
+    """Whether each record is an entry of its own."""
     key_fields: str | tuple[str, ...] | None = None
     """The fields that ``key`` reads, for the keys of tables; ``()`` for no key, None if they are not
     known."""
+
+    @property
+    def packing(self) -> Literal["", "json", "msgpack"]:
+        """How records that are sent together are encoded in one entry; empty if each has its own."""
+        return self.codec if self.codec in ("json", "msgpack") and not self.single_entries else ""
 
 
 @dataclass(frozen=True, kw_only=True)

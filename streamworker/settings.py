@@ -154,7 +154,7 @@ class Settings:
     entry_bytes_max: int = 1024 * 1024
     """The largest record that ``send`` takes. Redis holds it in memory, and so do workers."""
     partition_entries_max: int = 1_000_000
-    """Entries in one partition at which ``send`` waits or raises ``StreamFull``; nothing
+    """Records in one partition at which ``send`` waits or raises ``StreamFull``; nothing
     unread is ever dropped."""
     acked_entries_max: int = 100_000
     """Entries in one acked log at which commits wait for its readers."""

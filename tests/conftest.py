@@ -36,6 +36,7 @@ ALONE = {
 """What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""
 
 FULL = {
+    "benchmarks/test_brokers.py::test_a_broker_is_measured_beside_ours_and_ends": "starts brokers",
     "benchmarks/test_contests.py::test_calls_that_overlap_are_faster_than_calls_in_order": "compares times",
     "benchmarks/test_contests.py::test_each_contestant_handles_all_records_of_the_same_streams": "runs each",
     "benchmarks/test_contests.py::test_the_command_fails_where_a_ratio_fell": "compares times",
@@ -58,6 +59,7 @@ FULL = {
     "cluster/test_node_away.py": "waits for a Cluster to replace a node",
     "cluster/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
     "cluster/test_workers.py": "workers on a Cluster that loses nodes and moves slots",
+    "contract/test_packs_planted.py": "runs the tests of entries of many records for each mistake",
     "dev/test_demo.py": "the whole demo, as users run it; its verdict has times in it",
     "durability/test_failover.py": "failovers and power failures, one after the other",
     "durability/test_full_disk.py": "root mounts a small disk",

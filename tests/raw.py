@@ -7,6 +7,8 @@ from typing import Any
 import redis
 from redis.cluster import ClusterNode, RedisCluster
 
+from streamworker.core.data.entries import EntryId
+from streamworker.records.entries import Entries
 from streamworker.urls import each_server, kind_of, read_sentinels
 
 
@@ -84,3 +86,11 @@ def close_clusters() -> None:
     """Close what stays open."""
     while _clusters:
         _clusters.popitem()[1].close()
+
+
+def records_in(client: Any, key: str, after: str = "0-0") -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """Return the records of a partition after an id, each with its id and fields, as a worker reads them."""
+    found = client.xrange(key, f"({after}", "+")
+    flats = [[id_, [part for pair in fields.items() for part in pair]] for id_, fields in found]
+    records = Entries.of(flats)
+    return [(str(each.id).encode(), dict(each.fields)) for each in records if each.id > EntryId.parse(after)]

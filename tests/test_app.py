@@ -18,6 +18,7 @@ from streamworker.errors import ConfigurationError, RecordError
 from streamworker.settings import Settings
 from streamworker.variables import OTHER_VARIABLES
 from tests.helpers import wait_for
+from tests.raw import records_in
 
 
 @dataclass
@@ -32,7 +33,7 @@ def _orders(url: str) -> tuple[App, Stream[Order]]:
 
 
 def _length(raw: "redis.Redis") -> int:
-    return sum(int(raw.xlen(f"sw:{{shop.orders.{p}}}:events")) for p in range(4))
+    return sum(len(records_in(raw, f"sw:{{shop.orders.{p}}}:events")) for p in range(4))
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

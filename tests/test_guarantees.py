@@ -38,6 +38,7 @@ from streamworker.testing import local_worker
 from tests.chaos.proxy import proxied
 from tests.conftest import SpawnWorker
 from tests.helpers import is_halted, until_shown, wait_for, wait_for_async
+from tests.raw import records_in
 from tests.rebalance.scene import FAST, Scene, slack_for_this_machine
 
 DOCS = Path(__file__).parent.parent / "docs" / "guarantees.md"
@@ -53,7 +54,7 @@ def entries_of(url: str, key: str) -> list[tuple[EntryId, dict[str, str]]]:
     with redis.Redis.from_url(url) as client:
         return [
             (EntryId.parse(id_), {k.decode(): v.decode() for k, v in fields.items() if k != b"batch"})
-            for id_, fields in client.xrange(key)
+            for id_, fields in records_in(client, key)
         ]
 
 

@@ -162,7 +162,7 @@ async def _plan(
         last = await _last_entry(backend, events)
         # A checkpoint beyond the end would skip entries that are not sent yet.
         after = last if target is None else min(target, last)
-        entries = await entries_up_to(backend, events, after)
+        entries = await entries_up_to(backend, keys, partition, after)
         moves.append(Move(partition, lock.checkpoint, after, lock.entries, entries, lock.owner))
     return moves
 

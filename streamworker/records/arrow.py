@@ -28,7 +28,7 @@ import uuid
 from collections import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -44,6 +44,7 @@ from streamworker.records.columns import (
     Misfit,
     StructColumn,
 )
+from streamworker.records.quick import floats, in_utc, ints, naive, texts, uuids
 from streamworker.records.types import Declared, Hint, Precision, RecordKind, kind_of, read_hint
 
 _LISTS = (
@@ -80,6 +81,7 @@ _SCALARS: tuple[tuple[tuple[type, ...], pa.DataType, tuple[type, ...], tuple[typ
     ((dt.date,), pa.date32(), (dt.date,), (dt.datetime,)),
     ((dt.timedelta,), pa.duration("us"), (dt.timedelta,), ()),
 )
+_QUICK = {int: ints, float: floats, str: texts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +149,9 @@ def _struct_column(record: Declared, nullable: bool, place: _Place) -> StructCol
 def _fetcher(name: str, kind: RecordKind, may_be_absent: bool) -> Callable[[list[Any]], list[Any]]:
     if may_be_absent:
         return lambda records: [record.get(name) for record in records]
-    one = itemgetter(name) if kind is RecordKind.TYPED_DICT else attrgetter(name)
-    return lambda records: list(map(one, records))
+    if kind is RecordKind.TYPED_DICT:
+        return lambda records: [record[name] for record in records]
+    return lambda records: [getattr(record, name) for record in records]
 
 
 def _column(hint: Hint, nullable: bool, place: _Place) -> Column:
@@ -254,27 +257,26 @@ def _scalar_column(base: Any, annotations: tuple[Any, ...], nullable: bool) -> C
         return Leaf(arrow_type, nullable, (decimal.Decimal, int), (bool,))
     if base is uuid.UUID:
         wanted = "a UUID is 36 characters, lower case"
-        return Leaf(pa.string(), nullable, (base,), prepare=str, wanted=wanted, allowed=_is_uuid)
+        return Leaf(pa.string(), nullable, (base,), prepare=str, wanted=wanted, allowed=_is_uuid, quick=uuids)
     for types, arrow_type, accepts, never in _SCALARS:
         if base in types:
-            return Leaf(arrow_type, nullable, accepts, never)
+            return Leaf(arrow_type, nullable, accepts, never, quick=_QUICK.get(base))
     return None
 
 
 def _datetime_column(base: Any, annotations: tuple[Any, ...], nullable: bool) -> Column:
-    naive = base is not dt.datetime and base.__name__ == "NaiveDatetime"
-    naive = naive or any(isinstance(a, msgspec.Meta) and a.tz is False for a in annotations)
-    if naive:
-        wanted = "the field is declared without a time zone"
-        return Leaf(pa.timestamp("us"), nullable, (dt.datetime,), check=_first_aware, wanted=wanted)
+    is_naive = base is not dt.datetime and base.__name__ == "NaiveDatetime"
+    is_naive = is_naive or any(isinstance(a, msgspec.Meta) and a.tz is False for a in annotations)
+    if is_naive:
+        wanted, arrow_type = "the field is declared without a time zone", pa.timestamp("us")
+        return Leaf(arrow_type, nullable, (dt.datetime,), check=_first_aware, wanted=wanted, quick=naive)
     wanted = "a datetime needs a time zone, such as datetime.now(UTC)"
-    return Leaf(pa.timestamp("us", tz="UTC"), nullable, (dt.datetime,), check=_first_naive, wanted=wanted)
+    arrow_type = pa.timestamp("us", tz="UTC")
+    return Leaf(arrow_type, nullable, (dt.datetime,), check=_first_naive, wanted=wanted, quick=in_utc)
 
 
 def _first_naive(column: list[Any]) -> int | None:
-    if not [value for value in column if value is not None and value.tzinfo is None]:
-        return None
-    return next(i for i, value in enumerate(column) if value is not None and value.tzinfo is None)
+    return next((i for i, value in enumerate(column) if value is not None and value.tzinfo is None), None)
 
 
 def _first_aware(column: list[Any]) -> int | None:

@@ -20,6 +20,7 @@ import msgspec
 from streamworker.core.data.entries import Entry
 from streamworker.errors import ConfigurationError, DecodeError, RecordError, in_words
 from streamworker.records.entries import REPLAYED_FOR, Entries
+from streamworker.records.packs import FIRST, unreadable
 from streamworker.records.types import Declared, Field, RecordKind, is_composite, read_hint
 
 Codec = Literal["json", "msgpack", "fields"]
@@ -249,13 +250,14 @@ def make_batch_decoder(record_type: Declared, codec: Codec) -> BatchDecoder:
     decode = make_decoder(record_type, codec)
     load = _loader(record_type, codec)
     load_payload = None if codec == "fields" else _payload_loader(record_type, codec)
+    load_all = None if codec == "fields" else _array_loader(record_type, codec)
 
     def decode_many(entries: Sequence[Entry]) -> list[Any]:
         try:
-            if load_payload is not None and isinstance(entries, Entries):
-                payloads = entries.payloads(PAYLOAD_FIELD)
-                records = [] if payloads is None else list(map(load_payload, payloads))
-                if len(records) == len(entries):  # A StopIteration of a record's own code ends map() early.
+            if load_payload is not None and load_all is not None and isinstance(entries, Entries):
+                records = entries.decoded(load_payload, load_all, PAYLOAD_FIELD)
+                # A StopIteration of a record's own code ends map() early.
+                if records is not None and len(records) == len(entries):
                     return records
             found = [entry.fields for entry in entries]
             if not any(REPLAYED_FOR in fields for fields in found):
@@ -280,12 +282,28 @@ def _loader(record_type: Declared, codec: Codec) -> Decoder:
     load = _payload_loader(record_type, codec)
 
     def from_payload(fields: Mapping[bytes, bytes]) -> Any:
+        if FIRST in fields:
+            raise unreadable("its id, its records and what it declares do not agree")
         payload = fields.get(PAYLOAD_FIELD)
         if payload is None:
             raise _no_payload(record_type.name, fields)
         return load(payload)
 
     return from_payload
+
+
+def _array_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], list[Any]]:
+    """Return the function that decodes an array of records."""
+    if record_type.kind is RecordKind.PYDANTIC:
+        load_one = _payload_loader(record_type, codec)
+        raw_codec: Any = msgspec.json if codec == "json" else msgspec.msgpack
+        raws = raw_codec.Decoder(list[msgspec.Raw])
+        return lambda payload: [load_one(bytes(raw)) for raw in raws.decode(payload)]
+    target, finish = _target(record_type, positional=record_type.kind is RecordKind.NAMED_TUPLE)
+    with _typed(record_type):
+        decoder: Any = (msgspec.json if codec == "json" else msgspec.msgpack).Decoder(list[target])  # type: ignore[valid-type]
+    load: Callable[[bytes], list[Any]] = decoder.decode
+    return load if finish is None else lambda payload: list(map(finish, load(payload)))
 
 
 def _payload_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], Any]:

@@ -1,24 +1,41 @@
-"""The entries of one read. An :class:`Entry` object is created only when a caller asks for it.
+"""The records of one read. An :class:`Entry` object is created only when a caller asks for it.
 
 To create three objects for every entry took more time than to decode it. A handler of batches needs
 only the payloads, and a commit only the ids of the first and the last entry.
+
+An entry that holds many records appears here as so many entries, each with the id of its record.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Self, overload
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Self, overload
 
 from streamworker.core.data.entries import Entry, EntryId
+from streamworker.records.packs import ENTRY_RECORDS_MAX, FIRST, BrokenEntry, Pack
 
 REPLAYED_FOR = b"sw:replayed-for"
 """First field of a replayed dead letter. Its value is the group that handles the entry; other groups skip
 the entry."""
 
 
-class Entries(Sequence[Entry]):
-    """Entries of one stream, in order. A slice is an ``Entries`` object too.
+TAG_BYTES_MAX = 64 * 1024
+"""Bytes of an entry up to which a commit compares its content; Redis takes 2 us a kB for that (measured)."""
 
-    For each entry, ``ids`` has the id as Redis returns it, ``flats`` the names and values of its fields,
-    alternating, and ``sizes`` the bytes of all these.
+
+class StoredEntry(NamedTuple):
+    """An entry as a commit names it: by id and content."""
+
+    id: EntryId
+    tag: str
+    """Hash of its content, or the CRC of an entry of many records; empty if it is not compared."""
+
+
+class Entries(Sequence[Entry]):
+    """Records of one stream, in order. A slice is an ``Entries`` object too.
+
+    For each entry of one record, ``ids`` has the id as Redis returns it, ``flats`` the names and values of
+    its fields, alternating, and ``sizes`` the bytes of all these. For each record of an entry of many,
+    ``ids`` has its index in the entry, ``flats`` the entry's ``Pack``, and ``sizes`` the mean size.
 
     >>> entries = Entries.of([[b"5-0", [b"v", b"{}"]], [b"5-1", [b"v", b"[1]"]]])
     >>> entries[1].id, entries[1].fields, entries.sizes
@@ -27,12 +44,24 @@ class Entries(Sequence[Entry]):
     [b'{}', b'[1]']
     """
 
-    __slots__ = ("_flats", "_ids", "sizes")
+    __slots__ = ("_flats", "_ids", "has_packs", "sizes", "stored")
 
-    def __init__(self, ids: Sequence[bytes], flats: Sequence[Sequence[bytes]], sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        ids: Sequence[bytes | int],
+        flats: Sequence[Any],
+        sizes: Sequence[int],
+        *,
+        has_packs: bool = False,
+        stored: int | None = None,
+    ) -> None:
         self._ids = ids
         self._flats = flats
         self.sizes = sizes
+        self.has_packs = has_packs
+        """Whether it may have records of entries of many."""
+        self.stored = len(ids) if stored is None else stored
+        """How many entries Redis returned, if this is what it returned."""
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> Self:
@@ -41,21 +70,76 @@ class Entries(Sequence[Entry]):
         try:
             sizes = [len(name) + len(value) for name, value in flats]
         except ValueError:  # An entry has several fields.
+            if any(flat[0] == FIRST for flat in flats):
+                return cls._of_packs(reply)
             sizes = [sum(map(len, flat)) for flat in flats]
         return cls([text for text, _ in reply], flats, sizes)
 
+    @classmethod
+    def _of_packs(cls, reply: Sequence[Any]) -> Self:
+        ids: list[bytes | int] = []
+        flats: list[Any] = []
+        sizes: list[int] = []
+        for text, flat in reply:
+            pack = _pack_of(text, flat)
+            if pack is None:
+                ids.append(text)
+                flats.append(flat)
+                sizes.append(sum(map(len, flat)))
+            else:
+                ids += _PLACES[: pack.count] if pack.count <= len(_PLACES) else range(pack.count)
+                flats += [pack] * pack.count
+                sizes += [pack.size] * pack.count
+        return cls(ids, flats, sizes, has_packs=True, stored=len(reply))
+
     def payloads(self, field: bytes) -> list[bytes] | None:
-        """Return the values of a field that must be the first of each entry; None if it is not."""
+        """Return the values of a field that must be the first of each entry; None if it is not.
+
+        All entries must hold one record.
+        """
         try:
             found = [value for name, value in self._flats if name == field]
         except ValueError:  # An entry has several fields.
             found = [flat[1] for flat in self._flats if flat[0] == field and field not in flat[2::2]]
         return found if len(found) == len(self._flats) else None
 
+    def decoded(
+        self, load_one: Callable[[bytes], Any], load_all: Callable[[bytes], list[Any]], field: bytes
+    ) -> list[Any] | None:
+        """Decode the payloads; None if an entry has not the field first."""
+        if not self.has_packs:
+            payloads = self.payloads(field)
+            return None if payloads is None else list(map(load_one, payloads))
+        records: list[Any] = []
+        place, count = 0, len(self._ids)
+        while place < count:
+            flat, start = self._flats[place], self._ids[place]
+            if isinstance(start, int):
+                end = min(flat.count, start + count - place)
+                records += flat.decoded(load_all, start, end)
+                place += end - start
+            elif len(flat) < 2 or flat[0] != field or field in flat[2::2]:
+                return None
+            else:
+                records.append(load_one(flat[1]))
+                place += 1
+        return records
+
     def id_at(self, place: int) -> EntryId:
         """Return the id of an entry without creating the :class:`Entry`."""
-        ms, _, seq = self._ids[place].partition(b"-")
-        return _tuple_new(EntryId, (int(ms), int(seq)))
+        return _id_of(self._ids[place], self._flats[place])
+
+    def origin_at(self, place: int) -> tuple[EntryId, Any]:
+        """Return the id of the entry that Redis holds, and its content as in ``Entry.origin``."""
+        flat = self._flats[place]
+        return (flat.last if isinstance(flat, Pack) else self.id_at(place)), flat
+
+    def after(self, position: EntryId) -> "Entries":
+        """Return the records after a position, which may lie within the first entry."""
+        pack = self._flats[0]
+        if not isinstance(pack, Pack) or not pack.first <= position < pack.last:
+            return self
+        return self[position.seq - self.id_at(0).seq + 1 :]
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -66,7 +150,7 @@ class Entries(Sequence[Entry]):
     def __getitem__(self, place: slice) -> "Entries": ...
     def __getitem__(self, place: int | slice) -> "Entry | Entries":
         if isinstance(place, slice):
-            return Entries(self._ids[place], self._flats[place], self.sizes[place])
+            return Entries(self._ids[place], self._flats[place], self.sizes[place], has_packs=self.has_packs)
         return _entry(self._ids[place], self._flats[place], self.sizes[place])
 
     def __iter__(self) -> Iterator[Entry]:
@@ -83,29 +167,77 @@ class Entries(Sequence[Entry]):
         return f"Entries({list(self)})"
 
     def __add__(self, other: "Entries") -> "Entries":
-        return Entries([*self._ids, *other._ids], [*self._flats, *other._flats], [*self.sizes, *other.sizes])
+        return Entries(
+            [*self._ids, *other._ids],
+            [*self._flats, *other._flats],
+            [*self.sizes, *other.sizes],
+            has_packs=self.has_packs or other.has_packs,
+        )
 
+
+def _pack_of(text: bytes, flat: Sequence[bytes]) -> Pack | None:
+    """Return an entry of many records; None for one of a single record, and for one that cannot be read."""
+    if flat[0] != FIRST:
+        return None
+    try:
+        return Pack(text, flat)
+    except BrokenEntry:
+        return None  # Its decoder refuses it as a whole.
+
+
+_PLACES = tuple(range(ENTRY_RECORDS_MAX))
+"""Shared by all entries: an int of its own for each record would take most of their memory."""
 
 _tuple_new = tuple.__new__
 _object_new = object.__new__
-_set_id, _set_fields, _set_size = (vars(Entry)[name].__set__ for name in ("id", "fields", "size"))
+_set_id, _set_fields, _set_size, _set_origin = (
+    vars(Entry)[name].__set__ for name in ("id", "fields", "size", "origin")
+)
 
 
-def _entry(text: bytes, flat: Sequence[bytes], size: int) -> Entry:
+def _id_of(text: bytes | int, flat: Any) -> EntryId:
+    if isinstance(text, int):
+        found: EntryId = flat.id_of(text)
+        return found
+    ms, _, seq = text.partition(b"-")
+    return _tuple_new(EntryId, (int(ms), int(seq)))
+
+
+def _entry(text: bytes | int, flat: Any, size: int) -> Entry:
     """Create an entry.
 
     A handler of single records needs an entry for each, so this function bypasses the constructors of
     ``Entry`` and ``EntryId``: it takes half their time and creates equal objects.
     """
-    ms, _, seq = text.partition(b"-")
     entry = _object_new(Entry)
-    _set_id(entry, _tuple_new(EntryId, (int(ms), int(seq))))
-    if len(flat) == 2:
+    _set_id(entry, _id_of(text, flat))
+    if isinstance(text, int):
+        _set_fields(entry, flat.fields_of(text))
+    elif len(flat) == 2:
         _set_fields(entry, {flat[0]: flat[1]})
     else:
         _set_fields(entry, dict(zip(flat[::2], flat[1::2], strict=True)))
     _set_size(entry, size)
+    _set_origin(entry, flat)
     return entry
+
+
+def origin_at(entries: Sequence[Entry], place: int) -> tuple[EntryId, Any]:
+    """Return the id of the entry that holds a record, and its content as in ``Entry.origin``."""
+    if isinstance(entries, Entries):
+        return entries.origin_at(place)
+    entry = entries[place]
+    return (entry.origin.last if isinstance(entry.origin, Pack) else entry.id), entry.origin
+
+
+def stored(id: EntryId, origin: Any) -> StoredEntry:
+    """Return how a commit names an entry with some content, which is as in ``Entry.origin``."""
+    if isinstance(origin, Pack):
+        return StoredEntry(id, origin.tag)
+    content = b"\0".join(origin or ())
+    if not content or len(content) > TAG_BYTES_MAX:
+        return StoredEntry(id, "")
+    return StoredEntry(id, hashlib.sha1(content, usedforsecurity=False).hexdigest())
 
 
 def id_at(entries: Sequence[Entry], place: int) -> EntryId:

@@ -105,6 +105,10 @@ class StreamKeys:
         """The groups that read one partition."""
         return f"{self._partition_tag(partition)}:groups"
 
+    def counts(self, partition: int) -> str:
+        """Counts of the records in entries that hold many."""
+        return f"{self._partition_tag(partition)}:counts"
+
     def producer(self, partition: int, producer: str) -> str:
         """Last send of one producer to one partition."""
         return f"{self._partition_tag(partition)}:producer:{producer}"
@@ -225,6 +229,7 @@ SHARED: tuple[KeyRow, ...] = (
     KeyRow("sw:{app.stream}:stream", "hash"),
     KeyRow("sw:{app.stream.P}:events", "stream"),
     KeyRow("sw:{app.stream.P}:producer:ID", "string, expires after an hour"),
+    KeyRow("sw:{app.stream.P}:counts", "hash"),
     KeyRow("sw:{app.stream.P}:groups", "hash"),
     KeyRow("sw:{app.stream.P}:lock:GROUP", "hash"),
     KeyRow("sw:{app.stream.P}:acked:GROUP", "stream"),

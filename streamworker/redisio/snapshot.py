@@ -32,7 +32,7 @@ from streamworker.redisio.keys import TRIMMED, GroupKeys, partitions_in, whole
 from streamworker.redisio.scripts import COUNT
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
-from streamworker.redisio.wire.info import groups_by_name, ms_of, pairs_of
+from streamworker.redisio.wire.info import RecordCounts, groups_by_name, ms_of, pairs_of
 from streamworker.redisio.wire.link import Argument
 
 SILENT_AFTER_MS = 3_000
@@ -97,7 +97,7 @@ async def take_snapshot(
 # -- partitions ------------------------------------------------------------------------------
 
 
-_NO_LOCK = LockView("", 0, 0, ZERO, 0, 0, "", 0, "", "", 0)
+_NO_LOCK = LockView("", 0, 0, ZERO, 0, 0, "", 0, "", "", 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,25 +123,28 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
             ("HGETALL", keys.groups(p)),
             ("XLEN", keys.acked(p)),
             ("XLEN", keys.dead(p)),
+            RecordCounts.command(keys.counts(p)),
         ]
     replies = await backend.pipeline(commands)
     looks, uncounted = [], []
     for p in range(count):
-        lock, length, groups, settled, acked_length, dead = replies[6 * p : 6 * p + 6]
+        lock, length, groups, settled, acked_length, dead, counts = replies[7 * p : 7 * p + 7]
+        packed = RecordCounts.of(counts)
+        records = _number(length) + packed.extra - packed.before
         broken = [r for r in (lock, length, acked_length, dead) if isinstance(r, BackendError)]
         view = None
         try:
             view = None if isinstance(lock, BackendError) else lock_view(lock, p)
         except BackendRefused as error:
             broken.append(error)
-        lag, is_sure = _lag(groups, settled, keys.group, _number(length), view)
+        lag, is_sure = _lag(groups, settled, keys.group, (_number(length), records, packed), view)
         if view is not None and not is_sure:
             uncounted.append((p, view.checkpoint))
         looks.append(
             _Look(
                 partition=p,
                 lock=view or _NO_LOCK,
-                length=_number(length),
+                length=records,
                 lag=lag,
                 acked_length=_number(acked_length),
                 dead=_number(dead),
@@ -155,36 +158,41 @@ def _number(reply: Any) -> int:
     return reply if isinstance(reply, int) else 0
 
 
-def _lag(groups: Any, settled: Any, name: str, length: int, lock: LockView | None) -> tuple[int, bool]:
+def _lag(
+    groups: Any, settled: Any, name: str, present: tuple[int, int, RecordCounts], lock: LockView | None
+) -> tuple[int, bool]:
     """Return an upper bound of the lag, and whether it is exact.
 
+    ``present`` has the entries and the records that the stream holds, and the counts of entries of many.
     It is exact if the Redis consumer group is as our last commit left it, which gives the number of
     entries ever added, and no other program has deleted entries since our count was last compared with
     the stream.
     """
+    entries, records, packed = present
     if isinstance(groups, BackendError) or lock is None:
-        return length, True  # There is no stream or no group yet: all entries count as lag.
+        return records, True  # There is no stream or no group yet: all records count as lag.
     shown = groups_by_name(groups).get(name.encode(), {})
     place, lag = (shown.get(b"last-delivered-id"), shown.get(b"entries-read")), shown.get(b"lag")
     is_ours = place == (str(lock.checkpoint).encode(), lock.entries)
     if not is_ours or lag is None or isinstance(settled, BackendError):
-        return length, False
+        return records, False
     told = pairs_of(settled)
-    deleted = lock.entries + lag - length - (whole(told.get(TRIMMED, b"")) or 0)
-    return min(length, lag), told.get(name.encode()) == str(deleted).encode()
+    deleted = lock.entries + lag - packed.folded - entries - (whole(told.get(TRIMMED, b"")) or 0)
+    return min(records, lag + packed.extra - packed.folded), told.get(name.encode()) == str(deleted).encode()
 
 
 async def _with_counted_lags(
     backend: Backend, keys: GroupKeys, looks: list[_Look], uncounted: Sequence[tuple[int, EntryId]]
 ) -> list[_Look]:
     calls: list[ScriptCall] = [
-        ((keys.events(p),), (str(checkpoint), LAG_COUNTED_MAX)) for p, checkpoint in uncounted
+        ((keys.events(p), keys.counts(p)), (str(checkpoint), str(checkpoint), LAG_COUNTED_MAX))
+        for p, checkpoint in uncounted
     ]
     counted = {
         p: int(reply[1])
         for (p, _), reply in zip(uncounted, await backend.run_many(COUNT, calls), strict=True)
         # If the viewer's Redis user may not run scripts, the upper bound is shown.
-        if not isinstance(reply, BackendError) and reply[0] == b"OK" and reply[1] < LAG_COUNTED_MAX
+        if not isinstance(reply, BackendError) and reply[0] == b"OK" and not reply[4]
     }
     return [replace(look, lag=counted.get(look.partition, look.lag)) for look in looks]
 

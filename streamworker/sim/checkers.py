@@ -49,6 +49,8 @@ class _Watched:
     """When a contender was first refused the lock, and when it was last."""
     checkpoint: int = 0
     owners: dict[int, str] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)
+    """All epochs that an owner got, even if a failover lost them later."""
     done: set[tuple[str, int, int]] = field(default_factory=set)
     made: dict[int, Commit] = field(default_factory=dict)
     """The commits that came into the log, even if a failover lost them later."""
@@ -77,9 +79,9 @@ class Checker:
 
     # -- while it runs -------------------------------------------------------------------------
 
-    def confirmed(self, partition: int, number: int) -> None:
-        """A send was confirmed."""
-        self._watched[partition].sent.add(number)
+    def confirmed(self, partition: int, numbers: range) -> None:
+        """A send of some records was confirmed."""
+        self._watched[partition].sent.update(numbers)
 
     def executed(self, partition: int, records: Sequence[Record]) -> None:
         """A handler was called."""
@@ -101,6 +103,10 @@ class Checker:
             self.found("I4", f"{where}: {change.by} released the lock of {change.owner_before}")
         if change.owner and (first := known.owners.setdefault(change.epoch, change.owner)) != change.owner:
             self.found("I4", f"{where}: {first} and {change.owner} both had {change.epoch}")
+        if change.owner not in ("", change.owner_before):
+            if change.epoch in known.given and change.epoch < change.server_ms:
+                self.found("I4", f"{where}: the epoch {change.epoch} was given twice, now to {change.owner}")
+            known.given.add(change.epoch)
         known.holder, known.generation = (change.owner, change.epoch), change.generation
         if change.owner != change.owner_before:
             known.asked = (0, 0)
@@ -162,7 +168,7 @@ class Checker:
             known.sent &= kept
             known.holder, known.generation = (lock.owner, lock.epoch), lock.generation
             known.asked, known.checkpoint = (0, 0), lock.checkpoint
-            # After a failover the server may assign an epoch again, to the same owner and entries.
+            # After a failover to a clock that is behind, the server may assign an epoch again.
             known.done = {(each.owner, each.epoch, each.new) for each in lock.log}
             known.owners = {lock.epoch: lock.owner} if lock.owner else {}
 

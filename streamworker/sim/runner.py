@@ -4,7 +4,7 @@ from streamworker.core import events as ev
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.process import Process
-from streamworker.sim.server.stored import Commit
+from streamworker.sim.server.stored import Commit, Record
 
 STUCK_MS = 20_000
 """Duration of a stuck batch: longer than the grace period and the drain deadline."""
@@ -38,9 +38,12 @@ class SimRunner:
             return
         draw, conditions = world.random.random, world.conditions
         count = BATCHES[int(draw() * len(BATCHES))]
-        records = world.model.read_events(self.partition, self.checkpoint, count)
+        read = world.model.read_events(self.partition, self.checkpoint, count)
+        records = self.behind_checkpoint(read)
         if not records:
             return
+        if len(records) > count:  # An entry holds many, and a batch may end within it.
+            records = records[: 1 + int(draw() * len(records))]
         self.busy, self.waiting = True, False
         batch_ms = 1 + int(draw() * conditions.batch_ms)
         if conditions.stuck and draw() < conditions.stuck:
@@ -48,6 +51,10 @@ class SimRunner:
         world.checker.executed(self.partition, records)
         commit = Commit(self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records))
         worker.later(batch_ms, lambda: self._commit(commit, tries=1))
+
+    def behind_checkpoint(self, read: list[Record]) -> list[Record]:
+        """Return the records of a read that this runner has not committed: it may begin within an entry."""
+        return [record for record in read if record.id > self.checkpoint]
 
     def told(self) -> None:
         """Read the new entries, if the runner waits for entries."""

@@ -17,12 +17,12 @@ A scenario is a text::
        500 ms  w2  Started
                    -> ReadDocument
 
-    result: generation 503; w1: 0-1, epoch 71; w2: 2-3, epoch 72
+    result: generation 503; w1: 0-1; w2: 2-3
 
 A scenario has no randomness: each way to the server takes 1 ms, a message 2 ms, a batch of records 40 ms,
-each worker's first id ends in ``.1``, and the server's clock begins at 0, so that a generation is the
-time of the change that made it. A transcript begins at ``show`` and leaves out the steps between ``hide``
-and ``show``; after ``show only w1 w2`` it has only the steps of these workers.
+each worker's first id ends in ``.1``, and the server's clock begins at 0, so that a generation and an epoch
+are the times at which they were made. A transcript begins at ``show`` and leaves out the steps between
+``hide`` and ``show``; after ``show only w1 w2`` it has only the steps of these workers.
 """
 
 import re
@@ -45,15 +45,13 @@ from streamworker.sim.server.stored import Commit
 from streamworker.sim.simulation import SOUND, Plant
 from streamworker.sim.transcript import Transcript
 from streamworker.sim.worker import SimWorker
-from streamworker.sim.world import LAG_MS, World
+from streamworker.sim.world import BEHIND_MS, LAG_MS, World
 
 CALL_MS = 1
 """Time of one way between a worker and the server."""
 MESSAGE_MS = 2
 """Time from the control stream to a listener: a little longer than the answer to the sender takes."""
 BATCH_MS = 40
-FIRST_EPOCH = 70
-"""Epoch of each lock before its first owner; the epochs of real locks begin with the server's clock."""
 HANG_MS = 5
 """Within this time a runner begins to handle a new entry."""
 
@@ -181,8 +179,6 @@ class ScriptedWorld(World):
         self._dice, self.random = self.random, _Highest()
         batch_ms = self._number("batches of {} ms") or BATCH_MS
         self.usual = self.conditions = replace(QUIET, latency_ms=CALL_MS, batch_ms=batch_ms)
-        for lock in self.model.locks:
-            lock.epoch = FIRST_EPOCH
         self._lives: Counter[str] = Counter()
         self.model.tells_connections = not self._flag("the server does not tell of connections")
         if self._flag("commits are shown"):
@@ -236,10 +232,7 @@ class ScriptedWorld(World):
         """Add partitions to the stream."""
         if partitions < len(self.model.locks):
             raise _impossible("A stream does not shrink", "Name a higher number of partitions.")
-        new = range(len(self.model.locks), partitions)
         super().grow(partitions)
-        for partition in new:
-            self.model.locks[partition].epoch = FIRST_EPOCH
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -297,13 +290,11 @@ class ScriptedWorld(World):
 
     @property
     def result(self) -> str:
-        """The owners of the locks, with their epochs."""
+        """The owners of the locks."""
         membership = self.model.membership
         parts = [] if membership is None else [f"generation {membership.generation}"]
-        shares = alike(
-            {p: (name_of(each.owner) or "nobody", each.epoch) for p, each in enumerate(self.model.locks)}
-        )
-        parts += [f"{owner}: {runs(which)}, epoch {epoch}" for (owner, epoch), which in shares.items()]
+        shares = alike({p: name_of(each.owner) or "nobody" for p, each in enumerate(self.model.locks)})
+        parts += [f"{owner}: {runs(which)}" for owner, which in shares.items()]
         return "; ".join(parts)
 
 
@@ -332,11 +323,13 @@ def _befalls(kind: FaultKind) -> Happening:
     return _said(happening)
 
 
-def _fails_over(world: ScriptedWorld, what: str, lag_ms: str) -> None:
-    if int(lag_ms) not in LAG_MS:
-        raise _impossible(f"A replica is not {lag_ms} ms behind", f"Use one of {LAG_MS}.")
+def _fails_over(world: ScriptedWorld, what: str, lag_ms: str, behind_ms: str | None) -> None:
+    for text, known in ((lag_ms, LAG_MS), (behind_ms or "0", BEHIND_MS)):
+        if int(text) not in known:
+            raise _impossible(f"A replica is not {text} ms behind", f"Use one of {known}.")
     world.say(what)
-    world.happen(Fault(0, FaultKind.FAILOVER, LAG_MS.index(int(lag_ms)), 10))
+    pick = LAG_MS.index(int(lag_ms)) + len(LAG_MS) * BEHIND_MS.index(int(behind_ms or 0))
+    world.happen(Fault(0, FaultKind.FAILOVER, pick, 10))
 
 
 def _damages(world: ScriptedWorld, _: str, how: str) -> None:
@@ -392,7 +385,8 @@ HAPPENINGS: dict[str, Happening] = {
     r"control messages are lost for (\d+) ms": _befalls(FaultKind.SILENCE),
     r"Redis restarts with its data": _befalls(FaultKind.RESTART),
     r"Redis restarts without its data": _befalls(FaultKind.FLUSH),
-    r"in (\d+) ms Redis fails over to a replica as it is now": _fails_over,
+    r"in (\d+) ms Redis fails over to a replica as it is now"
+    r"(?:, and the clock of the locks is (\d+) ms behind)?": _fails_over,
     r"the membership document ((?:is|has|gives) .+)": _damages,
     r"an entry comes to (?:each partition|partition (\d+))": _entry,
     r"(w\w+) hangs in partition (\d+)( and cannot be stopped)?": _hangs,

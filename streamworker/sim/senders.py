@@ -5,6 +5,15 @@ from collections.abc import Callable
 from streamworker.sim.ground import Ground
 from streamworker.sim.process import CALL_TIMEOUT_MS, LATEST_MS
 
+SIZES = (1, 1, 7, 2, 1, 20, 3)
+"""How many records the entries hold, in turn by the number of the first."""
+LARGE, LARGE_EVERY = 1_000, 499
+
+
+def size_of(number: int) -> int:
+    """Return how many records the entry holds whose first has a number."""
+    return SIZES[number % len(SIZES)] if number % LARGE_EVERY else LARGE
+
 
 class Senders:
     """Sends an entry to a random partition every ``every_ms``, on average; with None only what it is told to.
@@ -18,6 +27,8 @@ class Senders:
         self._ground, self._every_ms, self._sent = ground, every_ms, sent
         self._numbers = [0] * partitions
         self._sending: set[int] = set()
+        self.fills_entries = False
+        """Whether entries hold many records."""
         ground.clock.after(0, self._send_some)
 
     def grow(self, more: int) -> None:
@@ -38,36 +49,37 @@ class Senders:
     def _send_some(self) -> None:
         if self._every_ms is not None:
             draw = self._ground.random.random
-            self.send(int(draw() * len(self._numbers)))
+            partition = int(draw() * len(self._numbers))
+            self.send(partition, size_of(self._numbers[partition] + 1) if self.fills_entries else 1)
             self._ground.clock.after(1 + int(draw() * 2 * self._every_ms), self._send_some)
 
-    def send(self, partition: int) -> None:
+    def send(self, partition: int, count: int = 1) -> None:
         """Send the partition's next entry, unless the last one is not confirmed yet."""
         if partition not in self._sending:
             self._sending.add(partition)
-            self._numbers[partition] += 1
-            self._send(partition, self._numbers[partition])
+            self._numbers[partition] += count
+            self._send(partition, self._numbers[partition], count)
 
-    def _send(self, partition: int, number: int) -> None:
+    def _send(self, partition: int, number: int, count: int) -> None:
         """Send an entry until it is confirmed; after a lost answer the server gets it twice."""
         model, conditions, chance = self._ground.model, self._ground.conditions, 1.0
         if conditions.lost:
             chance = self._ground.random.random()
         if chance < conditions.lost / 2:
-            self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number))
+            self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number, count))
             return
-        model.append(partition, number)
+        model.append(partition, number, count)
         self._sent(partition)
         if conditions.repeated and self._ground.random.random() < conditions.repeated:
             run = model.run
 
             def again() -> None:
                 if model.run == run:
-                    model.append(partition, number)
+                    model.append(partition, number, count)
 
             self._ground.clock.after(self._ground.random.randint(1, LATEST_MS), again)
         if chance < conditions.lost:
-            self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number))
+            self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number, count))
         else:
-            self._ground.checker.confirmed(partition, number)
+            self._ground.checker.confirmed(partition, range(number - count + 1, number + 1))
             self._sending.discard(partition)

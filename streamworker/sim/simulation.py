@@ -151,6 +151,7 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
         wrap=plant.wrap,
         trace=trace,
     )
+    world.senders.fills_entries = True
     world.model.tells_connections = random.random() < 0.8
     world.usual = world.conditions = replace(QUIET, batch_ms=random.choice((30, 400, 1_200)))
     settled_ms = None

@@ -17,6 +17,8 @@ FLAP_STAYS_MS = 700
 SLOW_MS = (20, 100, 300)
 LAG_MS = (50, 500, 2_000)
 """How far a replica may lag behind."""
+BEHIND_MS = (0, 0, 3_000)
+"""How far the clock of the locks' server that takes over may be behind."""
 LOADS_AWAY_MS = 20_000
 """Time until damaged loads are repaired by hand: workers do not repair them."""
 LATER_AWAY_MS = 6_000
@@ -124,7 +126,8 @@ class World(SimulatedGroup):
         model = self.model
         if fault.kind is FaultKind.FAILOVER:
             snapshot, lag_ms = model.snapshot(), LAG_MS[fault.pick % len(LAG_MS)]
-            self.clock.after(lag_ms, lambda: self._fail_over(snapshot, lag_ms, fault.span_ms))
+            behind_ms = BEHIND_MS[fault.pick // len(LAG_MS) % len(BEHIND_MS)]
+            self.clock.after(lag_ms, lambda: self._fail_over(snapshot, lag_ms, behind_ms, fault.span_ms))
             return
         self.note(f"Redis restarts {'without' if fault.kind is FaultKind.FLUSH else 'with'} its data")
         if fault.kind is FaultKind.FLUSH:
@@ -133,10 +136,12 @@ class World(SimulatedGroup):
             model.restart()
         self._reconnect(fault.span_ms)
 
-    def _fail_over(self, snapshot: object, lag_ms: int, away_ms: int) -> None:
+    def _fail_over(self, snapshot: object, lag_ms: int, behind_ms: int, away_ms: int) -> None:
         model, partitions = self.model, len(self.model.locks)
-        self.note(f"Redis fails over to a replica that lacks the last {lag_ms} ms")
+        clock = f", and the clock of the locks is {behind_ms} ms behind" if behind_ms else ""
+        self.note(f"Redis fails over to a replica that lacks the last {lag_ms} ms{clock}")
         model.lose_suffix(snapshot)
+        model.behind_ms = behind_ms
         # The operator who added partitions notices that they are missing, and adds them again.
         model.locks.extend(Lock() for _ in range(partitions - len(model.locks)))
         self._reconnect(away_ms)

@@ -8,7 +8,11 @@ from typing import Any
 
 import lupa  # noqa: F401 - without it fakeredis can be imported, and runs no scripts
 from fakeredis import FakeServer
+from fakeredis._command_args_parsing import Int
+from fakeredis._commands import Key, command
+from fakeredis._helpers import OK, SimpleString
 from fakeredis.aioredis import AsyncFakeSocket
+from fakeredis.model import StreamEntryKey, XStream
 
 VERSION = (7, 0)
 """Redis 7.0, the oldest that streamworker works with."""
@@ -44,6 +48,14 @@ class FakeSocket(AsyncFakeSocket):
             "blocked_clients": sum(each._blocked for each in self._server.sockets),  # noqa: SLF001
         }
         self.put_response("".join(f"{name}:{value}\r\n" for name, value in told.items()).encode())
+
+    @command(name="XSETID", fixed=(Key(XStream), bytes, bytes, Int))
+    def xsetid(self, key: Any, last: bytes, _: bytes, added: int) -> SimpleString:
+        """Set a stream's last id and its number of entries ever added, which fakeredis does not know."""
+        key.value._last_id = StreamEntryKey.parse_str(last)  # noqa: SLF001
+        key.value._entries_added = added  # noqa: SLF001
+        key.updated()
+        return OK
 
     async def _async_blocking(self, *args: Any) -> None:
         """Wait for entries, in a task of its own that is known here."""

@@ -246,7 +246,7 @@ def _below(band: Sequence[PartitionCell], every: Sequence[PartitionCell], shape:
     if not shape.figures:
         return [lag, rate][: shape.below]
     room = shape.cell - 1
-    # An epoch begins with the server's time and grows by one, so only its last digits change.
+    # An epoch is a time in ms: its last digits tell apart those of one partition.
     epoch = _label("epoch …" if any(cell.view.epoch >= 10**room for cell in band) else "epoch")
     for cell in band:
         epoch.append(f"{str(cell.view.epoch)[-room:]:>{room}} ", style="dim")

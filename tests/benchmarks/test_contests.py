@@ -27,7 +27,7 @@ from benchmarks.scenes.waiting import waiting
 from streamworker.dev.bench.figures import BenchFigures
 from streamworker.dev.bench.ground import BenchGround, open_ground
 from streamworker.dev.bench.programs import BenchFailed
-from streamworker.dev.bench.scenes import BATCH, FORWARDING, RECORD, handling
+from streamworker.dev.bench.scenes import BATCH, FORWARDING, PACKED, RECORD, handling
 from streamworker.dev.bench.task import Task, payloads
 from streamworker.redisio.keys import GroupKeys
 
@@ -97,10 +97,12 @@ async def test_each_contestant_handles_all_records_of_the_same_streams(redis_url
     async with open_ground(redis_url) as ground:
         contest = Contest(ground, runs=1, records=RECORDS, partitions=2)
         keys = await ground.fill_records("events", RECORDS, partitions=2)
-        found = await handling(contest, [BATCH, HANDWRITTEN, FORWARDING, RECORD], {"events": keys})
+        packed = await ground.fill_packed(PACKED, RECORDS, partitions=2)
+        programs = [BATCH, HANDWRITTEN, FORWARDING, RECORD]
+        found = await handling(contest, programs, {"events": keys, PACKED: packed})
         assert all(timing.per_s > 0 and timing.server_us > 0 for (timing,) in found.values())
         assert len(found) == 4
-        assert [await ground.backend.execute("XLEN", key) for key in keys] == [RECORDS // 2] * 2
+        assert [await ground.length([key]) for key in (*keys, *packed)] == [RECORDS // 2] * 4
 
 
 @pytest.mark.anyio

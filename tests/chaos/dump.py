@@ -133,7 +133,10 @@ def _partition(
             for entry_id, fields in _pages(client, f"{prefix}acked:{group}")
         ],
         "dead": {f[b"id"].decode(): f[b"error"].decode() for _, f in _pages(client, f"{prefix}dead:{group}")},
-        "waiting": sum(1 for _ in _pages(client, f"{prefix}events", checkpoint)),
+        "waiting": sum(
+            _records_behind(entry_id.decode(), fields, checkpoint)
+            for entry_id, fields in _pages(client, f"{prefix}events", checkpoint)
+        ),
     }
 
 
@@ -141,6 +144,14 @@ def _pages(client: Any, key: str, after: str = "0-0") -> Any:
     while page := client.xrange(key, f"({after}", "+", PAGE):
         yield from page
         after = page[-1][0].decode()
+
+
+def _records_behind(entry_id: str, fields: Mapping[bytes, bytes], checkpoint: str) -> int:
+    """Return how many records of an entry follow an id; the entry has the id of the last."""
+    if b"sw:first" not in fields:
+        return 1
+    (ms, seq), (at_ms, at_seq) = entry_id.split("-"), checkpoint.split("-")
+    return min(int(fields[b"n"]), int(seq) - int(at_seq)) if ms == at_ms else int(fields[b"n"])
 
 
 def _entry(

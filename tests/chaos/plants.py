@@ -93,8 +93,9 @@ def retried_sends_are_written_again() -> None:
 
 def epochs_are_not_raised() -> None:
     """Whoever takes a lock has it at the epoch of the owner before."""
-    raised = "redis.call('HINCRBY', lock, 'epoch', {})"
-    _edit(locks, "ACQUIRE", change=(raised.format(1), raised.format(0)))
+    raised = "local raised = text({})"
+    change = (raised.format("math.max(server_ms(), last + 1)"), raised.format("last"))
+    _edit(locks, "ACQUIRE", change=change)
 
 
 def unanswered_commits_count_as_done() -> None:

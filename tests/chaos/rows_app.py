@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,7 +33,9 @@ def make_app(environ: Mapping[str, str]) -> App:
         assignment=environ.get("ASSIGNMENT", "range"),
         coordination=environ.get("COORDINATION", "membership"),
     )
-    items = made.stream(STREAM, Item, key="key", partitions=int(environ["ROWS_PARTITIONS"]))
+    # A release before entries of many records cannot read them, and does not know the option.
+    options: dict[str, Any] = {"single_entries": True} if "ROWS_SINGLE" in environ else {}
+    items = made.stream(STREAM, Item, key="key", partitions=int(environ["ROWS_PARTITIONS"]), **options)
     ledger = environ.get("ROWS_LEDGER")
     seconds = float(environ.get("ROWS_HANDLER_S", "0.02"))
     act = environ.get("ROWS_HANDLER", "sleep")

@@ -101,6 +101,7 @@ class Team:
         worker_url: str | None = None,
         producer_url: str | None = None,
         ledger: bool = False,
+        single_entries: bool = False,
         rng: random.Random | None = None,
     ) -> None:
         self.url, self.name, self.partitions = url, name, partitions
@@ -126,7 +127,10 @@ class Team:
             **({"ROWS_LEDGER": str(self._ledger)} if self._ledger else {}),
             **environ,
         }
-        self._app = make_app({**self._environ, "STREAMWORKER_REDIS_URL": producer_url or url})
+        sends = {"STREAMWORKER_REDIS_URL": producer_url or url}
+        if single_entries:
+            sends["ROWS_SINGLE"] = "1"
+        self._app = make_app(self._environ | sends)
         self._read_to = ["-"] * partitions
         self._stack = contextlib.AsyncExitStack()
 

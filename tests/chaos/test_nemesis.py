@@ -22,6 +22,7 @@ from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Poisoned
 from tests.chaos.servers import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
 from tests.chaos.soak import Program
 from tests.helpers import wait_for
+from tests.raw import records_in
 
 NAMES = Names("chaos", "events", "handled", 2)
 ADDS = {Poisoned.name}
@@ -152,7 +153,7 @@ class Scene:
         return float(seconds) + float(micros) / 1e6 - time.time()
 
     def poisoned(self) -> bool:
-        entries = [entry for p in range(NAMES.partitions) for entry in self.raw.xrange(NAMES.events(p))]
+        entries = [entry for p in range(NAMES.partitions) for entry in records_in(self.raw, NAMES.events(p))]
         return any(fields in Poisoned.POISON for _, fields in entries)
 
     def is_cut_short(self, fault: Any) -> bool:

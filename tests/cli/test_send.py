@@ -12,6 +12,7 @@ from pyarrow import parquet
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.redisio.data.columns import unpacked
 from tests.cli.conftest import Invoke, OpenTerminal, lines_of
+from tests.raw import records_in
 
 
 def orders(count: int) -> list[str]:
@@ -25,7 +26,7 @@ def stored(redis_url: str) -> list[int]:
         return [
             json.loads(fields[b"v"])["order_id"]
             for partition in range(4)
-            for _, fields in client.xrange(f"sw:{{shop.orders.{partition}}}:events")
+            for _, fields in records_in(client, f"sw:{{shop.orders.{partition}}}:events")
         ]
 
 

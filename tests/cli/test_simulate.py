@@ -46,8 +46,8 @@ def test_a_scenario_is_played(invoke: Invoke, tmp_path: Path) -> None:
     path.write_text("# One\ngiven: membership, 2 partitions\n 0 ms  w1 starts\n 9 ms  end\n", "utf-8")
     result = invoke("simulate", "--scenario", str(path))
     assert result.exit_code == 0, result.output
-    assert "-> StartRunner 0-1, epoch 71, after entry 0-0" in result.stdout
-    assert result.stdout.splitlines()[-1] == "result: generation 3; w1: 0-1, epoch 71"
+    assert "-> StartRunner 0-1, epoch 5, after entry 0-0" in result.stdout
+    assert result.stdout.splitlines()[-1] == "result: generation 3; w1: 0-1"
     path.write_text(result.stdout, "utf-8")
     assert invoke("simulate", "--scenario", str(path)).stdout == result.stdout
 

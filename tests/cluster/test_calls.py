@@ -12,7 +12,7 @@ from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.redisio.admin.rights import acl_rules
 from streamworker.redisio.data import streams
 from streamworker.redisio.group import membership
-from streamworker.redisio.scripts import COUNT
+from streamworker.redisio.scripts import COUNT, MARK
 from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.redisio.wire.info import check_server
 from tests.cluster.support import (
@@ -54,11 +54,14 @@ async def test_any_node_that_is_there_tells_where_the_others_are(nodes: Embedded
 async def test_answers_come_in_the_order_of_the_calls(backend: Backend, raw: RawCluster) -> None:
     """Some at once go to three nodes at the same time; a refusal stands in its place."""
     raw.set("text", "a")
-    commands = [("XADD", f"s{n % 9}", f"{n + 1}-0", "v", "x") for n in range(90)]
+    keys = [(f"{{s{n}}}:events", f"{{s{n}}}:counts") for n in range(9)]
+    commands = [("XADD", keys[n % 9][0], f"{n + 1}-0", "v", "x") for n in range(90)]
     assert await backend.pipeline(commands) == [b"%d-0" % (n + 1) for n in range(90)]
-    counted = await backend.run_many(COUNT, [((f"s{n}",), ("0-0", 100)) for n in range(9)])
+    counted = await backend.run_many(COUNT, [(pair, ("0-0", "0-0", 100)) for pair in keys])
     assert [reply[1] for reply in counted] == [10] * 9
-    first, refused, last = await backend.pipeline([("GET", "text"), ("HGET", "text", "x"), ("XLEN", "s8")])
+    first, refused, last = await backend.pipeline(
+        [("GET", "text"), ("HGET", "text", "x"), ("XLEN", keys[8][0])]
+    )
     assert (first, last) == (b"a", 10)
     assert isinstance(refused, BackendRefused)
 
@@ -182,12 +185,12 @@ async def test_a_slot_that_is_moving_is_followed(nodes: EmbeddedCluster, backend
         ("SET", new, "n"),
         ("GET", key),
         ("GET", gone),
-        ("XADD", "{moving}s", "1-0", "v", "x"),
+        ("XADD", "{moving}:events", "1-0", "v", "x"),
         ("GET", new),
     ]
     answers = await backend.pipeline(commands)
     assert answers == [b"OK", key.encode(), gone.encode(), b"1-0", b"n"]
-    assert (await backend.run(COUNT, ("{moving}s",), ("0-0", 10)))[1] == 1
+    assert (await backend.run(MARK, ("{moving}:lock",), ("w1", 1, "running", "")))[0] == b"FENCED"
     with pytest.raises(BackendUnavailable, match="moving its slots"):
         await backend.execute("EXISTS", key, gone)
     finish_move(nodes, key, source, target)

@@ -176,7 +176,7 @@ def redis_url(tls: TlsCluster) -> Iterator[str]:
         node.ask("FLUSHALL")
     yield tls.url()
     while connection._clients:
-        connection._clients.popitem()[1].close()
+        connection._clients.popitem()[1].client.close()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from streamworker.core.events import Effect, Event
 from streamworker.core.ownership.locks import Acquired, AcquireReply
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.events import DocumentChanged, MendDocument
+from streamworker.records.entries import StoredEntry
 from streamworker.redisio.admin import repair
 from streamworker.redisio.data import commit, streams
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
@@ -179,7 +180,10 @@ def request(
         owner=owner,
         epoch=lock.epoch if epoch is None else epoch,
         previous=before,
-        reads=[(before, entries[0].id)] if reads is None else reads,
+        reads=[
+            (after, StoredEntry(first, ""))
+            for after, first in ([(before, entries[0].id)] if reads is None else reads)
+        ],
         new=entries[-1].id,
         entries=len(entries),
         batch=batch_of(rows, entries[0].id) if rows else None,

@@ -175,7 +175,7 @@ async def test_the_living_are_told_from_the_dead_when_memory_is_full(group: Grou
     assert not renewed.lost
     second = await changed(group, first.generation, removed=["a.1"])
     taken = await group.own("b.1", generation=second.generation)
-    assert taken.epoch == lock.epoch + 1
+    assert taken.epoch > lock.epoch
     assert await group.release("b.1", taken.epoch)
     assert entries
 

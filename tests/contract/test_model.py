@@ -34,7 +34,13 @@ ANSWERS = {
 }
 """What the sequences of each protocol must have led to."""
 
-IN_THE_MODEL = {name: plant.model for name, plant in PLANTS.items() if plant.model is not RedisModel}
+OF_MANY = ("a read behind a record within an entry", "a trim drops an entry whose last records")
+"""Mistakes with entries of many records, which these sequences do not send."""
+IN_THE_MODEL = {
+    name: plant.model
+    for name, plant in PLANTS.items()
+    if plant.model is not RedisModel and not name.startswith(OF_MANY)
+}
 
 
 @pytest.fixture

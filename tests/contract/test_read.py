@@ -143,11 +143,11 @@ async def test_entries_are_counted_up_to_a_position(
     """Also when the count takes several slices, and when part of the stream was trimmed."""
     monkeypatch.setattr(streams, "COUNT_ENTRIES", 7)
     key = STREAM.events(0)
-    assert await streams.entries_up_to(group.backend, key, EntryId(5, 5)) == 0
+    assert await streams.entries_up_to(group.backend, STREAM, 0, EntryId(5, 5)) == 0
     entries = await group.send(40)
     for place in (0, 6, 32, 39):
-        assert await streams.entries_up_to(group.backend, key, entries[place].id) == place + 1
-    assert await streams.entries_up_to(group.backend, key, ZERO) == 0
+        assert await streams.entries_up_to(group.backend, STREAM, 0, entries[place].id) == place + 1
+    assert await streams.entries_up_to(group.backend, STREAM, 0, ZERO) == 0
     raw.xtrim(key, maxlen=10, approximate=False)
-    assert await streams.entries_up_to(group.backend, key, entries[32].id) == 33
-    assert await streams.entries_up_to(group.backend, key, ZERO) == 30
+    assert await streams.entries_up_to(group.backend, STREAM, 0, entries[32].id) == 33
+    assert await streams.entries_up_to(group.backend, STREAM, 0, ZERO) == 30

@@ -55,7 +55,7 @@ async def test_a_released_lock_fences_its_former_owner_and_keeps_the_checkpoint(
     assert await repair.release_lock(group.backend, group.keys, 0, seen)
     assert (await group.commit(request(held, entries, owner="w1.1"))).code is CommitCode.FENCED
     after = await group.lock()
-    assert (after.owner, after.checkpoint, after.epoch) == ("", seen.checkpoint, seen.epoch + 1)
+    assert (after.owner, after.checkpoint, after.epoch > seen.epoch) == ("", seen.checkpoint, True)
     assert not await repair.release_lock(group.backend, group.keys, 0, seen)
     taken = await group.own("w2.1")
     assert (await group.commit(request(taken, entries, owner="w2.1"))).code is CommitCode.OK

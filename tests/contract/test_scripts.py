@@ -46,12 +46,12 @@ class Call:
 
 
 LOCK, EVENTS, ACKED, DEAD = GROUP.lock(0), GROUP.events(0), GROUP.acked(0), GROUP.dead(0)
-GROUPS = GROUP.groups(0)
+GROUPS, COUNTS = GROUP.groups(0), GROUP.counts(0)
 CALLS = {
     call.script.name: call
     for call in (
-        Call(scripts.REGISTER, (LOCK, EVENTS, ACKED, GROUPS), ("price", "0-0", "nonce")),
-        Call(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS), ("w1", 7, 1000, "price", "nonce", "w1")),
+        Call(scripts.REGISTER, (LOCK, EVENTS, ACKED, GROUPS, COUNTS), ("price", "0-0", "nonce")),
+        Call(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS, COUNTS), ("w1", 7, 1000, "price", "nonce", "w1")),
         Call(scripts.RELEASE, (LOCK,), ("w1", 5)),
         Call(scripts.MARK, (LOCK,), ("w1", 5, "halted", "why")),
         Call(scripts.COMMIT, *commit.commit_call(GROUP, _COMMIT)),
@@ -59,7 +59,7 @@ CALLS = {
             scripts.APPEND,
             *streams.append_call(STREAM, streams.Append(0, "p", 1, 10, [(b"a", {b"h": b"1"})])),
         ),
-        Call(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (5, 100, "price")),
+        Call(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (5, 100, "price")),
         Call(
             scripts.CHANGE_MEMBERS,
             (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads, GROUP.damaged),
@@ -75,8 +75,8 @@ CALLS = {
             (GROUP.members, GROUP.beats, GROUP.loads, GROUP.damaged),
             ("a", "1|run|0", "3:120"),
         ),
-        Call(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS), ("price", "1-0", 1, "")),
-        Call(scripts.COUNT, (EVENTS,), ("0-0", 10)),
+        Call(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS, COUNTS), ("price", "1-0", 1, "")),
+        Call(scripts.COUNT, (EVENTS, COUNTS), ("0-0", "0-0", 10)),
         Call(scripts.REPLAY_DEAD, (DEAD, EVENTS), ("1-0", "sw:replayed-for", "price")),
         Call(operations_claim.LIST, (GROUP.of_group("claims"),), ()),
         Call(operations_claim.CHANGE, (GROUP.of_group("claims"),), ("w1", "claim", 2, "0", 0, "0-0")),

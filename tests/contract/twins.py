@@ -37,7 +37,7 @@ from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import BackendRefused, CoordinationError
-from streamworker.records.entries import Entries
+from streamworker.records.entries import Entries, StoredEntry
 from streamworker.redisio import snapshot
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitRequest, commit_many
@@ -60,12 +60,14 @@ OWNERS = ("a.1", "b.2", "c.3")
 PARTITIONS = 3
 DRAIN_DEADLINE_MS = 2_000
 """Shorter than the three seconds after which a contender is taken to have slept."""
-REGISTERED_MS = 1_000
+REGISTERED_MS = 0
 """The model's locks come into the world with this epoch; so do real ones, at this time."""
 START_MS = 1_000_000
 NOBODY = 2**40
 """No connection has this client id."""
 PAUSES_MS = (0, 0, 0, 1, 1, 7, 90, 300, 1_100, 2_100, 3_001)
+CLOCKS_BEHIND_MS = (0, 0, 90, 5_000)
+"""How far the clock of a server that takes over may be behind."""
 MEDDLED = 4
 """Before one step of so many somebody moves or removes a group of Redis, which must change nothing."""
 BATCHES = {rows: batch_of(rows) for rows in (1, 2, 3)}
@@ -436,7 +438,9 @@ class Twins:
             self._real(p, commit.new),
             entries,
             batch,
-            [(self._real(p, commit.previous), self._real(p, commit.rows[0].id))] if commit.rows else [],
+            [(self._real(p, commit.previous), StoredEntry(self._real(p, commit.rows[0].id), ""))]
+            if commit.rows
+            else [],
             trim=True,
             acked_limit=self.model.acked_limit,
         )
@@ -518,10 +522,11 @@ class Twins:
         dumps = await self.backend.pipeline([("DUMP", key) for key in keys])
         self.copy = self.model.snapshot(), dict(zip(keys, dumps, strict=True))
 
-    async def _fail_over(self, _step: Step) -> None:
+    async def _fail_over(self, step: Step) -> None:
         if self.copy is None:
             return
         (taken, dumps), self.copy = self.copy, None
+        self.now_ms = max(START_MS, self.now_ms - CLOCKS_BEHIND_MS[step.how % len(CLOCKS_BEHIND_MS)])
         await self.backend.execute("FLUSHALL")
         await self.backend.pipeline([("RESTORE", key, 0, dump) for key, dump in dumps.items()])
         await self.backend.set_clock(self.now_ms)

@@ -37,7 +37,7 @@ def test_partitions_that_keep_their_owner_never_stop(seed: int) -> None:
             assert first.runners[p] is runners[p]
             assert not runners[p].ended
         else:
-            assert lock.epoch == epochs[p] + 1
+            assert lock.epoch > epochs[p]
     assert [p for p, owner in enumerate(document.owners) if owner != first.owner] == [4, 5, 6, 7]
 
 

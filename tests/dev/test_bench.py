@@ -101,7 +101,7 @@ async def _open_and_close(url: str, warned: list[str]) -> None:
 async def test_records_that_are_all_in_the_first_call_give_no_figure(redis_url: str) -> None:
     """Its records are not counted, so nothing would be left to be timed."""
     async with open_ground(redis_url) as ground:
-        keys = await ground.fill_records("events", 1000)
+        keys = await ground.fill_packed(BATCH.entries, 1000)
         with pytest.raises(BenchFailed, match="all records in its first call"):
             await Bench(ground, records=1000).handled(BATCH, keys)
 

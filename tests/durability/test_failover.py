@@ -21,6 +21,7 @@ from tests.chaos.figures import record
 from tests.chaos.proxy import running
 from tests.durability.pair import Pair, Switch, cut, newest_aof, raw, some_time
 from tests.helpers import wait_for_async
+from tests.raw import records_in
 from tests.runtime.bench import Bench, Order, Priced, bench
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +85,7 @@ async def traffic(url: str, **settings: Any) -> AsyncIterator[Traffic]:
 
 def source(server: EmbeddedServer, traffic: Traffic) -> set[EntryId]:
     with raw(server) as client:
-        found = client.xrange(traffic.desk.stream_keys.events(0))
+        found = records_in(client, traffic.desk.stream_keys.events(0))
     return {EntryId.parse(entry_id) for entry_id, _ in found}
 
 
@@ -102,7 +103,7 @@ def log_is_right(server: EmbeddedServer, traffic: Traffic) -> bool:
     """Whether the log holds each committed source entry once, in order, and nothing else."""
     with raw(server) as client:
         entries = client.xrange(traffic.desk.keys.acked(0))
-        source = [entry_id for entry_id, _ in client.xrange(traffic.desk.stream_keys.events(0))]
+        source = [entry_id for entry_id, _ in records_in(client, traffic.desk.stream_keys.events(0))]
     place = 0
     for entry_id, fields in entries:
         rows = int(fields[b"rows"])

@@ -259,7 +259,8 @@ async def test_a_restart_without_loss_and_a_reset_are_no_rollback(durable: Embed
             await shop.send(3)
             await shop.until_committed(durable.url, 3)
     known = Committed(7, EntryId(9, 0), 90, 30, "a")
-    assert rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a")) is None
+    assert rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a", reset=8)) is None
+    assert rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a", reset=7)) is not None
     assert not all_of(log, "partition_rolled_back") and not all_of(log, "sends_lost")
     assert shop.seen == [1, 2, 3]
 

@@ -57,21 +57,22 @@ async def test_a_context_says_where_the_record_is_and_send_said_the_same(redis_u
 
 
 async def test_the_epoch_grows_from_owner_to_owner(redis_url: str) -> None:
-    """So it can fence writes to another system as it fences commits here."""
+    """So it can fence writes to another system, together with the owner, as it fences commits here."""
     app = App("shop", redis_url=redis_url)
     orders = app.stream("orders", Order, key="customer", partitions=1)
-    epochs: list[int] = []
+    tokens: list[tuple[int, str]] = []
 
     @app.processor(orders)
     async def note(order: Order, ctx: Context) -> None:
-        epochs.append(ctx.epoch)
+        tokens.append((ctx.epoch, ctx.owner))
 
     for _ in range(2):
         async with local_worker(app, url=redis_url) as worker:
             await orders.send(Order("ann"))
             await worker.until_drained()
 
-    assert epochs[0] < epochs[1]
+    assert tokens[0][0] < tokens[1][0]
+    assert tokens[0][1] != tokens[1][1]
 
 
 async def test_a_batch_has_many_entry_ids_and_refuses_to_name_one(redis_url: str) -> None:

@@ -34,7 +34,7 @@ async def test_a_full_partition_raises_where_the_sender_asked_for_it(redis_url: 
     async with app:
         for number in range(10):
             await items.send(Item(number), on_full="raise")
-        with pytest.raises(StreamFull, match="10 entries"):
+        with pytest.raises(StreamFull, match="10 records"):
             await items.send(Item(10), on_full="raise")
     async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()

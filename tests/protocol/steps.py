@@ -93,7 +93,7 @@ STEPS = {
     "race.failover": "A failover loses a generation: it is not given again",
     "race.damage": "Another program writes over the document: it is written anew as it was known",
     "race.damage-unknown": "Nobody who is there knows the group: the damage is put aside, and it begins anew",
-    "race.failover-epoch": "A failover loses an acquisition: its epoch is given again, to another owner",
+    "race.failover-epoch": "A failover to a clock that is behind: an epoch is given again, to another owner",
     "race.flush-batch": "Redis loses its data while a batch is in hand: its commit makes no lock",
     "race.static-return": "A static member that dies returns within its hold: nothing moves",
     "race.static-hold-over": "A static member does not return within its hold: the others take over",

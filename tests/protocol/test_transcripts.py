@@ -96,7 +96,7 @@ MISTAKES = {
     "a retried commit is written again": "race-a-commit-whose-answer-is-lost",
     "a commit creates a lock anew that was lost, as runnel's renewal does": "race-a-commit-makes-no-lock",
     "a lock is released by somebody who does not own it": "race-a-release-by-another",
-    "the epoch starts again when a lock is released": "003-3-a-worker-leaves",
+    "epochs go up by one, whatever was lost": "race-a-failover-loses-a-generation",
     "an epoch is not raised when a lock is taken": "003-2-a-second-worker-joins",
     "a stale view of the group displaces a newer owner": "race-a-stale-view",
     "the drain deadline is ignored: a stuck owner keeps its lock": "race-the-drain-deadline",

@@ -309,6 +309,14 @@ def test_another_schema_has_another_fingerprint(other: pa.Schema) -> None:
     assert schema_fingerprint(other) != schema_fingerprint(SCHEMA)
 
 
+def test_schemas_that_pyarrow_calls_equal_have_fingerprints_of_their_own() -> None:
+    """The name of a list's items is part of the bytes, also if the other schema was asked for just before."""
+    item, element = (pa.schema({"x": pa.list_(pa.field(name, pa.int64()))}) for name in ("item", "element"))
+    assert item == element
+    first, second, again = map(schema_fingerprint, (item, element, item))
+    assert first == again != second
+
+
 @settings(deadline=None)
 @given(st.data())
 def test_a_changed_schema_is_noticed(data: st.DataObject) -> None:

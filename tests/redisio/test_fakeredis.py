@@ -25,12 +25,13 @@ from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Script
 from tests.contract.support import GROUP, STREAM, batch_of
 
-LOCK, EVENTS, ACKED, DEAD, STATE, GROUPS = (
+LOCK, EVENTS, ACKED, DEAD, STATE, COUNTS, GROUPS = (
     GROUP.lock(0),
     GROUP.events(0),
     GROUP.acked(0),
     GROUP.dead(0),
     GROUP.state(0),
+    GROUP.counts(0),
     GROUP.groups(0),
 )
 _SERVER_TIME = re.compile(rb"\d{13,}(-\d+)?")
@@ -55,7 +56,7 @@ class Transcript:
 
     def look(self) -> None:
         """Write down what is stored: hashes, streams and groups."""
-        for key in (LOCK, STATE, GROUPS, GROUP.beats, GROUP.loads):
+        for key in (LOCK, STATE, COUNTS, GROUPS, GROUP.beats, GROUP.loads):
             self.note(sorted(self.client.hgetall(key).items()))
         for key in (EVENTS, ACKED, DEAD, GROUP.control):
             self.note([sorted(fields.items()) for _, fields in self.client.xrange(key)])
@@ -67,7 +68,7 @@ class Transcript:
 
     def acquire(self, owner: str, generation: int, *live: str, deadline_ms: int = 60_000) -> Any:
         args = (owner, generation, deadline_ms, "price", "nonce", owner, *live)
-        return self.run(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS), args)
+        return self.run(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS, COUNTS), args)
 
     def add(self, first: int, last: int) -> None:
         """Add entries with ids ``first-0`` to ``last-0``."""
@@ -106,7 +107,7 @@ def _timeless(answer: Any) -> Any:
 
 def registering(t: Transcript) -> None:
     """A group at the start, at the end, at an id, twice, and without its lock or its group."""
-    keys = (LOCK, EVENTS, ACKED, GROUPS)
+    keys = (LOCK, EVENTS, ACKED, GROUPS, COUNTS)
     t.add(1, 5)
     for start in ("0-0", "$", "3-0"):
         t.run(scripts.REGISTER, keys, ("price", start, "nonce"))
@@ -204,13 +205,13 @@ def mending(t: Transcript) -> None:
 def by_hand(t: Transcript) -> None:
     """Counting, moving a checkpoint, replaying a dead letter."""
     t.add(1, 9)
-    t.run(scripts.COUNT, (EVENTS,), ("3-0", 4))
-    t.run(scripts.COUNT, (EVENTS,), ("9-0", 4))
-    t.run(scripts.COUNT, (ACKED,), ("0-0", 4))
-    t.run(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS), ("price", "4-0", 4, ""))
+    t.run(scripts.COUNT, (EVENTS, COUNTS), ("3-0", "3-0", 4))
+    t.run(scripts.COUNT, (EVENTS, COUNTS), ("3-0", "9-0", 4))
+    t.run(scripts.COUNT, (GROUP.events(5), COUNTS), ("0-0", "0-0", 4))
+    t.run(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS, COUNTS), ("price", "4-0", 4, ""))
     t.acquire("w1", 7)
-    t.run(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS), ("price", "4-0", 4, ""))
-    t.run(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS), ("price", "4-0", 4, "w1"))
+    t.run(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS, COUNTS), ("price", "4-0", 4, ""))
+    t.run(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS, COUNTS), ("price", "4-0", 4, "w1"))
     t.client.xadd(DEAD, {"id": "3-0", "f.v": b"\xff", "f.h.a": "1"}, id="1-0")
     t.client.xadd(DEAD, {"note": "not ours"}, id="2-0")
     for letter in ("1-0", "1-0", "2-0"):
@@ -235,9 +236,9 @@ def trimming_little(t: Transcript) -> None:
     """Less than a node of the stream: nothing goes."""
     t.add(1, 20)
     _, epoch, *_ = t.acquire("w1", 7)
-    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (0, 1_000, "price"))
+    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (0, 1_000, "price"))
     t.commit(epoch, 0, 10, rows=1)
-    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (0, 1_000, "price"))
+    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (0, 1_000, "price"))
 
 
 def trimming_much(t: Transcript) -> None:
@@ -245,8 +246,8 @@ def trimming_much(t: Transcript) -> None:
     t.add(1, 450)
     _, epoch, *_ = t.acquire("w1", 7)
     t.commit(epoch, 0, 300, rows=1)
-    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (1, 150, "price"))
-    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (1, 1_000, "price"))
+    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (1, 150, "price"))
+    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (1, 1_000, "price"))
 
 
 def trimming_large_entries(t: Transcript) -> None:
@@ -255,7 +256,7 @@ def trimming_large_entries(t: Transcript) -> None:
         t.client.xadd(EVENTS, {"v": "x" * 2_000}, id=f"{n}-0")
     _, epoch, *_ = t.acquire("w1", 7)
     t.commit(epoch, 0, 9)
-    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS), (0, 1_000, "price"))
+    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (0, 1_000, "price"))
 
 
 def a_full_memory(t: Transcript) -> None:
@@ -271,10 +272,10 @@ def a_full_memory(t: Transcript) -> None:
 def a_forgotten_script(t: Transcript) -> None:
     """EVALSHA of a script that was loaded, and then flushed."""
     t.note(t.client.script_load(scripts.TRIM.text))
-    t.note(t.client.evalsha(scripts.TRIM.sha, 4, EVENTS, ACKED, LOCK, GROUPS, 0, 10, "price"))
+    t.note(t.client.evalsha(scripts.TRIM.sha, 5, EVENTS, ACKED, LOCK, GROUPS, COUNTS, 0, 10, "price"))
     t.client.script_flush()
     try:
-        t.note(t.client.evalsha(scripts.TRIM.sha, 4, EVENTS, ACKED, LOCK, GROUPS, 0, 10, "price"))
+        t.note(t.client.evalsha(scripts.TRIM.sha, 5, EVENTS, ACKED, LOCK, GROUPS, COUNTS, 0, 10, "price"))
     except redis.exceptions.ResponseError as error:
         t.note(type(error).__name__)
 

@@ -61,6 +61,7 @@ def test_the_table_has_every_key_and_its_true_form() -> None:
         STREAM.meta,
         STREAM.events(0),
         STREAM.producer(0, "ID"),
+        STREAM.counts(0),
         STREAM.groups(0),
         *(getattr(GROUP, name)(0) for name in ("lock", "acked", "copy", "dead", "state")),
         *(getattr(GROUP, name) for name in ("members", "control", "beats", "loads", "readers")),

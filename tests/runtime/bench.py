@@ -19,6 +19,7 @@ from streamworker.core.ownership.locks import Acquired
 from streamworker.declare import describe
 from streamworker.processors import ProcessorSpec, StreamSpec
 from streamworker.records import RecordType
+from streamworker.records.entries import Entries
 from streamworker.redisio.data.ackedlog import (
     decode_entry,
     deserialize_schema,
@@ -270,9 +271,9 @@ class Bench:
         await wait_for_async(enough, f"{count} entries are committed")
 
     async def entries(self, key: str) -> list[tuple[EntryId, dict[bytes, bytes]]]:
-        """Return the entries of a stream of ours."""
-        found = await self.backend.execute("XRANGE", key, "-", "+")
-        return [(EntryId.parse(name), dict(zip(flat[::2], flat[1::2], strict=True))) for name, flat in found]
+        """Return the records of a stream of ours."""
+        found = Entries.of(await self.backend.execute("XRANGE", key, "-", "+"))
+        return [(each.id, dict(each.fields)) for each in found]
 
     async def ids(self, partition: int = 0) -> list[str]:
         return [str(entry_id) for entry_id, _ in await self.entries(self.stream_keys.events(partition))]

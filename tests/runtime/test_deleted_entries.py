@@ -21,7 +21,7 @@ async def test_a_worker_that_takes_a_partition_says_what_was_deleted_while_nobod
 ) -> None:
     """Once and with the number; the rest is handled, and the metrics keep the count."""
     app = App("deleted", redis_url=redis_url)
-    orders = app.stream("orders", Order, partitions=1)
+    orders = app.stream("orders", Order, partitions=1, single_entries=True)
     seen: list[int] = []
 
     @app.processor(orders)

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from streamworker import App
-from streamworker.core.data.batching import BatchLimits
+from streamworker.core.data.batching import BatchLimits, SizeEstimate
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import size_of
 from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
@@ -51,13 +51,15 @@ async def test_reads_that_ask_much_and_bring_little_are_spaced(redis_url: str) -
         keys = [desk.stream_keys.events(p) for p in range(count)]
         buffers = [desk.fetcher.add(p, ZERO) for p in range(count)]
         # Then their entries' size is known, and no read is careful any more.
-        await desk.backend.pipeline([("XADD", key, "*", "v", "x") for key in keys])
-        await wait_for_async(lambda: all(b.waiting == 1 for b in buffers), "all entries were read")
+        first = SizeEstimate.SEEN_MIN
+        await desk.backend.pipeline([("XADD", key, "*", "v", "x") for key in keys for _ in range(first)])
+        await wait_for_async(lambda: all(b.waiting == first for b in buffers), "all entries were read")
         reads, began = desk.fetcher.reads, time.monotonic()
         for key in keys[:100]:
             await desk.backend.execute("XADD", key, "*", "v", "x")
             await asyncio.sleep(0.001)
-        await wait_for_async(lambda: sum(b.waiting for b in buffers) == count + 100, "these were read too")
+        wanted = first * count + 100
+        await wait_for_async(lambda: sum(b.waiting for b in buffers) == wanted, "these were read too")
         spacing_s = count * SPACING_US / 1e6
         assert desk.fetcher.reads - reads <= (time.monotonic() - began) / spacing_s + 3
 

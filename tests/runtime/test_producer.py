@@ -105,12 +105,12 @@ async def test_a_full_partition_raises_or_waits_as_asked(
     async with bench(redis_url, run=False, stream={"entries_max": 10}) as desk:
         await desk.acquire(0, "w1")
         await desk.send(range(10))
-        with pytest.raises(StreamFull, match="limit of 10 entries"):
+        with pytest.raises(StreamFull, match="limit of 10 records"):
             await desk.producer.send(Order(10), on_full="raise")
         waiting = asyncio.create_task(desk.producer.send(Order(11)))
         lane = desk.producer._lanes._lanes[0]
         await wait_for_async(lambda: lane.resting, "the partition was found full again")
-        with pytest.raises(StreamFull, match="limit of 10 entries"):
+        with pytest.raises(StreamFull, match="limit of 10 records"):
             await desk.producer.send(Order(12), timeout=0.1)
         assert not waiting.done()
         running = await desk.start(desk.spec(ignore))

@@ -23,7 +23,7 @@ from streamworker.runtime.run import committer
 from streamworker.runtime.run.invoke import describe_error, traceback_of
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import is_halted, until_shown, wait_for_async
-from tests.raw import opened
+from tests.raw import opened, records_in
 
 pytestmark = pytest.mark.anyio
 
@@ -325,7 +325,7 @@ async def working(
                     raw.xadd(EVENTS, {"v": entry if isinstance(entry, bytes) else msgspec.json.encode(entry)})
                 else:
                     await stream.send_table(pa.table({"number": [entry.number], "kind": [entry.kind]}))
-        ids = [entry_id.decode() for entry_id, _ in raw.xrange(EVENTS)]
+        ids = [entry_id.decode() for entry_id, _ in records_in(raw, EVENTS)]
     async with local_worker(app, url=app.settings.redis_url) as worker:
         yield worker, ids
 

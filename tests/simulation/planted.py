@@ -84,7 +84,7 @@ class _NoPrevious(RedisModel):
 
 @_model("entries are committed that the server has lost", "failover,lost")
 class _LostEntries(RedisModel):
-    def has(self, partition: int, entry: int) -> bool:
+    def has(self, partition: int, commit: Commit) -> bool:
         return True
 
 
@@ -119,14 +119,29 @@ class _TrimsTooMuch(RedisModel):
 class _TextIds(RedisModel):
     def read_events(self, partition: int, after: int, count: int) -> list[Record]:
         events = self.locks[partition].events
-        return [record for record in events if str(record.id) > str(after)][:count]
+        return [record for record in events if str(record.end) > str(after)][:count]
+
+
+@_model("a read behind a record within an entry skips the rest of the entry", "kill,stop")
+class _SkipsTheRest(RedisModel):
+    def read_events(self, partition: int, after: int, count: int) -> list[Record]:
+        read = super().read_events(partition, after, count)
+        cut = {record.end for record in read if record.id <= after}
+        return [record for record in read if record.end not in cut]
+
+
+@_model("a trim drops an entry whose last records are not committed", "none")
+class _TrimsPartOfAnEntry(RedisModel):
+    def trim(self, partition: int, up_to: int) -> None:
+        ends = [record.end for record in self.locks[partition].events if record.id <= up_to]
+        super().trim(partition, max([up_to, *ends]))
 
 
 @_model("a repeated send is appended again", "lost")
 class _SendsTwice(RedisModel):
-    def append(self, partition: int, number: int) -> None:
+    def append(self, partition: int, number: int, count: int = 1) -> None:
         self.locks[partition].last_number = 0
-        super().append(partition, number)
+        super().append(partition, number, count)
 
 
 @_model("an acquired lock says a checkpoint one entry too far", "kill,stop")
@@ -153,26 +168,22 @@ class _ReleasesOthers(RedisModel):
         return True
 
 
-@_model("the epoch starts again when a lock is released", "churn")
-class _EpochReset(RedisModel):
-    def release(self, partition: int, owner: str, epoch: int) -> bool:
-        lock = self.locks[partition]
-        done = super().release(partition, owner, epoch)
-        if done:
-            lock.epoch = 0
-        return done
+@_model("epochs go up by one, whatever was lost", "failover,flap")
+class _SmallEpochs(RedisModel):
+    def raised(self, epoch: int) -> int:
+        return epoch + 1
+
+
+@_model("an epoch is the server's time, whatever the last one was", "failover,flap")
+class _EpochsOfTheClock(RedisModel):
+    def raised(self, epoch: int) -> int:
+        return self.lock_ms
 
 
 @_model("an epoch is not raised when a lock is taken", "kill,stop")
 class _EpochStays(RedisModel):
-    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
-        lock = self.locks[partition]
-        is_taken = lock.owner != owner
-        lock.epoch -= is_taken
-        reply = super().acquire(partition, owner, generation, live)
-        if is_taken and not isinstance(reply, Acquired):
-            lock.epoch += 1
-        return reply
+    def raised(self, epoch: int) -> int:
+        return epoch
 
 
 @_model("a stale view of the group displaces a newer owner", "churn,lost,silence,pause")

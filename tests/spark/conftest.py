@@ -1,6 +1,7 @@
 """Spark for its tests: one session for the whole run, on a real server."""
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from pyspark.sql import SparkSession
 from streamworker.spark import pyspark_streamworker
 from streamworker.spark.driver.session import Session, open_session
 from streamworker.variables import CONNECTIONS_VARIABLE
+from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
+from tests.spark.processes import START_S, ConnectServer
 
 Connect = Callable[[str, str], None]
 
@@ -77,3 +80,16 @@ def acked(redis_url: str, connect: Connect) -> Iterator[AckedLog]:
     connect("default", redis_url)
     with AckedLog(redis_url, partitions=2) as log:
         yield log
+
+
+@pytest.fixture
+def connect_server(redis_url: str, tmp_path: Path) -> Iterator[ConnectServer]:
+    """A Spark Connect server that answers, with its files in a folder of a short name, for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="sw") as scratch:
+        server = ConnectServer(tmp_path, redis_url, scratch)
+        server.start()
+        try:
+            wait_for(server.answers, "the server answers", timeout_s=START_S)
+            yield server
+        finally:
+            server.kill()

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.session import Session
-from streamworker.spark.driver.tables import latest_batch
+from streamworker.spark.driver.tables import batch_in
 from streamworker.spark.source.datasource import LogStreamReader
 from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema
@@ -191,8 +191,8 @@ def test_batches_are_counted_on_other_file_systems_too(spark: SparkSession, tmp_
     # The local disk under a scheme that is Hadoop's alone.
     far = f"viewfs://far{folder}"
     spark._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.far.linkMergeSlash", "file:///")
-    assert latest_batch(spark, far) == latest_batch(spark, str(folder)) == -1
+    assert batch_in(spark, far) == batch_in(spark, str(folder)) == -1
     for name in ("0", "9.compact", "10", ".11.crc", "12.tmp"):
         (folder / name).touch()
-    assert latest_batch(spark, far) == latest_batch(spark, str(folder)) == 10
-    assert latest_batch(spark, f"{far}/nothing") == latest_batch(spark, f"{folder}/nothing") == -1
+    assert batch_in(spark, far) == batch_in(spark, str(folder)) == 10
+    assert batch_in(spark, f"{far}/nothing") == batch_in(spark, f"{folder}/nothing") == -1

@@ -68,9 +68,9 @@ def test_a_whole_result_is_swapped_in_on_a_local_disk_only() -> None:
 
 def test_the_checkpoint_lies_beside_the_result_and_not_in_it() -> None:
     """In it, a reader of the files would take it for data."""
-    assert checkpoint_of(pipeline(), "shop") == "lake/.streamworker/revenue/revenue/checkpoint"
-    assert checkpoint_of(pipeline(checkpoint="elsewhere"), "shop") == "elsewhere"
-    assert checkpoint_of(pipeline(path=None), "shop") == ".streamworker/shop/revenue/checkpoint"
+    assert checkpoint_of(pipeline()) == "lake/.streamworker/revenue/revenue/checkpoint"
+    assert checkpoint_of(pipeline(checkpoint="elsewhere")) == "elsewhere"
+    assert checkpoint_of(pipeline(path=None)) == ".streamworker/shop/revenue/checkpoint"
     assert beside("hdfs://host:9/lake/x") == "hdfs://host:9/lake/.streamworker/x"
 
 

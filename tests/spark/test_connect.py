@@ -1,30 +1,21 @@
 """A Spark Connect server that dies under pipelines, again and again: it is told, and no row is lost (S5)."""
 
-import contextlib
-import os
 import random
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from streamworker.dev.server import free_port
-from streamworker.spark.driver.java import find_java
-from streamworker.spark.driver.session import SMALL_MACHINE, socket_conf
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
+from tests.spark.processes import ROOT, START_S, ConnectServer, Driver, few_and_many
 from tests.spark.test_driver_killed import (
     PIPELINES,
-    START_S,
-    Driver,
     assert_tables_equal_the_log,
     keep_busy,
     numbered,
@@ -33,68 +24,6 @@ from tests.spark.test_driver_killed import (
 
 TOLD_WITHIN_S = 10.0
 LOST = "The Spark server does not answer, or was restarted"
-ROOT = Path(__file__).parents[2]
-
-
-class ConnectServer:
-    """A Spark Connect server on a port of its own, to be killed and started again."""
-
-    def __init__(self, folder: Path, redis_url: str, scratch: Path) -> None:
-        self.port = free_port()
-        self.url = f"sc://127.0.0.1:{self.port}"
-        self.log = folder / "server.log"
-        conf = {
-            **SMALL_MACHINE,
-            **socket_conf(scratch),
-            "spark.connect.grpc.binding.address": "127.0.0.1",
-            "spark.connect.grpc.binding.port": str(self.port),
-            "spark.local.dir": str(scratch),
-            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-            "spark.driver.host": "127.0.0.1",
-        }
-        given = [argument for key, value in conf.items() for argument in ("--conf", f"{key}={value}")]
-        home = Path(str(pyspark.__file__)).parent
-        service = "org.apache.spark.sql.connect.service.SparkConnectServer"
-        self._command = [
-            str(home / "bin" / "spark-submit"), "--master", "local[2]", "--class", service, *given,
-            "spark-internal",
-        ]  # fmt: skip
-        self._environ = {
-            **os.environ,
-            "SPARK_HOME": str(home),
-            "JAVA_HOME": str(find_java().home),
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
-            "STREAMWORKER_REDIS_URL": redis_url,
-            "STREAMWORKER_CONNECTIONS": "",
-        }
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environ,
-                cwd=self.log.parent,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self.log.read_text()[-3000:]
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-            return True
-        return False
-
-    def kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def lost(folder: Path) -> int:
@@ -117,47 +46,39 @@ def live_and_die(server: ConnectServer, driver: Driver, folder: Path, rng: rando
     return time.monotonic() - killed_at
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [
-        pytest.param(2, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
-        pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
-    ],
-)
+@few_and_many("kills", few=[2], few_s=900, many=[20], many_s=3600)
 def test_a_connect_server_killed_under_three_pipelines_costs_no_row(
-    spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path, kills: int
+    spark: SparkSession,
+    acked: AckedLog,
+    redis_url: str,
+    connect_server: ConnectServer,
+    tmp_path: Path,
+    kills: int,
 ) -> None:
     """One of the three fails by itself, for good in the end, and stops neither of the others."""
     rng = random.Random(kills)
     delays = []
-    with tempfile.TemporaryDirectory(prefix="sw") as scratch:
-        server = ConnectServer(tmp_path, redis_url, Path(scratch))
-        server.start()
-        try:
-            wait_for(server.answers, "the server answers", timeout_s=START_S)
-            driver = Driver(tmp_path, redis_url, scratch, server.url)
-            try:
-                for _ in range(kills):
-                    keep_busy(acked, tmp_path)
-                    delays.append(live_and_die(server, driver, tmp_path, rng))
-                    print(f"told after {delays[-1]:.1f} s", flush=True)
-                    server.start()
-                acked.fill(0, [7])
-                read_all(driver, acked, tmp_path)
-                wait_for(
-                    lambda: "pipeline broken failed: " in (tmp_path / "driver.log").read_text(),
-                    "the broken one is given up",
-                    timeout_s=START_S,
-                )
-                server.kill()
-                stopped_at = time.monotonic()
-                assert driver.end() == 1, "a stop without a server is a stop"
-                assert time.monotonic() - stopped_at < 2 * TOLD_WITHIN_S
-                assert "Traceback" not in (tmp_path / "driver.log").read_text()
-            finally:
-                driver.kill()
-        finally:
-            server.kill()
+    driver = Driver(tmp_path, redis_url, connect_server.scratch, connect_server.url)
+    try:
+        for _ in range(kills):
+            keep_busy(acked, tmp_path)
+            delays.append(live_and_die(connect_server, driver, tmp_path, rng))
+            print(f"told after {delays[-1]:.1f} s", flush=True)
+            connect_server.start()
+        acked.fill(0, [7])
+        read_all(driver, acked, tmp_path)
+        wait_for(
+            lambda: "pipeline broken failed: " in (tmp_path / "driver.log").read_text(),
+            "the broken one is given up",
+            timeout_s=START_S,
+        )
+        connect_server.kill()
+        stopped_at = time.monotonic()
+        assert driver.end() == 1, "a stop without a server is a stop"
+        assert time.monotonic() - stopped_at < 2 * TOLD_WITHIN_S
+        assert "Traceback" not in (tmp_path / "driver.log").read_text()
+    finally:
+        driver.kill()
     assert_tables_equal_the_log(acked, tmp_path, spark)
     print(f"{kills} kills, told after {max(delays):.1f} s at most; {len(acked.numbers())} rows", flush=True)
 

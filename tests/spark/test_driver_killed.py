@@ -1,12 +1,7 @@
 """The table equals the log, however often and whenever Spark's driver is killed (F35)."""
 
-import contextlib
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -24,89 +19,12 @@ from tests.chaos.figures import record
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.driver import ROWS_A_BATCH
+from tests.spark.processes import START_S, Driver, few_and_many
 
 BATCHES_A_LIFE = 4
 ENTRIES_A_BATCH = 20
 POLL_S = 0.001
 """Between the file of a batch in the table and its commit lie some 20 ms."""
-START_S = 300.0
-"""A start of Spark takes some ten seconds here, and a multiple of that on a busy machine."""
-WAITS = "waits for the previous driver to end"
-"""What a driver says while the JVM of the one before is still there."""
-
-
-class Driver:
-    """A Spark driver in a process group of its own, with its JVM."""
-
-    def __init__(
-        self,
-        folder: Path,
-        redis_url: str,
-        scratch: str,
-        master: str = "local[2]",
-        *,
-        module: str = "tests.spark.driver",
-    ) -> None:
-        self._log = (folder / "driver.log").open("ab")
-        environ = {"STREAMWORKER_REDIS_URL": redis_url, "STREAMWORKER_CONNECTIONS": "", "TMPDIR": scratch}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(folder), master],
-            env={**os.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
-        self._folder = folder
-        self._said_before = self.said_so_far()
-
-    def said_so_far(self) -> int:
-        return (self._folder / "driver.log").read_text().count(WAITS)
-
-    def waits(self) -> bool:
-        return self.alive() and self.said_so_far() > self._said_before
-
-    def alive(self) -> bool:
-        """Whether it runs; fails the test if it has ended by itself."""
-        assert self._process.poll() is None, (self._folder / "driver.log").read_text()[-3000:]
-        return True
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._log.close()
-
-    def jvm(self) -> psutil.Process | None:
-        children = psutil.Process(self._process.pid).children(recursive=True)
-        return next((process for process in children if process.name() == "java"), None)
-
-    def kill_alone(self) -> psutil.Process:
-        """End the driver alone with SIGKILL; returns its JVM, stopped where it is."""
-        jvm = self.jvm()
-        assert jvm is not None
-        jvm.suspend()
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
-        return jvm
-
-    def kill_jvm(self) -> None:
-        """End the JVM alone with SIGKILL, as the kernel does when memory is short."""
-        jvm = self.jvm()
-        assert jvm is not None
-        jvm.kill()
-
-    def wait(self) -> int:
-        """Wait until it has ended by itself; returns its exit code."""
-        return self._process.wait(60)
-
-    def end(self) -> int:
-        """Ask it to end in order; returns its exit code."""
-        self._process.terminate()
-        code = self._process.wait(60)
-        self._log.close()
-        return code
 
 
 PIPELINES = ("legs", "totals")
@@ -307,13 +225,7 @@ def violations_of_i9(
     return judge.violations
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [
-        pytest.param(3, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
-        pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
-    ],
-)
+@few_and_many("kills", few=[3], few_s=1200, many=[100], many_s=7200)
 def test_a_driver_killed_in_mid_batch_leaves_no_trace(
     spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path, kills: int
 ) -> None:

@@ -4,6 +4,7 @@ import random
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.session import Session
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog, orders
-from tests.spark.test_driver_killed import START_S, Driver, numbered
+from tests.spark.processes import START_S, Driver, few_and_many
+from tests.spark.running import Running
+from tests.spark.test_driver_killed import numbered
 from tests.spark.upgraded import NAME, pipeline_in
 
 ROWS_AN_ENTRY = 8
@@ -133,13 +136,17 @@ def rows_in_table(session: Session, folder: Path) -> list[tuple[tuple[int, int],
     return found
 
 
-@pytest.mark.parametrize(
-    ("switches", "kills"),
-    [
-        pytest.param(6, 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
-        pytest.param(100, 10, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
-    ],
-)
+def wrong_rows(
+    session: Session, acked: AckedLog, fleet: Fleet, folder: Path
+) -> dict[tuple[int, int], tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the rows of the table, by place, that are not what was forwarded, and what that was."""
+    expected = expected_rows(acked, fleet.batch(0, fleet.newest).schema)
+    found = rows_in_table(session, folder)
+    assert Counter(place for place, _ in found) == Counter(expected.keys()), "every row, and once"
+    return {place: (row, expected[place]) for place, row in found if row != expected[place]}
+
+
+@few_and_many("switches, kills", few=[6, 1], few_s=600, many=[100, 10], many_s=3600)
 def test_every_row_has_every_column_that_its_worker_forwarded(
     spark_session: Session, acked: AckedLog, redis_url: str, tmp_path: Path, switches: int, kills: int
 ) -> None:
@@ -162,10 +169,7 @@ def test_every_row_has_every_column_that_its_worker_forwarded(
     code = run_pipelines([spec], once=True, session=spark_session, on_progress=lambda p: told.append(p.state))
     assert code == 0
 
-    expected = expected_rows(acked, fleet.batch(0, fleet.newest).schema)
-    found = rows_in_table(spark_session, tmp_path)
-    assert Counter(place for place, _ in found) == Counter(expected.keys()), "every row, and once"
-    wrong = {place: (row, expected[place]) for place, row in found if row != expected[place]}
+    wrong = wrong_rows(spark_session, acked, fleet, tmp_path)
     log = (tmp_path / "driver.log").read_text()
     changed = sum(RESTARTS in line and LACKS in line for line in log.splitlines())
     restarts = log.count(RESTARTS) + told.count("restarting")
@@ -176,3 +180,27 @@ def test_every_row_has_every_column_that_its_worker_forwarded(
     assert not wrong, next(iter(wrong.items()))
     assert fleet.switches == switches
     assert changed > 0, "a query met a schema that it was not planned with"
+
+
+@pytest.mark.slow
+def test_the_comparison_finds_each_row_that_lost_a_column(
+    spark_session: Session, acked: AckedLog, tmp_path: Path
+) -> None:
+    """With ``otherColumns=drop`` a query does what each one did before a new column ended it."""
+    fleet = Fleet(acked, random.Random(0))
+    fleet.forward(0)
+    spec = pipeline_in(tmp_path)
+    running = Running(spark_session, replace(spec, options={**spec.options, "otherColumns": "drop"}))
+    try:
+        running.wait_for_rows(fleet.rows)
+        fleet.switch()
+        fleet.forward(1)
+        running.wait_for_rows(fleet.rows)
+    finally:
+        assert running.end() == 0
+    expected = expected_rows(acked, fleet.batch(0, fleet.newest).schema)
+    lost = {place for place, row in expected.items() if row["extra2"] is not None}
+    fleet.forward(0)
+    assert run_pipelines([spec], once=True, session=spark_session) == 0
+    print(f"{len(lost)} of {fleet.rows} rows lost a column")
+    assert wrong_rows(spark_session, acked, fleet, tmp_path).keys() == lost

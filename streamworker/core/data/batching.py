@@ -66,10 +66,13 @@ class SizeEstimate:
     """
 
     FIRST_BYTES = 64 * 1024
-    """The estimate before the first read: large, so that the first read is careful. This costs one extra
-    small read; with too small a number the first read would exceed the budget."""
+    """The estimate before the first reads: that of an entry of many records, so that they are careful. This
+    costs extra small reads; with too small a number they would exceed the budget."""
+    SEEN_MIN = 8
+    """Entries to see before the estimate follows them: entries of one record and of many alternate."""
 
     def __init__(self) -> None:
+        self._seen = 0
         self._mean = 0.0
         self._deviation = 0.0
 
@@ -77,6 +80,7 @@ class SizeEstimate:
         """Update the estimate from a read of ``count`` entries with ``total_bytes`` together."""
         if count <= 0:
             return
+        self._seen += count
         sample = total_bytes / count
         spread = max(0.0, (largest_bytes or sample) - sample)
         if self._mean == 0.0:
@@ -89,15 +93,14 @@ class SizeEstimate:
 
     @property
     def is_known(self) -> bool:
-        """Whether a read was observed; otherwise the estimate is a guess."""
-        return self._mean > 0.0
+        """Whether enough was observed; otherwise the estimate is a guess."""
+        return self._seen >= self.SEEN_MIN
 
     @property
     def bytes_per_entry(self) -> int:
         """An upper estimate of what one entry costs."""
-        if self._mean == 0.0:
-            return self.FIRST_BYTES
-        return max(1, int(self._mean + 4 * self._deviation))
+        known = max(1, int(self._mean + 4 * self._deviation))
+        return known if self.is_known else max(known, self.FIRST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

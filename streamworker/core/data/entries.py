@@ -6,8 +6,8 @@ as :class:`EntryId` tuples everywhere and uses the text only for output.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
 
 from streamworker.errors import ConfigurationError
 
@@ -61,9 +61,11 @@ ZERO = EntryId(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a partition as Redis holds it."""
+    """One record of a partition: an entry as Redis holds it, or one record of an entry of many."""
 
     id: EntryId
     fields: Mapping[bytes, bytes]
     size: int
     """Bytes of all field names and values, for byte budgets."""
+    origin: Any = field(default=None, compare=False, repr=False)
+    """What Redis holds: the entry's names and values in order, or the ``Pack`` of an entry of many."""

@@ -7,8 +7,8 @@ script that writes the commit compares both with the lock. Two processes may bot
 partition; only one of them can commit. (M. Kleppmann, "How to do distributed locking", 2016: the resource
 itself must check a fencing token.)
 
-The script compares the owner as well as the epoch, because a failover may lose the last acquisition. Two
-owners can then hold the same epoch, but never the same name.
+The script compares the owner as well as the epoch, because a failover may lose the last acquisition. If the
+new primary's clock is behind, two owners can then hold the same epoch, but never the same name.
 """
 
 from dataclasses import dataclass
@@ -32,6 +32,8 @@ class Acquired:
     gone: int = 0
     """Source entries that another program deleted before the group committed them, and that no worker has
     been told of before."""
+    reset: int = 0
+    """The epoch at which the checkpoint was last moved by hand; 0 if it never was."""
 
     def __str__(self) -> str:
         return f"acquired, epoch {self.epoch}"

@@ -17,9 +17,10 @@ from itertools import cycle, islice
 
 from streamworker.dev.bench.task import payloads
 from streamworker.errors import ConfigurationError
+from streamworker.redisio.data.streams import Append, append_many
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.info import groups_by_name, pairs_of
+from streamworker.redisio.wire.info import RecordCounts, groups_by_name, pairs_of
 from streamworker.variables import plaintext_allowed
 
 CALL_TIMEOUT_MS = 30_000
@@ -29,6 +30,8 @@ BUSY_PER_S = 50
 LOOK_S = 0.5
 FILL = 500
 """Entries that one round trip appends."""
+FILL_PACKED = 1_000
+"""Records of an append that share entries."""
 KEEPER = "bench-keeper"
 """A group that never reads. It prevents trimming, so that each run finds all entries."""
 _NAME = re.compile(r"bench-[a-z0-9]{4,32}")
@@ -78,13 +81,29 @@ class BenchGround:
             await self.fill(name, payloads(count // partitions, first=at * (count // partitions)))
         return names
 
+    async def fill_packed(self, stream: str, count: int, *, partitions: int = 1) -> list[str]:
+        """Append the bench's records as ``send_many`` does, and return the partitions' keys."""
+        at = StreamKeys(self.name, stream)
+        for p, key in enumerate(self.keys(stream, partitions)):
+            left = payloads(count // partitions, first=p * (count // partitions))
+            number = 0
+            while chunk := list(islice(left, FILL_PACKED)):
+                number += 1
+                await append_many(self.backend, at, [Append(p, KEEPER, number, 0, chunk, pack="json")])
+            await self.backend.execute("XGROUP", "CREATE", key, KEEPER, "0", "MKSTREAM")
+        return self.keys(stream, partitions)
+
     async def forget(self, keys: list[str], group: str) -> None:
         """Remove a group, so that groups of earlier runs do not cost server time."""
         await self.backend.pipeline([("XGROUP", "DESTROY", key, group) for key in keys])
 
     async def length(self, keys: list[str]) -> int:
-        """Return the number of entries in some streams."""
-        return sum(await self.backend.pipeline([("XLEN", key) for key in keys]))
+        """Return the number of records in some streams."""
+        counts = [RecordCounts.command(key.removesuffix("events") + "counts") for key in keys]
+        found = await self.backend.pipeline([*[("XLEN", key) for key in keys], *counts])
+        packed = map(RecordCounts.of, found[len(keys) :])
+        entries: int = sum(found[: len(keys)])
+        return entries + sum(each.extra - each.before for each in packed)
 
     async def undone(self, keys: Sequence[str], group: str) -> list[str]:
         """Return the streams whose entries a group has not all read and acknowledged."""

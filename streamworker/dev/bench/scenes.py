@@ -8,9 +8,11 @@ from streamworker.dev.bench.programs import Bench, Program, RunTiming, SomeProgr
 from streamworker.dev.bench.task import FIRST, Begun, Delays, RowRates, SentRecords, payloads
 
 SENDER = Program("send_many", ("-m", "streamworker.dev.bench.sender"), "send", "sent")
-BATCH = Program("batch handler", mode="batch")
-FORWARDING = Program("batch handler, forwarding", mode="forwarding")
-RECORD = Program("record handler", mode="record")
+PACKED = "packed"
+"""The stream whose entries hold many records, as ``send_many`` writes them."""
+BATCH = Program("batch handler", mode="batch", entries=PACKED)
+FORWARDING = Program("batch handler, forwarding", mode="forwarding", entries=PACKED)
+RECORD = Program("record handler", mode="record", entries=PACKED)
 ROWS = ("-m", "streamworker.dev.bench.rows")
 COLUMNS = Program("columns", ROWS, "columns", "rows")
 JSON_RECORDS = Program("JSON records", ROWS, "records", "rows")
@@ -88,8 +90,8 @@ async def produce(bench: Bench) -> list[BenchFigures]:
 async def process(bench: Bench) -> list[BenchFigures]:
     """Measure the rates of handlers, and the server's CPU time."""
     bench.say("filling")
-    keys = await bench.ground.fill_records("events", bench.records, partitions=bench.partitions)
-    found = await handling(bench, [BATCH, FORWARDING, RECORD], {"events": keys})
+    keys = await bench.ground.fill_packed(PACKED, bench.records, partitions=bench.partitions)
+    found = await handling(bench, [BATCH, FORWARDING, RECORD], {PACKED: keys})
     return [
         *figures_of(found, "per_s", "events/s").values(),
         *figures_of(found, "server_us", "µs", what="{}: server CPU for an event").values(),

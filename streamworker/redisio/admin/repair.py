@@ -169,7 +169,7 @@ async def repair_log(backend: Backend, keys: GroupKeys, partition: int, lock: Lo
 
 
 def _log_keys(keys: GroupKeys, p: int) -> tuple[str, ...]:
-    return keys.lock(p), keys.acked(p), keys.copy(p), keys.events(p), keys.groups(p)
+    return keys.lock(p), keys.acked(p), keys.copy(p), keys.events(p), keys.groups(p), keys.counts(p)
 
 
 async def drop_damaged(backend: Backend, facts: Facts) -> bool:

@@ -71,7 +71,7 @@ _WORKER = Grant(
         *("client|id", "client|list", "client|unblock", "info"),
         *("hdel", "hexists", "hget", "hgetall", "hincrby", "hmget", "hscan", "hset", "hsetnx"),
         *("exists", "xadd", "xgroup|create", "xgroup|setid", "xinfo|groups", "xinfo|stream", "xlen"),
-        *("xpending", "xrange", "xread", "xrevrange", "xtrim"),
+        *("xpending", "xrange", "xread", "xrevrange", "xsetid", "xtrim"),
     )
 )
 _DOCUMENTS = Grant(("get", "getrange", "set"), ("members", "producer"))
@@ -93,8 +93,11 @@ ROLES = (
         "producer",
         "Sends records and declares streams.",
         "Read a record, trim, commit, see a group, a lock, state or a dead letter.",
-        Grant((*_CONNECT, *_SCRIPTS, "hmget", "hsetnx", "xadd", "xlen"), ("stream", "events", "producer")),
-        (Grant(("get", "set"), ("producer",)),),
+        Grant(
+            (*_CONNECT, *_SCRIPTS, "hmget", "hsetnx", "xadd", "xlen"),
+            ("stream", "events", "producer", "counts"),
+        ),
+        (Grant(("get", "set"), ("producer",)), Grant(("hset",), ("counts",))),
     ),
     Role(
         "reader",
@@ -113,8 +116,8 @@ ROLES = (
         "Shows: `status`, `lag`, `top`, `history`.",
         "Write anything, run a script, read a record, a forwarded row, state or a dead letter.",
         Grant(
-            (*_CONNECT, "get", "hget", "hgetall", "xinfo|groups", "xlen"),
-            ("stream", "events", "groups", "lock", "acked", "dead", "members", "beats", "readers"),
+            (*_CONNECT, "get", "hget", "hgetall", "hmget", "xinfo|groups", "xlen"),
+            ("stream", "events", "groups", "counts", "lock", "acked", "dead", "members", "beats", "readers"),
             read_only=True,
         ),
         (Grant(("xrevrange",), ("control",), read_only=True),),

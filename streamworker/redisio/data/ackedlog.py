@@ -143,7 +143,16 @@ def schema_fingerprint(schema: pa.Schema) -> str:
     They are a hash of the stored bytes, so that a reader with another version of pyarrow can verify
     them without serialising the schema itself.
     """
-    return _fingerprint(serialize_schema(schema))
+    for known, fingerprint in _last:
+        if known.equals(schema, check_metadata=True):
+            return fingerprint
+    fingerprint = _fingerprint(serialize_schema(schema))
+    _last[:] = [(schema, fingerprint)]
+    return fingerprint
+
+
+_last: list[tuple[pa.Schema, str]] = []
+"""The last schema with its fingerprint: a worker asks for the same one at each commit."""
 
 
 def _fingerprint(data: bytes) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import BackendError, ConfigurationError, RecordError
+from streamworker.records.entries import StoredEntry
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import ARGS_MAX, COMMIT, log_ahead, wrong_type
@@ -56,7 +57,7 @@ class DeadLetter:
 class CommitRequest:
     """A finished batch of one partition.
 
-    ``entries`` and all other fields are about the source entries in ``(previous, new]``.
+    ``entries`` and all other fields are about the source records in ``(previous, new]``.
     """
 
     partition: int
@@ -65,13 +66,16 @@ class CommitRequest:
     previous: EntryId
     """The checkpoint after which the batch began."""
     new: EntryId
-    """The last entry of the batch, which becomes the checkpoint."""
+    """The last record of the batch, which becomes the checkpoint."""
     entries: int
+    """How many records it has."""
     batch: AckedBatch | None = None
     """The forwarded rows; None adds nothing to the acked log."""
-    reads: Sequence[tuple[EntryId, EntryId]] = ()
-    """For each read that returned a part of this batch: the entry after which it began, and the first
+    reads: Sequence[tuple[EntryId, StoredEntry]] = ()
+    """For each read that returned a part of this batch: the id after which it began, and the first
     entry that it returned. Within a read no entry can be missing."""
+    last: StoredEntry | None = None
+    """The entry that holds ``new``; None if that is its id, and its content is not compared."""
     state: Mapping[str, bytes | None] = field(default_factory=dict)
     """Keyed state to set; a value of None deletes the field."""
     dead: Sequence[DeadLetter] = ()
@@ -117,6 +121,12 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
     """Return keys and arguments of ``commit.lua`` for a request."""
     previous, new = str(request.previous), str(request.new)
     texts = {request.previous: previous, request.new: new}  # Most commits name no other entries.
+    reads = [
+        part
+        for after, (first, tag) in request.reads
+        for part in (texts.get(after) or str(after), texts.get(first) or str(first), tag)
+    ]
+    last, tag = request.last or (request.new, "")
     sets: list[Argument] = []
     dels: list[Argument] = []
     for name, value in request.state.items():
@@ -135,7 +145,9 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         int(request.trim),
         request.acked_trim_rows,
         len(request.reads),
-        *[texts.get(each) or str(each) for read in request.reads for each in read],
+        *reads,
+        texts.get(last) or str(last),
+        tag,
         len(sets) // 2,
         *sets,
         len(dels),
@@ -156,7 +168,7 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
 @cache
 def _names(keys: GroupKeys, p: int) -> tuple[str, ...]:
     """Return the keys of a partition for the script; there are thousands of commits a second."""
-    return keys.lock(p), keys.acked(p), keys.events(p), keys.state(p), keys.dead(p)
+    return keys.lock(p), keys.acked(p), keys.events(p), keys.state(p), keys.dead(p), keys.counts(p)
 
 
 def _letter_fields(letter: DeadLetter) -> list[Argument]:

@@ -1,15 +1,16 @@
 """Streams and their partitions: declare, register, append, read, trim."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.entries import Entries
+from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX, pack
 from streamworker.redisio.group.locks import answered, foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, TRIM, checked, wrong_type
@@ -24,6 +25,11 @@ HEADER_PREFIX = b"h."
 COUNT_ENTRIES = 10_000
 TRIM_ENTRIES = 10_000
 """Maximum entries that one trim drops from one partition; it takes some milliseconds of server time."""
+
+PACK_MIN = 4
+"""Records of one append from which on they share an entry."""
+
+Packing = Literal["", "json", "msgpack"]
 
 Payload = bytes | Mapping[bytes, bytes]
 """An encoded record, or an entry's own fields."""
@@ -64,6 +70,8 @@ class Append:
     follows: int = 0
     """Number of the append that must be the last one written by this producer to this partition; it may
     still be in progress. 0 skips this check. Redis recognises repeats of the last two appends only."""
+    pack: Packing = ""
+    """How the payloads are encoded, if many of them may go into one entry; empty if none may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +133,10 @@ async def register(backend: Backend, keys: GroupKeys, partitions: int, start: st
     """
     after = _STARTS.get(start) or str(EntryId.parse(start))
     calls: list[ScriptCall] = [
-        ((keys.lock(p), keys.events(p), keys.acked(p), keys.groups(p)), (keys.group, after, new_nonce()))
+        (
+            (keys.lock(p), keys.events(p), keys.acked(p), keys.groups(p), keys.counts(p)),
+            (keys.group, after, new_nonce()),
+        )
         for p in range(partitions)
     ]
     checkpoints: dict[int, EntryId] = {}
@@ -174,7 +185,11 @@ def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
     p, entries = append.partition, append.entries
     args: list[Argument] = [append.seq, append.follows or "", append.limit, len(entries)]
     payloads = _payloads(entries)
-    if payloads is not None:
+    if append.pack and len(entries) >= PACK_MIN:
+        args.append("p")
+        for records, flat in _packed(entries, is_json=append.pack == "json"):
+            args += (records, len(flat), *flat)
+    elif payloads is not None:
         args.append("v")
         args += payloads
     else:
@@ -182,7 +197,39 @@ def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
         for entry in entries:
             flat = _entry_fields(entry, None) if isinstance(entry, bytes) else _entry_fields(*entry)
             args += (len(flat), *flat)
-    return (keys.events(p), keys.producer(p, append.producer)), args
+    return (keys.events(p), keys.producer(p, append.producer), keys.counts(p)), args
+
+
+def _packed(
+    entries: Sequence[bytes | tuple[Payload, Headers]], *, is_json: bool
+) -> Iterator[tuple[int, list[bytes]]]:
+    """Return the entries that hold some records: for each its number of records, names and values.
+
+    The first record is an entry of its own: Redis chooses its id, and the others follow it. So the script
+    needs no right to read the stream, whose last id it would have to know.
+    """
+    gathered: list[bytes] = []
+    size = 0
+
+    def gathered_entry() -> Iterator[tuple[int, list[bytes]]]:
+        if len(gathered) > 1:
+            yield len(gathered), pack(gathered, is_json=is_json)
+        elif gathered:
+            yield 1, [PAYLOAD, gathered[0]]
+
+    for place, entry in enumerate(entries):
+        payload, headers = (entry, None) if isinstance(entry, bytes) else entry
+        alone = place == 0 or headers or not isinstance(payload, bytes)
+        if alone or size + len(payload) > ENTRY_BYTES_MAX or len(gathered) == ENTRY_RECORDS_MAX:
+            yield from gathered_entry()
+            gathered, size = [], 0
+        if alone:
+            yield 1, _entry_fields(payload, headers)
+        else:
+            assert isinstance(payload, bytes)
+            gathered.append(payload)
+            size += len(payload) + 1
+    yield from gathered_entry()
 
 
 def _payloads(entries: Sequence[bytes | tuple[Payload, Headers]]) -> Sequence[bytes] | None:
@@ -323,17 +370,19 @@ async def range_entries(
     return list(Entries.of(await backend.execute("XRANGE", key, str(start), last, "COUNT", count)))
 
 
-async def entries_up_to(backend: Backend, key: str, position: EntryId) -> int:
-    """Return how many entries were ever added to a stream up to a position, the position included.
+async def entries_up_to(backend: Backend, keys: StreamKeys, partition: int, position: EntryId) -> int:
+    """Return how many records were ever added to a stream up to a position, the position included.
 
-    The function counts the entries after the position, in slices, so that it never blocks the server
+    The function counts the records after the position, in slices, so that it never blocks the server
     for long.
     """
+    key, counts = keys.events(partition), keys.counts(partition)
     after, last = 0, str(position)
     while True:
-        _, counted, last_id, added = checked(await backend.run(COUNT, (key,), (last, COUNT_ENTRIES)))
+        call = (str(position), last, COUNT_ENTRIES)
+        _, counted, last_id, added, more = checked(await backend.run(COUNT, (key, counts), call))
         after, last = after + int(counted), last_id.decode()
-        if counted < COUNT_ENTRIES:
+        if not more:
             # This slice reached the end of the stream, and `added` was read at the same moment.
             return max(0, int(added) - after)
 
@@ -362,7 +411,10 @@ async def trim_many(
     whole log. Partitions that Redis refused are missing in the result; if it refused all, this raises.
     """
     calls: list[ScriptCall] = [
-        ((keys.events(p), keys.acked(p), keys.lock(p), keys.groups(p)), (rows, limit, keys.group))
+        (
+            (keys.events(p), keys.acked(p), keys.lock(p), keys.groups(p), keys.counts(p)),
+            (rows, limit, keys.group),
+        )
         for p, rows in acked_rows.items()
     ]
     replies = await backend.run_many(TRIM, calls)

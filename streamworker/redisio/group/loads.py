@@ -7,7 +7,7 @@ from streamworker.errors import BackendRefused
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import is_wrong_type
-from streamworker.redisio.wire.info import groups_by_name, pairs_of
+from streamworker.redisio.wire.info import RecordCounts, groups_by_name, pairs_of
 
 _LOADS = re.compile(rb"-|\d{1,9}:\d{1,9}(?:,\d{1,9}:\d{1,9})*")
 
@@ -45,8 +45,16 @@ async def read_loads(backend: Backend, keys: GroupKeys) -> tuple[dict[str, dict[
 
 async def read_lags(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, int]:
     """Return the lags of some partitions; one that the server does not know, as after an XDEL, is missing."""
-    replies = await backend.pipeline([("XINFO", "GROUPS", keys.events(p)) for p in partitions])
-    ours = (groups_by_name(groups).get(keys.group.encode(), {}) for groups in replies)
-    return {
-        p: group[b"lag"] for p, group in zip(partitions, ours, strict=True) if group.get(b"lag") is not None
-    }
+    asked = [
+        each
+        for p in partitions
+        for each in (("XINFO", "GROUPS", keys.events(p)), RecordCounts.command(keys.counts(p)))
+    ]
+    replies = await backend.pipeline(asked)
+    lags: dict[int, int] = {}
+    for p, groups, counts in zip(partitions, replies[::2], replies[1::2], strict=True):
+        lag = groups_by_name(groups).get(keys.group.encode(), {}).get(b"lag")
+        if lag is not None:
+            packed = RecordCounts.of(counts)
+            lags[p] = lag + packed.extra - packed.folded
+    return lags

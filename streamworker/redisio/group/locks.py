@@ -38,6 +38,8 @@ class LockView:
     reason: str
     gone: int
     """Source entries that another program deleted before the group had committed them."""
+    reset: int
+    """The epoch at which the checkpoint was last moved by hand; 0 if it never was."""
 
 
 async def acquire_many(
@@ -58,7 +60,7 @@ async def acquire_many(
     """
     calls: list[ScriptCall] = [
         (
-            (keys.lock(p), keys.events(p), keys.acked(p), keys.groups(p)),
+            (keys.lock(p), keys.events(p), keys.acked(p), keys.groups(p), keys.counts(p)),
             (owner, generation, drain_deadline_ms, keys.group, new_nonce(), *live),
         )
         for p in partitions
@@ -69,9 +71,9 @@ async def acquire_many(
 
 def _acquire_reply(reply: Any) -> AcquireReply:
     match reply:
-        case [b"OK", epoch, checkpoint, entries, rows, log, gone]:
+        case [b"OK", epoch, checkpoint, entries, rows, log, gone, reset]:
             identity = log.decode("utf-8", "replace")
-            counts = (int(entries), int(rows), identity, int(gone))
+            counts = (int(entries), int(rows), identity, int(gone), whole(reset) or 0)
             return Acquired(int(epoch), EntryId.parse(checkpoint), *counts)
         case [b"HELD", owner, waited_ms]:
             return Held(owner.decode("utf-8", "replace"), int(waited_ms))
@@ -159,6 +161,7 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
         state=text(b"state"),
         reason=text(b"reason"),
         gone=number(b"gone"),
+        reset=number(b"reset"),
     )
 
 
@@ -172,7 +175,7 @@ async def move_checkpoint(
     owner that may still be in the lock. The result is the previous checkpoint; ``Held`` if a member holds the
     lock, and nothing was moved; None if the group was never registered in the partition.
     """
-    touched = (keys.lock(partition), keys.events(partition))
+    touched = (keys.lock(partition), keys.events(partition), keys.counts(partition))
     match checked(await backend.run(MOVE_CHECKPOINT, touched, (keys.group, str(to), entries, owner))):
         case [b"OK", before]:
             return EntryId.parse(before)

@@ -12,12 +12,12 @@
 -- If another program overwrote the epoch, no owner can hold it, so the lock is free. A checkpoint or a count
 -- cannot be replaced like that: the script writes nothing, and names the key.
 --
--- KEYS  1 lock (hash)  2 events (stream)  3 acked (stream)  4 groups (hash)
+-- KEYS  1 lock (hash)  2 events (stream)  3 acked (stream)  4 groups (hash)  5 counts (hash)
 -- ARGV  1 owner  2 generation  3 drain deadline, ms  4 group  5 nonce of the log, if it is made
 --       6... ids of all members
 -- reply [OK, epoch, checkpoint, entries, rows, log, entries that others deleted before the group had
---       committed them, without those reported before] | [HELD, owner, waited ms]
---       | [STALE, generation of the lock]
+--       committed them, without those reported before, epoch of the last reset or '']
+--       | [HELD, owner, waited ms] | [STALE, generation of the lock]
 --       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
 local PAUSE_MS = 3000
 
@@ -39,8 +39,8 @@ local now = server_ms()
 
 local function granted(epoch)
   local gone = settle(lock, KEYS[2], ARGV[4])
-  local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log')
-  return {'OK', epoch, has[1], has[2], has[3], has[4], gone}
+  local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log', 'reset')
+  return {'OK', epoch, has[1], has[2], has[3], has[4], gone, has[5] or ''}
 end
 
 if held_generation > generation then return {'STALE', held_generation} end
@@ -75,4 +75,4 @@ end
 free(lock)
 local epoch = raise_epoch(lock, held[2])
 redis.call('HSET', lock, 'owner', owner, 'generation', ARGV[2], 'since', text(now), 'state', 'running')
-return granted(text(epoch))
+return granted(epoch)

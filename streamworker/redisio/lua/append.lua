@@ -6,15 +6,17 @@
 -- and answers repeats of both from that. A send with a lower number is no longer awaited, written or not:
 -- it writes nothing, and the answer says nothing about it.
 --
--- The entries get consecutive ids: the same milliseconds, and consecutive sequence numbers.
+-- The records get consecutive ids: the same milliseconds, and consecutive sequence numbers. An entry has the
+-- id of its last record. The first entry of an append holds one record, so that Redis chooses its id.
 --
 -- KEYS  1 events (stream)  2 producer (string): number of its last send, last id of that, number of
---       the send before, and of this one too the last id and the number before
+--       the send before, and of this one too the last id and the number before  3 counts (hash)
 -- ARGV  1 number of this send  2 number of the send that it follows; '' for any
---       3 entries that the partition may hold; 0 for no limit  4 number of entries
---       5 'v': a payload for each; 'f': for each the number of its fields and values, and these
+--       3 records that the partition may hold; 0 for no limit  4 number of records
+--       5 'v': a payload for each record; 'f': for each record the number of its fields and values, and
+--       these; 'p': for each entry the number of its records, of its fields and values, and these
 --       6... the entries
--- reply [OK | DUP, id of the last entry, length, number of the append before, or '' if none is known,
+-- reply [OK | DUP, id of the last record, length, number of the append before, or '' if none is known,
 --       whether something was written] | [FULL | EARLY, '', length] | [BADTYPE, key]
 --
 -- If the number before is lower than a producer expects, the server has lost the sends in between.
@@ -22,29 +24,36 @@ local REMEMBER_MS = 3600000
 local TRIM_MAX = 10000
 
 local events, count, limit = KEYS[1], tonumber(ARGV[4]), tonumber(ARGV[3])
-local length = redis.call('XLEN', events)
+local extra, before = 0, 0
+local function records()
+  local entries = redis.call('XLEN', events)
+  extra, before = counts_of(events)
+  return entries == 0 and 0 or entries + extra - before
+end
+local length = records()
 
 local known = redis.call('GET', KEYS[2])
-local number, at, before, earlier = string.match(known or '', '^(%d+):([^:]*):?(%d*):?(.*)$')
+local number, at, behind, earlier = string.match(known or '', '^(%d+):([^:]*):?(%d*):?(.*)$')
 if number and tonumber(number) >= tonumber(ARGV[1]) then
   -- WAIT covers the writes of this connection only, so a repeat must write, too: it writes the same value.
   -- When memory is full, Redis refuses that, and the reply says so.
   local written = redis.pcall('SET', KEYS[2], known, 'PX', REMEMBER_MS)
   local its_at, its_before = string.match(earlier, '^([^:]+):?(%d*)$')
-  if number ~= ARGV[1] and its_at then at, before = its_at, its_before end
-  return {'DUP', at, length, before, written.err and 0 or 1}
+  if number ~= ARGV[1] and its_at then at, behind = its_at, its_before end
+  return {'DUP', at, length, behind, written.err and 0 or 1}
 end
 if ARGV[2] ~= '' and ARGV[2] ~= number then return {'EARLY', '', length} end
 
 local function make_room()
+  count_dropped(events)  -- another program may have trimmed
   trim_events(events, TRIM_MAX)
-  length = redis.call('XLEN', events)
+  length = records()
   if length > 0 and length + count > limit then
     -- '~' keeps a node that is partly needed, so this exact trim drops less than a node.
     local keep = keep_from(events)
     if keep then
       trim_to(events, keep)
-      length = redis.call('XLEN', events)
+      length = records()
     end
   end
 end
@@ -70,14 +79,35 @@ if ARGV[5] == 'v' then
   local call, argv = redis.call, ARGV
   add('v', argv[6])
   for i = 7, 5 + count do last = call('XADD', events, next_id, 'v', argv[i]) end
-else
+elseif ARGV[5] == 'f' then
   local i = 6
   for _ = 1, count do
     local n = tonumber(ARGV[i])
     add(unpack(ARGV, i + 1, i + n))
     i = i + 1 + n
   end
+else
+  local n = tonumber(ARGV[7])
+  add(unpack(ARGV, 8, 7 + n))
+  local ms, seq = string.match(last, '^(%d+)%-(%d+)$')
+  -- Lua loses digits of larger numbers. Only another program gives such ids.
+  if #seq > 14 then ms, seq = text(tonumber(ms) + 1), '-1' end
+  local i, at_seq = 8 + n, tonumber(seq)
+  while i <= #ARGV do
+    local of = tonumber(ARGV[i])
+    n = tonumber(ARGV[i + 1])
+    at_seq = at_seq + of
+    next_id = ms .. '-' .. text(at_seq)
+    if of == 1 then
+      add(unpack(ARGV, i + 2, i + 1 + n))
+    else
+      extra = extra + of - 1
+      add(FIRST, ms .. '-' .. text(at_seq - of + 1), 'extra', text(extra), unpack(ARGV, i + 2, i + 1 + n))
+    end
+    i = i + 2 + n
+  end
+  redis.call('HSET', KEYS[3], 'extra', text(extra))
 end
-local now_known = {ARGV[1], last, number or '', at or '', before or ''}
+local now_known = {ARGV[1], last, number or '', at or '', behind or ''}
 redis.call('SET', KEYS[2], table.concat(now_known, ':'), 'PX', REMEMBER_MS)
 return {'OK', last, length + count, number or '', 1}

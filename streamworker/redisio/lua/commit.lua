@@ -4,10 +4,13 @@
 -- current checkpoint. The script recognises a repeated commit by its new checkpoint.
 --
 -- KEYS  1 lock (hash)  2 acked (stream)  3 events (stream)  4 state (hash)  5 dead (stream)
--- ARGV  1 owner  2 epoch  3 checkpoint before  4 checkpoint after  5 source entries committed
+--       6 counts (hash)
+-- ARGV  1 owner  2 epoch  3 checkpoint before  4 checkpoint after  5 source records committed
 --       6 group  7 limit of the acked log, entries; 0 for none  8 '1' to trim the source
 --       9 rows of the acked log that all readers have read; 0 for none
---       then  n, n x (id, first id): the entry after which each read began, and its first entry
+--       then  n, n x (id, id, tag): the entry or checkpoint after which each read began, its first entry,
+--                and the content of that; '' is not compared
+--             id, tag: the entry that holds the checkpoint after, and its content
 --             n, n x (field, value): state to set
 --             n, n x field: state to delete
 --             n, n x (number of fields and values, fields and values...): dead letters
@@ -24,8 +27,8 @@ local owner, epoch, previous, new, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], A
 
 -- A commit of one record has few commands, so each of them costs. A missing key has no wrong type, and
 -- reading a key of a wrong type returns an error, so the types are only checked where keys exist.
-if redis.call('EXISTS', acked, state, dead) > 0 then
-  local wrong = wrong_type({'hash', 'stream', 'stream', 'hash', 'stream'})
+if redis.call('EXISTS', acked, state, dead, KEYS[6]) > 0 then
+  local wrong = wrong_type({'hash', 'stream', 'stream', 'hash', 'stream', 'hash'})
   if wrong then return {'BADTYPE', wrong} end
 end
 local function refused(key, answer)
@@ -56,31 +59,39 @@ end
 -- Index of each section in ARGV.
 local at = 10
 local reads_n, reads_at = tonumber(ARGV[at]), at + 1
-at = reads_at + 2 * reads_n
+at = reads_at + 3 * reads_n
 -- A failover may lose another member's acquisition of the lock, and that member's commits with it. The
 -- owner before may have read meanwhile, and skipped the entries that were trimmed after those commits. So
 -- the first entry of each read must still follow the entry after which the read began.
+-- A failover to a server with a slower clock may also give lost ids to other entries, so contents are compared.
+local function is_that(entry, id, tag)
+  if not entry or entry[1] ~= id then return false end
+  local fields = entry[2]
+  if fields[1] == FIRST then return tag == '' or tag == fields[CRC] end
+  -- fakeredis has no sha1hex.
+  return tag == '' or not redis.sha1hex or tag == redis.sha1hex(table.concat(fields, '\0'))
+end
 local last = ''
-for i = reads_at, at - 1, 2 do
+for i = reads_at, at - 1, 3 do
   -- A failover may also lose the last entries of one read, and the next read then returns the entries
   -- that replaced them. So the entry after which a read began must exist, unless it is the checkpoint,
-  -- which may have been trimmed.
+  -- which may have been trimmed, or may lie within the first entry of the read.
   local after, first = ARGV[i], ARGV[i + 1]
   local inside = after ~= previous
   local from, count = inside and after or '(' .. after, inside and 2 or 1
   local found = redis.pcall('XRANGE', events, from, '+', 'COUNT', count)
   if found.err then return refused(events, found) end
   if inside and (not found[1] or found[1][1] ~= after) then return reply('GAP') end
-  local next_one = found[count]
-  if not next_one or next_one[1] ~= first then return reply('GAP') end
+  if not is_that(found[count], first, ARGV[i + 2]) then return reply('GAP') end
   last = first
 end
 -- A failover may also lose an entry after it was read; its producer sends it again, under another id.
-if last ~= new then
-  local found = redis.pcall('XRANGE', events, new, new, 'COUNT', 1)
+if last ~= ARGV[at] then
+  local found = redis.pcall('XRANGE', events, ARGV[at], ARGV[at], 'COUNT', 1)
   if found.err then return refused(events, found) end
-  if #found == 0 then return reply('GAP') end
+  if not is_that(found[1], ARGV[at], ARGV[at + 1]) then return reply('GAP') end
 end
+at = at + 2
 local sets_n, sets_at = tonumber(ARGV[at]), at + 1
 at = sets_at + 2 * sets_n
 local dels_n, dels_at = tonumber(ARGV[at]), at + 1
@@ -128,6 +139,7 @@ end
 -- A commit without rows must succeed even when memory is full: only commits allow the source to be trimmed.
 -- Redis allows XGROUP SETID even then, and HSET after it.
 local entries = text(committed + tonumber(ARGV[5]))
+fold_counts(events)
 local moved = redis.pcall('XGROUP', 'SETID', events, group, new, 'ENTRIESREAD', entries)
 if moved.err then
   redis.call('HDEL', lock, '')  -- changes nothing, and allows HSET, too, if the user may not use XGROUP

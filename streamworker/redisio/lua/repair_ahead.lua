@@ -8,7 +8,7 @@
 -- were other entries behind the last commit, the script copies the entries up to the lock in order. The copy
 -- then replaces the log, without entries trimmed meanwhile.
 --
--- KEYS  1 lock (hash)  2 acked (stream)  3 copy (stream)  4 events (stream)  5 groups (hash)
+-- KEYS  1 lock (hash)  2 acked (stream)  3 copy (stream)  4 events (stream)  5 groups (hash)  6 counts (hash)
 -- ARGV  1 identity of the log  2 group  3 '' to begin, '?' to check only, else the last returned position
 -- reply [OK, looked, moved or copied, position] | [OK, done or ahead, last id of the log]
 --       | [CHANGED] | [BADTYPE, key]
@@ -75,10 +75,10 @@ local function compare()
   if moved then
     free(lock)
     local epoch = tonumber(before.epoch) > tonumber(seen_epoch(held[4])) and before.epoch or held[4]
-    redis.call('HSET', lock, 'epoch', epoch, 'rows', text(row), 'checkpoint', checkpoint,
+    redis.call('HSET', lock, 'rows', text(row), 'checkpoint', checkpoint,
       'tail', text(row) .. ' ' .. before.last .. ' ' .. before.epoch,
       -- The next acquisition of the lock counts its entries anew, none of them as deleted: see settle.
-      'entries', text(select(2, stream_position(KEYS[4]))))
+      'entries', text(records_added(KEYS[4], (select(2, stream_position(KEYS[4]))))))
     raise_epoch(lock, epoch)
     redis.call('HSET', KEYS[5], ARGV[2], '')
   end

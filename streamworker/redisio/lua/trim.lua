@@ -2,7 +2,7 @@
 -- Drops source entries that every group of the stream has committed, and acked entries that every reader
 -- has read. Any process may call it at any time.
 --
--- KEYS  1 events (stream)  2 acked (stream)  3 lock (hash)  4 groups (hash)
+-- KEYS  1 events (stream)  2 acked (stream)  3 lock (hash)  4 groups (hash)  5 counts (hash)
 -- ARGV  1 rows of the acked log that all readers have read; 0 for none  2 most entries to drop of each
 --       3 group
 -- reply [OK, source entries dropped, acked entries dropped, entries that others deleted before the group had

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamworker.errors import BackendError, ConfigurationError
 from streamworker.redisio.wire.failures import CLUSTER_REMEDY
@@ -96,3 +96,22 @@ def groups_by_name(reply: Any) -> dict[bytes, dict[bytes, Any]]:
 def ms_of(time: Sequence[bytes]) -> int:
     """Return the reply to ``TIME`` in ms."""
     return int(time[0]) * 1000 + int(time[1]) // 1000
+
+
+class RecordCounts(NamedTuple):
+    """What a partition's ``counts`` say of the records in entries that hold many; see parts/counts.lua."""
+
+    extra: int = 0
+    before: int = 0
+    folded: int = 0
+
+    @classmethod
+    def command(cls, key: str) -> tuple[str, ...]:
+        """Return the command that reads them."""
+        return ("HMGET", key, *cls._fields)
+
+    @classmethod
+    def of(cls, reply: Any) -> "RecordCounts":
+        """Read its reply; a refused command and a missing key count nothing."""
+        known = reply if isinstance(reply, list) else ()
+        return cls(*(int(value) if value and value.isdigit() else 0 for value in known))

@@ -9,13 +9,23 @@ does not starve the others.
 
 import asyncio
 import heapq
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from streamworker.core.data.batching import ENTRY_OVERHEAD_BYTES, BatchLimits, SizeEstimate, prefix_within
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.records.entries import id_at, joined_entries, sizes_of
+from streamworker.records.entries import (
+    Entries,
+    StoredEntry,
+    id_at,
+    joined_entries,
+    origin_at,
+    sizes_of,
+    stored,
+)
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.signals import Signal
 
@@ -122,8 +132,11 @@ class PartitionBuffer:
         """When the next alarm rings; its entries may have been taken by then."""
         self._chunks: deque[tuple[int, int, Sequence[Entry]]] = deque()
         """Arrival time (monotonic ms), bytes and entries of each read."""
-        self._reads: deque[tuple[EntryId, EntryId]] = deque()
-        """For each read, the id it began after and its first entry's id, until that entry is committed."""
+        self._reads: deque[tuple[EntryId, EntryId, tuple[EntryId, Any]]] = deque()
+        """For each read, the id it began after, its first record's id, and its first entry, until that record
+        is committed."""
+        self.per_entry = 1.0
+        """Records in an entry, on average in the last read."""
         self.waiting = 0
         """How many entries wait."""
         self.waiting_bytes = 0
@@ -144,8 +157,8 @@ class PartitionBuffer:
 
     @property
     def room_entries(self) -> int:
-        """How many entries may be added before ``ahead`` of them wait."""
-        return max(0, self._ahead - self.waiting)
+        """How many entries may be added before ``ahead`` records wait; at least one if one fits."""
+        return math.ceil(max(0, self._ahead - self.waiting) / self.per_entry)
 
     @property
     def needs_more(self) -> bool:
@@ -164,15 +177,20 @@ class PartitionBuffer:
         """
         if self.closed or not entries:
             return
+        brought = entries.stored if isinstance(entries, Entries) else len(entries)
+        if isinstance(entries, Entries):
+            entries = entries.after(self.position)
         first = id_at(entries, 0)
         if first <= self.position:
             return
         sizes = sizes_of(entries)
         count, size, largest = len(sizes), sum(sizes), max(sizes)
+        # An entry may hold many records, and a read asks for a number of entries.
+        self.per_entry = count / brought
+        self.estimate.observe(cost_of(count, size), brought, int(cost_of(1, largest) * self.per_entry))
         self._charge(cost_of(count, size))
-        self.estimate.observe(cost_of(count, size), count, cost_of(1, largest))
         self._chunks.append((monotonic_ms(), size, entries))
-        self._reads.append((self.position, first))
+        self._reads.append((self.position, first, origin_at(entries, 0)))
         self.waiting += count
         self.waiting_bytes += size
         self.position = id_at(entries, -1)
@@ -222,11 +240,12 @@ class PartitionBuffer:
         self._on_room(self)
         return joined_entries(parts)
 
-    def reads_up_to(self, last: EntryId) -> list[tuple[EntryId, EntryId]]:
+    def reads_up_to(self, last: EntryId) -> list[tuple[EntryId, StoredEntry]]:
         """Return the start and first entry of each read that began up to ``last``, each read once."""
         found = []
         while self._reads and self._reads[0][1] <= last:
-            found.append(self._reads.popleft())
+            after, _, origin = self._reads.popleft()
+            found.append((after, stored(*origin)))
         return found
 
     def release(self, count: int, size: int) -> None:

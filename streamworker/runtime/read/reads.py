@@ -172,13 +172,13 @@ class Reads(ABC):
         return {partition: self._buffers[partition] for partition in plan.partitions}
 
     def put(self, asked: Mapping[int, PartitionBuffer], count: int, answer: Mapping[int, Entries]) -> int:
-        """Put the entries of a read into the buffers; return how many there are."""
+        """Put the entries of a read into the buffers; return how many records they hold."""
         self.behind.difference_update(asked)
         for partition, entries in answer.items():
             # A partition that was removed meanwhile has a closed buffer, which drops entries.
             asked[partition].put(entries)
             self._changes.add(asked[partition])
-            if len(entries) >= count:
+            if entries.stored >= count:
                 self.behind.add(partition)
         return sum(map(len, answer.values()))
 

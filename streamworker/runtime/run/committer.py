@@ -24,6 +24,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
+from streamworker.records.entries import origin_at
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, commit_many
 from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.group import locks
@@ -113,9 +114,10 @@ class Committer:
 
     async def holds(self, partition: int, entries: Sequence[Entry]) -> bool:
         """Return whether a partition's stream still has these entries; True if Redis does not answer."""
-        key, bounds = self.keys.events(partition), (entries[0].id, entries[-1].id, len(entries))
+        key, last = self.keys.events(partition), origin_at(entries, -1)[0]
         try:
-            return await range_entries(self.backend, key, *bounds) == list(entries)
+            found = await range_entries(self.backend, key, entries[0].id, last, len(entries))
+            return [each for each in found if entries[0].id <= each.id <= entries[-1].id] == list(entries)
         except BackendError:
             return True
 

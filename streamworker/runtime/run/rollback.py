@@ -50,14 +50,13 @@ class Rollback:
 def rollback_of(known: Committed, now: Acquired | LockView | None) -> Rollback | None:
     """Compare the last commit with the lock in Redis; None if nothing is lost.
 
-    ``reset`` also moves a checkpoint back. But it removes no rows, and it raises the epoch, which the next
-    owner raises again when it acquires the lock.
+    ``reset`` also moves a checkpoint back. But it removes no rows, and leaves its epoch in the lock.
 
     Examples
     --------
     >>> known = Committed(7, EntryId(9, 0), 90, 30, "a")
     >>> rollback_of(known, Acquired(8, EntryId(9, 0), 90, 30, "a"))
-    >>> rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a"))  # after a reset
+    >>> rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a", reset=8))
     >>> lost = rollback_of(known, Acquired(7, EntryId(8, 0), 80, 25, "a"))
     >>> lost.entries, str(lost.after), str(lost.up_to), lost.rows, lost.rows_after
     (10, '8-0', '9-0', 5, 25)
@@ -68,7 +67,7 @@ def rollback_of(known: Committed, now: Acquired | LockView | None) -> Rollback |
         after = None if now is None else now.checkpoint
         return Rollback(known.entries, after, known.checkpoint, known.rows, 0, is_new_log=True)
     back = now.checkpoint < known.checkpoint
-    if now.rows >= known.rows and not (back and now.epoch <= known.epoch + 1):
+    if now.rows >= known.rows and not (back and now.reset <= known.epoch):
         return None
     return Rollback(
         entries=max(0, known.entries - now.entries),
@@ -198,8 +197,8 @@ class Witness:
         """Return what happens to the entries whose commits are lost."""
         events = self.keys.events(partition)
         try:
-            there = await streams.range_entries(self.backend, events, rollback.up_to, rollback.up_to, 1)
-            if there:
+            there = await streams.range_entries(self.backend, events, rollback.up_to, None, 1)
+            if any(entry.id == rollback.up_to for entry in there):
                 return "the entries are there, and are handled again"
             newest = await self.backend.execute("XREVRANGE", events, "+", "-", "COUNT", 1)
         except BackendError as error:

@@ -93,11 +93,11 @@ class PartitionRunner:
 
     def __post_init__(self) -> None:
         spec, app = self.spec, self.spec.stream.app
-        partition, epoch = self.start.partition, self.start.lock.epoch
+        partition, epoch, owner = self.start.partition, self.start.lock.epoch, self.start.owner
         self.log = self.log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
-        self.activity = Activity(f"{app}:{spec.name}:{partition}:{self.start.owner}", self.on_state)
+        self.activity = Activity(f"{app}:{spec.name}:{partition}:{owner}", self.on_state)
         self.intake = Intake(self.buffer, self.gate, self.activity)
         self.commits = Commits(
             start=self.start,
@@ -109,7 +109,9 @@ class PartitionRunner:
             log=self.log,
         )
         kept = NoState(spec.name, spec.concurrency) if spec.concurrency > 1 else PartitionState(self.state)
-        place = Place(app=app, processor=spec.name, partition=partition, epoch=epoch, log=self.log)
+        place = Place(
+            app=app, processor=spec.name, partition=partition, epoch=epoch, owner=owner, log=self.log
+        )
         invoker, mode = _ways_of(spec)
         self.invoker = invoker(spec, place, kept, self.settings.handler_threads)
         self.mode = mode(self.invoker, self.intake, self.activity, self.commits, self.rng)

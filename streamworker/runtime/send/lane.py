@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
-from streamworker.redisio.data.streams import Append, AppendReply
+from streamworker.redisio.data.streams import Append, AppendReply, Packing
 from streamworker.runtime.send.ledger import Ledger
 
 OnFull = Literal["wait", "raise"]
@@ -124,12 +124,12 @@ class Batch:
         """Whether a sender still waits for it."""
         return not all(each.part.given_up for each in self.slices)
 
-    def append(self, producer: str, limit: int) -> Append:
+    def append(self, producer: str, limit: int, pack: Packing = "") -> Append:
         """Return the append command for Redis."""
         first, *others = self.slices
         entries = [entry for each in self.slices for entry in each.entries] if others else first.entries
         follows = 0 if self.before is None else self.before.number
-        return Append(self.lane.partition, producer, self.number, limit, entries, follows)
+        return Append(self.lane.partition, producer, self.number, limit, entries, follows, pack)
 
     @property
     def is_behind(self) -> bool:

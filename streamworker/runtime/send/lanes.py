@@ -220,7 +220,7 @@ class Lanes:
             await check_durability(self._backend, self._settings)
             await streams.declare(self._backend, self._keys, self._spec.partitions, self._spec.codec)
             self._declared = True
-        appends = [batch.append(self._id, self._spec.entries_max) for batch in batches]
+        appends = [batch.append(self._id, self._spec.entries_max, self._spec.packing) for batch in batches]
         return await streams.append_many(self._backend, self._keys, appends, self._durability)
 
     def _others_go_on(self) -> None:

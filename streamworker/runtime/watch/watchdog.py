@@ -210,7 +210,9 @@ class Watchdog:
         idle = [*idle[first:], *idle[:first]]
         idle.sort(key=lambda each: each[:2] not in self._unread)
         idle = idle[:IDLE_LOOKS_MAX]
-        calls: list[ScriptCall] = [((keys.events(p),), (position, 1)) for keys, p, position in idle]
+        calls: list[ScriptCall] = [
+            ((keys.events(p), keys.counts(p)), (position, position, 1)) for keys, p, position in idle
+        ]
         try:
             async with self._connect() as backend:
                 replies = await backend.run_many(COUNT, calls)

@@ -2,15 +2,17 @@
 
 The simulator's cores use it instead of a server. It follows the scripts in ``redisio/lua`` line by line.
 The contract tests run the same sequences of operations on the model and on real servers, and compare the
-answers and the stored data. Ids of entries are plain numbers: milliseconds since the creation of the
-model.
+answers and the stored data. Ids of records are plain numbers: milliseconds since the creation of the
+model. An entry may hold many records, and has the id of its last.
 
 ``OPERATIONS`` is the counterpart of ``redisio.operations.OPERATIONS``: it maps an effect to the function
 that returns its answer. A protocol with its own operations adds an ``Extension``.
 """
 
 import copy
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 from streamworker.core import events as ev
@@ -24,6 +26,9 @@ from streamworker.sim.server.stored import Commit, Lock, LockChange, Record, Sto
 CONTENDER_GAP_MS = 3_000
 """After a longer gap between two attempts, the wait for a lock begins anew: the contender may have been
 paused."""
+
+
+_id_of = attrgetter("id")
 
 
 class Extension(Protocol):
@@ -46,6 +51,8 @@ class RedisModel(Documents):
         extend: Callable[["RedisModel"], Extension] | None = None,
     ) -> None:
         self._drain_deadline_ms = drain_deadline_ms
+        self.behind_ms = 0
+        """How far the clock of the locks' server is behind that of the document's, as on a Cluster."""
         super().__init__(partitions, clock=clock, on_post=on_post)
         self._start_ms = clock()
         self._extend = extend
@@ -70,7 +77,7 @@ class RedisModel(Documents):
     def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
         """``acquire.lua``."""
         self.calls += 1
-        lock, now_ms = self.locks[partition], self._clock()
+        lock, now_ms = self.locks[partition], self.lock_ms
         if not lock.log_id:
             lock.epoch, lock.log_id = now_ms, f"log-{now_ms}"
         before = (lock.owner, lock.epoch, lock.generation)
@@ -83,13 +90,22 @@ class RedisModel(Documents):
                     self.on_held(partition)
                     return Held(lock.owner, waited_ms)
                 self.overtaken += 1
-            lock.owner, lock.epoch, lock.wanted_since = owner, lock.epoch + 1, None
+            lock.owner, lock.epoch, lock.wanted_since = owner, self.raised(lock.epoch), None
         elif lock.generation < generation and generation >= lock.wanted_in:
             lock.wanted_since = None
         lock.generation = generation
         self._changed(partition, "acquire", owner, before)
         rows = sum(len(commit.rows) for commit in lock.log)
         return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), 0, rows, lock.log_id)
+
+    @property
+    def lock_ms(self) -> int:
+        """The time of the locks' server."""
+        return self._clock() - self.behind_ms
+
+    def raised(self, epoch: int) -> int:
+        """``epoch.lua``: return the epoch of the next acquisition."""
+        return max(self.lock_ms, epoch + 1)
 
     @staticmethod
     def _wait(lock: Lock, now_ms: int, generation: int) -> int:
@@ -113,23 +129,31 @@ class RedisModel(Documents):
     def _changed(self, partition: int, command: str, by: str, before: tuple[str, int, int]) -> None:
         lock = self.locks[partition]
         if before != (lock.owner, lock.epoch, lock.generation):
-            self.on_lock(
-                LockChange(partition, command, by, before[0], lock.owner, lock.epoch, lock.generation)
-            )
+            after = (lock.owner, lock.epoch, lock.generation)
+            self.on_lock(LockChange(partition, command, by, before[0], *after, self.lock_ms))
 
     # -- records -------------------------------------------------------------------------------
 
-    def append(self, partition: int, number: int) -> None:
-        """``append.lua``; a number that the partition has already is a retry, and ignored."""
+    def append(self, partition: int, number: int, count: int = 1) -> None:
+        """``append.lua``: append an entry with the records up to a number.
+
+        A number that the partition has already is a retry, and ignored.
+        """
         lock = self.locks[partition]
         if number > lock.last_number:
             lock.last_number = number
-            lock.last_event = max(lock.last_event + 1, self._clock() - self._start_ms)
-            lock.events.append(Record(lock.last_event, number))
+            first = max(lock.last_event + 1, self.lock_ms - self._start_ms)
+            lock.last_event = first + count - 1
+            end = lock.last_event if count > 1 else 0
+            lock.events += [Record(first + n, number - count + 1 + n, end) for n in range(count)]
 
     def read_events(self, partition: int, after: int, count: int) -> list[Record]:
-        """``XREAD events``."""
-        return [record for record in self.locks[partition].events if record.id > after][:count]
+        """``XREAD events``: whole entries, the first of which may begin before the id."""
+        events = self.locks[partition].events
+        start = end = _ends_after(events, after)
+        while end < len(events) and count:
+            end, count = _ends_after(events, events[end].end), count - 1
+        return events[start:end]
 
     def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
         """Return whether a lock with this owner and epoch refuses a commit."""
@@ -143,9 +167,9 @@ class RedisModel(Documents):
             return CommitCode.FENCED
         if lock.checkpoint == commit.new:
             return CommitCode.DUP
-        if lock.checkpoint != commit.previous or not self.has(partition, commit.new):
+        if lock.checkpoint != commit.previous or not self.has(partition, commit):
             return CommitCode.GAP
-        if commit.rows and self.follows(partition, commit.previous) != commit.rows[0].id:
+        if commit.rows and self.follows(partition, commit.previous) != commit.rows[0]:
             return CommitCode.GAP
         if commit.rows and 0 < self.acked_limit <= sum(1 for each in lock.log if each.rows):
             return CommitCode.FULL
@@ -153,13 +177,19 @@ class RedisModel(Documents):
         self.trim(partition, commit.new)
         return CommitCode.OK
 
-    def has(self, partition: int, entry: int) -> bool:
-        """Return whether a source entry exists: a failover may lose one that a worker has read."""
-        return any(record.id == entry for record in self.locks[partition].events)
+    def has(self, partition: int, commit: Commit) -> bool:
+        """Return whether the last record of a commit exists, in its entry and with its content.
 
-    def follows(self, partition: int, entry: int) -> int:
-        """Return the id of the first source entry after one; 0 if there is none."""
-        return next((each.id for each in self.locks[partition].events if each.id > entry), 0)
+        A failover may lose one that a worker has read, and its id may come again for another.
+        """
+        found = self.follows(partition, commit.new - 1)
+        return found == commit.rows[-1] if commit.rows else found is not None and found.id == commit.new
+
+    def follows(self, partition: int, after: int) -> Record | None:
+        """Return the first source record after an id."""
+        events = self.locks[partition].events
+        place = bisect_right(events, after, key=_id_of)
+        return events[place] if place < len(events) else None
 
     def take(self, partition: int, commit: Commit) -> None:
         """Put a commit into the acked log and move the checkpoint."""
@@ -169,9 +199,9 @@ class RedisModel(Documents):
         self.on_commit(partition, commit)
 
     def trim(self, partition: int, up_to: int) -> None:
-        """Delete source entries up to an id."""
+        """Delete source entries all records of which are up to an id."""
         lock = self.locks[partition]
-        lock.events = [record for record in lock.events if record.id > up_to]
+        del lock.events[: _ends_after(lock.events, up_to)]
 
     # -- restarts and failovers ----------------------------------------------------------------
 
@@ -196,7 +226,7 @@ class RedisModel(Documents):
         """Restart without data; the next acquire creates each lock again."""
         self.restart()
         last_event = self._clock() - self._start_ms
-        self.stored = Stored([Lock(epoch=0, log_id="", last_event=last_event) for _ in self.locks])
+        self.stored = Stored([Lock(log_id="", last_event=last_event) for _ in self.locks])
         self.empty_store()
 
     def empty_store(self) -> None:
@@ -219,6 +249,14 @@ class RedisModel(Documents):
         if event is None:
             raise TypeError(f"The model has no operation for {effect!r}.")
         return event
+
+
+def _ends_after(events: Sequence[Record], after: int) -> int:
+    """Return the place of the first record whose entry ends after an id."""
+    place = bisect_right(events, after, key=_id_of)
+    while place and events[place - 1].end > after:
+        place -= 1
+    return place
 
 
 def _acquire(model: RedisModel, effect: ev.AcquireLocks, lost: Callable[[], bool]) -> ev.Event:

@@ -11,15 +11,22 @@ from streamworker.core.protocols.membership.document import FORMAT
 
 
 class Record(NamedTuple):
-    """One source entry: its id, and its number among the entries of its producer."""
+    """One source record: its id, its number among the records of its producer, and its entry."""
 
     id: int
     number: int
+    entry: int = 0
+    """The id of the last record of its entry; 0 if it is alone there."""
+
+    @property
+    def end(self) -> int:
+        """The id of its entry."""
+        return self.entry or self.id
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Entries after ``previous`` up to ``new``: a commit request, which the acked log then stores."""
+    """Records after ``previous`` up to ``new``: a commit request, which the acked log then stores."""
 
     owner: str
     epoch: int
@@ -33,7 +40,7 @@ class Lock:
     """All data of one partition: lock hash, source stream, acked log, producer key."""
 
     owner: str = ""
-    epoch: int = 1_000
+    epoch: int = 0
     generation: int = 0
     wanted_since: int | None = None
     wanted_at: int = 0
@@ -60,6 +67,7 @@ class LockChange:
     owner: str
     epoch: int
     generation: int
+    server_ms: int
 
 
 @dataclass(slots=True)

@@ -97,12 +97,12 @@ def trigger_of(spec: PipelineSpec) -> dict[str, str | bool]:
     )
 
 
-def checkpoint_of(spec: PipelineSpec, app: str) -> str:
+def checkpoint_of(spec: PipelineSpec) -> str:
     """Return the checkpoint directory of a pipeline: the one given, or one beside its path."""
     if spec.checkpoint is not None:
         return spec.checkpoint
     if spec.path is None:
-        return f"{CONTROL_FOLDER}/{app}/{spec.name}/checkpoint"
+        return f"{CONTROL_FOLDER}/{spec.processor.stream.app}/{spec.name}/checkpoint"
     return f"{beside(spec.path)}/{spec.name}/checkpoint"
 
 

@@ -113,7 +113,7 @@ def run_pipelines(
     stop = stop or threading.Event()
     # With a remote server, the checkpoint directories are on the server's disk.
     specs_here = [] if remote or (session and session.remote) else specs
-    folders = {spec.name: checkpoint_of(spec, spec.processor.stream.app) for spec in specs_here}
+    folders = {spec.name: checkpoint_of(spec) for spec in specs_here}
     on_disk = {name: Path(local(folder)).absolute() for name, folder in folders.items() if is_local(folder)}
     with sole_driver(on_disk, stop) as locks:
         if locks is None:

@@ -42,7 +42,7 @@ def start_query(
     from pyspark.errors import AnalysisException
 
     trigger = {"availableNow": True} if once else trigger_of(spec)
-    checkpoint = _absolute(checkpoint_of(spec, spec.processor.stream.app))
+    checkpoint = _absolute(checkpoint_of(spec))
     try:
         result = spec.function(source_rows(spec, session, together))
         if (changed := _as_it_turned_out(spec, result, checkpoint)) != spec:
@@ -79,8 +79,7 @@ def source_rows(spec: PipelineSpec, session: Session, together: Iterable[Pipelin
     if spec.mode == "complete" and "failondataloss" not in given:
         options["failOnDataLoss"] = "true"  # The result would be of a part of the rows.
     if _is_table(spec):
-        checkpoint = checkpoint_of(spec, spec.processor.stream.app)
-        options |= {"sinkPath": _absolute(str(spec.path)), "sinkCheckpoint": _absolute(checkpoint)}
+        options |= {"sinkPath": _absolute(str(spec.path)), "sinkCheckpoint": _absolute(checkpoint_of(spec))}
     options.setdefault("recordSchema", spark_schema(record.arrow_schema()).json())
     # Each query needs its own registration: see ``register``.
     register(session.spark, by_value=session.remote)
@@ -118,7 +117,25 @@ def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
             f"Pipeline {spec.name!r} has no path for its result.",
             remedy='Give it one: @app.pipeline(..., path="lake/..."), or return a stream writer.',
         )
-    return _writer(spec, result, checkpoint)
+    options = {name: value for name, value in spec.options.items() if not is_source_option(name)}
+    partition_by = [name.strip() for name in options.pop("partitionBy", "").split(",") if name.strip()]
+    if spec.mode == "complete" and spec.format in FILE_FORMATS:
+        if not (spec.path and is_local(spec.path) and is_local(checkpoint)):
+            raise ConfigurationError(
+                f"Pipeline {spec.name!r} writes its whole result each time, and {spec.path!r} or its "
+                "checkpoint is not on a local disk.",
+                remedy="Use local paths, or return a stream writer for a table format such as delta.",
+            )
+        path = _absolute(spec.path)
+        whole = WholeResult(path, f"{beside(path)}/{spec.name}", checkpoint, spec.format, options)
+        whole.check()
+        return result.writeStream.outputMode("complete").foreachBatch(whole)
+    if spec.path and spec.format in FILE_FORMATS:
+        check_belongs(result.sparkSession, spec.name, _absolute(spec.path), checkpoint)
+    writer = result.writeStream.outputMode(spec.mode).format(spec.format).options(**options)
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
+    return writer.option("path", _absolute(spec.path)) if spec.path else writer
 
 
 def _as_it_turned_out(spec: PipelineSpec, result: Any, checkpoint: str) -> PipelineSpec:
@@ -134,8 +151,7 @@ def _as_it_turned_out(spec: PipelineSpec, result: Any, checkpoint: str) -> Pipel
 def _is_table(spec: PipelineSpec) -> bool:
     """Return whether Spark appends the result to a table of files on a local disk."""
     local_files = spec.path is not None and is_local(spec.path) and spec.format in FILE_FORMATS
-    checkpoint = checkpoint_of(spec, spec.processor.stream.app)
-    return spec.mode == "append" and local_files and is_local(checkpoint)
+    return spec.mode == "append" and local_files and is_local(checkpoint_of(spec))
 
 
 def _can_append(frame: Any) -> bool:
@@ -159,28 +175,6 @@ def _can_append(frame: Any) -> bool:
     except AnalysisException as error:
         return "OUTPUT_MODE" not in (error.getCondition() or "")
     return True
-
-
-def _writer(spec: PipelineSpec, frame: Any, checkpoint: str) -> Any:
-    options = {name: value for name, value in spec.options.items() if not is_source_option(name)}
-    partition_by = [name.strip() for name in options.pop("partitionBy", "").split(",") if name.strip()]
-    if spec.mode == "complete" and spec.format in FILE_FORMATS:
-        if not (spec.path and is_local(spec.path) and is_local(checkpoint)):
-            raise ConfigurationError(
-                f"Pipeline {spec.name!r} writes its whole result each time, and {spec.path!r} or its "
-                "checkpoint is not on a local disk.",
-                remedy="Use local paths, or return a stream writer for a table format such as delta.",
-            )
-        path = _absolute(spec.path)
-        whole = WholeResult(path, f"{beside(path)}/{spec.name}", checkpoint, spec.format, options)
-        whole.check()
-        return frame.writeStream.outputMode("complete").foreachBatch(whole)
-    if spec.path and spec.format in FILE_FORMATS:
-        check_belongs(frame.sparkSession, spec.name, _absolute(spec.path), checkpoint)
-    writer = frame.writeStream.outputMode(spec.mode).format(spec.format).options(**options)
-    if partition_by:
-        writer = writer.partitionBy(*partition_by)
-    return writer.option("path", _absolute(spec.path)) if spec.path else writer
 
 
 def _absolute(path: str) -> str:

@@ -122,18 +122,14 @@ class Session(AbstractContextManager["Session"]):
         """
         if self.has_ended():
             _forget_gateway()
-            self._release_lock()
-            return
-        self.spark.stop()
-        jvm, self._jvm = self._jvm, None
-        if jvm is not None:
-            _end_jvm(jvm)
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-        self._release_lock()
-
-    def _release_lock(self) -> None:
-        """Close the lock file of the folder; a later session removes what the folder still holds."""
+        else:
+            self.spark.stop()
+            jvm, self._jvm = self._jvm, None
+            if jvm is not None:
+                _end_jvm(jvm)
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+        # Without the lock, a later session removes what the folder still holds.
         file, self._scratch_lock = self._scratch_lock, None
         if file is not None:
             os.close(file)

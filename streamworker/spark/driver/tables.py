@@ -8,12 +8,11 @@ together, the table is never ahead. It is never behind either; the source looks 
 (:mod:`streamworker.spark.source.table`).
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamworker.errors import ConfigurationError
 from streamworker.spark.driver.checks import is_local, local
-from streamworker.spark.source.table import PLANNED, WRITTEN, highest
+from streamworker.spark.source.table import PLANNED, WRITTEN, highest, latest_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,8 +23,8 @@ def check_belongs(spark: "SparkSession", name: str, path: str, checkpoint: str) 
 
     A remote session cannot list folders that are not on a local disk, so these are not checked.
     """
-    written = latest_batch(spark, f"{path}/{WRITTEN}")
-    planned = latest_batch(spark, f"{checkpoint}/{PLANNED}") if written >= 0 else -1
+    written = batch_in(spark, f"{path}/{WRITTEN}")
+    planned = batch_in(spark, f"{checkpoint}/{PLANNED}") if written >= 0 else -1
     if written <= planned:
         return
     batches = f"{written - planned} batch{'es' if written > planned + 1 else ''}"
@@ -38,18 +37,14 @@ def check_belongs(spark: "SparkSession", name: str, path: str, checkpoint: str) 
     )
 
 
-def latest_batch(spark: "SparkSession", folder: str) -> int:
+def batch_in(spark: "SparkSession", folder: str) -> int:
     """Return the highest number of a batch in a folder; -1 if there is none or it cannot be listed."""
-    return highest(_names(spark, folder))
-
-
-def _names(spark: "SparkSession", folder: str) -> list[str]:
-    if is_local(folder):
-        place = Path(local(folder))
-        return [each.name for each in place.iterdir()] if place.is_dir() else []
     jvm = getattr(spark, "_jvm", None)
+    if is_local(folder):
+        return latest_batch(local(folder))
     if jvm is None:
-        return []
+        return -1
     where = jvm.org.apache.hadoop.fs.Path(folder)
     files = where.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001, pyspark has no other way
-    return [each.getPath().getName() for each in files.listStatus(where)] if files.exists(where) else []
+    listed = files.listStatus(where) if files.exists(where) else []
+    return highest(each.getPath().getName() for each in listed)

@@ -111,10 +111,6 @@ class _Opened:
         except BackendError:
             return False  # No majority of sentinels answers: keep the client.
 
-    def close(self) -> None:
-        """Close the client."""
-        self.client.close()
-
 
 T = TypeVar("T")
 
@@ -306,7 +302,7 @@ def _forget(url: str) -> None:
     opened = _clients.pop(key, None)
     if opened is not None:
         _epochs[key] = opened.epoch, time.monotonic()
-        opened.close()
+        opened.client.close()
 
 
 def _open(name: str, url: str) -> _Opened:

@@ -13,14 +13,6 @@ positions in both methods.
 The source refuses a query that begins anew under a registered reader name, or continues before the
 registered position: its checkpoint directory was lost, or is an older copy. Rows would be in the table
 twice, or missing, since Spark's file sink skips a batch whose number it has.
-
-Examples
---------
->>> rows = (                                                        # doctest: +SKIP
-...     spark.readStream.format("streamworker")
-...     .option("app", "shop").option("stream", "orders").option("processor", "price")
-...     .load()
-... )
 """
 
 # Spark's interface fixes the names of the methods.
@@ -311,11 +303,8 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
     def _tell_late(self, start: offsets.Offset, tails: offsets.Offset) -> None:
         """Tell of rows that were trimmed before a query that is to read from the first row on."""
         o = self._options
-        late = {
-            p: at.rows
-            for p, at in sorted(start.items())
-            if o.starting_offsets.of(p) == "earliest" and at.rows
-        }
+        whole = [p for p in sorted(start) if o.starting_offsets.of(p) == "earliest"]
+        late = {p: start[p].rows for p in whole if start[p].rows}
         rows, told = sum(late.values()), self._logs.late_rows
         if rows <= told:
             return

@@ -16,7 +16,7 @@ from streamworker.redisio.keys import check_name
 Where = int | Literal["earliest", "latest"]
 """A row count, or one end of the log."""
 
-EARLIEST_ROWS, LATEST_ROWS = -2, -1
+ENDS: Mapping[int, Where] = {-2: "earliest", -1: "latest"}
 """Values that mean the ends of the log in JSON, as in Spark's Kafka source."""
 
 RETRY_TIMEOUT_MS = 60_000
@@ -39,7 +39,7 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options of a query, with the defaults filled in."""
+    """The options of a query, with the defaults filled in; :data:`NAMES` says what each is for."""
 
     app: str
     stream: str
@@ -55,15 +55,10 @@ class SourceOptions:
     """Whether a query that is to read all rows may not begin where rows were trimmed."""
     include_metadata: bool = False
     reader: str | None = None
-    """Name under which the query registers its position; without a name, workers may trim rows that the
-    query has not read."""
     siblings: tuple[str, ...] = ()
-    """Readers of the same logs that start together with this one, and may register later."""
     retry_timeout_ms: int = RETRY_TIMEOUT_MS
     drop_other_columns: bool = False
-    """Whether a column that the query's schema lacks is left out; otherwise it ends the query."""
     record_schema: str | None = None
-    """Columns that the query has besides those in Redis, as JSON of a Spark ``StructType``."""
     sink: tuple[str, str] | None = None
     """The directory of the query's table of files and its checkpoint directory, on the driver's disk."""
 
@@ -253,8 +248,6 @@ def _offsets(options: Mapping[str, str], name: str, default: Literal["earliest",
 
 
 def _where(value: object) -> Where:
-    if isinstance(value, bool) or not isinstance(value, int) or value < EARLIEST_ROWS:
+    if isinstance(value, bool) or not isinstance(value, int) or value < min(ENDS):
         raise ValueError(value)
-    if value == EARLIEST_ROWS:
-        return "earliest"
-    return "latest" if value == LATEST_ROWS else value
+    return ENDS.get(value, value)

@@ -104,35 +104,30 @@ class Conformer:
         self._target = target
         self._include_metadata = include_metadata
         self._drops = drop_other_columns
-        self._fitting: pa.Schema | None = None
-        """The last schema that needed no cast."""
-        self._covered: pa.Schema | None = None
-        """The last schema of which the target has all columns."""
+        self._last: pa.Schema | None = None
+        """The schema of the last entry."""
+        self._fits = False
+        """Whether it has the names and types that are declared; nullability does not matter."""
 
     def conform(self, entry: LogEntry) -> pa.RecordBatch:
         """Return an entry's rows in the declared schema; a column that cannot be cast is a RecordError."""
-        rows, schema = entry.batch.num_rows, entry.batch.schema
-        if not self._include_metadata and self._fits(schema):
-            return pa.RecordBatch.from_arrays(entry.batch.columns, schema=self._target)
-        if not self._drops and (self._covered is None or not schema.equals(self._covered)):
-            self._check_covers(schema, entry)
-            self._covered = schema
+        rows, schema, target = entry.batch.num_rows, entry.batch.schema, self._target
+        if self._last is None or not schema.equals(self._last):
+            is_same = (schema.names, schema.types) == (target.names, target.types)
+            self._fits = is_same and not self._include_metadata
+            if not (self._fits or self._drops):
+                self._check_covers(schema, entry)
+            self._last = schema
+        if self._fits:
+            return pa.RecordBatch.from_arrays(entry.batch.columns, schema=target)
         found = {name: entry.batch.column(i) for i, name in enumerate(schema.names)}
         if self._include_metadata:
             found |= _metadata(entry)
         columns = [
             self._cast(found[field.name], field, entry) if field.name in found else pa.nulls(rows, field.type)
-            for field in self._target
+            for field in target
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._target)
-
-    def _fits(self, schema: pa.Schema) -> bool:
-        """Return whether names and types are those declared; nullability does not matter."""
-        if self._fitting is None or not schema.equals(self._fitting):
-            if (schema.names, schema.types) != (self._target.names, self._target.types):
-                return False
-            self._fitting = schema
-        return True
+        return pa.RecordBatch.from_arrays(columns, schema=target)
 
     def _check_covers(self, schema: pa.Schema, entry: LogEntry) -> None:
         found = arrow_target(spark_schema(schema, include_metadata=self._include_metadata))

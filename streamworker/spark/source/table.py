@@ -16,6 +16,12 @@ WRITTEN, PLANNED, DONE = "_spark_metadata", "offsets", "commits"
 """Folders in a table of files and in a checkpoint directory; Spark keeps a file for each batch there."""
 
 
+def latest_batch(folder: str) -> int:
+    """Return the highest number of a batch in a folder on a local disk; -1 if there is none."""
+    place = Path(folder)
+    return highest(each.name for each in place.iterdir()) if place.is_dir() else -1
+
+
 def highest(names: Iterable[str]) -> int:
     """Return the highest number of a batch among names of files; -1 if there is none."""
     numbers = (name.removesuffix(".compact") for name in names)
@@ -27,7 +33,7 @@ def check_holds(path: str, checkpoint: str, rows: dict[int, int]) -> None:
 
     ``rows`` are the rows of each partition's log that the query has read.
     """
-    written, done = highest(_names(path, WRITTEN)), highest(_names(checkpoint, DONE))
+    written, done = latest_batch(f"{path}/{WRITTEN}"), latest_batch(f"{checkpoint}/{DONE}")
     if written >= done:
         return
     found = f"ends with batch {written}" if written >= 0 else "holds no batch"
@@ -38,8 +44,3 @@ def check_holds(path: str, checkpoint: str, rows: dict[int, int]) -> None:
         "hold: give the pipeline a new path and a new name. Or go on without the rows up to here: the same, "
         f"with option startingOffsets={json.dumps(rows)}.",
     )
-
-
-def _names(folder: str, kind: str) -> list[str]:
-    place = Path(folder) / kind
-    return [each.name for each in place.iterdir()] if place.is_dir() else []

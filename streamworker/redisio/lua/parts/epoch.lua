@@ -1,5 +1,5 @@
 -- Returns whether a field of a lock is a count that streamworker wrote. Another program may write text, a
--- number too large for HINCRBY, or one with leading zeros, which HINCRBY refuses, too.
+-- number too large for Lua, or one with leading zeros.
 local function is_count(value)
   return value and #value <= 15 and (value == '0' or string.find(value, '^[1-9]%d*$') ~= nil)
 end
@@ -10,11 +10,16 @@ local function seen_epoch(value)
   return (string.gsub(value, '^0+(%d)', '%1'))
 end
 
--- Raises a lock's epoch, and returns it. An invalid epoch restarts at the server's time, as in a new lock: an
--- owner can only commit at the epoch that it was given, so the last owner is fenced. An epoch below the time
--- at which the lock was made restarts, too, or readers would see the epoch fall along the log.
+-- Raises a lock's epoch, and returns it: the server's time, or the last epoch plus one if that is greater. So
+-- an epoch that a failover lost is not given again, unless the clock has gone back. If another
+-- program overwrote the epoch, it is not known, and may be the time of this millisecond or a few more. So the
+-- next one is a second ahead of the time. An owner can only commit at the epoch that it was given, so the last
+-- owner is fenced.
 local function raise_epoch(lock, epoch)
-  local made = tonumber(string.match(redis.call('HGET', lock, 'log') or '', '%.(%d+)$')) or 0
-  if not is_count(epoch) or tonumber(epoch) < made then redis.call('HSET', lock, 'epoch', text(server_ms())) end
-  return redis.call('HINCRBY', lock, 'epoch', 1)
+  local now = server_ms()
+  local last = 0
+  if epoch then last = is_count(epoch) and tonumber(epoch) or now + 1000 end
+  local raised = text(math.max(now, last + 1))
+  redis.call('HSET', lock, 'epoch', raised)
+  return raised
 end

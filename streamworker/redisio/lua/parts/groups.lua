@@ -1,14 +1,10 @@
--- uses: ids
+-- uses: ids counts
 -- A hash beside a partition lists the streamworker groups that read it, so that a tool that moves or removes
 -- Redis consumer groups cannot remove one from the list. It maps the name to the number of entries that
 -- others had deleted when the count in the group's lock was last compared with the stream. TRIMMED counts
 -- the entries that our own trims dropped.
 local TRIMMED = '#trimmed'  -- no group can have this name
 local COUNTED_MAX = 10000
-
-local function beside(events, kind)
-  return string.match(events, '^(.*):events$') .. ':' .. kind
-end
 
 local function groups_key(events)
   return beside(events, 'groups')
@@ -35,7 +31,18 @@ local function show_group(events, name, shown, checkpoint, entries)
   end
 end
 
--- Returns a stream's last id, number of entries ever added, length and first id; the stream may be missing.
+-- Makes entries-added of a stream count records, so that the lag in XINFO GROUPS does.
+local function fold_counts(events)
+  local extra, _, folded = counts_of(events)
+  if extra == folded or redis.call('EXISTS', events) == 0 then return end
+  local info = pairs_of(redis.call('XINFO', 'STREAM', events))
+  local added = info['entries-added'] + extra - folded
+  redis.call('XSETID', events, info['last-generated-id'], 'ENTRIESADDED', string.format('%.0f', added))
+  redis.call('HSET', beside(events, 'counts'), 'folded', string.format('%.0f', extra))
+end
+
+-- Returns a stream's last id, entries ever added as Redis counts them, length and first id; the stream may be
+-- missing.
 local function stream_position(stream)
   if redis.call('EXISTS', stream) == 0 then return '0-0', 0, 0, nil end
   local info = pairs_of(redis.call('XINFO', 'STREAM', stream))
@@ -45,17 +52,32 @@ end
 
 -- Returns how many entries others ever deleted: those added that are neither present nor trimmed by us.
 local function deleted_by_others(events, added, length)
-  return added - length - (tonumber(redis.call('HGET', groups_key(events), TRIMMED) or '') or 0)
+  local _, _, folded = counts_of(events)
+  return added - folded - length - (tonumber(redis.call('HGET', groups_key(events), TRIMMED) or '') or 0)
 end
 
--- Returns how many entries follow an id; nil for COUNTED_MAX and more.
+-- Returns how many records were ever added, by what Redis counts.
+local function records_added(events, added)
+  local extra, _, folded = counts_of(events)
+  return added + extra - folded
+end
+
+-- Returns how many records follow an id; nil for COUNTED_MAX entries and more.
 local function left_after(events, id, length, first)
-  if not first or id_less(id, first) then return length end
-  local left = #redis.call('XRANGE', events, '(' .. id, '+', 'COUNT', COUNTED_MAX)
-  return left < COUNTED_MAX and left or nil
+  local extra, before = counts_of(events)
+  if not first or (extra == 0 and id_less(id, first)) then return length + extra - before end
+  local left, entries, last = 0, 0, id
+  repeat
+    -- Few at a time: an entry of many records may have 64 kB.
+    local slice = redis.call('XRANGE', events, '(' .. last, '+', 'COUNT', extra == 0 and COUNTED_MAX or 100)
+    for _, entry in ipairs(slice) do left = left + records_after(entry, id) end
+    entries = entries + #slice
+    last = #slice > 0 and slice[#slice][1]
+  until not last or extra == 0 or entries >= COUNTED_MAX / 10
+  return entries < (extra == 0 and COUNTED_MAX or COUNTED_MAX / 10) and left or nil
 end
 
--- Compares a lock's count of entries up to its checkpoint with the stream, if others have deleted entries
+-- Compares a lock's count of records up to its checkpoint with the stream, if others have deleted entries
 -- since the last comparison. Returns how many of those the group had not committed: the lock counts them in
 -- `gone`, and in `entries`. With more than COUNTED_MAX entries to count, a later call does it.
 local function settle(lock, events, group)
@@ -65,6 +87,7 @@ local function settle(lock, events, group)
   local held = redis.call('HMGET', lock, 'checkpoint', 'entries')
   local left = left_after(events, held[1], length, first)
   if not left then return 0 end
+  added = records_added(events, added)
   local gone = added - left - tonumber(held[2])
   redis.call('HDEL', lock, '')  -- changes nothing, and makes Redis accept HSET when memory is full
   redis.call('HSET', lock, 'entries', text(added - left))

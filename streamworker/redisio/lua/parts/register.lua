@@ -7,6 +7,7 @@
 -- identity, so that readers notice. A consumer group that is not listed was made by another program, and
 -- its position is ignored.
 local function register(lock, events, acked, group_name, start, nonce)
+  fold_counts(events)
   local group = groups_at(events)[group_name]
   local held = redis.call('HMGET', lock, 'checkpoint', 'entries')
   local checkpoint, entries = held[1], nil
@@ -31,7 +32,9 @@ local function register(lock, events, acked, group_name, start, nonce)
   end
   if not entries then
     -- Entries that were trimmed before this group registered count as committed.
-    entries = added - (left_after(events, checkpoint, length, first) or length)
+    local extra, before = counts_of(events)
+    local left = left_after(events, checkpoint, length, first) or length + extra - before
+    entries = records_added(events, added) - left
   end
   show_group(events, group_name, group, checkpoint, text(entries))
   local log_last = stream_position(acked)

@@ -9,6 +9,7 @@ local function keep_from(events)
   local function needs(id)
     if not keep or id_less(id, keep) then keep = id end
   end
+  fold_counts(events)
   local shown, names = groups_at(events), {}
   local listed = redis.pcall('HGETALL', groups_key(events))
   if listed.err then return '0-0' end
@@ -36,6 +37,7 @@ end
 local function trim_to(events, ...)
   local dropped = redis.call('XTRIM', events, 'MINID', ...)
   if dropped > 0 then redis.pcall('HINCRBY', groups_key(events), TRIMMED, dropped) end
+  count_dropped(events)
   return dropped
 end
 

@@ -1,0 +1,45 @@
+-- A hash beside a partition counts the records of entries that hold many, beyond one an entry: `extra` those
+-- ever added, `before` those of entries that were dropped from the front, `folded` those that the stream's own
+-- entries-added includes. A stream without such entries has no hash.
+--
+-- `entries-added` and XLEN count entries, so the records ever added are entries-added + extra - folded, and
+-- those present are XLEN + extra - before.
+local FIRST, EXTRA, N, CRC = 'sw:first', 4, 6, 12  -- places in the fields of an entry of many records
+local LOOKED_MAX = 100
+
+local function beside(events, kind)
+  return string.match(events, '^(.*):events$') .. ':' .. kind
+end
+
+local function counts_of(events)
+  local found = redis.call('HMGET', beside(events, 'counts'), 'extra', 'before', 'folded')
+  return tonumber(found[1] or '') or 0, tonumber(found[2] or '') or 0, tonumber(found[3] or '') or 0
+end
+
+-- Returns how many records of an entry follow an id.
+local function records_after(entry, id)
+  if entry[2][1] ~= FIRST then return 1 end
+  local ms, seq = string.match(entry[1], '^(%d+)%-(%d+)$')
+  local id_ms, id_seq = string.match(id, '^(%d+)%-(%d+)$')
+  local n = tonumber(entry[2][N]) or 1
+  if ms ~= id_ms then return n end
+  return math.min(n, tonumber(seq) - tonumber(id_seq))
+end
+
+-- Stores how many records were dropped with the entries before the first one. The entry itself says that,
+-- or the next one of many records does. If none is near, the count is too high, and the limit of
+-- the partition is reached late.
+local function count_dropped(events)
+  local extra, known = counts_of(events)
+  if extra == known then return end
+  local before = extra
+  for _, count in ipairs({1, LOOKED_MAX}) do
+    for _, entry in ipairs(redis.call('XRANGE', events, '-', '+', 'COUNT', count)) do
+      if before == extra and entry[2][1] == FIRST then
+        before = (tonumber(entry[2][EXTRA]) or extra) - (tonumber(entry[2][N]) or 1) + 1
+      end
+    end
+    if before < extra then break end
+  end
+  redis.call('HSET', beside(events, 'counts'), 'before', string.format('%.0f', before))
+end

@@ -1,0 +1,130 @@
+"""Mistakes in how entries hold many records, planted in a copy of the project: its tests find each."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = ("tests/records/test_packs.py", "tests/contract/test_packs.py")
+
+LUA = "streamworker/redisio/lua"
+PLANTS = {
+    "an entry has the id of its first record": (
+        f"{LUA}/append.lua",
+        "next_id = ms .. '-' .. text(at_seq)",
+        "next_id = ms .. '-' .. text(at_seq - of + 1)",
+    ),
+    "a checkpoint within an entry skips its rest": (
+        "streamworker/records/entries.py",
+        "return self[position.seq - self.id_at(0).seq + 1 :]",
+        "return self[len(self) :]",
+    ),
+    "a checkpoint within an entry gives all of it again": (
+        "streamworker/records/entries.py",
+        "return self[position.seq - self.id_at(0).seq + 1 :]",
+        "return self",
+    ),
+    "trimming takes an entry with unread records": (
+        f"{LUA}/parts/trim.lua",
+        "needs(successor(held[1]))",
+        "needs(string.match(held[1], '^%d+') + 1 .. '-0')",
+    ),
+    "a bad record takes its neighbours along": (
+        "streamworker/records/packs.py",
+        'return {b"v": self.raws[place]}',
+        'return {b"v": self.payload}',
+    ),
+    "the lag of XINFO counts entries": (
+        f"{LUA}/parts/groups.lua",
+        "local added = info['entries-added'] + extra - folded",
+        "local added = info['entries-added']",
+    ),
+    "the lag that is shown counts entries": (
+        "streamworker/redisio/snapshot.py",
+        "return min(records, lag + packed.extra - packed.folded), told",
+        "return min(records, lag), told",
+    ),
+    "the limit counts entries": (
+        f"{LUA}/append.lua",
+        "return entries == 0 and 0 or entries + extra - before",
+        "return entries",
+    ),
+    "what was dropped is not counted": (
+        f"{LUA}/parts/trim.lua",
+        "  count_dropped(events)\n  return dropped",
+        "  return dropped",
+    ),
+    "an entry counts whole behind a position within it": (
+        f"{LUA}/parts/counts.lua",
+        "return math.min(n, tonumber(seq) - tonumber(id_seq))",
+        "return n",
+    ),
+    "ids that overlap are taken": (
+        "streamworker/records/packs.py",
+        "or self.last.seq - self.first.seq + 1 != self.count",
+        "or self.count > ENTRY_RECORDS_MAX",
+    ),
+    "ids made again with other contents are committed": (
+        f"{LUA}/commit.lua",
+        "if fields[1] == FIRST then return tag == '' or tag == fields[CRC] end",
+        "if fields[1] == FIRST then return true end",
+    ),
+    "the same, of entries of one record": (
+        f"{LUA}/commit.lua",
+        "return tag == '' or not redis.sha1hex or tag",
+        "return true or tag",
+    ),
+    "damage is not noticed": (
+        "streamworker/records/packs.py",
+        'if b"%d" % zlib.crc32(data) != crc:',
+        "if False:",
+    ),
+    "a count that lies is believed": (
+        "streamworker/records/packs.py",
+        "if len(records) != self.count:",
+        "if False:",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the project that may be spoilt."""
+    folder = tmp_path_factory.mktemp("planted")
+    for name in ("streamworker", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+@pytest.fixture
+def planted(request: pytest.FixtureRequest, copy: Path) -> Iterator[Path]:
+    """Plant a mistake in the copy, and take it out again."""
+    name, right, wrong = PLANTS[request.param]
+    text = (copy / name).read_text("utf-8")
+    assert text.count(right) == 1, f"{name} has {right!r} {text.count(right)} times"
+    (copy / name).write_text(text.replace(right, wrong), "utf-8")
+    yield copy
+    (copy / name).write_text(text, "utf-8")
+
+
+def outcome(folder: Path) -> int:
+    command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.returncode
+
+
+def test_the_copy_passes_without_a_mistake(copy: Path) -> None:
+    """Otherwise the next test would prove nothing."""
+    assert outcome(copy) == 0
+
+
+@pytest.mark.parametrize("planted", PLANTS, indirect=True)
+def test_a_planted_mistake_is_found(planted: Path) -> None:
+    """One test at least fails."""
+    assert outcome(planted) == 1

@@ -1,0 +1,161 @@
+"""The quick way to an array and the general one: equal arrays, or the same error."""
+
+import datetime as dt
+import enum
+import uuid
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamworker.errors import RecordError
+from streamworker.records import RecordType
+from streamworker.records.columns import Column, Leaf
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Tone(enum.StrEnum):
+    LOUD = "loud"
+
+
+class Whole(int):
+    """A subclass that a column accepts."""
+
+
+class Shouted(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self.upper()
+
+
+class Id(uuid.UUID):
+    def __str__(self) -> str:
+        return "not what the digits say"
+
+
+class Moment(dt.datetime):
+    pass
+
+
+class Index:
+    def __index__(self) -> int:
+        return 3
+
+
+class Odd(dt.tzinfo):
+    """A zone whose offset has a fraction of a second, which claims to be UTC."""
+
+    def utcoffset(self, _: dt.datetime | None) -> dt.timedelta:
+        return dt.timedelta(hours=1, microseconds=1)
+
+    dst = tzname = lambda *_: None
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+NAIVE = st.datetimes()
+AWARE = st.datetimes(timezones=st.just(dt.UTC))
+USUAL = {
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(),
+    str: st.text(max_size=9),
+    bytes: st.binary(max_size=9),
+    bool: st.booleans(),
+    dt.datetime: AWARE,
+    Annotated[dt.datetime, msgspec.Meta(tz=False)]: NAIVE,
+    dt.date: st.dates(),
+    Decimal: st.decimals(-(10**9), 10**9, places=2),
+    uuid.UUID: st.uuids(),
+    list[int]: st.lists(st.integers(-9, 9), max_size=3),
+    dict[str, float]: st.dictionaries(st.text(max_size=2), st.floats(), max_size=2),
+}
+ODD = st.sampled_from(
+    [
+        *(None, msgspec.UNSET, True, 1, 0, -0.0, 2**53 + 1, 2**60, 2**63, -(2**63) - 1, 2**2000, 1.5, 1.0),
+        *(
+            float("nan"),
+            float("inf"),
+            "1",
+            "\ud800",
+            "é",
+            "",
+            b"1",
+            b"\xff",
+            bytearray(b"1"),
+            memoryview(b"1"),
+        ),
+        *(
+            Number.ONE,
+            Tone.LOUD,
+            Whole(7),
+            Shouted("a"),
+            Index(),
+            Decimal(1),
+            Decimal("1e30"),
+            Fraction(1, 2),
+        ),
+        *(uuid.UUID(int=0), Id(int=1), dt.timedelta(1), dt.date(2024, 1, 1), dt.time(1)),
+        *(dt.datetime(2024, 1, 1), dt.datetime(1, 1, 1), dt.datetime(2024, 1, 1, tzinfo=Odd())),  # noqa: DTZ001
+        *(dt.datetime(year, 1, 1, tzinfo=dt.UTC) for year in (1, 1969, 2024, 9999)),
+        *(dt.datetime(2024, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=h))) for h in (0, 1)),
+        *(Moment(2024, 1, 1, tzinfo=dt.UTC), Moment(2024, 1, 1)),
+        *([], [1, None], (1, 2), {1}, [True], {"a": 1.0}, {"a": 1}, {1: 1.0}, {"a": None}, object()),
+    ]
+)
+
+
+def outcome(record_type: RecordType, records: list[Any]) -> object:
+    """Return the bytes of the batch, or the error."""
+    try:
+        return bytes(record_type.to_arrow(records).serialize().to_pybytes())
+    except RecordError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("hint", USUAL, ids=str)
+@settings(deadline=None, max_examples=150)
+@given(data=st.data(), nullable=st.booleans())
+def test_the_quick_way_gives_what_the_general_way_gives(hint: Any, data: Any, nullable: bool) -> None:
+    """Values of the usual type, with odd ones at any place: the same bytes, or the same words."""
+    probe = msgspec.defstruct("Probe", [("x", hint | None if nullable else hint)])
+    values = data.draw(st.lists(USUAL[hint], max_size=12))
+    for odd in data.draw(st.lists(ODD, max_size=2)):
+        values.insert(data.draw(st.integers(0, len(values))), odd)
+    record_type, records = RecordType.of(probe), [probe(value) for value in values]
+    found = outcome(record_type, records)
+    with patch.object(Leaf, "build", Column.build):
+        assert found == outcome(record_type, records)
+
+
+@pytest.mark.parametrize("name", ["number", "_n", "class", "None", "ﬁ", "ä", "record"])
+def test_a_field_of_any_name_is_read(name: str) -> None:
+    """Also one that is no identifier, or that Python would spell another way."""
+    probe = msgspec.defstruct("Probe", [(name, int)])
+    assert RecordType.of(probe).to_arrow([probe(1), probe(2)]).to_pylist() == [{name: 1}, {name: 2}]
+
+
+def test_a_property_that_raises_stop_iteration_loses_no_row() -> None:
+    """The error says which field did; the rows are not taken for fewer."""
+
+    class Lazy(msgspec.Struct, dict=True):
+        number: int
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "number":
+                raise StopIteration
+            return super().__getattribute__(name)
+
+    with pytest.raises(RuntimeError, match=r"Lazy\.number raised StopIteration"):
+        RecordType.of(Lazy).to_arrow([Lazy(1)])

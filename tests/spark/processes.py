@@ -1,0 +1,173 @@
+"""Processes of Spark beside the test's own, to be killed: drivers, and a Spark Connect server."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pyspark
+import pytest
+
+from streamworker.dev.server import free_port
+from streamworker.spark.driver.java import find_java
+from streamworker.spark.driver.session import SMALL_MACHINE, socket_conf
+
+ROOT = Path(__file__).parents[2]
+START_S = 300.0
+"""A start of Spark takes some ten seconds here, and a multiple of that on a busy machine."""
+WAITS = "waits for the previous driver to end"
+"""What a driver says while the JVM of the one before is still there."""
+
+
+def few_and_many(
+    names: str, *, few: Sequence[int], few_s: int, many: Sequence[int], many_s: int
+) -> pytest.MarkDecorator:
+    """Run a test with few faults, and in the soak with many; each has its time limit."""
+    return pytest.mark.parametrize(
+        names,
+        [
+            pytest.param(*few, marks=[pytest.mark.slow, pytest.mark.timeout(few_s)]),
+            pytest.param(*many, marks=[pytest.mark.soak, pytest.mark.timeout(many_s)]),
+        ],
+    )
+
+
+class Driver:
+    """A Spark driver in a process group of its own, with its JVM."""
+
+    def __init__(
+        self,
+        folder: Path,
+        redis_url: str,
+        scratch: str,
+        master: str = "local[2]",
+        *,
+        module: str = "tests.spark.driver",
+    ) -> None:
+        self._log = (folder / "driver.log").open("ab")
+        environ = {"STREAMWORKER_REDIS_URL": redis_url, "STREAMWORKER_CONNECTIONS": "", "TMPDIR": scratch}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(folder), master],
+            env={**os.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self._folder = folder
+        self._said_before = self.said_so_far()
+
+    def said_so_far(self) -> int:
+        return (self._folder / "driver.log").read_text().count(WAITS)
+
+    def waits(self) -> bool:
+        return self.alive() and self.said_so_far() > self._said_before
+
+    def alive(self) -> bool:
+        """Whether it runs; fails the test if it has ended by itself."""
+        assert self._process.poll() is None, (self._folder / "driver.log").read_text()[-3000:]
+        return True
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+    def jvm(self) -> psutil.Process | None:
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        return next((process for process in children if process.name() == "java"), None)
+
+    def kill_alone(self) -> psutil.Process:
+        """End the driver alone with SIGKILL; returns its JVM, stopped where it is."""
+        jvm = self.jvm()
+        assert jvm is not None
+        jvm.suspend()
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+        return jvm
+
+    def kill_jvm(self) -> None:
+        """End the JVM alone with SIGKILL, as the kernel does when memory is short."""
+        jvm = self.jvm()
+        assert jvm is not None
+        jvm.kill()
+
+    def wait(self) -> int:
+        """Wait until it has ended by itself; returns its exit code."""
+        return self._process.wait(60)
+
+    def end(self) -> int:
+        """Ask it to end in order; returns its exit code."""
+        self._process.terminate()
+        code = self._process.wait(60)
+        self._log.close()
+        return code
+
+
+class ConnectServer:
+    """A Spark Connect server on a port of its own, to be killed and started again."""
+
+    def __init__(self, folder: Path, redis_url: str, scratch: str) -> None:
+        self.port = free_port()
+        self.scratch = scratch
+        self.url = f"sc://127.0.0.1:{self.port}"
+        self.log = folder / "server.log"
+        conf = {
+            **SMALL_MACHINE,
+            **socket_conf(Path(scratch)),
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.local.dir": scratch,
+            "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+            "spark.driver.host": "127.0.0.1",
+        }
+        given = [argument for key, value in conf.items() for argument in ("--conf", f"{key}={value}")]
+        home = Path(str(pyspark.__file__)).parent
+        service = "org.apache.spark.sql.connect.service.SparkConnectServer"
+        self._command = [
+            str(home / "bin" / "spark-submit"), "--master", "local[2]", "--class", service, *given,
+            "spark-internal",
+        ]  # fmt: skip
+        self._environ = {
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "JAVA_HOME": str(find_java().home),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+            "STREAMWORKER_REDIS_URL": redis_url,
+            "STREAMWORKER_CONNECTIONS": "",
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environ,
+                cwd=self.log.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()[-3000:]
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
