@@ -83,6 +83,6 @@ async def _profile(contest: Contest, path: Path) -> None:
     """Run a worker under pyinstrument, which slows it, so the run gives no figure."""
     renderer = "html" if path.suffix == ".html" else "text"
     command = ("-m", "pyinstrument", "-r", renderer, "-o", str(path), *WORKER)
-    keys = await contest.ground.fill_records("events", contest.records, partitions=contest.partitions)
+    keys = await contest.ground.fill_packed("events", contest.records, partitions=contest.partitions)
     await contest.handled(Program("profiled worker", command), keys)
     await contest.ground.remove_keys()

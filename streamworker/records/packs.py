@@ -114,18 +114,18 @@ class Pack:
         """Return the id of a record."""
         return EntryId(self.first.ms, self.first.seq + place)
 
-    @cached_property
+    @property
     def payload(self) -> bytes:
-        """The array; it is decompressed when it is decoded, since many entries may wait for that."""
+        """The array. It is decompressed for each use: many entries wait, and would hold it until they go."""
         return _unpacked(self._data, self._codec, self._declared)
 
     @cached_property
     def raws(self) -> list[bytes]:
         """The encoded records; raises DecodeError if they are not as many as declared."""
-        is_json = self.payload[:1] == b"["
-        decoder: Any = (msgspec.json if is_json else msgspec.msgpack).Decoder(list[msgspec.Raw])
+        payload = self.payload
+        decoder: Any = (msgspec.json if payload[:1] == b"[" else msgspec.msgpack).Decoder(list[msgspec.Raw])
         try:
-            return list(map(bytes, self.checked(decoder.decode(self.payload))))
+            return list(map(bytes, self.checked(decoder.decode(payload))))
         except msgspec.MsgspecError as error:
             raise unreadable(str(error)) from None
 

@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from streamworker.core.data.batching import ENTRY_OVERHEAD_BYTES, BatchLimits, SizeEstimate, prefix_within
@@ -131,7 +132,9 @@ class PartitionBuffer:
         self._alarm_ms = NEVER_MS
         """When the next alarm rings; its entries may have been taken by then."""
         self._chunks: deque[tuple[int, int, Sequence[Entry]]] = deque()
-        """Arrival time (monotonic ms), bytes and entries of each read."""
+        """Arrival time (monotonic ms), bytes that are left and entries of each read."""
+        self._taken = 0
+        """Entries of the first read that were taken, and are still part of it."""
         self._reads: deque[tuple[EntryId, EntryId, tuple[EntryId, Any]]] = deque()
         """For each read, the id it began after, its first record's id, and its first entry, until that record
         is committed."""
@@ -210,7 +213,7 @@ class PartitionBuffer:
 
     def each_waiting(self) -> Iterator[Entry]:
         """Return the entries that wait, in order."""
-        return (entry for _, _, chunk in self._chunks for entry in chunk)
+        return islice((entry for _, _, chunk in self._chunks for entry in chunk), self._taken, None)
 
     def take(self, records: int, bytes_max: int) -> Sequence[Entry]:
         """Take the next batch: at most ``records`` entries and ``bytes_max`` bytes, at least one entry.
@@ -221,20 +224,22 @@ class PartitionBuffer:
         count = total = 0
         while self._chunks and count < records:
             arrived, size, chunk = self._chunks[0]
-            if len(chunk) <= records - count and total + size <= bytes_max:
+            start, end = self._taken, len(chunk)
+            if end - start > records - count or total + size > bytes_max:
+                sizes = sizes_of(chunk)[start : start + records - count]
+                fits = prefix_within(sizes, records - count, bytes_max - total, at_least=0 if parts else 1)
+                size, end = sum(sizes[:fits]), start + fits
+            parts.append(chunk[start:end] if end - start < len(chunk) else chunk)
+            count, total = count + end - start, total + size
+            if end == len(chunk):
                 self._chunks.popleft()
-                parts.append(chunk)
-                count, total = count + len(chunk), total + size
-                continue
-            sizes = sizes_of(chunk)
-            fits = prefix_within(sizes, records - count, bytes_max - total, at_least=0 if parts else 1)
-            part = sum(sizes[:fits])
-            self._chunks[0] = (arrived, size - part, chunk[fits:])
-            if fits == len(chunk):
-                self._chunks.popleft()
-            parts.append(chunk[:fits])
-            count, total = count + fits, total + part
-            break
+                self._taken = 0
+            else:
+                # To cut off what was taken copies the rest: not for each batch, but when it is half.
+                self._taken = 0 if 2 * end > len(chunk) else end
+                rest = chunk[end:] if self._taken == 0 else chunk
+                self._chunks[0] = (arrived, self._chunks[0][1] - size, rest)
+                break
         self.waiting -= count
         self.waiting_bytes -= total
         self._on_room(self)
@@ -318,6 +323,7 @@ class PartitionBuffer:
         self._budget.buffers -= 1
         self.closed = True
         self._chunks.clear()
+        self._taken = 0
         self.waiting = self.waiting_bytes = 0
         self._changed.fire()
         self._on_room(self)
