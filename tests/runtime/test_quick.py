@@ -60,8 +60,8 @@ def ordinary(made: Producer, records: list[Any]) -> dict[int, list[bytes]]:
     """Encode and route one record after the other."""
     routed: defaultdict[int, list[bytes]] = defaultdict(list)
     for record in records:
-        partition, (payload, headers), size = made.prepared(record, None)
-        assert isinstance(payload, bytes) and headers is None and size == len(payload)
+        partition, payload, size = made.prepared(record, None)
+        assert isinstance(payload, bytes) and size == len(payload)
         routed[partition].append(payload)
     return dict(routed)
 

@@ -72,6 +72,11 @@ class Part:
         """Whether the sender no longer waits for it."""
         return self.done.done()
 
+    def refuse(self, error: Exception) -> None:
+        """Report an error to the sender."""
+        self.done.set_exception(error)
+        self.done.exception()  # Without it, asyncio logs the error of a sender that has given up.
+
 
 class AppendSlice(NamedTuple):
     """The entries of a part that are in one append."""
@@ -178,13 +183,17 @@ class Lane:
     undurable: str = ""
     """Why an append in flight is written but not confirmed."""
     ledger: Ledger = field(default_factory=Ledger)
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop of the senders. Until Python 3.12 to ask for it is a system call, a tenth of a send."""
 
     def add(self, entries: Sequence[Encoded], size: int, on_full: OnFull) -> Part:
         """Append entries to the queue."""
         while self.parts and self.parts[-1].given_up and not self.parts[-1].taken:
             self.parts.pop()  # Otherwise abandoned sends would pile up while nothing can be sent.
         self.sends += 1
-        part = Part(entries, size, on_full, asyncio.get_running_loop().create_future(), self.sends)
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop()
+        part = Part(entries, size, on_full, self.loop.create_future(), self.sends)
         self.parts.append(part)
         return part
 

@@ -36,7 +36,6 @@ from streamworker.redisio.data.streams import AppendCode, AppendReply
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.redisio.wire.durability import NotDurable
-from streamworker.redisio.wire.failures import look_at_error
 from streamworker.runtime.durability import check_durability, durability_of, pipelines_of
 from streamworker.runtime.send.lane import (
     APPEND_ENTRIES_MAX,
@@ -99,12 +98,13 @@ class Lanes:
         if lane is None:
             lane = self._lanes[partition] = Lane(partition, self._place_of(partition))
         part = lane.add(entries, size, on_full)
-        part.done.add_done_callback(look_at_error)
         self._kick(lane)
         return part
 
     async def confirmed(self, part: Part, partition: int, timeout: float | None) -> EntryId:
         """Wait until Redis has the entries of a part; return the id of the last."""
+        if timeout is None:
+            return await part.done
         try:
             async with asyncio.timeout(timeout):
                 return await part.done
@@ -357,5 +357,5 @@ class Lanes:
             error = refused_later(self._spec, error)
         for part, _, _ in batch.slices:
             if not part.given_up:
-                part.done.set_exception(copy_of(error))
+                part.refuse(copy_of(error))
         self._end(batch, AppendOutcome.UNKNOWN if batch.unanswered else AppendOutcome.NOT_WRITTEN)

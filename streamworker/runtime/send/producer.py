@@ -33,7 +33,8 @@ CHUNK_ENTRIES = 2_000
 CHUNK_BYTES = 1024 * 1024
 LEADS = (200, 400)
 """Sizes of the first parts of a list, which are sent by themselves so that Redis works while the producer
-encodes the rest. Redis takes longer for a record than the encoder, so each part may be larger."""
+encodes the rest. Redis takes longer for a record than the encoder, so each part may be larger. Records that
+share entries go together: Redis takes little time for them."""
 ROWS_CHUNK = 10_000
 """``CHUNK_ENTRIES`` for a stream of columns, where a chunk becomes one entry a partition: 10 to 20 ms."""
 CHUNKS_AHEAD = 2
@@ -65,6 +66,7 @@ class Producer:
             else spec.record.encoder(spec.codec)
         )
         self._key = spec.key
+        self.leads = () if spec.packing else LEADS
         rng = rng or random.Random()
         self._deal = RoundRobin(rng.randrange(spec.partitions))
         self._lanes = Lanes(backend, spec, settings, rng)
@@ -81,7 +83,9 @@ class Producer:
     ) -> Sent:
         """Append one record; return when Redis has it. See ``Stream.send``."""
         partition, entry, size = self.prepared(record, _header_fields(headers))
-        part = self._lanes.queue(partition, [entry], size, on_full)
+        part = self._lanes.queue(partition, (entry,), size, on_full)
+        if timeout is None:  # One coroutine less: of thousands of concurrent sends each object counts.
+            return Sent(partition, await part.done)
         return Sent(partition, await self._lanes.confirmed(part, partition, timeout))
 
     async def send_many(
@@ -189,7 +193,8 @@ class Producer:
             size += bytes_of(headers)
         if size > self._settings.entry_bytes_max:
             raise too_large("record", self._spec, size, self._settings.entry_bytes_max)
-        return self.partition_of(record), (payload, headers), size
+        entry = payload if headers is None and isinstance(payload, bytes) else (payload, headers)
+        return self.partition_of(record), entry, size
 
     def partition_of(self, record: Any) -> int:
         """Return the partition of a record."""
@@ -268,7 +273,7 @@ class _ManySender(_Sender):
 
     async def send_list(self, records: Sequence[Any]) -> None:
         """Send a list no longer than a chunk; its last records may stay for the next chunk."""
-        for lead in () if self._under_way or self._gathered else LEADS:
+        for lead in () if self._under_way or self._gathered else self._producer.leads:
             if len(records) >= 2 * lead:
                 await self._send_part(records[:lead])
                 records = records[lead:]

@@ -64,7 +64,7 @@ def tell(parts: Iterable[Part], error: ProducerError) -> None:
     """Report an error to the senders that do not wait for room."""
     for part in parts:
         if part.on_full == "raise" and not part.given_up:
-            part.done.set_exception(copy_of(error))
+            part.refuse(copy_of(error))
 
 
 def copy_of(error: StreamworkerError) -> StreamworkerError:
