@@ -77,9 +77,12 @@ Records that a producer sends together share entries, unless the stream is decla
 | `sw:first` | id of its first record |
 | `extra` | records beyond one an entry that the stream ever got, with those of this entry |
 | `n` | its records, at most 1,000 |
-| `codec`, `size` | `none` or `zstd`, and the size of `v` before compression: at most 64 KiB, and 1 MiB is refused |
+| `codec`, `size` | `none` or `zstd`, and the size of `v` before compression: some 64 KiB at most, and more than 1 MiB is refused |
 | `crc` | CRC-32 of `v`, decimal |
-| `v` | the records as one JSON or MessagePack array |
+| `v` | the records as one JSON or MessagePack array, and behind it their headers, if one has any |
+| `h` | the size of these headers before compression; only if one has any |
+
+The headers are a MessagePack array with an item a record: a map of texts to bytes, or nil.
 
 The entry has the id of its **last** record. Its other records have the ids before it, with the same
 milliseconds and consecutive sequence numbers: entry `1732186412345-9` with 3 records holds the records
@@ -88,46 +91,58 @@ letter and `reset` name records and not entries. A reader that goes on behind a 
 `XREAD` for what follows that id, gets the entry again, and passes over the records up to the id.
 
 A worker refuses an entry whose id, first id and number of records do not agree. So nobody may copy such an
-entry with `XADD key *`: its records would have the ids of others.
+entry with `XADD key *`: its records would have the ids of others. What is refused counts as one record that
+cannot be decoded, and its error names the entry and says what is wrong.
 
 This program reads both kinds, and writes them as a producer does. Only one program at a time may write like
 this, as the steps are not one script; `append.lua` of this project is that script.
 
 ```python
 import json, zlib
+import msgspec
 import pyarrow as pa
 import redis
 
 
 def records(client: redis.Redis, key: str, after: str = "0-0"):
-    """Yield the id and the payload of each record behind an id."""
+    """Yield the id, the record and the headers of each record behind an id."""
     for entry, fields in client.xrange(key, f"({after}"):
         if b"sw:first" not in fields:
-            yield entry.decode(), json.loads(fields[b"v"])
+            headers = {name[2:].decode(): value for name, value in fields.items() if name[:2] == b"h."}
+            yield entry.decode(), json.loads(fields[b"v"]), headers
             continue
         ms, last = map(int, entry.split(b"-"))
         n, data, size = int(fields[b"n"]), fields[b"v"], int(fields[b"size"])
         assert fields[b"sw:first"] == b"%d-%d" % (ms, last - n + 1) and zlib.crc32(data) == int(fields[b"crc"])
         if fields[b"codec"] == b"zstd":
             data = pa.decompress(data, decompressed_size=size, codec="zstd", asbytes=True)
-        for place, record in enumerate(json.loads(data)):
+        array, its_headers = data, [None] * n
+        if b"h" in fields:
+            end = size - int(fields[b"h"])
+            array, its_headers = data[:end], msgspec.msgpack.decode(data[end:])
+        for place, (record, headers) in enumerate(zip(json.loads(array), its_headers, strict=True)):
             id_ = (ms, last - n + 1 + place)
             if id_ > tuple(map(int, after.split("-"))):
-                yield f"{ms}-{id_[1]}", record
+                yield f"{ms}-{id_[1]}", record, headers or {}
 
 
-def append(client: redis.Redis, partition: str, payloads: list[bytes]) -> None:
+def append(client: redis.Redis, partition: str, payloads: list[bytes], headers: list[dict]) -> None:
     """Append records, the first as an entry of its own: Redis chooses its id, and the others follow it."""
-    ms, seq = client.xadd(f"{partition}:events", {"v": payloads[0]}).decode().split("-")
+    first = {"v": payloads[0]} | {f"h.{name}": value for name, value in headers[0].items()}
+    ms, seq = client.xadd(f"{partition}:events", first).decode().split("-")
     if n := len(payloads) - 1:
         data = b"[%b]" % b",".join(payloads[1:])
+        behind = msgspec.msgpack.encode([each or None for each in headers[1:]]) if any(headers[1:]) else b""
         extra = client.hincrby(f"{partition}:counts", "extra", n - 1)
         fields = {"sw:first": f"{ms}-{int(seq) + 1}", "extra": extra, "n": n, "codec": "none"}
-        fields |= {"size": len(data), "crc": zlib.crc32(data), "v": data}
+        fields |= {"size": len(data + behind), "crc": zlib.crc32(data + behind), "v": data + behind}
+        fields |= {"h": len(behind)} if behind else {}
         client.xadd(f"{partition}:events", fields, id=f"{ms}-{int(seq) + n}")
 ```
 
-The array `[{"n":1},{"n":2}]` has `size` 17 and `crc` 1622518592 with `codec` `none`.
+The array `[{"n":1},{"n":2}]` has `size` 17 and `crc` 1622518592 with `codec` `none`. If the second of these
+records has a header `trace` with the value `x`, the bytes `92 c0 81 a5 74 72 61 63 65 c4 01 78` follow the
+array, and the entry has `size` 29, `crc` 3097716429 and `h` 12.
 
 `redis-cli` and RedisInsight show an entry of many records as one entry, compressed ones as bytes. A
 `single_entries=True` stream keeps what they show readable, at ten times the memory. `XLEN` counts entries;

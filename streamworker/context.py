@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import ConfigurationError, RecordError
+from streamworker.records.packs import HEADER_PREFIX
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RowsOf = Callable[[Mapping[bytes, bytes]], int]
 """Returns the number of rows in an entry from its fields, where entries hold several rows."""
-
-HEADER_PREFIX = b"h."
-"""Prefix of the entry fields that carry headers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ import msgspec
 
 from streamworker.core.data.entries import Entry
 from streamworker.errors import ConfigurationError, DecodeError, RecordError, in_words
-from streamworker.records.entries import REPLAYED_FOR, Entries
+from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
 from streamworker.records.packs import FIRST, unreadable
 from streamworker.records.types import Declared, Field, RecordKind, is_composite, read_hint
 
@@ -265,7 +265,7 @@ def make_batch_decoder(record_type: Declared, codec: Codec) -> BatchDecoder:
         except Exception:  # Find the entry, and report what is wrong with it.
             for entry in entries:
                 try:
-                    decode(entry.fields)
+                    decode(readable_fields(entry))
                 except DecodeError as error:
                     named = f"Entry {entry.id}: {error.message}"
                     raise DecodeError(named, remedy=error.remedy) from error.__cause__

@@ -7,11 +7,12 @@ An entry that holds many records appears here as so many entries, each with the 
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, overload
 
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.records.packs import ENTRY_RECORDS_MAX, FIRST, BrokenEntry, Pack
+from streamworker.errors import DecodeError
+from streamworker.records.packs import ENTRY_RECORDS_MAX, FIRST, Pack
 
 REPLAYED_FOR = b"sw:replayed-for"
 """First field of a replayed dead letter. Its value is the group that handles the entry; other groups skip
@@ -81,13 +82,13 @@ class Entries(Sequence[Entry]):
         flats: list[Any] = []
         sizes: list[int] = []
         for text, flat in reply:
-            pack = _pack_of(text, flat)
-            if pack is None:
+            if flat[0] != FIRST:
                 ids.append(text)
                 flats.append(flat)
                 sizes.append(sum(map(len, flat)))
             else:
-                ids += _PLACES[: pack.count] if pack.count <= len(_PLACES) else range(pack.count)
+                pack = Pack(text, flat)
+                ids += _PLACES[: pack.count]
                 flats += [pack] * pack.count
                 sizes += [pack.size] * pack.count
         return cls(ids, flats, sizes, has_packs=True, stored=len(reply))
@@ -175,16 +176,6 @@ class Entries(Sequence[Entry]):
         )
 
 
-def _pack_of(text: bytes, flat: Sequence[bytes]) -> Pack | None:
-    """Return an entry of many records; None for one of a single record, and for one that cannot be read."""
-    if flat[0] != FIRST:
-        return None
-    try:
-        return Pack(text, flat)
-    except BrokenEntry:
-        return None  # Its decoder refuses it as a whole.
-
-
 _PLACES = tuple(range(ENTRY_RECORDS_MAX))
 """Shared by all entries: an int of its own for each record would take most of their memory."""
 
@@ -230,7 +221,17 @@ def origin_at(entries: Sequence[Entry], place: int) -> tuple[EntryId, Any]:
     return (entry.origin.last if isinstance(entry.origin, Pack) else entry.id), entry.origin
 
 
-def stored(id: EntryId, origin: Any) -> StoredEntry:
+def readable_fields(entry: Entry) -> Mapping[bytes, bytes]:
+    """Return the fields of a record, to decode; raise DecodeError if its entry of many cannot be read."""
+    if isinstance(entry.origin, Pack):
+        try:
+            _ = entry.origin.raws
+        except DecodeError as error:
+            raise error.with_traceback(None) from None  # A dead letter names the last line of it.
+    return entry.fields
+
+
+def as_stored(id: EntryId, origin: Any) -> StoredEntry:
     """Return how a commit names an entry with some content, which is as in ``Entry.origin``."""
     if isinstance(origin, Pack):
         return StoredEntry(id, origin.tag)

@@ -9,8 +9,12 @@ The fields of such an entry, in this order:
     codec     how ``v`` is compressed: ``none`` or ``zstd``
     size      bytes of ``v`` before compression
     crc       CRC-32 of ``v``, decimal
-    v         the records, as one JSON or msgpack array
+    v         the records, as one JSON or msgpack array; then their headers, if one has any
+    h         bytes of these headers before compression; only if one has any
     ========  =============================================================================
+
+The headers are a msgpack array of a map of texts to bytes for each record, or nil for one without headers.
+So one compression, one CRC and one limit of bytes hold for both.
 
 The entry has the id of its last record, and the ids of the others are the ones before it: they have the same
 milliseconds, and consecutive sequence numbers. So the id of a record needs no second number. The append
@@ -18,11 +22,11 @@ script writes the first two fields. An entry that somebody copied under another 
 id, and is refused, or the ids of its records could be those of others.
 
 This module has pure functions and does no I/O. The bytes are not trusted: the reader checks the CRC, and
-the declared size before it decompresses.
+the declared sizes before it decompresses.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -34,9 +38,12 @@ from streamworker.errors import ConfigurationError, DecodeError
 FIRST = b"sw:first"
 """First field of an entry that holds many records."""
 
+HEADER_PREFIX = b"h."
+"""Prefix of the names of headers among the fields of an entry that holds one record."""
+
 ENTRY_BYTES_MAX = 64 * 1024
-"""Bytes of records in one entry. A commit reads the entry at its checkpoint again, which takes some 50 us
-for 30 kB (measured); larger entries compress hardly better."""
+"""Bytes of records and headers in one entry. A commit reads the entry at its checkpoint again, which takes
+some 50 us for 30 kB (measured); larger entries compress hardly better."""
 
 ENTRY_RECORDS_MAX = 1_000
 """Records in one entry."""
@@ -47,68 +54,94 @@ COMPRESS_ABOVE_BYTES = 512
 READ_BYTES_MAX = 1024 * 1024
 """Bytes that an entry of another writer may declare: one read may bring hundreds of entries."""
 
-_NAMES = (FIRST, b"extra", b"n", b"codec", b"size", b"crc", b"v")
+_NAMES = (FIRST, b"extra", b"n", b"codec", b"size", b"crc", b"v", b"h")
+_CRC = 11
+"""Index of the CRC among the names and values."""
+
+_load_headers = msgspec.msgpack.Decoder(list[dict[str, bytes] | None]).decode
 
 
-class BrokenEntry(Exception):
-    """An entry does not match what it declares; the text says what is wrong."""
+def pack(
+    payloads: Sequence[bytes], headers: Mapping[int, bytes] | None = None, *, is_json: bool
+) -> list[bytes]:
+    r"""Return the names and values of an entry with these records, without those that the script writes.
 
-
-def pack(payloads: Sequence[bytes], *, is_json: bool) -> list[bytes]:
-    """Return the names and values of an entry with these records, without those that the script writes.
+    ``headers`` has what :func:`pack_headers` made for some of the records, by index.
 
     >>> flat = pack([b'{"n":1}', b'{"n":2}'], is_json=True)
     >>> flat[-1]
     b'[{"n":1},{"n":2}]'
+    >>> pack([b'{"n":1}', b'{"n":2}'], {1: pack_headers({b"a": b"x"})}, is_json=True)[-3:]
+    [b'[{"n":1},{"n":2}]\x92\xc0\x81\xa1a\xc4\x01x', b'h', b'8']
     """
     count = len(payloads)
-    if is_json:
-        raw = b"[%b]" % b",".join(payloads)
-    else:
-        raw = (b"\xdc" + count.to_bytes(2, "big") if count > 15 else bytes([0x90 | count])) + b"".join(
-            payloads
-        )
+    raw = b"[%b]" % b",".join(payloads) if is_json else _array(payloads)
+    more: list[bytes] = []
+    if headers:
+        packed_headers = _array([headers.get(place, b"\xc0") for place in range(count)])
+        raw, more = raw + packed_headers, [b"h", b"%d" % len(packed_headers)]
     codec, data = b"none", raw
     if len(raw) > COMPRESS_ABOVE_BYTES:
         packed = bytes(_zstd().compress(raw, asbytes=True))
         if len(packed) < len(raw):
             codec, data = b"zstd", packed
     crc = b"%d" % zlib.crc32(data)
-    return [b"n", b"%d" % count, b"codec", codec, b"size", b"%d" % len(raw), b"crc", crc, b"v", data]
+    return [b"n", b"%d" % count, b"codec", codec, b"size", b"%d" % len(raw), b"crc", crc, b"v", data, *more]
+
+
+def pack_headers(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the headers of one record as msgpack."""
+    return msgspec.msgpack.encode({name.decode(): value for name, value in headers.items()})
+
+
+def _array(items: Sequence[bytes]) -> bytes:
+    count = len(items)
+    start = b"\xdc" + count.to_bytes(2, "big") if count > 15 else bytes([0x90 | count])
+    return start + b"".join(items)
 
 
 class Pack:
-    """One entry of many records, whose CRC and ids are checked."""
+    """One entry of many records; one whose ids, CRC or sizes are wrong stands as one record."""
 
     def __init__(self, text: bytes, flat: Sequence[bytes]) -> None:
-        """Read an entry as Redis returned it; raises :class:`BrokenEntry`."""
-        if tuple(flat[::2]) != _NAMES:
-            raise BrokenEntry("it has not the fields of an entry of many records")
-        first, _, count, codec, size, crc, data = flat[1::2]
+        """Read an entry as Redis returned it."""
+        self.flat = flat
+        self.last = EntryId.parse(text)
+        crc = flat[_CRC] if len(flat) > _CRC else b""
+        self.tag = crc.decode() if crc.isdigit() else ""
+        """What a commit compares: the server reads it where the CRC should be."""
+        self._rest: tuple[int, list[Any]] = (0, [])
+        self._fault = self._read()
+        """Why the entry cannot be read; empty if it can."""
+        if self._fault:
+            self.first, self.count, self._size = self.last, 1, sum(map(len, flat))
+        self.size = max(1, self._size // self.count)
+        """Bytes of a record, on average."""
+
+    def _read(self) -> str:
+        names = tuple(self.flat[::2])
+        if _NAMES[: max(7, len(names))] != names:
+            return "it has not the fields of an entry of many records"
+        first, _, count, self._codec, size, crc, self._data, *headers = self.flat[1::2]
         try:
-            self.first, self.last = EntryId.parse(first), EntryId.parse(text)
-            self.count, declared = int(count), int(size)
+            self.first, self.count = EntryId.parse(first), int(count)
+            self._size, self._headers_size = int(size), int(headers[0]) if headers else 0
         except (ConfigurationError, ValueError):
-            raise BrokenEntry("its numbers cannot be read") from None
-        if (
-            self.first.ms != self.last.ms
-            or self.last.seq - self.first.seq + 1 != self.count
-            or self.count < 1
-        ):
-            raise BrokenEntry(
+            return "its numbers cannot be read"
+        if not 1 <= self.count <= ENTRY_RECORDS_MAX:
+            return f"it declares {self.count} records, and 1 to {ENTRY_RECORDS_MAX} are allowed"
+        if self.first.ms != self.last.ms or self.last.seq - self.first.seq + 1 != self.count:
+            return (
                 f"it has {self.count} records from id {self.first} on, and its own id is {self.last}: "
                 "another program copied it"
             )
-        if b"%d" % zlib.crc32(data) != crc:
-            raise BrokenEntry("its records do not match their CRC")
-        if not 0 < declared <= READ_BYTES_MAX:
-            raise BrokenEntry(f"it declares {declared} bytes, and at most {READ_BYTES_MAX} are allowed")
-        self.flat = flat
-        self.tag = crc.decode()
-        self._data, self._codec, self._declared = data, codec, declared
-        self.size = max(1, declared // self.count)
-        """Bytes of a record, on average."""
-        self._rest: tuple[int, list[Any]] = (0, [])
+        if b"%d" % zlib.crc32(self._data) != crc:
+            return "its records do not match their CRC"
+        if not 0 < self._size <= READ_BYTES_MAX:
+            return f"it declares {self._size} bytes, and 1 to {READ_BYTES_MAX} are allowed"
+        if headers and not 0 < self._headers_size < self._size:
+            return f"it declares {self._headers_size} bytes of headers, and {self._size} in all"
+        return ""
 
     def id_of(self, place: int) -> EntryId:
         """Return the id of a record."""
@@ -116,8 +149,37 @@ class Pack:
 
     @property
     def payload(self) -> bytes:
-        """The array. It is decompressed for each use: many entries wait, and would hold it until they go."""
-        return _unpacked(self._data, self._codec, self._declared)
+        """The array of the records. It is not kept: many entries wait, and would hold it until they go."""
+        return self._contents()[0]
+
+    @cached_property
+    def headers(self) -> list[dict[str, bytes] | None]:
+        """The headers of each record; empty if none has any."""
+        return self._contents()[1]
+
+    def _contents(self) -> tuple[bytes, list[dict[str, bytes] | None]]:
+        if self._fault:
+            raise self._unreadable(self._fault)
+        raw = self._decompressed()
+        if not self._headers_size:
+            return raw, []
+        try:
+            headers = _load_headers(raw[-self._headers_size :])
+        except ValueError as error:
+            raise self._unreadable(f"its headers: {error}") from None
+        return raw[: -self._headers_size], self.checked(headers, "headers of ")
+
+    def _decompressed(self) -> bytes:
+        data, codec, size = self._data, self._codec, self._size
+        if codec == b"none" and len(data) == size:
+            return data
+        if codec != b"zstd":
+            why = f"it declares {size} bytes with codec {codec[:20]!r}, and has {len(data)}"
+            raise self._unreadable(why)
+        try:
+            return bytes(_zstd().decompress(data, decompressed_size=size, asbytes=True))
+        except (OSError, ValueError) as error:  # pyarrow's own errors are of these
+            raise self._unreadable(f"it cannot be decompressed: {error}") from None
 
     @cached_property
     def raws(self) -> list[bytes]:
@@ -127,7 +189,7 @@ class Pack:
         try:
             return list(map(bytes, self.checked(decoder.decode(payload))))
         except msgspec.MsgspecError as error:
-            raise unreadable(str(error)) from None
+            raise self._unreadable(str(error)) from None
 
     def fields_of(self, place: int) -> dict[bytes, bytes]:
         """Return the fields of an entry that would hold this record alone.
@@ -135,11 +197,15 @@ class Pack:
         If the records cannot be told apart, the last one stands for the entry as a whole.
         """
         try:
-            return {b"v": self.raws[place]}
+            fields = {b"v": self.raws[place]}
         except DecodeError:
             if place < self.count - 1:
                 return {FIRST: self.flat[1]}
             return dict(zip(self.flat[::2], self.flat[1::2], strict=True))
+        if headers := self.headers:
+            for name, value in (headers[place] or {}).items():
+                fields[HEADER_PREFIX + name.encode()] = value
+        return fields
 
     def decoded(self, load: Any, start: int, end: int) -> list[Any]:
         """Return the records from ``start`` to ``end``; ``load`` decodes the whole array.
@@ -156,17 +222,21 @@ class Pack:
         self._rest = (end, records[end - at :])
         return records[start - at : end - at]
 
-    def checked(self, records: list[Any]) -> list[Any]:
+    def checked(self, found: list[Any], what: str = "") -> list[Any]:
         """Return decoded records; raise DecodeError if they are not as many as declared."""
-        if len(records) != self.count:
-            raise unreadable(f"it declares {self.count} records and holds {len(records)}")
-        return records
+        if len(found) != self.count:
+            raise self._unreadable(f"it declares {self.count} records and holds {what}{len(found)}")
+        return found
+
+    def _unreadable(self, why: str) -> DecodeError:
+        self._fault = why  # Its other records need not be decompressed.
+        return unreadable(why, f"entry {self.last}")
 
 
-def unreadable(why: str) -> DecodeError:
+def unreadable(why: str, entry: str = "entry") -> DecodeError:
     """Return the error for an entry of many records that cannot be read."""
     return DecodeError(
-        f"The entry holds many records and cannot be read: {why.rstrip('.')}.",
+        f"The {entry} holds many records and cannot be read: {why.rstrip('.')}.",
         remedy="Only streamworker's producers, and programs that follow docs/redis-keys.md, may write such.",
     )
 
@@ -176,14 +246,3 @@ def _zstd() -> Any:
     import pyarrow as pa  # takes longer to import than the rest of a producer
 
     return pa.Codec("zstd")
-
-
-def _unpacked(data: bytes, codec: bytes, size: int) -> bytes:
-    if codec == b"none" and len(data) == size:
-        return data
-    if codec != b"zstd":
-        raise unreadable(f"it declares {size} bytes with codec {codec[:20]!r}, and has {len(data)}")
-    try:
-        return bytes(_zstd().decompress(data, decompressed_size=size, asbytes=True))
-    except (OSError, ValueError) as error:  # pyarrow's own errors are of these
-        raise unreadable(f"it cannot be decompressed: {error}") from None

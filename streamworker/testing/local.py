@@ -20,7 +20,7 @@ from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.processors import ProcessorSpec
-from streamworker.records.entries import REPLAYED_FOR
+from streamworker.records.entries import REPLAYED_FOR, readable_fields
 from streamworker.redisio.data.ackedlog import decode_entry, deserialize_schema
 from streamworker.redisio.data.dead import StoredLetter, list_dead
 from streamworker.redisio.data.schemas import CURRENT
@@ -161,7 +161,7 @@ class LocalWorker:
         found: list[tuple[EntryId, int, T]] = []
         for partition in range(spec.partitions):
             found += [
-                (entry.id, partition, decode(entry.fields))
+                (entry.id, partition, decode(readable_fields(entry)))
                 for entry in await self._entries(keys.events(partition))
                 if REPLAYED_FOR not in entry.fields
             ]

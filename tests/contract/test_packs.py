@@ -1,16 +1,20 @@
 """Entries of many records at a server: ids, counts of records, trimming, limits, and commits within them."""
 
+import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
 
+from docs.redis_keys import PACKED_ENTRY
 from streamworker.core.data.entries import ZERO, Entry, EntryId
-from streamworker.records.entries import Entries, StoredEntry, origin_at, stored
+from streamworker.records.entries import Entries, StoredEntry, as_stored, origin_at
+from streamworker.records.packs import ENTRY_BYTES_MAX, FIRST, pack, pack_headers
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode, CommitRequest
-from streamworker.redisio.data.streams import Append, AppendCode, AppendReply, append_many
+from streamworker.redisio.data.streams import Append, AppendCode, AppendReply, Packing, append_many
 from streamworker.redisio.group.loads import read_lags
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.info import groups_by_name
@@ -55,8 +59,8 @@ def numbers(entries: Sequence[Entry]) -> list[int]:
 def committing(lock: Any, entries: Sequence[Entry], **more: Any) -> CommitRequest:
     """Return a commit of records as a worker makes it: exact entries, with their contents."""
     asked = request(lock, entries, **more)
-    asked.reads = [(asked.previous, stored(*origin_at(entries, 0)))] if "previous" not in more else ()
-    asked.last = stored(*origin_at(entries, -1))
+    asked.reads = [(asked.previous, as_stored(*origin_at(entries, 0)))] if "previous" not in more else ()
+    asked.last = as_stored(*origin_at(entries, -1))
     return asked
 
 
@@ -81,17 +85,66 @@ async def test_an_append_is_one_entry_beside_its_first_record(group: Group, send
     assert (dup.code, dup.last_id, dup.length) == (AppendCode.DUP, reply.last_id, 500)
 
 
-async def test_few_records_and_records_with_headers_stay_single(group: Group) -> None:
-    """Below four an entry each; records with headers stand between entries of many, in order."""
+async def test_few_records_stay_single(group: Group) -> None:
+    """Below four an entry each."""
     await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, [b"{}"] * 3, pack="json")])
     assert await group.backend.execute("XLEN", KEY) == 3
-    mixed: list[Any] = [b'{"n":%d}' % n for n in range(9)]
-    mixed[5] = (mixed[5], {b"trace": b"x"})
-    await append_many(group.backend, STREAM, [Append(0, "p", 2, 0, mixed, pack="json")])
-    assert await group.backend.execute("XLEN", KEY) == 3 + 4
-    entries = (await records(group))[3:]
-    assert numbers(entries) == list(range(9))
-    assert entries[5].fields[b"h.trace"] == b"x"
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+async def test_records_with_headers_share_entries_and_keep_them(group: Group, codec: Packing) -> None:
+    """The first is an entry of its own, with its headers, as every first record."""
+    encode = msgspec.json.encode if codec == "json" else msgspec.msgpack.encode
+    headers = {n: {b"trace": b"\xff%d" % n, b"empty": b""} for n in range(200) if n % 5 != 1}
+    mixed: list[Any] = [(encode({"n": n}), headers.get(n)) for n in range(200)]
+    (reply,) = await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, mixed, pack=codec)])
+    assert await group.backend.execute("XLEN", KEY) == 2
+    entries = await records(group)
+    assert (entries[-1].id, len(entries)) == (reply.last_id, 200)
+    for n, entry in enumerate(entries):
+        named = {b"h." + name: value for name, value in headers.get(n, {}).items()}
+        assert dict(entry.fields) == {b"v": encode({"n": n}), **named}
+
+
+async def test_headers_count_for_the_bytes_of_an_entry(group: Group, raw: Raw) -> None:
+    """No entry has more than the limit, and a record that has more by itself stays single."""
+    rng = random.Random(19)
+    sizes = [10, *rng.choices([10, 900, 5_000, 30_000], k=150), ENTRY_BYTES_MAX, 10, 10]
+    mixed: list[Any] = [(b'{"n":%d}' % n, {b"h": rng.randbytes(size)}) for n, size in enumerate(sizes)]
+    await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, mixed, pack="json")])
+    assert [len(entry.fields[b"h.h"]) for entry in await records(group)] == sizes
+    found: Any = raw.xrange(KEY)
+    packed = [int(fields[b"size"]) for _, fields in found if FIRST in fields]
+    assert max(packed) <= ENTRY_BYTES_MAX < min(map(sum, pairwise(packed[:-1]))) + 30_000
+    assert [len(fields[b"h.h"]) for _, fields in found if FIRST not in fields][-1] == ENTRY_BYTES_MAX
+
+
+async def test_the_reader_and_the_writer_of_the_docs_are_right(group: Group, send: Sender, raw: Raw) -> None:
+    """They read what a producer wrote, and write what a worker reads; the test vectors are right, too."""
+    for headers in ({}, {1: pack_headers({b"trace": b"x"})}):
+        flat = pack([b'{"n":1}', b'{"n":2}'], headers, is_json=True)
+        of = {
+            name.decode(): value.decode("latin1") for name, value in zip(flat[::2], flat[1::2], strict=True)
+        }
+        assert f"`size` {of['size']}" in PACKED_ENTRY and f"`crc` {of['crc']}" in PACKED_ENTRY
+    names: dict[str, Any] = {}
+    exec(PACKED_ENTRY.partition("```python\n")[2].partition("```")[0], names)
+    await send(200)
+    headed: list[Any] = [(b'{"n":%d}' % n, {b"trace": b"%d" % n} if n % 3 else None) for n in range(200, 300)]
+    await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, headed, pack="json")])
+    more = [b'{"n":%d}' % n for n in range(300, 310)]
+    names["append"](raw, KEY.removesuffix(":events"), more, [{}, {"trace": b"301"}, *[{}] * 8])
+    names["append"](raw, KEY.removesuffix(":events"), more[:5], [{"trace": b"300"}, *[{}] * 4])
+    entries = await records(group)
+    assert numbers(entries) == [*range(310), *range(300, 305)]
+    shown = [
+        (str(entry.id), n, {name[2:].decode(): value for name, value in entry.fields.items() if name != b"v"})
+        for entry, n in zip(entries, numbers(entries), strict=True)
+    ]
+    read = names["records"]
+    assert [(id_, record["n"], its) for id_, record, its in read(raw, KEY)] == shown
+    assert [id_ for id_, _, _ in read(raw, KEY, str(entries[249].id))] == [id_ for id_, _, _ in shown[250:]]
+    assert [its for _, _, its in shown[300:302]] == [{}, {"trace": b"301"}]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 57, 99])
@@ -210,6 +263,38 @@ async def test_a_group_that_registers_late_counts_the_records_that_are_there(
         view = (await take_snapshot(group.backend, "shop", "orders", name)).partitions[0]
         assert (view.lag, view.entries) == (lag, 100 - lag), name
     assert await streams.entries_up_to(group.backend, STREAM, 0, entries[29].id) == 30
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {b"crc": b"1"},
+        {b"crc": "\u0661".encode()},
+        {b"sw:first": b"x"},
+        {b"h": b"3"},
+        {b"n": None, b"extra": None, b"codec": None, b"size": None},
+    ],
+    ids=["a copy", "damaged", "no CRC", "no number", "no headers", "few fields"],
+)
+async def test_an_entry_that_cannot_be_read_is_committed_as_one_record(
+    group: Group, send: Sender, raw: Raw, changed: dict[bytes, bytes | None]
+) -> None:
+    """First or last in a commit, before or after the group registers: it does not hold up the partition."""
+    await group.register()
+    await send(10)
+    found: Any = raw.xrange(KEY)
+    flawed = {n: value for n, value in {**found[1][1], **changed}.items() if value is not None}
+    for _ in range(2):
+        raw.xadd(KEY, flawed)
+    lock, entries = await group.own(), await records(group)
+    assert len(entries) == 12
+    assert (await group.commit(committing(lock, entries[:-1]))).code is CommitCode.OK
+    assert (await group.commit(committing(lock, entries[-1:], previous=entries[-2].id))).code is CommitCode.OK
+    other = group.other(OTHER_GROUP)
+    await other.register(start="earliest")
+    done = await other.commit(committing(await other.own("w2"), entries, owner="w2"))
+    assert done.code is CommitCode.OK
 
 
 async def test_a_commit_of_an_entry_that_is_gone_is_refused(group: Group, send: Sender, raw: Raw) -> None:

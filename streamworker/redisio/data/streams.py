@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.entries import Entries
-from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX, pack
+from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX, HEADER_PREFIX, pack, pack_headers
 from streamworker.redisio.group.locks import answered, foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, TRIM, checked, wrong_type
@@ -21,7 +21,6 @@ from streamworker.redisio.wire.link import Argument
 
 PAYLOAD = b"v"
 """The entry field that holds an encoded record."""
-HEADER_PREFIX = b"h."
 COUNT_ENTRIES = 10_000
 TRIM_ENTRIES = 10_000
 """Maximum entries that one trim drops from one partition; it takes some milliseconds of server time."""
@@ -184,18 +183,17 @@ def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
     """Return keys and arguments of ``append.lua`` for an append."""
     p, entries = append.partition, append.entries
     args: list[Argument] = [append.seq, append.follows or "", append.limit, len(entries)]
-    payloads = _payloads(entries)
     if append.pack and len(entries) >= PACK_MIN:
         args.append("p")
         for records, flat in _packed(entries, is_json=append.pack == "json"):
             args += (records, len(flat), *flat)
-    elif payloads is not None:
+    elif (payloads := _payloads(entries)) is not None:
         args.append("v")
         args += payloads
     else:
         args.append("f")
         for entry in entries:
-            flat = _entry_fields(entry, None) if isinstance(entry, bytes) else _entry_fields(*entry)
+            flat = _entry_fields(entry)
             args += (len(flat), *flat)
     return (keys.events(p), keys.producer(p, append.producer), keys.counts(p)), args
 
@@ -209,26 +207,33 @@ def _packed(
     needs no right to read the stream, whose last id it would have to know.
     """
     gathered: list[bytes] = []
-    size = 0
+    headed: dict[int, bytes] = {}
+    start = size = 0
 
     def gathered_entry() -> Iterator[tuple[int, list[bytes]]]:
         if len(gathered) > 1:
-            yield len(gathered), pack(gathered, is_json=is_json)
+            yield len(gathered), pack(gathered, headed, is_json=is_json)
         elif gathered:
-            yield 1, [PAYLOAD, gathered[0]]
+            yield 1, _entry_fields(entries[start])
 
     for place, entry in enumerate(entries):
         payload, headers = (entry, None) if isinstance(entry, bytes) else entry
-        alone = place == 0 or headers or not isinstance(payload, bytes)
-        if alone or size + len(payload) > ENTRY_BYTES_MAX or len(gathered) == ENTRY_RECORDS_MAX:
+        alone = place == 0 or not isinstance(payload, bytes)
+        more = len(payload)
+        if headers:
+            packed = pack_headers(headers)
+            more += len(packed)
+        if alone or size + more > ENTRY_BYTES_MAX or len(gathered) == ENTRY_RECORDS_MAX:
             yield from gathered_entry()
-            gathered, size = [], 0
+            gathered, headed, start, size = [], {}, place + alone, 0
         if alone:
-            yield 1, _entry_fields(payload, headers)
+            yield 1, _entry_fields(entry)
         else:
             assert isinstance(payload, bytes)
+            if headers:
+                headed[len(gathered)] = packed
             gathered.append(payload)
-            size += len(payload) + 1
+            size += more + 1
     yield from gathered_entry()
 
 
@@ -245,7 +250,8 @@ def _payloads(entries: Sequence[bytes | tuple[Payload, Headers]]) -> Sequence[by
     return payloads
 
 
-def _entry_fields(payload: Payload, headers: Headers) -> list[bytes]:
+def _entry_fields(entry: bytes | tuple[Payload, Headers]) -> list[bytes]:
+    payload, headers = (entry, None) if isinstance(entry, bytes) else entry
     if isinstance(payload, bytes):
         flat = [PAYLOAD, payload]
     else:

@@ -21,11 +21,11 @@ from streamworker.core.data.entries import Entry, EntryId
 from streamworker.records.entries import (
     Entries,
     StoredEntry,
+    as_stored,
     id_at,
     joined_entries,
     origin_at,
     sizes_of,
-    stored,
 )
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.signals import Signal
@@ -250,7 +250,7 @@ class PartitionBuffer:
         found = []
         while self._reads and self._reads[0][1] <= last:
             after, _, origin = self._reads.popleft()
-            found.append((after, stored(*origin)))
+            found.append((after, as_stored(*origin)))
         return found
 
     def release(self, count: int, size: int) -> None:

@@ -18,7 +18,7 @@ from structlog.stdlib import BoundLogger
 from streamworker.core.data.entries import EntryId
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
-from streamworker.records.entries import origin_at, stored
+from streamworker.records.entries import as_stored, origin_at
 from streamworker.redisio.data.ackedlog import encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest
 from streamworker.runtime.read.buffer import PartitionBuffer
@@ -113,7 +113,7 @@ class Commits:
             entries=len(work.entries),
             batch=batch,
             reads=self.buffer.reads_up_to(last),
-            last=stored(*origin_at(work.entries, -1)),
+            last=as_stored(*origin_at(work.entries, -1)),
             state=work.state,
             dead=work.dead,
             trim=self.trims.with_commit(),

@@ -26,7 +26,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.records.codecs import short
-from streamworker.records.entries import REPLAYED_FOR
+from streamworker.records.entries import REPLAYED_FOR, readable_fields
 from streamworker.records.types import RecordKind
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.run.state import Changes, PartitionState
@@ -107,7 +107,7 @@ class Invoker:
                 bad[place] = NOT_OURS
                 continue
             try:
-                records[place] = decode(entry.fields)
+                records[place] = decode(readable_fields(entry))
             except RecordError as error:
                 bad[place] = error
         return Decoded(records, bad)

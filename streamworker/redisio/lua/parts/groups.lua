@@ -87,10 +87,10 @@ local function settle(lock, events, group)
   local held = redis.call('HMGET', lock, 'checkpoint', 'entries')
   local left = left_after(events, held[1], length, first)
   if not left then return 0 end
-  added = records_added(events, added)
-  local gone = added - left - tonumber(held[2])
+  local entries = math.max(0, records_added(events, added) - left)  -- as in `register`
+  local gone = entries - tonumber(held[2])
   redis.call('HDEL', lock, '')  -- changes nothing, and makes Redis accept HSET when memory is full
-  redis.call('HSET', lock, 'entries', text(added - left))
+  redis.call('HSET', lock, 'entries', text(entries))
   redis.call('HSET', groups_key(events), group, text(deleted))
   if gone <= 0 then return 0 end
   redis.pcall('HINCRBY', lock, 'gone', gone)

@@ -34,7 +34,8 @@ local function register(lock, events, acked, group_name, start, nonce)
     -- Entries that were trimmed before this group registered count as committed.
     local extra, before = counts_of(events)
     local left = left_after(events, checkpoint, length, first) or length + extra - before
-    entries = records_added(events, added) - left
+    -- The stream counts a copy of an entry of many records, which another program added, as one record.
+    entries = math.max(0, records_added(events, added) - left)
   end
   show_group(events, group_name, group, checkpoint, text(entries))
   local log_last = stream_position(acked)

@@ -1,0 +1,124 @@
+"""Headers of records that share entries reach every kind of function, a dead letter, and its replay."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from streamworker import App, Context, Records
+from streamworker.redisio.data import dead
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.testing import local_worker
+from tests.raw import opened, records_in
+
+pytestmark = pytest.mark.anyio
+
+KEYS = GroupKeys("shop", "orders", "book")
+EVENTS = StreamKeys("shop", "orders").events(0)
+
+
+class Order(msgspec.Struct):
+    """What is sent."""
+
+    number: int
+
+
+class Desk:
+    """Notes what functions see; order 7 fails until it is cured."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, dict[str, str]] = {}
+        self.is_cured = False
+
+    def see(self, orders: Sequence[Order], headers: Sequence[dict[str, str]]) -> None:
+        if not self.is_cured and any(order.number == 7 for order in orders):
+            raise ValueError("not 7")
+        self.seen |= {order.number: its for order, its in zip(orders, headers, strict=True)}
+
+    def of_mode(self, mode: str) -> Any:
+        """Return a function that takes its records in this way."""
+
+        async def record(order: Order, ctx: Context) -> None:
+            self.see([order], ctx.headers)
+
+        def thread(order: Order, ctx: Context) -> None:
+            self.see([order], ctx.headers)
+
+        async def batch(orders: list[Order], ctx: Context) -> None:
+            self.see(orders, ctx.headers)
+
+        async def stream(orders: Records[Order], ctx: Context) -> None:
+            async for order in orders:
+                self.see([order], ctx.headers)
+
+        return {"thread": thread, "batch": batch, "stream": stream}.get(mode, record)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "record": {},
+    "thread": {},
+    "batch": {"batch": 7},
+    "keyed": {"concurrency": 4},
+    "stream": {},
+}
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+async def test_each_record_has_its_own_headers_and_so_has_its_dead_letter(redis_url: str, mode: str) -> None:
+    """Batches cut the entries; what is replayed has its headers again."""
+    app, desk = App("shop", redis_url=redis_url), Desk()
+    orders = app.stream("orders", Order, partitions=1, key="number")
+    app.processor(orders, name="book", on_error="dead_letter", attempts=1, **OPTIONS[mode])(
+        desk.of_mode(mode)
+    )
+    sent = {n: {"trace": f"t{n}", "raw": "ä"} if n % 3 else {} for n in range(60)}
+    async with app, anyio.create_task_group() as tasks:
+        for n, headers in sent.items():
+            tasks.start_soon(partial(orders.send, Order(n), headers=headers))
+    with opened(redis_url) as raw:
+        assert raw.xlen(EVENTS) < 10
+        found = [fields.get(b"h.trace") for _, fields in records_in(raw, EVENTS)]
+    assert found == [f"t{n}".encode() if n % 3 else None for n in sent]
+    async with Backend.open(redis_url, name="test") as backend, local_worker(app, url=redis_url) as worker:
+        await worker.until_drained()
+        (letter,) = await dead.list_dead(backend, KEYS, [0])
+        assert letter.fields == {b"v": b'{"number":7}', b"h.trace": b"t7", b"h.raw": "ä".encode()}
+        assert desk.seen == {n: headers for n, headers in sent.items() if n != 7}
+        desk.is_cured = True
+        await dead.replay_dead(backend, KEYS, 0, [letter.id])
+        await worker.until_drained()
+    assert desk.seen == sent
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+async def test_an_entry_that_cannot_be_read_is_one_dead_letter_that_says_why(
+    redis_url: str, mode: str
+) -> None:
+    """A copy of an entry under another id; all records before and after it are handled."""
+    app, desk = App("shop", redis_url=redis_url), Desk()
+    desk.is_cured = True
+    orders = app.stream("orders", Order, partitions=1, key="number")
+    app.processor(orders, name="book", on_error="dead_letter", attempts=1, **OPTIONS[mode])(
+        desk.of_mode(mode)
+    )
+    async with app, Backend.open(redis_url, name="test") as backend:
+        await orders.send_many([Order(n) for n in range(20)])
+        with opened(redis_url) as raw:
+            ((_, _), (_, fields)) = raw.xrange(EVENTS)
+            copied = raw.xadd(EVENTS, fields).decode()
+        async with local_worker(app, url=redis_url) as worker:
+            await worker.until_drained()
+            await orders.send_many([Order(n) for n in range(20, 40)])
+            await worker.until_drained()
+        (letter,) = await dead.list_dead(backend, KEYS, [0])
+    first = fields[b"sw:first"].decode()
+    assert (
+        f"The entry {copied} holds many records and cannot be read: it has 19 records from id {first}"
+        in letter.error
+    )
+    assert (str(letter.entry_id), letter.fields) == (copied, fields)
+    assert sorted(desk.seen) == list(range(40))
