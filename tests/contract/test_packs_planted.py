@@ -95,8 +95,8 @@ PLANTS = {
     ),
     "headers do not count for the bytes of an entry": (
         "streamworker/redisio/data/streams.py",
-        "size += more + 1",
-        "size += len(payload) + 1",
+        "sizes[place] += len(packed)",
+        "sizes[place] += 0",
     ),
     "headers of another number of records are taken": (
         "streamworker/records/packs.py",

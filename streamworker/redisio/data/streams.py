@@ -1,10 +1,12 @@
 """Streams and their partitions: declare, register, append, read, trim."""
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, cast
 
 from streamworker.core.data.entries import Entry, EntryId
@@ -206,35 +208,31 @@ def _packed(
     The first record is an entry of its own: Redis chooses its id, and the others follow it. So the script
     needs no right to read the stream, whose last id it would have to know.
     """
-    gathered: list[bytes] = []
+    payloads: Sequence[Any] | None = _payloads(entries)
     headed: dict[int, bytes] = {}
-    start = size = 0
-
-    def gathered_entry() -> Iterator[tuple[int, list[bytes]]]:
-        if len(gathered) > 1:
-            yield len(gathered), pack(gathered, headed, is_json=is_json)
-        elif gathered:
+    if payloads is None:
+        payloads = [entry if isinstance(entry, bytes) else entry[0] for entry in entries]
+        headed = {
+            place: pack_headers(entry[1])
+            for place, entry in enumerate(entries)
+            if not isinstance(entry, bytes) and entry[1]
+        }
+    # A record that has fields of its own is larger than any entry, so that it shares none.
+    sizes = [len(each) if isinstance(each, bytes) else ENTRY_BYTES_MAX for each in payloads]
+    for place, packed in headed.items():
+        sizes[place] += len(packed)
+    ends = list(accumulate(size + 1 for size in sizes))
+    yield 1, _entry_fields(entries[0])
+    start, count = 1, len(entries)
+    while start < count:
+        end = bisect_right(ends, ends[start - 1] + ENTRY_BYTES_MAX + 1, lo=start)
+        end = min(max(end, start + 1), start + ENTRY_RECORDS_MAX)
+        if end - start == 1:
             yield 1, _entry_fields(entries[start])
-
-    for place, entry in enumerate(entries):
-        payload, headers = (entry, None) if isinstance(entry, bytes) else entry
-        alone = place == 0 or not isinstance(payload, bytes)
-        more = len(payload)
-        if headers:
-            packed = pack_headers(headers)
-            more += len(packed)
-        if alone or size + more > ENTRY_BYTES_MAX or len(gathered) == ENTRY_RECORDS_MAX:
-            yield from gathered_entry()
-            gathered, headed, start, size = [], {}, place + alone, 0
-        if alone:
-            yield 1, _entry_fields(entry)
         else:
-            assert isinstance(payload, bytes)
-            if headers:
-                headed[len(gathered)] = packed
-            gathered.append(payload)
-            size += more + 1
-    yield from gathered_entry()
+            its = {place - start: headed[place] for place in range(start, end) if place in headed}
+            yield end - start, pack(payloads[start:end], its, is_json=is_json)
+        start = end
 
 
 def _payloads(entries: Sequence[bytes | tuple[Payload, Headers]]) -> Sequence[bytes] | None:
