@@ -13,6 +13,7 @@ from benchmarks.scenes.process import process
 from benchmarks.scenes.rebalance import rebalance
 from benchmarks.scenes.sending import latency, produce
 from benchmarks.scenes.spark import spark
+from benchmarks.scenes.stored import stored
 from benchmarks.scenes.upkeep import idle, memory, partitions
 from benchmarks.scenes.waiting import waiting
 from streamworker.dev.bench.figures import describe
@@ -34,6 +35,7 @@ SCENES: dict[str, Scene] = {
     "partitions": partitions,
     "idle": idle,
     "memory": memory,
+    "stored": stored,
     "rebalance": rebalance,
     "spark": spark,
 }

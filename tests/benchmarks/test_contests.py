@@ -22,6 +22,7 @@ from benchmarks.scenes.columns import columns
 from benchmarks.scenes.limits import limits
 from benchmarks.scenes.process import FASTSTREAM, HANDWRITTEN, TASKIQ
 from benchmarks.scenes.sending import latency, produce
+from benchmarks.scenes.stored import stored
 from benchmarks.scenes.upkeep import LOADS, idle, memory, partitions
 from benchmarks.scenes.waiting import waiting
 from streamworker.dev.bench.figures import BenchFigures
@@ -257,6 +258,25 @@ async def test_upkeep_is_measured_from_outside(redis_url: str, monkeypatch: pyte
         for name in ("partitions", "idle-commands/s", "idle-connections", "memory-growth", "memory"):
             assert rows[name].ours.median > 0, name
         assert rows["memory"].ours.median > 20
+
+
+@pytest.mark.anyio
+async def test_a_record_takes_less_memory_in_larger_and_compressed_entries(redis_url: str) -> None:
+    """The keys are gone afterwards."""
+    async with open_ground(redis_url) as ground:
+        rows = {row.what: row for row in await stored(Contest(ground, runs=1, records=2000))}
+        sizes = [
+            rows[f"flights, json, {shape}"].ours.median
+            for shape in (
+                "1,000 an entry, zstd",
+                "100 an entry, zstd",
+                "100 an entry, lz4",
+                "100 an entry, none",
+            )
+        ]
+        single = rows["flights, json, 100 an entry, none"].against.median
+        assert 10 < sizes[0] < sizes[1] < sizes[2] < sizes[3] < single < 300
+        assert await ground.length(ground.keys("stored", 1)) == 0
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:

@@ -1,0 +1,67 @@
+"""Scene ``stored``: Redis' memory for a record, by codec, compression and records in an entry."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from benchmarks.contest import Contest
+from benchmarks.figures import Row
+from streamworker.dev.bench.figures import BenchFigures
+from streamworker.dev.bench.ground import BenchGround
+from streamworker.dev.bench.task import events
+from streamworker.dev.flights import as_records, load_flights
+from streamworker.records.packs import pack
+
+PER_ENTRY = (10, 100, 1000)
+COMPRESSIONS = ("none", "lz4", "zstd")
+"""``streamworker`` takes zstd; the others show what that saves."""
+
+
+async def stored(contest: Contest) -> list[Row]:
+    """Measure orders and flights in entries of some records against an entry for each record."""
+    sets: dict[str, list[Any]] = {
+        "orders": list(events(contest.records)),
+        "flights": list(islice(as_records(load_flights()), contest.records)),
+    }
+    rows = []
+    for name, records in sets.items():
+        for codec in ("json", "msgpack"):
+            contest.say(f"{name}, {codec}")
+            encode = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
+            payloads = list(map(encode, records))
+            single = await _bytes(contest.ground, [[b"v", each] for each in payloads], len(payloads))
+            for per_entry in PER_ENTRY:
+                parts = [payloads[at : at + per_entry] for at in range(0, len(payloads), per_entry)]
+                for compression in COMPRESSIONS:
+                    entries = [_entry(part, codec, compression) for part in parts]
+                    what = f"{name}, {codec}, {per_entry:,} an entry, {compression}"
+                    ours = await _bytes(contest.ground, entries, len(payloads))
+                    rows.append(Row(f"stored-{what}", what, ours, single))
+    return rows
+
+
+def _entry(payloads: Sequence[bytes], codec: str, compression: str) -> list[bytes]:
+    """Return the entry that an append writes, with another compression if that is asked."""
+    flat = pack(payloads, is_json=codec == "json")
+    values = dict(zip(flat[::2], flat[1::2], strict=True))
+    raw = values[b"v"]
+    if values[b"codec"] == b"zstd":
+        raw = pa.decompress(raw, decompressed_size=int(values[b"size"]), codec="zstd", asbytes=True)
+    if compression == "none":
+        values |= {b"v": raw, b"codec": b"none"}
+    elif compression != "zstd":
+        values |= {b"v": pa.compress(raw, codec=compression, asbytes=True), b"codec": compression.encode()}
+    head = [b"sw:first", b"1700000000000-1", b"extra", b"100000"]  # As long as those that the script writes.
+    return [*head, *(part for pair in values.items() for part in pair)]
+
+
+async def _bytes(ground: BenchGround, entries: Sequence[Sequence[bytes]], records: int) -> BenchFigures:
+    key = ground.keys("stored", 1)[0]
+    for at in range(0, len(entries), 1000):
+        await ground.backend.pipeline([("XADD", key, "*", *flat) for flat in entries[at : at + 1000]])
+    size = await ground.backend.execute("MEMORY", "USAGE", key, "SAMPLES", 0)
+    await ground.remove_keys()
+    return BenchFigures("an entry each", "bytes", (size / records,))
