@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from tests.chaos.history import Recorder, monotonic_ms
 APP, STREAM, PROCESSOR = "chaos", "events", "handled"
 KEYS = 41
 """Keys of each producer."""
-CHUNK = 20
-"""Records that a producer sends at a time."""
+RUNS = (1, 12, 7)
+"""Records of one key after another that a producer sends at a time: they share entries, but for the first."""
+CHUNK = sum(RUNS)
+BATCH = 8
+"""Fewer than an entry holds, so that batches end within entries."""
 DOOMED_EVERY = 97
 """One of so many records cannot be handled, and belongs among the dead letters."""
 SEND_TIMEOUT_S = 12.0
@@ -103,8 +107,14 @@ def make_app(environ: Mapping[str, str]) -> App:
     # Every other worker has it as a ``def`` function.
     function: Any = in_thread if environ["CHAOS_NAME"][-1] in "13579" else awaited
     options: dict[str, Any] = {"on_error": "dead_letter", "attempts": 1, "backoff": 0.01}
-    app.processor(things, name=PROCESSOR, batch=50, within=0.02, **options)(function)
+    app.processor(things, name=PROCESSOR, batch=BATCH, within=0.02, **options)(function)
     return app
+
+
+def key_of(n: int) -> int:
+    """Return the number of a record's key."""
+    run = sum(n % CHUNK >= end for end in accumulate(RUNS))
+    return (n // CHUNK * len(RUNS) + run) % KEYS
 
 
 class Producer:
@@ -134,7 +144,7 @@ class Producer:
             while begun < self._count and not self.stopped and os.getppid() == parent:
                 count = min(CHUNK, self._count - begun)
                 records = [
-                    Thing(self.name, f"{self.name}.{n % KEYS}", n, n % DOOMED_EVERY == DOOMED_EVERY - 1)
+                    Thing(self.name, f"{self.name}.{key_of(n)}", n, n % DOOMED_EVERY == DOOMED_EVERY - 1)
                     for n in range(seq, seq + count)
                 ]
                 begun, seq = begun + count, seq + count

@@ -617,6 +617,8 @@ class Judge:
                 "of_producers_that_had_no_answer": self.lost_unasked,
                 "reports": self.lapses.reported,
             },
+            "packed": sum(part.packed for part in self.dump.partitions.values()),
+            "batches_that_cut_entries": sum(part.cuts for part in self.dump.partitions.values()),
             "commits": dict(Counter(commit.code or "unanswered" for commit in self.commits)),
             "locks": len(self.locks),
             "executed_again": sum(times - 1 for times in executed.values()),

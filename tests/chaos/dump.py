@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +58,14 @@ class Part:
     dead: Mapping[Id, str]
     """Dead letters: source id to the error."""
     waiting: int = 0
-    """Entries behind the checkpoint."""
+    """Records behind the checkpoint."""
+    packed: int = 0
+    """Records beyond one an entry that the stream ever got."""
+
+    @property
+    def cuts(self) -> int:
+        """Batches that ended within an entry: the next record has the next id, and none began an append."""
+        return sum(0 < a.last[1] == b.first[1] - 1 and a.last[0] == b.first[0] for a, b in pairwise(self.log))
 
     def rows_by_id(self) -> dict[Id, Row]:
         return {row.source: row for entry in self.log for row in entry.values}
@@ -137,6 +145,7 @@ def _partition(
             _records_behind(entry_id.decode(), fields, checkpoint)
             for entry_id, fields in _pages(client, f"{prefix}events", checkpoint)
         ),
+        "packed": int(client.hget(f"{prefix}counts", "extra") or 0),
     }
 
 
@@ -209,4 +218,5 @@ def _part_of(part: Mapping[str, Any]) -> Part:
         log=[_entry_of(e) for e in part["log"]],
         dead={parse_id(entry_id): error for entry_id, error in part["dead"].items()},
         waiting=part["waiting"],
+        packed=part.get("packed", 0),
     )

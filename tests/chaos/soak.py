@@ -506,6 +506,9 @@ class Soak:
                 "sent_on": dict(watch.sent_on),
             }
             violations += [Violation("one slot", text) for text in self._server.crossings()]
+        if 2 * figures["packed"] < figures["rows"] or not figures["batches_that_cut_entries"]:
+            text = f"{figures['packed']} of {figures['rows']} records stood in them, behind the first"
+            violations.append(Violation("entries of many", text))
         lines = [f"{len(violations)} violations. Again: {self.plan.command}", f"History: {self._history}"]
         lines += [f"\n{violation}\n{draw(history, violation)}" for violation in violations]
         return Verdict(self.plan, violations, figures, "\n".join(lines))
