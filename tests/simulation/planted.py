@@ -88,6 +88,12 @@ class _LostEntries(RedisModel):
         return True
 
 
+@_model("ids made again with other contents are committed", "failover,pause")
+class _ContentsNotCompared(RedisModel):
+    def is_that(self, found: Record | None, read: Record) -> bool:
+        return found is not None and (found.id, found.end) == (read.id, read.end)
+
+
 @_model("a commit creates a lock anew that was lost, as runnel's renewal does", "flush")
 class _CreatesLock(RedisModel):
     def commit(self, partition: int, commit: Commit) -> CommitCode:

@@ -27,6 +27,8 @@ CONTENDER_GAP_MS = 3_000
 """After a longer gap between two attempts, the wait for a lock begins anew: the contender may have been
 paused."""
 
+TICK_MS = 200
+"""Ids follow a coarser clock than at Redis, so that more failovers make ids again with other contents."""
 
 _id_of = attrgetter("id")
 
@@ -142,7 +144,7 @@ class RedisModel(Documents):
         lock = self.locks[partition]
         if number > lock.last_number:
             lock.last_number = number
-            first = max(lock.last_event + 1, self.lock_ms - self._start_ms)
+            first = max(lock.last_event + 1, (self.lock_ms - self._start_ms) // TICK_MS * TICK_MS)
             lock.last_event = first + count - 1
             end = lock.last_event if count > 1 else 0
             lock.events += [Record(first + n, number - count + 1 + n, end) for n in range(count)]
@@ -169,7 +171,7 @@ class RedisModel(Documents):
             return CommitCode.DUP
         if lock.checkpoint != commit.previous or not self.has(partition, commit):
             return CommitCode.GAP
-        if commit.rows and self.follows(partition, commit.previous) != commit.rows[0]:
+        if commit.rows and not self.is_that(self.follows(partition, commit.previous), commit.rows[0]):
             return CommitCode.GAP
         if commit.rows and 0 < self.acked_limit <= sum(1 for each in lock.log if each.rows):
             return CommitCode.FULL
@@ -178,12 +180,18 @@ class RedisModel(Documents):
         return CommitCode.OK
 
     def has(self, partition: int, commit: Commit) -> bool:
-        """Return whether the last record of a commit exists, in its entry and with its content.
-
-        A failover may lose one that a worker has read, and its id may come again for another.
-        """
+        """Return whether the last record of a commit exists: a failover may lose one that was read."""
         found = self.follows(partition, commit.new - 1)
-        return found == commit.rows[-1] if commit.rows else found is not None and found.id == commit.new
+        if not commit.rows:
+            return found is not None and found.id == commit.new
+        return self.is_that(found, commit.rows[-1])
+
+    def is_that(self, found: Record | None, read: Record) -> bool:
+        """Return whether a record is the one that was read, and in the same entry.
+
+        Its number stands for the content's tag: after a failover both ids may come again for others.
+        """
+        return found == read
 
     def follows(self, partition: int, after: int) -> Record | None:
         """Return the first source record after an id."""
