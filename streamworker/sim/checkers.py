@@ -8,12 +8,15 @@ docs/guarantees.md.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter
 
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.server.model import RedisModel
 from streamworker.sim.server.stored import Commit, LockChange, Record
 
+_number_of = attrgetter("number")
 CAUSE_MS = 15_000
 """A change of the group within this time is a reason for a move; longer than the drain deadline."""
 ASKING_GAP_MS = 3_000
@@ -85,7 +88,7 @@ class Checker:
 
     def executed(self, partition: int, records: Sequence[Record]) -> None:
         """A handler was called."""
-        self.executions.update((partition, record.number) for record in records)
+        self.executions.update(zip(repeat(partition), map(_number_of, records), strict=False))
 
     def locked(self, change: LockChange) -> None:
         """Check a change of a lock (I4)."""

@@ -1,5 +1,8 @@
 """A runner of the simulator, which handles and commits the entries of one partition."""
 
+from bisect import bisect_right
+from operator import attrgetter
+
 from streamworker.core import events as ev
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode
@@ -9,6 +12,7 @@ from streamworker.sim.server.stored import Commit, Record
 STUCK_MS = 20_000
 """Duration of a stuck batch: longer than the grace period and the drain deadline."""
 RETRY_MS = 100
+_id_of = attrgetter("id")
 BATCHES = (1, 2, 3, 5, 100)
 """Maximum sizes of batches; the last one is for a partition with a backlog."""
 
@@ -54,7 +58,7 @@ class SimRunner:
 
     def behind_checkpoint(self, read: list[Record]) -> list[Record]:
         """Return the records of a read that this runner has not committed: it may begin within an entry."""
-        return [record for record in read if record.id > self.checkpoint]
+        return read[bisect_right(read, self.checkpoint, key=_id_of) :]
 
     def told(self) -> None:
         """Read the new entries, if the runner waits for entries."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, PartitionsReleased
-from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.protocols.claim.events import (
     NO_ENTRY,
@@ -220,6 +220,11 @@ class Twins:
         """Return the model's id of an entry; -1 for one that it does not have."""
         return next((mine for mine, it in self.real_id[partition].items() if it == real), -1)
 
+    def _record(self, partition: int, real: Entry) -> Record:
+        """Return an entry of one record as the model has it."""
+        mine = self._id(partition, real.id)
+        return Record(mine, int(real.fields[b"v"]), mine)
+
     def _log(self, partition: int, real: str) -> str:
         """Return the model's name of an acked log; a log that is new here is new there."""
         mine = self.logs.setdefault((partition, real), self.model.locks[partition].log_id)
@@ -404,7 +409,7 @@ class Twins:
         p, ids = step.where, list(self.real_id[step.where])
         after, count = ids[step.how % len(ids)], 1 + step.how % 3
         found = await streams.read(self.listener, STREAM, {p: self.real_id[p][after]}, count, 0)
-        real = [Record(self._id(p, e.id), int(e.fields[b"v"])) for e in found.get(p, ())]
+        real = [self._record(p, entry) for entry in found.get(p, ())]
         self.same(f"{count} entries of {p} after {after}", real, self.model.read_events(p, after, count))
 
     async def _commit(self, step: Step) -> None:
@@ -652,7 +657,7 @@ class Twins:
         )
         self.same(f"checkpoint {p}", self._id(p, checkpoint), mine.checkpoint)
         entries = Entries.of(events)
-        there = [Record(self._id(p, entry.id), int(entry.fields[b"v"])) for entry in entries]
+        there = [self._record(p, entry) for entry in entries]
         self.same(f"the entries of {p}", there, mine.events)
         log = [
             (f["owner"], int(f["epoch"]), f["prev"], f["last"], f["first"], int(f["rows"]))

@@ -12,6 +12,8 @@ that returns its answer. A protocol with its own operations adds an ``Extension`
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -30,7 +32,8 @@ paused."""
 TICK_MS = 200
 """Ids follow a coarser clock than at Redis, so that more failovers make ids again with other contents."""
 
-_id_of = attrgetter("id")
+_id_of, _end_of = attrgetter("id"), attrgetter("end")
+_record = partial(tuple.__new__, Record)
 
 
 class Extension(Protocol):
@@ -146,15 +149,15 @@ class RedisModel(Documents):
             lock.last_number = number
             first = max(lock.last_event + 1, (self.lock_ms - self._start_ms) // TICK_MS * TICK_MS)
             lock.last_event = first + count - 1
-            end = lock.last_event if count > 1 else 0
-            lock.events += [Record(first + n, number - count + 1 + n, end) for n in range(count)]
+            ids, numbers = range(first, first + count), range(number - count + 1, number + 1)
+            lock.events += map(_record, zip(ids, numbers, repeat(lock.last_event), strict=False))
 
     def read_events(self, partition: int, after: int, count: int) -> list[Record]:
         """``XREAD events``: whole entries, the first of which may begin before the id."""
         events = self.locks[partition].events
-        start = end = _ends_after(events, after)
+        start = end = bisect_right(events, after, key=_end_of)
         while end < len(events) and count:
-            end, count = _ends_after(events, events[end].end), count - 1
+            end, count = end + 1 + events[end].end - events[end].id, count - 1
         return events[start:end]
 
     def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
@@ -209,7 +212,7 @@ class RedisModel(Documents):
     def trim(self, partition: int, up_to: int) -> None:
         """Delete source entries all records of which are up to an id."""
         lock = self.locks[partition]
-        del lock.events[: _ends_after(lock.events, up_to)]
+        del lock.events[: bisect_right(lock.events, up_to, key=_end_of)]
 
     # -- restarts and failovers ----------------------------------------------------------------
 
@@ -257,14 +260,6 @@ class RedisModel(Documents):
         if event is None:
             raise TypeError(f"The model has no operation for {effect!r}.")
         return event
-
-
-def _ends_after(events: Sequence[Record], after: int) -> int:
-    """Return the place of the first record whose entry ends after an id."""
-    place = bisect_right(events, after, key=_id_of)
-    while place and events[place - 1].end > after:
-        place -= 1
-    return place
 
 
 def _acquire(model: RedisModel, effect: ev.AcquireLocks, lost: Callable[[], bool]) -> ev.Event:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from streamworker.core.control import ControlMessage
 from streamworker.core.protocols.membership import events as calls
@@ -15,13 +15,11 @@ class Record(NamedTuple):
 
     id: int
     number: int
-    entry: int = 0
-    """The id of the last record of its entry; 0 if it is alone there."""
+    end: int
+    """The id of its entry, which is that of the last record in it."""
 
-    @property
-    def end(self) -> int:
-        """The id of its entry."""
-        return self.entry or self.id
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +31,9 @@ class Commit:
     previous: int
     new: int
     rows: tuple[Record, ...] = ()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 @dataclass(slots=True)
