@@ -232,7 +232,7 @@ class App:
         key: str | tuple[str, ...] | Callable[[T], object] | None = None,
         partitions: int = 8,
         codec: Codec = "json",
-        max_entries: int | None = None,
+        max_records: int | None = None,
         start: Start = "earliest",
         single_entries: bool = False,
     ) -> Stream[T]:
@@ -253,8 +253,9 @@ class App:
             ``json``, ``msgpack``, ``fields`` or ``arrow``. With ``fields`` an entry's fields are the
             record's fields, as programs without streamworker write them. With ``arrow`` an entry
             holds many rows in columns; see docs/columns.md.
-        max_entries
-            Records that a partition may hold before senders wait; ``partition_entries_max`` if None.
+        max_records
+            Records that a partition may hold before senders wait; ``partition_records_max`` if None.
+            With ``arrow`` each entry counts as one.
         start
             Where a new processor begins: ``earliest`` or ``latest``.
         single_entries
@@ -267,8 +268,8 @@ class App:
                 f"App {self.name!r} has two streams named {name!r}.", remedy="Give one of them another name."
             )
         check_whole(name, "partitions", partitions, PARTITIONS_MAX)
-        if max_entries is not None:
-            check_whole(name, "max_entries", max_entries, None)
+        if max_records is not None:
+            check_whole(name, "max_records", max_records, None)
         for label, value, allowed in (("codec", codec, CODECS), ("start", start, STARTS)):
             if value not in allowed:
                 raise ConfigurationError(
@@ -285,7 +286,7 @@ class App:
             key_fields=kind.key_fields(key),
             partitions=partitions,
             codec=codec,
-            entries_max=max_entries or self.settings.partition_entries_max,
+            records_max=max_records or self.settings.partition_records_max,
             start=start,
             single_entries=single_entries,
         )

@@ -40,7 +40,7 @@ class StreamSpec:
     """Returns a record's key; records with the key ``None`` are spread round robin."""
     partitions: int
     codec: Codec
-    entries_max: int
+    records_max: int
     """Records that a partition may hold before senders wait."""
     start: Start
     """Where a new group begins to read the stream."""

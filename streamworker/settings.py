@@ -153,7 +153,7 @@ class Settings:
     """How long a read waits at the server for new entries before it asks again."""
     entry_bytes_max: int = 1024 * 1024
     """The largest record that ``send`` takes. Redis holds it in memory, and so do workers."""
-    partition_entries_max: int = 1_000_000
+    partition_records_max: int = 1_000_000
     """Records in one partition at which ``send`` waits or raises ``StreamFull``; nothing
     unread is ever dropped."""
     acked_entries_max: int = 100_000

@@ -94,7 +94,7 @@ def test_a_header_that_is_no_text_is_refused_by_name(redis_url: str, headers: An
 
 
 @pytest.mark.parametrize("number", [0, -1, True, 2.5, "4"])
-@pytest.mark.parametrize("name", ["partitions", "max_entries"])
+@pytest.mark.parametrize("name", ["partitions", "max_records"])
 def test_a_number_that_is_none_is_refused_when_the_stream_is_declared(name: str, number: Any) -> None:
     """Half a partition would be noticed much later; no entries at all, never."""
     with pytest.raises(ConfigurationError, match=name):

@@ -414,7 +414,7 @@ async def test_i10_a_partition_that_stands_still_says_why(redis_url: str) -> Non
 async def a_halted_partition_says_why(redis_url: str) -> None:
     """In the snapshot that status and top show; and a sender that it holds up is told."""
     app = App("halted", redis_url=redis_url)
-    items = app.stream("items", Item, key="key", partitions=1, max_entries=5)
+    items = app.stream("items", Item, key="key", partitions=1, max_records=5)
 
     @app.processor(items, attempts=1)
     async def keep(item: Item) -> Item:

@@ -39,9 +39,9 @@ class Move:
     before: EntryId
     after: EntryId
     committed: int
-    """Source entries committed so far."""
+    """Source records committed so far."""
     entries: int
-    """Source entries up to the new checkpoint."""
+    """Source records up to the new checkpoint."""
     owner: str
     """The dead worker that the lock still names."""
 

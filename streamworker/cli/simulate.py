@@ -31,7 +31,7 @@ ROWS = (
     ("unowned_longest_ms", "longest time a partition had no owner, ms"),
     ("jumps", "jumps without cause"),
     ("commands_a_second", "Redis commands for each worker and second"),
-    ("entries", "entries that were handled"),
+    ("records", "records that were handled"),
     ("violations", "violations"),
 )
 

@@ -49,13 +49,13 @@ class PartitionView:
     """Why the partition is halted; otherwise empty."""
     checkpoint: str
     entries: int
-    """Source entries committed by this group."""
+    """Source records committed by this group."""
     gone: int
     """Source entries that another program deleted before this group had committed them."""
     lag: int
-    """Source entries not committed yet."""
+    """Source records not committed yet."""
     length: int
-    """Source entries held in Redis."""
+    """Source records held in Redis."""
     rows: int
     """Rows that the acked log has ever held."""
     acked_length: int

@@ -31,7 +31,7 @@ class Summary:
     jumps: int
     commands_a_second: float
     """Commands per virtual second and worker, without reads and commits: the protocol's cost at Redis."""
-    entries: int
+    records: int
     violations: int
 
 
@@ -67,6 +67,6 @@ def summarise(protocol: str, outcomes: Sequence[Outcome]) -> Summary:
         max((outcome.longest_ms for outcome in outcomes), default=0),
         sum(outcome.jumps for outcome in outcomes),
         round(sum(outcome.commands for outcome in outcomes) / worker_seconds, 2) if worker_seconds else 0.0,
-        sum(outcome.entries for outcome in outcomes),
+        sum(outcome.records for outcome in outcomes),
         sum(len(outcome.violations) for outcome in outcomes),
     )

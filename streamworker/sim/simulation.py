@@ -117,7 +117,7 @@ class Outcome:
     """Moves away from a live worker without a reason in the 15 s before."""
     commands: int
     virtual_ms: int
-    entries: int
+    records: int
     story: str = field(repr=False, default="")
 
 
@@ -312,7 +312,7 @@ def story(world: World) -> str:
     lines = [f"document: {None if document is None else (document.generation, document.owners)}"]
     lines += [
         f"lock {p}: {lock.owner or 'nobody'}, epoch {lock.epoch}, committed {lock.checkpoint}, "
-        f"{len(lock.events)} entries wait"
+        f"{len(lock.events)} records wait"
         for p, lock in enumerate(world.model.locks)
     ]
     for worker in world.workers:

@@ -42,7 +42,7 @@ class PartitionCell:
     wanted: str
     """Letter of the worker that the assignment names; empty for none."""
     per_s: float | None
-    """Entries committed a second; None until two snapshots exist."""
+    """Records committed a second; None until two snapshots exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _total(rates: list[float | None]) -> float | None:
 
 
 def _arrived(before: Mapping[int, PartitionView], current: GroupSnapshot, elapsed_s: float) -> float | None:
-    """Return the entries sent a second: only a send increases the sum of committed entries and lag."""
+    """Return the records sent a second: only a send increases the sum of committed records and lag."""
     rates = []
     for view in current.partitions:
         old = before.get(view.partition)

@@ -186,7 +186,7 @@ def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_n
     said = checks()
     verdicts = {name: said[name].verdict for name in ("stream orders: old", "locks price", "log price")}
     assert set(verdicts.values()) == {"warn"}, verdicts
-    assert "4 entries" in said["stream orders: old"].found
+    assert "4 records" in said["stream orders: old"].found
     assert "w9.dead, no member any more: partitions 2" in said["locks price"].found
     assert "nobody reads it: 8 entries" in said["log price"].found
     assert "no members, lag 4" in said["group price"].found

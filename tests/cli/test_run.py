@@ -160,7 +160,7 @@ def test_metrics_are_served_for_prometheus(streamworker: Invoke, spawn: SpawnWor
         for sample in metric.samples
     }
     assert samples["streamworker_up", None].value == 1
-    lag = samples["streamworker_lag_entries", "3"]
+    lag = samples["streamworker_lag_records", "3"]
     assert lag.labels == {"app": "shop", "stream": "orders", "processor": "price", "partition": "3"}
     assert lag.value == 0
     second = spawn("run", "shop:app", "--metrics-port", str(port))

@@ -96,7 +96,7 @@ async def test_a_loss_is_noticed_though_the_answer_that_tells_of_it_is_lost(dura
 
 async def test_a_restart_that_loses_nothing_is_no_loss(durable: EmbeddedServer) -> None:
     """Nor is a send that was given up, nor one that found no room."""
-    async with bench(durable.url, stream={"entries_max": 3}) as desk:
+    async with bench(durable.url, stream={"records_max": 3}) as desk:
         for n in range(3):
             await desk.producer.send(Order(n))
         with pytest.raises(StreamFull):

@@ -17,7 +17,7 @@ class Item(msgspec.Struct):
 def declare(redis_url: str) -> tuple[App, list[int]]:
     """Return an app whose partition holds ten entries, and what was handled."""
     app = App("shop", redis_url=redis_url)
-    items = app.stream("items", Item, partitions=1, max_entries=10)
+    items = app.stream("items", Item, partitions=1, max_records=10)
     handled: list[int] = []
 
     @app.processor(items)

@@ -316,7 +316,7 @@ async def bench(
         key=kind.key_function("customer"),
         partitions=partitions,
         codec="json",
-        entries_max=1_000_000,
+        records_max=1_000_000,
         start="earliest",
     )
     chosen = settings(**changed)

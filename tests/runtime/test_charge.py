@@ -86,7 +86,7 @@ async def test_a_flush_that_repeats_another_partition_does_not_end_what_is_repea
     It is repeated when the first has its answer. The flush that it came with goes on until there is room
     for the other, and ends then; it must not end the repeat, or the next send goes beside that.
     """
-    async with bench(redis_url, run=False, partitions=2, stream={"entries_max": 1_000}) as desk:
+    async with bench(redis_url, run=False, partitions=2, stream={"records_max": 1_000}) as desk:
         await desk.acquire(1, "w1")
         lanes = Lanes(desk.backend, desk.stream, desk.settings, random.Random(1))
         await asyncio.gather(*(lanes.queue(partition, [PAYLOAD % 0], 1, "wait").done for partition in (0, 1)))

@@ -63,7 +63,7 @@ async def test_few_records_wait_for_the_append_before_them(redis_url: str) -> No
 
 async def test_an_append_whose_predecessor_found_no_room_goes_back_behind_it(redis_url: str) -> None:
     """The second would have fitted; it waits for the first, and both go when there is room."""
-    async with bench(redis_url, run=False, stream={"entries_max": 1_200, "single_entries": True}) as desk:
+    async with bench(redis_url, run=False, stream={"records_max": 1_200, "single_entries": True}) as desk:
         await desk.acquire(0, "w1")
         await desk.producer.send_many([Order(n) for n in range(-900, 0)])
         head = asyncio.create_task(desk.producer.send_many(ORDERS[:400]))
@@ -82,7 +82,7 @@ async def _length(desk: Bench, wanted: int) -> bool:
 
 async def test_those_who_do_not_wait_are_told_of_a_full_partition(redis_url: str) -> None:
     """Of two appends under way the first is refused: its sender is told, and so is the second's."""
-    async with bench(redis_url, run=False, stream={"entries_max": 100}) as desk:
+    async with bench(redis_url, run=False, stream={"records_max": 100}) as desk:
         await desk.acquire(0, "w1")
         await desk.producer.send_many([Order(n) for n in range(100)])
         sends = [desk.producer.send_many(ORDERS[:500], on_full="raise") for _ in range(2)]
@@ -140,7 +140,7 @@ async def test_a_partition_that_filled_up_during_an_outage_holds_up_no_other(red
     assert [partition_for(key.encode(), 2) for key in (full, free)] == [0, 1]
     async with (
         proxied(redis_url) as proxy,
-        bench(proxy.url, run=False, call_timeout_ms=200, partitions=2, stream={"entries_max": 1_000}) as desk,
+        bench(proxy.url, run=False, call_timeout_ms=200, partitions=2, stream={"records_max": 1_000}) as desk,
     ):
         await desk.producer.send_many([Order(n, full) for n in range(1_000)])
         await desk.producer.send(Order(0, free))
@@ -193,7 +193,7 @@ async def _filled_up(redis_url: str) -> AsyncIterator[tuple[Bench, Proxy]]:
     """Give a producer whose next try will have no answer, at a partition that others have filled."""
     async with (
         proxied(redis_url) as proxy,
-        bench(proxy.url, run=False, stream={"entries_max": 10}, call_timeout_ms=200) as desk,
+        bench(proxy.url, run=False, stream={"records_max": 10}, call_timeout_ms=200) as desk,
     ):
         await desk.acquire(0, "w1")
         await desk.producer.send(Order(0))

@@ -58,7 +58,7 @@ async def test_an_endless_source_is_taken_a_bounded_piece_at_a_time(redis_url: s
             asked += 1
             yield Order(asked)
 
-    async with bench(redis_url, run=False, stream={"entries_max": 4_500}) as desk:
+    async with bench(redis_url, run=False, stream={"records_max": 4_500}) as desk:
         with pytest.raises(StreamFull):
             await desk.producer.send_many(endless(), on_full="raise")
         assert asked <= 4_500 + 4 * 2_000
@@ -102,7 +102,7 @@ async def test_a_full_partition_raises_or_waits_as_asked(
     within a try cannot know. So the pause between them is long here.
     """
     monkeypatch.setattr("streamworker.runtime.send.lanes.FULL_PAUSE_MS", (4_000, 4_000))
-    async with bench(redis_url, run=False, stream={"entries_max": 10}) as desk:
+    async with bench(redis_url, run=False, stream={"records_max": 10}) as desk:
         await desk.acquire(0, "w1")
         await desk.send(range(10))
         with pytest.raises(StreamFull, match="limit of 10 records"):

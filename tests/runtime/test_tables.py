@@ -56,7 +56,7 @@ def stream_of(hints: dict[str, Any], key: Any, partitions: int) -> StreamSpec:
     kind = RecordType.of(msgspec.defstruct("Keyed", list(hints.items())))
     return StreamSpec(
         app="shop", name="keyed", record=kind, key=kind.key_function(key), partitions=partitions,
-        codec="arrow", entries_max=1000, start="earliest", key_fields=kind.key_fields(key),
+        codec="arrow", records_max=1000, start="earliest", key_fields=kind.key_fields(key),
     )  # fmt: skip
 
 
@@ -212,7 +212,7 @@ async def test_what_cannot_be_sent_is_refused_by_name(redis_url: str) -> None:
 @pytest.mark.anyio
 async def test_a_table_waits_at_a_full_partition_or_is_refused(redis_url: str) -> None:
     """As records do; the limit counts entries."""
-    stream = ARROW | {"entries_max": 10}
+    stream = ARROW | {"records_max": 10}
     async with bench(redis_url, run=False, stream=stream) as desk:
         await desk.backend.execute("XGROUP", "CREATE", desk.stream_keys.events(0), "slow", "0", "MKSTREAM")
         assert await desk.producer.send_table(orders(100), rows_per_entry=10) == 100

@@ -265,7 +265,7 @@ async def test_a_producer_cannot_trim_a_full_partition_that_a_worker_may_trim(
 ) -> None:
     """Its send finds the partition full until somebody who may trims it, and Redis has refused it nothing."""
     as_producer, as_worker = (
-        App("shop", redis_url=url_of(role), partition_entries_max=10) for role in ("producer", "worker")
+        App("shop", redis_url=url_of(role), partition_records_max=10) for role in ("producer", "worker")
     )
     senders = [
         app.stream("orders", Order, partitions=1, single_entries=True) for app in (as_producer, as_worker)

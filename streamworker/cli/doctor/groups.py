@@ -82,7 +82,7 @@ def _undeclared(path: str, name: str, holders: Sequence[Holder], ours: set[str])
     for holder in holders:
         if holder.name in ours:
             continue
-        unread = counted(holder.lag, "entry", "entries")
+        unread = counted(holder.lag, "record")
         pending = f", {holder.pending:,} delivered and not acknowledged" if holder.pending else ""
         yield warn(
             f"{name}: {holder.name}",
@@ -155,7 +155,7 @@ def _members(snapshot: GroupSnapshot, path: str) -> Check:
     if alive:
         return ok(name, counts)
     if not any(view.epoch for view in snapshot.partitions):
-        return ok(name, f"has never run; {counted(snapshot.lag, 'entry waits', 'entries wait')} for it")
+        return ok(name, f"has never run; {counted(snapshot.lag, 'record waits', 'records wait')} for it")
     return Check(
         name,
         "warn" if snapshot.lag else "ok",
@@ -201,7 +201,7 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
     if waiting and any(member.state == "active" for member in snapshot.members):
         return warn(
             name,
-            f"{len(waiting)} with entries and without an owner: {_numbers(waiting)}",
+            f"{len(waiting)} with records and without an owner: {_numbers(waiting)}",
             "A rebalance is under way, or a former owner has not released them: look again, and at `status`.",
         )
     return ok(name, "none halted or held up")

@@ -23,8 +23,8 @@ METRICS = {
     "streamworker_up": ("gauge", "1 if Redis answered this scrape."),
     "streamworker_generation": ("gauge", "Version of the membership."),
     "streamworker_members": ("gauge", "Members by state."),
-    "streamworker_lag_entries": ("gauge", "Entries of a partition that are not committed."),
-    "streamworker_committed_entries_total": ("counter", "Entries of a partition that were committed."),
+    "streamworker_lag_records": ("gauge", "Records of a partition that are not committed."),
+    "streamworker_committed_records_total": ("counter", "Records of a partition that were committed."),
     "streamworker_deleted_entries_total": (
         "counter",
         "Entries of a partition that another program deleted before they were committed.",
@@ -56,8 +56,8 @@ def _samples(snapshot: GroupSnapshot) -> Iterator[Sample]:
         yield "streamworker_members", {**group, "state": state}, count
     for view in snapshot.partitions:
         one = {**group, "partition": view.partition}
-        yield "streamworker_lag_entries", one, view.lag
-        yield "streamworker_committed_entries_total", one, view.entries
+        yield "streamworker_lag_records", one, view.lag
+        yield "streamworker_committed_records_total", one, view.entries
         yield "streamworker_deleted_entries_total", one, view.gone
         yield "streamworker_acked_rows_total", one, view.rows
         yield "streamworker_dead_letters", one, view.dead

@@ -69,7 +69,7 @@ class Holder:
     name: str
     partitions: tuple[int, ...]
     lag: int
-    """Entries that it has not read, if Redis knows the number."""
+    """Records that it has not read, if Redis knows the number."""
     pending: int
 
 

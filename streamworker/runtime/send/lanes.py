@@ -220,7 +220,7 @@ class Lanes:
             await check_durability(self._backend, self._settings)
             await streams.declare(self._backend, self._keys, self._spec.partitions, self._spec.codec)
             self._declared = True
-        appends = [batch.append(self._id, self._spec.entries_max, self._spec.packing) for batch in batches]
+        appends = [batch.append(self._id, self._spec.records_max, self._spec.packing) for batch in batches]
         return await streams.append_many(self._backend, self._keys, appends, self._durability)
 
     def _others_go_on(self) -> None:
@@ -319,7 +319,7 @@ class Lanes:
         """Put back an append that found no room; report it to senders that do not wait."""
         lane = batch.lane
         self._put_back(batch)
-        lane.room = min(self._spec.entries_max - length, APPEND_ENTRIES_MAX)
+        lane.room = min(self._spec.records_max - length, APPEND_ENTRIES_MAX)
         if lane.room > 0:
             return
         lane.room = APPEND_ENTRIES_MAX
@@ -335,7 +335,7 @@ class Lanes:
         batch.found_no_room = True
         error = full(self._spec, batch.lane.partition)
         tell([each.part for each in batch.slices], refused_later(self._spec, error))
-        if length >= self._spec.entries_max:
+        if length >= self._spec.records_max:
             tell(batch.lane.parts, error)
         if batch.is_wanted:
             return False

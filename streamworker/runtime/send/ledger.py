@@ -34,13 +34,13 @@ class LostSends:
     stream: str
     partition: int
     entries: int
-    """How many entries are lost."""
+    """How many records are lost."""
     is_all: bool
     """Whether these are all: the ledger keeps a limited number of appends, so more may be lost."""
     first: EntryId
-    """Id of the first lost entry."""
+    """Id of the first lost record."""
     last: EntryId
-    """Id of the last lost entry. All entries of this producer between the two are lost."""
+    """Id of the last lost record. All records of this producer between the two are lost."""
 
 
 class _Confirmed(NamedTuple):

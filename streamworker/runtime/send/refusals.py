@@ -19,10 +19,10 @@ def too_large(what: str, spec: StreamSpec, size: int, most: int) -> RecordError:
 def full(spec: StreamSpec, partition: int) -> StreamFull:
     """Return the error for a partition that is at its limit."""
     return StreamFull(
-        f"Partition {partition} of stream {spec.name!r} is at its limit of {spec.entries_max} records, and a "
+        f"Partition {partition} of stream {spec.name!r} is at its limit of {spec.records_max} records, and a "
         "group has not committed them yet.",
         remedy="Start or speed up the processor that is behind (streamworker lag), or raise "
-        "partition_entries_max.",
+        "partition_records_max.",
     )
 
 
