@@ -94,7 +94,7 @@ def retried_sends_are_written_again() -> None:
 def epochs_are_not_raised() -> None:
     """Whoever takes a lock has it at the epoch of the owner before."""
     raised = "local raised = text({})"
-    change = (raised.format("math.max(server_ms(), last + 1)"), raised.format("last"))
+    change = (raised.format("math.max(now, last + 1)"), raised.format("last"))
     _edit(locks, "ACQUIRE", change=change)
 
 
