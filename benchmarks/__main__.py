@@ -30,7 +30,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 What = StrEnum(
     "What",
-    "PRODUCE PROCESS BROKERS LIMITS COLUMNS LATENCY WAITING PARTITIONS IDLE MEMORY STORED REBALANCE SPARK ALL",
+    "PRODUCE PROCESS BROKERS LIMITS COLUMNS LATENCY WAITING PARTITIONS IDLE MEMORY STORED REBALANCE "
+    "SPARK ALL",
 )
 """The scenes that can be measured."""
 
