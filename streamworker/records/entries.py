@@ -236,7 +236,8 @@ def as_stored(id: EntryId, origin: Any) -> StoredEntry:
     if isinstance(origin, Pack):
         return StoredEntry(id, origin.tag)
     content = b"\0".join(origin or ())
-    if not content or len(content) > TAG_BYTES_MAX:
+    # The script takes the CRC for the tag of an entry that begins so, also of one that is refused here.
+    if not content or len(content) > TAG_BYTES_MAX or origin[0] == FIRST:
         return StoredEntry(id, "")
     return StoredEntry(id, hashlib.sha1(content, usedforsecurity=False).hexdigest())
 

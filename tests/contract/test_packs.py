@@ -305,3 +305,18 @@ async def test_a_commit_of_an_entry_that_is_gone_is_refused(group: Group, send: 
     raw.xdel(KEY, str(entries[-1].id))
     assert (await group.commit(committing(lock, entries[:20]))).code is CommitCode.GAP
     assert StoredEntry(entries[-1].id, "") != origin_at(entries, 20)
+
+
+async def test_an_entry_that_was_copied_counts_as_one_and_its_removal_can_be_committed(
+    group: Group, send: Sender, raw: Raw
+) -> None:
+    """Also where it is the last: a worker that refuses it must not stop there."""
+    await group.register()
+    await send(50)
+    found: Any = raw.xrange(KEY)
+    raw.xadd(KEY, found[1][1])
+    entries, lock = await records(group), await group.own()
+    assert len(entries) == 51 and await lag_of(group) == 51
+    assert await streams.entries_up_to(group.backend, STREAM, 0, entries[49].id) == 50
+    assert (await group.commit(committing(lock, entries))).code is CommitCode.OK
+    assert await lag_of(group) == 0

@@ -22,6 +22,7 @@ local function records_after(entry, id)
   local ms, seq = string.match(entry[1], '^(%d+)%-(%d+)$')
   local id_ms, id_seq = string.match(id, '^(%d+)%-(%d+)$')
   local n = tonumber(entry[2][N]) or 1
+  if entry[2][2] ~= ms .. '-' .. string.format('%.0f', tonumber(seq) - n + 1) then return 1 end  -- a copy
   if ms ~= id_ms then return n end
   return math.min(n, tonumber(seq) - tonumber(id_seq))
 end
