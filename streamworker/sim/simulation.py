@@ -24,6 +24,8 @@ from streamworker.sim.world import World
 
 LATE_MS = CALL_TIMEOUT_MS + LATEST_MS + 500
 """After this time each request that its sender gave up has arrived at the server."""
+TICK_MS = 200
+"""Ids follow a coarser clock than at Redis, so that more failovers make ids again with other contents."""
 SETTLE_MS = 40_000
 """Time to settle after ``LATE_MS``: 10 s until a silent peer is removed if the server does not report
 connections, up to 4 s of jitter between peers, 4 s for a held place and another 4 s for the order of
@@ -152,6 +154,7 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
         trace=trace,
     )
     world.senders.fills_entries = True
+    world.model.tick_ms = TICK_MS
     world.model.tells_connections = random.random() < 0.8
     world.usual = world.conditions = replace(QUIET, batch_ms=random.choice((30, 400, 1_200)))
     settled_ms = None

@@ -29,9 +29,6 @@ CONTENDER_GAP_MS = 3_000
 """After a longer gap between two attempts, the wait for a lock begins anew: the contender may have been
 paused."""
 
-TICK_MS = 200
-"""Ids follow a coarser clock than at Redis, so that more failovers make ids again with other contents."""
-
 _id_of, _end_of = attrgetter("id"), attrgetter("end")
 _record = partial(tuple.__new__, Record)
 
@@ -56,6 +53,8 @@ class RedisModel(Documents):
         extend: Callable[["RedisModel"], Extension] | None = None,
     ) -> None:
         self._drain_deadline_ms = drain_deadline_ms
+        self.tick_ms = 1
+        """How coarse the clock is that ids follow."""
         self.behind_ms = 0
         """How far the clock of the locks' server is behind that of the document's, as on a Cluster."""
         super().__init__(partitions, clock=clock, on_post=on_post)
@@ -147,7 +146,7 @@ class RedisModel(Documents):
         lock = self.locks[partition]
         if number > lock.last_number:
             lock.last_number = number
-            first = max(lock.last_event + 1, (self.lock_ms - self._start_ms) // TICK_MS * TICK_MS)
+            first = max(lock.last_event + 1, (self.lock_ms - self._start_ms) // self.tick_ms * self.tick_ms)
             lock.last_event = first + count - 1
             ids, numbers = range(first, first + count), range(number - count + 1, number + 1)
             lock.events += map(_record, zip(ids, numbers, repeat(lock.last_event), strict=False))
