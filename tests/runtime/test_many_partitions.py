@@ -64,6 +64,26 @@ async def test_reads_that_ask_much_and_bring_little_are_spaced(redis_url: str) -
         assert desk.fetcher.reads - reads <= (time.monotonic() - began) / spacing_s + 3
 
 
+@pytest.mark.parametrize("waiting", [0, 3])
+async def test_a_partition_of_few_entries_is_read_and_keeps_no_other_back(
+    redis_url: str, waiting: int
+) -> None:
+    """Its own entries do not tell their size yet, and a careful guess leaves room for a few."""
+    async with bench(redis_url, partitions=2, prefetch_bytes=512 * 1024, entry_bytes_max=1024) as desk:
+        busy, quiet = desk.stream_keys.events(0), desk.stream_keys.events(1)
+        full, few = desk.fetcher.add(0, ZERO), desk.fetcher.add(1, ZERO)
+        await desk.backend.pipeline([("XADD", quiet, "*", "v", "x") for _ in range(waiting)])
+        await desk.backend.pipeline([("XADD", busy, "*", "v", "x") for _ in range(100)])
+        await wait_for_async(lambda: (full.waiting, few.waiting) == (100, waiting), "all were read")
+        reads = desk.fetcher.reads
+        at_once = "for _ = 1, 300 do redis.call('XADD', KEYS[1], '*', 'v', 'x') end"
+        await desk.backend.execute("EVAL", at_once, 1, busy)
+        await wait_for_async(lambda: full.waiting == 400, "these were read, too")
+        assert desk.fetcher.reads - reads < 20
+        await desk.backend.execute("XADD", quiet, "*", "v", "x")
+        await wait_for_async(lambda: few.waiting == waiting + 1, "this one was read", timeout_s=10)
+
+
 async def test_a_partition_that_is_behind_is_read_alone_between_the_reads_of_all(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

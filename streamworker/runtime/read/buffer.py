@@ -76,12 +76,14 @@ class Alarms:
 class ByteBudget:
     """Bytes that one processor of this worker may hold, over all its partitions."""
 
-    __slots__ = ("alarms", "buffers", "limit", "used")
+    __slots__ = ("alarms", "buffers", "estimate", "limit", "used")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self.alarms = Alarms()
+        self.estimate = SizeEstimate()
+        """The cost of an entry of any partition, for partitions that have seen too few to know their own."""
         self.buffers = 0
         """Open buffers that share the budget."""
 
@@ -190,7 +192,8 @@ class PartitionBuffer:
         count, size, largest = len(sizes), sum(sizes), max(sizes)
         # An entry may hold many records, and a read asks for a number of entries.
         self.per_entry = count / brought
-        self.estimate.observe(cost_of(count, size), brought, int(cost_of(1, largest) * self.per_entry))
+        for estimate in (self.estimate, self._budget.estimate):
+            estimate.observe(cost_of(count, size), brought, int(cost_of(1, largest) * self.per_entry))
         self._charge(cost_of(count, size))
         self._chunks.append((monotonic_ms(), size, entries))
         self._reads.append((self.position, first, origin_at(entries, 0)))

@@ -66,8 +66,9 @@ class Reads(ABC):
         one before a read would cost more than the read."""
         self._changes: set[PartitionBuffer] = set()
         """Buffers that have changed since the last read plan."""
-        self._sharing = 0
-        """How many buffers shared the budget at the last read plan."""
+        self._sharing = (0, False)
+        """How many buffers shared the budget at the last read plan, and whether their common estimate was
+        known. If one changes, all partitions are noted anew."""
         self.reads = 0
         """How many reads were made."""
 
@@ -132,8 +133,9 @@ class Reads(ABC):
 
     def plan(self, only: Collection[int] | None = None, *, shares: int = 1) -> ReadPlan | None:
         """Choose the partitions of the next read; concurrent reads divide the free budget by ``shares``."""
-        if self._sharing != self.budget.buffers:
-            self._sharing = self.budget.buffers
+        sharing = (self.budget.buffers, self.budget.estimate.is_known)
+        if self._sharing != sharing:
+            self._sharing = sharing
             self._changes.update(self._buffers.values())
         most = self.budget.share
         for buffer in self._changes:
@@ -156,13 +158,14 @@ class Reads(ABC):
         if not buffer.has_room or self._watch.leaves_out(partition):
             self.candidates.pop(partition, None)
             return
+        estimate = buffer.estimate if buffer.estimate.is_known else self.budget.estimate
         # A guessed size must not exclude a partition: all shares together fit the budget.
-        most = self.budget.limit if buffer.estimate.is_known else share
+        most = self.budget.limit if estimate.is_known else share
         self.candidates[partition] = Candidate(
             partition=partition,
             room_bytes=max(0, share - buffer.held),
             room_entries=buffer.room_entries,
-            estimate_bytes=max(1, min(buffer.estimate.bytes_per_entry, most)),
+            estimate_bytes=max(1, min(estimate.bytes_per_entry, most)),
             starved=buffer.held == 0,
         )
 
