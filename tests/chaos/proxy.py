@@ -170,6 +170,7 @@ class Proxy:
         task = asyncio.create_task(run())
         self._pipes.add(task)
         task.add_done_callback(self._pipes.discard)
+        task.add_done_callback(lambda _: work.close())  # It has not begun if the task was cancelled at once.
 
     async def _requests(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: "_Pipe"

@@ -108,10 +108,10 @@ PLANTS = {
         'self.tag = crc.decode() if crc.isdigit() else ""',
         'self.tag = crc.decode("utf-8", "replace") + ("x" if self._read() else "")',
     ),
-    "a group cannot register behind a copy of an entry": (
-        f"{LUA}/parts/register.lua",
-        "math.max(0, records_added(events, added) - left)",
-        "records_added(events, added) - left",
+    "a copy of an entry counts for all its records": (
+        f"{LUA}/parts/counts.lua",
+        "then return 1 end  -- a copy",
+        "then return n end",
     ),
 }
 
