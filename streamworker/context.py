@@ -4,10 +4,10 @@ Nothing here does I/O. Rows that a function forwards and state that it sets thro
 effect with the commit of its records, all or nothing. They are discarded if the function fails.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from streamworker.core.data.entries import Entry, EntryId
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
 T = TypeVar("T")
-RowsOf = Callable[[Mapping[bytes, bytes]], int]
+IdsOf = Callable[[Entry], Iterable[EntryId]]
 """Returns the number of rows in an entry from its fields, where entries hold several rows."""
 
 
@@ -42,9 +42,9 @@ class Call:
         entries: Sequence[Entry],
         state: MutableMapping[str, Any],
         attempt: int = 1,
-        rows_of: RowsOf | None = None,
+        ids_of: IdsOf | None = None,
     ) -> None:
-        self._rows_of = rows_of
+        self._ids_of = ids_of
         self.renew(entries, state, attempt)
 
     def renew(self, entries: Sequence[Entry], state: MutableMapping[str, Any], attempt: int) -> None:
@@ -64,7 +64,9 @@ class Call:
     @cached_property
     def entry_ids(self) -> list[EntryId]:
         """The entry id of each record."""
-        return [entry.id for entry in self._by_record()]
+        if self._ids_of is None:
+            return [entry.id for entry in self.entries]
+        return list(chain.from_iterable(map(self._ids_of, self.entries)))
 
     @cached_property
     def headers(self) -> list[dict[str, str]]:
@@ -75,12 +77,9 @@ class Call:
                 for name, value in entry.fields.items()
                 if name.startswith(HEADER_PREFIX)
             }
-            for entry in self._by_record()
+            for entry in self.entries
+            for _ in ((entry,) if self._ids_of is None else self._ids_of(entry))
         ]
-
-    def _by_record(self) -> Iterator[Entry]:
-        for entry in self.entries:
-            yield from repeat(entry, 1 if self._rows_of is None else self._rows_of(entry.fields))
 
 
 class Context:

@@ -51,9 +51,9 @@ class StreamSpec:
     known."""
 
     @property
-    def packing(self) -> Literal["", "json", "msgpack"]:
+    def packing(self) -> Literal["", "json", "msgpack", "arrow"]:
         """How records that are sent together are encoded in one entry; empty if each has its own."""
-        return self.codec if self.codec in ("json", "msgpack") and not self.single_entries else ""
+        return self.codec if self.codec != "fields" and not self.single_entries else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ READ_BYTES_MAX = 1024 * 1024
 """Bytes that an entry of another writer may declare: one read may bring hundreds of entries."""
 
 _NAMES = (FIRST, b"extra", b"n", b"codec", b"size", b"crc", b"v", b"h")
-_CRC = 11
+CRC = 11
 """Index of the CRC among the names and values."""
 
 _load_headers = msgspec.msgpack.Decoder(list[dict[str, bytes] | None]).decode
@@ -107,7 +107,7 @@ class Pack:
         """Read an entry as Redis returned it."""
         self.flat = flat
         self.last = EntryId.parse(text)
-        crc = flat[_CRC] if len(flat) > _CRC else b""
+        crc = flat[CRC] if len(flat) > CRC else b""
         self.tag = crc.decode() if crc.isdigit() else ""
         """What a commit compares: the server reads it where the CRC should be."""
         self._rest: tuple[int, list[Any]] = (0, [])

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import DecodeError
 from streamworker.records import RecordType
+from streamworker.records.rows import rows_in
 from streamworker.redisio.data.ackedlog import Codec, decode_entry, schema_fingerprint
-from streamworker.redisio.data.columns import Packer, as_it_came, rows_of, unpacked
+from streamworker.redisio.data.columns import Packer, as_it_came, unpacked
 from tests.records.kinds import VALUES, AsStruct
 from tests.redisio.acked import stored
 
@@ -43,7 +44,7 @@ def test_rows_of_all_types_come_back_as_they_were(
     for part in (batch, batch.slice(len(values) // 2)):
         fields = packer.fields(part, compression)
         assert unpacked(fields).equals(part)
-        assert rows_of(fields) == part.num_rows
+        assert rows_in(Entry(EntryId(5, 1), fields, 0)) == part.num_rows
 
 
 @pytest.mark.parametrize("compression", CODECS)
@@ -69,7 +70,7 @@ def test_an_entry_that_lies_is_refused() -> None:
     fields = Packer(rows().schema).fields(rows(), "lz4")
     other = Packer(pa.schema({"n": pa.string()})).fields(pa.record_batch({"n": ["x"]}), "lz4")
     for changes, wrong in (
-        ({b"rows": b"201"}, "declares 201 rows and holds 200"),
+        ({b"n": b"201"}, "declares 201 rows and holds 200"),
         ({b"size": str(1 << 40).encode()}, "are allowed"),
         ({b"size": b"9"}, "cannot be read"),
         ({b"codec": b"gzip"}, "codec b'gzip' is unknown"),
@@ -86,8 +87,8 @@ def test_an_entry_that_lies_is_refused() -> None:
 
 def test_what_has_no_number_of_rows_counts_as_one() -> None:
     """It is still an entry, and will be found to be damaged."""
-    assert [rows_of({b"rows": text}) for text in (b"7", b"0", b"x", b"9" * 20, b"-1")] == [7, 1, 1, 1, 1]
-    assert rows_of({}) == 1
+    told = ({b"n": text} for text in (b"7", b"0", b"x", b"9" * 20, b"-1"))
+    assert [rows_in(Entry(EntryId(5, 1), fields, 0)) for fields in (*told, {})] == [7, 1, 1, 1, 1, 1]
 
 
 def test_an_entry_is_one_of_an_acked_log_as_it_is() -> None:

@@ -19,7 +19,7 @@ def lane_with(*counts: int) -> Lane:
     """Return a lane in which sends of so many entries wait: b"0", b"1" and so on."""
     lane, first = Lane(0), 0
     for count in counts:
-        lane.add([b"%d" % n for n in range(first, first + count)], count, "wait")
+        lane.add([b"%d" % n for n in range(first, first + count)], count, "wait", count)
         first += count
     return lane
 
@@ -53,7 +53,7 @@ async def test_what_is_put_back_stands_where_it_stood(turned: bool) -> None:
     """One send went into both appends; whichever is put back first, all is as before."""
     lane = lane_with(50, APPEND_ENTRIES_MAX, 300)
     both = [taken(lane), taken(lane)]
-    lane.add([b"1350"], 1, "wait")
+    lane.add([b"1350"], 1, "wait", 1)
     for batch in reversed(both) if turned else both:
         lane.put_back(batch)
         batch.end(AppendOutcome.NOT_WRITTEN)
@@ -96,7 +96,7 @@ async def test_a_second_append_is_not_made_of_little_or_beside_one_without_an_an
     lane.room = APPEND_ENTRIES_MAX
     assert not lane.is_ready(ahead=True)
     for _ in range(AHEAD_ENTRIES - 1):
-        lane.add([b"0"], 1, "wait")
+        lane.add([b"0"], 1, "wait", 1)
     assert lane.is_ready(ahead=True) and not lane.is_ready(ahead=False)
     first.unanswered = True
     assert not lane.is_ready(ahead=True)

@@ -20,7 +20,7 @@ from streamworker.core.data.partitioner import RoundRobin, canonical_key, partit
 from streamworker.errors import ConfigurationError, ProducerError, RecordError, StreamFull
 from streamworker.processors import StreamSpec
 from streamworker.records import RecordType
-from streamworker.redisio.data.columns import rows_of, unpacked
+from streamworker.redisio.data.columns import unpacked
 from streamworker.runtime.send.routing import Router
 from tests.records.kinds import MOMENTS, TEXT
 from tests.runtime.bench import Bench, Order, bench
@@ -118,7 +118,7 @@ def orders(count: int, keys: int = 20) -> pa.Table:
 async def entries(desk: Bench, partition: int) -> list[pa.RecordBatch]:
     """Return the rows of each entry of a partition."""
     fields = [fields for _, fields in await desk.entries(desk.stream_keys.events(partition))]
-    assert [rows_of(each) for each in fields] == [unpacked(each).num_rows for each in fields]
+    assert [int(each[b"n"]) for each in fields] == [unpacked(each).num_rows for each in fields]
     return [unpacked(each) for each in fields]
 
 
@@ -211,8 +211,8 @@ async def test_what_cannot_be_sent_is_refused_by_name(redis_url: str) -> None:
 
 @pytest.mark.anyio
 async def test_a_table_waits_at_a_full_partition_or_is_refused(redis_url: str) -> None:
-    """As records do; the limit counts entries."""
-    stream = ARROW | {"records_max": 10}
+    """As records do; the limit counts rows."""
+    stream = ARROW | {"records_max": 100}
     async with bench(redis_url, run=False, stream=stream) as desk:
         await desk.backend.execute("XGROUP", "CREATE", desk.stream_keys.events(0), "slow", "0", "MKSTREAM")
         assert await desk.producer.send_table(orders(100), rows_per_entry=10) == 100

@@ -1,13 +1,14 @@
 """Entries of a stream of columns (``codec="arrow"``): several rows each, as one Arrow record batch.
 
-The fields of an entry, without headers:
+The fields of an entry, without headers, and without the two that the append script puts before them if the
+entry has several rows (``records.packs``):
 
     ======  =============================================================================
-    rows    rows in this entry
-    v       the Arrow IPC message of the record batch, without its schema
+    n       rows in this entry
     codec   how ``v`` is compressed: ``none``, ``lz4`` or ``zstd``
     size    bytes of ``v`` before compression
     crc     CRC-32 of ``v``, decimal
+    v       the Arrow IPC message of the record batch, without its schema
     name    fingerprint of the schema
     schema  the Arrow schema, as bytes
     ======  =============================================================================
@@ -23,12 +24,14 @@ This module has pure functions and does no I/O.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 
 import pyarrow as pa
 
 from streamworker.core.data.entries import Entry
 from streamworker.errors import DataLoss, DecodeError
+from streamworker.records.rows import ROWS, RowsEntry, bounds, first_id
 from streamworker.redisio.data.ackedlog import (
     AckedBatch,
     Codec,
@@ -46,6 +49,8 @@ Fields = Mapping[bytes, bytes]
 COMPRESS_ABOVE_BYTES = 1024
 """Smaller batches are not compressed: for single records the compressor's headers are half of the size."""
 
+_BY_SCRIPT = (b"sw:first", b"extra")
+
 _REMEDY = 'Its producer must send with codec="arrow", as the stream is declared; or Redis lost data.'
 
 
@@ -54,8 +59,8 @@ class Packer:
 
     >>> batch = pa.record_batch({"n": [1, 2, 3]})
     >>> fields = Packer(batch.schema).fields(batch, "lz4")
-    >>> rows_of(fields), unpacked(fields).equals(batch)
-    (3, True)
+    >>> fields[b"n"], unpacked(fields).equals(batch)
+    (b'3', True)
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -66,20 +71,14 @@ class Packer:
         """Return the fields of an entry with these rows."""
         packed = pack(batch, compression, above_bytes=COMPRESS_ABOVE_BYTES, if_smaller=True)
         return {
-            b"rows": b"%d" % packed.rows,
-            b"v": packed.data,
+            ROWS: b"%d" % packed.rows,
             b"codec": packed.codec.encode(),
             b"size": b"%d" % packed.size,
             b"crc": b"%d" % packed.crc,
+            b"v": packed.data,
             b"name": self._name,
             b"schema": self._schema,
         }
-
-
-def rows_of(fields: Fields) -> int:
-    """Return how many rows an entry declares; 1 if it declares no valid number."""
-    text = fields.get(b"rows", b"")
-    return max(1, int(text)) if text.isdigit() and len(text) < 10 else 1
 
 
 def unpacked(fields: Fields) -> pa.RecordBatch:
@@ -96,14 +95,24 @@ def unpacked(fields: Fields) -> pa.RecordBatch:
     return batch
 
 
+def alone(entry: Entry) -> Fields:
+    """Return the fields of an entry that would hold only these rows of an entry, without ids."""
+    start, end = bounds(entry)
+    if isinstance(entry, RowsEntry) or start:
+        with suppress(DecodeError):  # then it stays as it is
+            batch = unpacked(entry.fields)[start:end]
+            return Packer(batch.schema).fields(batch, "lz4")
+    return {name: value for name, value in entry.fields.items() if name not in _BY_SCRIPT}
+
+
 def as_it_came(entry: Entry) -> AckedBatch:
     """Return the acked batch that forwards an entry unchanged; :func:`unpacked` must have read it."""
-    return _packed(entry.fields).acked(_field(entry.fields, b"name").decode(), entry.id)
+    return _packed(entry.fields).acked(_field(entry.fields, b"name").decode(), first_id(entry))
 
 
 def _packed(fields: Fields) -> Packed:
     return Packed(
-        rows=_number(fields, b"rows"),
+        rows=_number(fields, ROWS),
         crc=_number(fields, b"crc"),
         codec=_field(fields, b"codec").decode("ascii", "replace"),
         size=_number(fields, b"size"),

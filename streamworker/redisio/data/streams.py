@@ -30,7 +30,7 @@ TRIM_ENTRIES = 10_000
 PACK_MIN = 4
 """Records of one append from which on they share an entry."""
 
-Packing = Literal["", "json", "msgpack"]
+Packing = Literal["", "json", "msgpack", "arrow"]
 
 Payload = bytes | Mapping[bytes, bytes]
 """An encoded record, or an entry's own fields."""
@@ -185,7 +185,13 @@ def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
     """Return keys and arguments of ``append.lua`` for an append."""
     p, entries = append.partition, append.entries
     args: list[Argument] = [append.seq, append.follows or "", append.limit, len(entries)]
-    if append.pack and len(entries) >= PACK_MIN:
+    columns = [_entry_fields(entry) for entry in entries] if append.pack == "arrow" else []
+    rows = [int(flat[1]) for flat in columns]
+    if sum(rows) > len(rows):
+        args[3:] = [sum(rows), "p"]
+        for records, flat in zip(rows, columns, strict=True):
+            args += (records, len(flat), *flat)
+    elif append.pack and not columns and len(entries) >= PACK_MIN:
         args.append("p")
         for records, flat in _packed(entries, is_json=append.pack == "json"):
             args += (records, len(flat), *flat)

@@ -7,7 +7,11 @@
 -- it writes nothing, and the answer says nothing about it.
 --
 -- The records get consecutive ids: the same milliseconds, and consecutive sequence numbers. An entry has the
--- id of its last record. The first entry of an append holds one record, so that Redis chooses its id.
+-- id of its last record. If the first entry of an append holds one record, Redis chooses its id. If it holds
+-- many, as an entry of columns does, the script chooses it, for which it needs no right to read the stream:
+-- the sequence numbers begin at a multiple of 10^9 that grows with the microsecond, so they are above all that
+-- Redis gives in that millisecond. The id must also be above the last one that was chosen so, and XADD accepts
+-- it only above the last id of the stream. If the clock has gone back, the script tries later milliseconds.
 --
 -- KEYS  1 events (stream)  2 producer (string): number of its last send, last id of that, number of
 --       the send before, and of this one too the last id and the number before  3 counts (hash)
@@ -74,6 +78,23 @@ local function add(...)
   -- In Redis 7.0 the clock advances within a script, so '*' could use the next millisecond.
   if next_id == '*' then next_id = string.match(last, '^%d+') .. '-*' end
 end
+local function choose_id(of, add_many)
+  local now, chosen = redis.call('TIME'), redis.call('HGET', KEYS[3], 'chosen') or '0-0'
+  local us = tonumber(now[2])
+  local ms, first = tonumber(now[1]) * 1000 + math.floor(us / 1000), (us % 1000 + 1) * 1e9
+  local later = 0
+  while true do
+    local at = text(ms + later)
+    if id_less(chosen, at .. '-' .. text(first)) then
+      local done, why = pcall(add_many, at, first, first + of - 1)
+      if done then break end
+      why = type(why) == 'table' and why.err or tostring(why)
+      if later > 2 ^ 40 or not string.find(why, 'equal or smaller', 1, true) then return {err = why} end
+    end
+    later = math.max(1, 2 * later)
+  end
+  redis.call('HSET', KEYS[3], 'chosen', last)
+end
 if ARGV[5] == 'v' then
   -- This calls XADD without the helper, which would take a tenth of the time.
   local call, argv = redis.call, ARGV
@@ -87,22 +108,34 @@ elseif ARGV[5] == 'f' then
     i = i + 1 + n
   end
 else
-  local n = tonumber(ARGV[7])
-  add(unpack(ARGV, 8, 7 + n))
-  local ms, seq = string.match(last, '^(%d+)%-(%d+)$')
-  -- Lua loses digits of larger numbers. Only another program gives such ids.
-  if #seq > 14 then ms, seq = text(tonumber(ms) + 1), '-1' end
-  local i, at_seq = 8 + n, tonumber(seq)
+  local i, ms, at_seq = 6, nil, nil
   while i <= #ARGV do
-    local of = tonumber(ARGV[i])
-    n = tonumber(ARGV[i + 1])
-    at_seq = at_seq + of
-    next_id = ms .. '-' .. text(at_seq)
+    local of, n = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
+    if ms then
+      at_seq = at_seq + of
+      next_id = ms .. '-' .. text(at_seq)
+    end
     if of == 1 then
       add(unpack(ARGV, i + 2, i + 1 + n))
     else
       extra = extra + of - 1
-      add(FIRST, ms .. '-' .. text(at_seq - of + 1), 'extra', text(extra), unpack(ARGV, i + 2, i + 1 + n))
+      local function add_many(id_ms, first, last)
+        next_id = id_ms .. '-' .. text(last)
+        return add(FIRST, id_ms .. '-' .. text(first), 'extra', text(extra), unpack(ARGV, i + 2, i + 1 + n))
+      end
+      if ms then
+        add_many(ms, at_seq - of + 1, at_seq)
+      else
+        local refused = choose_id(of, add_many)
+        if refused then return refused end
+      end
+    end
+    if not ms then
+      local seq
+      ms, seq = string.match(last, '^(%d+)%-(%d+)$')
+      at_seq = tonumber(seq)
+      -- Lua loses digits of larger numbers. Only another program gives such ids.
+      if #seq > 14 then ms, at_seq = text(tonumber(ms) + 1), -1 end
     end
     i = i + 2 + n
   end

@@ -77,7 +77,7 @@ class Commits:
         lock = self.start.lock
         self.epoch = lock.epoch
         self.records_done = 0
-        """Entries committed by this runner."""
+        """Records committed by this runner."""
         self.is_committing = False
         """Whether a commit is in flight."""
         self.trims = Trims(self.settings.trim_interval_ms)
@@ -110,7 +110,7 @@ class Commits:
             epoch=self.epoch,
             previous=self._previous,
             new=last,
-            entries=len(work.entries),
+            entries=work.records,
             batch=batch,
             reads=self.buffer.reads_up_to(last),
             last=as_stored(*origin_at(work.entries, -1)),
@@ -147,7 +147,7 @@ class Commits:
         self._committed = (request.new, reply.rows)
         count, size = len(work.entries), work.size
         self.buffer.release(count, size)
-        self.records_done += count
+        self.records_done += request.entries
         self.trims.committed(count, size)
         self.is_committing = False
         self._landed.fire()

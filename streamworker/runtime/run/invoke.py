@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pyarrow as pa
 
-from streamworker.context import Call, Context, Place, RowsOf
+from streamworker.context import Call, Context, IdsOf, Place
 from streamworker.core.data.entries import Entry
 from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.processors import FunctionMode, ProcessorSpec
@@ -74,8 +74,8 @@ class Invoker:
         """How many ``def`` functions run at a time, over all partitions of this worker."""
         self.calls_in_threads = 0
         """Calls that have a thread, or wait for one."""
-        self.rows_of: RowsOf | None = None
-        """Returns how many rows an entry has; None if each entry has one."""
+        self.ids_of: IdsOf | None = None
+        """Returns the ids of an entry's rows; None if each entry is one record."""
         self._row_type: type = object
         if spec.output is not None:
             self._row_type = dict if spec.output.kind is RecordKind.TYPED_DICT else spec.output.python_type
@@ -95,9 +95,10 @@ class Invoker:
         assert stream.codec != "arrow"  # ColumnsInvoker decodes these
         with suppress(BaseException):  # Code of the record's class may run here, and raise anything.
             return Decoded(stream.record.decode_many(entries, stream.codec), {})
-        return self.one_by_one(entries, stream.record.decoder(stream.codec))
+        decode = stream.record.decoder(stream.codec)
+        return self.one_by_one(entries, lambda entry: decode(readable_fields(entry)))
 
-    def one_by_one(self, entries: Sequence[Entry], decode: Callable[[Mapping[bytes, bytes]], Any]) -> Decoded:
+    def one_by_one(self, entries: Sequence[Entry], decode: Callable[[Entry], Any]) -> Decoded:
         """Decode each entry by itself, except those that are replayed for another group."""
         mine = self.spec.name.encode()
         records: list[Any] = [None] * len(entries)
@@ -107,7 +108,7 @@ class Invoker:
                 bad[place] = NOT_OURS
                 continue
             try:
-                records[place] = decode(readable_fields(entry))
+                records[place] = decode(entry)
             except RecordError as error:
                 bad[place] = error
         return Decoded(records, bad)
@@ -181,7 +182,7 @@ class Invoker:
         if not self.spec.takes_context:
             return self._effects(await function(argument), (), None, records)
         view = self.state.view()
-        call = Call(entries, view, attempt, self.rows_of)
+        call = Call(entries, view, attempt, self.ids_of)
         try:
             result = await function(argument, Context(self.place, call))
         finally:
@@ -197,7 +198,7 @@ class Invoker:
         if not self.spec.takes_context:
             return self._effects(function(argument), (), None, records)
         view = self.state.view()
-        call = Call(entries, view, attempt, self.rows_of)
+        call = Call(entries, view, attempt, self.ids_of)
         try:
             result = function(argument, Context(self.place, call))
         finally:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.records.entries import id_at, size_of
+from streamworker.records.rows import first_id, records_in
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.redisio.data.commit import DeadLetter
 from streamworker.runtime.run.state import Changes
@@ -25,16 +26,23 @@ class Work:
     """``rows`` in encoded form, if the commit can use it as it is."""
     dead: list[DeadLetter] = field(default_factory=list)
     state: Changes = field(default_factory=dict)
+    holds_rows: bool = False
+    """Whether the entries are those of a stream of columns."""
 
     @property
     def first(self) -> EntryId:
-        """Id of the first entry."""
-        return id_at(self.entries, 0)
+        """Id of the first record."""
+        return first_id(self.entries[0]) if self.holds_rows else id_at(self.entries, 0)
 
     @property
     def last(self) -> EntryId:
         """Id of the last entry: the checkpoint after the commit."""
         return id_at(self.entries, -1)
+
+    @property
+    def records(self) -> int:
+        """How many records the entries count for."""
+        return sum(map(records_in, self.entries)) if self.holds_rows else len(self.entries)
 
     @property
     def size(self) -> int:

@@ -62,6 +62,8 @@ class Part:
     done: "asyncio.Future[EntryId]"
     order: int
     """Its number among all sends of the lane."""
+    records: int
+    """How many records its entries hold."""
     taken: int = 0
     """How many of its entries went into appends."""
     waits: bool = True
@@ -90,6 +92,11 @@ class AppendSlice(NamedTuple):
     def is_last(self) -> bool:
         """Whether the part ends here."""
         return self.start + self.size == len(self.part.entries)
+
+    @property
+    def records(self) -> int:
+        """How many records it holds. Where an entry has several, a part has one entry."""
+        return self.part.records if len(self.part.entries) == 1 else self.size
 
     @property
     def entries(self) -> Sequence[Encoded]:
@@ -121,8 +128,8 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """How many entries it has."""
-        return sum(each.size for each in self.slices)
+        """How many records it has."""
+        return sum(each.records for each in self.slices)
 
     @property
     def is_wanted(self) -> bool:
@@ -145,7 +152,7 @@ class Batch:
         """Report the ids to the senders: the entries of one append have one time and consecutive numbers."""
         behind = self.count
         for each in self.slices:
-            behind -= each.size
+            behind -= each.records
             if each.is_last and not each.part.given_up:
                 each.part.done.set_result(EntryId(last_id.ms, last_id.seq - behind))
 
@@ -186,14 +193,14 @@ class Lane:
     loop: asyncio.AbstractEventLoop | None = None
     """The event loop of the senders. Until Python 3.12 to ask for it is a system call, a tenth of a send."""
 
-    def add(self, entries: Sequence[Encoded], size: int, on_full: OnFull) -> Part:
+    def add(self, entries: Sequence[Encoded], size: int, on_full: OnFull, records: int) -> Part:
         """Append entries to the queue."""
         while self.parts and self.parts[-1].given_up and not self.parts[-1].taken:
             self.parts.pop()  # Otherwise abandoned sends would pile up while nothing can be sent.
         self.sends += 1
         if self.loop is None:
             self.loop = asyncio.get_running_loop()
-        part = Part(entries, size, on_full, self.loop.create_future(), self.sends)
+        part = Part(entries, size, on_full, self.loop.create_future(), self.sends, records)
         self.parts.append(part)
         return part
 

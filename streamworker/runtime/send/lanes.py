@@ -88,8 +88,10 @@ class Lanes:
         while self._flushes:
             await asyncio.wait(self._flushes)
 
-    def queue(self, partition: int, entries: Sequence[Encoded], size: int, on_full: OnFull) -> Part:
-        """Append entries to the queue of their partition."""
+    def queue(
+        self, partition: int, entries: Sequence[Encoded], size: int, on_full: OnFull, records: int = 1
+    ) -> Part:
+        """Append entries with some records to the queue of their partition."""
         if self._closed:
             raise ProducerError(
                 f"The producer of stream {self._spec.name!r} is closed.", remedy="Send before you close it."
@@ -97,7 +99,7 @@ class Lanes:
         lane = self._lanes.get(partition)
         if lane is None:
             lane = self._lanes[partition] = Lane(partition, self._place_of(partition))
-        part = lane.add(entries, size, on_full)
+        part = lane.add(entries, size, on_full, records)
         self._kick(lane)
         return part
 
@@ -320,9 +322,10 @@ class Lanes:
         lane = batch.lane
         self._put_back(batch)
         lane.room = min(self._spec.records_max - length, APPEND_ENTRIES_MAX)
-        if lane.room > 0:
+        if lane.room > 0 and batch.count == sum(each.size for each in batch.slices):
             return
-        lane.room = APPEND_ENTRIES_MAX
+        # An append with entries of many rows is tried again with one entry: alone it fits an empty partition.
+        lane.room = APPEND_ENTRIES_MAX if lane.room <= 0 else 1
         tell(lane.parts, full(self._spec, lane.partition))
         if not all(part.given_up for part in lane.parts):
             lane.resting = True

@@ -220,7 +220,7 @@ class _Sender:
         """Send a chunk; wait while too many earlier ones are in flight."""
         self._under_way.append(
             [
-                (partition, count, self._lanes.queue(partition, entries, size, self._on_full))
+                (partition, count, self._lanes.queue(partition, entries, size, self._on_full, count))
                 for partition, entries, size, count in pieces
             ]
         )

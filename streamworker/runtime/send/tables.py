@@ -37,6 +37,7 @@ class TablePacker:
         self._router = Router(spec, deal)
         self._packer = Packer(spec.record.arrow_schema())
         self._bytes_max = entry_bytes_max
+        self._rows_max = spec.records_max or ROWS_PER_ENTRY_MAX
 
     # -- tables ------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class TablePacker:
         self, packets: list[Piece], partition: int, rows: pa.RecordBatch, most: int, compression: Codec
     ) -> None:
         """Pack the rows of one partition into entries of even size."""
-        count = rows.num_rows
+        count, most = rows.num_rows, min(most, self._rows_max)
         pieces = max(-(-count // most), -(-rows.nbytes * 10 // (self._bytes_max * 9)))
         pieces = min(pieces, count)
         for piece in range(pieces):

@@ -10,26 +10,30 @@ There are four cases, which only this module distinguishes:
     a list, or one record  (the ordinary way)          rows are turned into records
     =====================  ==========================  ====================================
 
-The entry remains the unit of commits, attempts, dead letters and the search for failing records.
+A commit takes whole entries. A row that cannot be decoded, or with which the function fails, is searched by
+halves, and its dead letter holds that row alone.
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from streamworker.context import Context, Place, show_only, take_forwarded
-from streamworker.core.data.batching import BatchLimits
+from streamworker.core.data.batching import BatchLimits, Halving
 from streamworker.core.data.entries import Entry
 from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.processors import FunctionMode, ProcessorSpec, Takes
+from streamworker.records.rows import bounds, cut, ids_of_rows, rows_in
 from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
-from streamworker.redisio.data.columns import as_it_came, rows_of, unpacked
-from streamworker.runtime.run.invoke import Decoded, Effects, Invoker
+from streamworker.redisio.data.columns import alone, as_it_came, unpacked
+from streamworker.redisio.data.commit import DeadLetter
+from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker
 from streamworker.runtime.run.modes.batch import BatchMode
+from streamworker.runtime.run.modes.modes import Failed
 from streamworker.runtime.run.state import Changes, PartitionState
 from streamworker.runtime.run.work import joined
 from streamworker.runtime.send.tables import as_table
@@ -37,6 +41,10 @@ from streamworker.runtime.send.tables import as_table
 CALL_ENTRIES_MAX = 1_000
 """Maximum entries of one call. Opening an entry takes 20 to 30 us. For thousands of rows this does not
 matter, but if each entry holds one row, a call with 1,000 entries blocks the event loop for 20 to 30 ms."""
+
+
+BAD_ROWS_MAX = 20
+"""An entry with so many rows that cannot be decoded becomes one dead letter: each takes ten decodings."""
 
 
 class ColumnsInvoker(Invoker):
@@ -48,7 +56,7 @@ class ColumnsInvoker(Invoker):
         super().__init__(spec, place, state, threads)
         self._record = spec.stream.record
         self._is_arrow = spec.stream.codec == "arrow"
-        self.rows_of = rows_of if self._is_arrow and spec.mode is not FunctionMode.RECORD else None
+        self.ids_of = ids_of_rows if self._is_arrow else None
         self._give = _giver(spec.takes)
         self._output_name = b""
         if spec.forward and spec.output is not None:
@@ -62,9 +70,10 @@ class ColumnsInvoker(Invoker):
             return super().decode(entries)
         return self.one_by_one(entries, self._item)
 
-    def _item(self, fields: Mapping[bytes, bytes]) -> Any:
+    def _item(self, entry: Entry) -> Any:
         try:
-            batch = self._record.fit_arrow(unpacked(fields), extra="drop")
+            start, end = bounds(entry)
+            batch = self._record.fit_arrow(unpacked(entry.fields)[start:end], extra="drop")
             return batch if self.spec.takes != "records" else self._record.from_arrow(batch)
         except RecordError:
             raise
@@ -78,7 +87,11 @@ class ColumnsInvoker(Invoker):
     async def call_batch(self, entries: Sequence[Entry], records: list[Any], attempt: int) -> Effects:
         """Call the function with the contents of some entries."""
         if self.spec.mode is FunctionMode.RECORD:
-            pairs = [(entry, record) for entry, item in zip(entries, records, strict=True) for record in item]
+            pairs = [
+                (cut(entry, row, row + 1), record)
+                for entry, item in zip(entries, records, strict=True)
+                for row, record in enumerate(item)
+            ]
             return await self._call(pairs, entries, (), attempt)
         if self.spec.takes == "records":
             rows = [record for item in records for record in item]
@@ -164,7 +177,8 @@ class ColumnsInvoker(Invoker):
         """Return the rows as the entry encodes them, if they are exactly the rows of one entry."""
         if not (self._is_arrow and len(entries) == len(rows) == 1 and rows[0] is records[0]):
             return None
-        return as_it_came(entries[0]) if entries[0].fields.get(b"name") == self._output_name else None
+        is_same = entries[0].fields.get(b"name") == self._output_name
+        return as_it_came(entries[0]) if is_same and bounds(entries[0])[0] == 0 else None
 
 
 class _Gathered(list[Any]):
@@ -192,13 +206,13 @@ class RowsMode(BatchMode):
         spec, buffer = self.spec, self.intake.buffer
 
         def are_rows_enough() -> bool:
-            counts = (rows_of(entry.fields) for entry in buffer.each_waiting())
+            counts = map(rows_in, buffer.each_waiting())
             return any(rows >= spec.batch for rows in itertools.accumulate(counts))
 
         most = min(spec.batch, CALL_ENTRIES_MAX)
         limits = RowLimits(most, spec.batch_bytes, spec.within_ms, are_rows_enough)
         while entries := await self.intake.next_entries(limits):
-            for start, end in by_rows([rows_of(entry.fields) for entry in entries], spec.batch):
+            for start, end in by_rows(list(map(rows_in, entries)), spec.batch):
                 # After a call that was given up, nothing may be committed, and the partition drains.
                 if not await self.intake.wait_may_start():
                     return ""
@@ -206,6 +220,63 @@ class RowsMode(BatchMode):
                 if halted:
                     return halted
         return ""
+
+    def _decode(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Decoded]:
+        decoded = self.invoker.decode(entries)
+        wide = {
+            place
+            for place, error in decoded.bad.items()
+            if rows_in(entries[place]) > 1 and error is not NOT_OURS and not self.halts(error)
+        }
+        if not wide:
+            return entries, decoded
+        parts = [
+            part
+            for place, entry in enumerate(entries)
+            for part in (self._around_bad_rows(entry) if place in wide else (entry,))
+        ]
+        return parts, self.invoker.decode(parts)
+
+    def _around_bad_rows(self, entry: Entry) -> list[Entry]:
+        """Cut an entry around the rows that cannot be decoded; return it whole if they are too many."""
+        parts: list[Entry] = []
+        rows = rows_in(entry)
+        search = Halving(rows)
+        while (found := search.next()) is not None:
+            part = cut(entry, *found)
+            if not self.invoker.decode([part]).bad:
+                parts.append(part)
+                search.succeeded()
+                continue
+            search.failed()
+            if rows_in(part) == 1:
+                parts.append(part)
+            if len(search.poison) in (BAD_ROWS_MAX, rows):
+                return [entry]
+        return parts
+
+    def _count(self, entries: Sequence[Entry]) -> int:
+        return sum(map(rows_in, entries))
+
+    def _slice(
+        self, entries: Sequence[Entry], records: list[Any], start: int, end: int
+    ) -> tuple[Sequence[Entry], list[Any]]:
+        parts: list[Entry] = []
+        items: list[Any] = []
+        at = 0
+        for entry, item in zip(entries, records, strict=True):
+            low, high = max(start - at, 0), min(end - at, len(item))
+            if low < high:
+                parts.append(cut(entry, low, high))
+                items.append(item[low:high])
+            at += len(item)
+        return parts, items
+
+    def removed(self, entry: Entry, failed: Failed) -> list[DeadLetter]:
+        """Remove a row or an entry: its dead letter holds its rows alone."""
+        return super().removed(
+            entry if failed.error is NOT_OURS else replace(entry, fields=alone(entry)), failed
+        )
 
 
 def by_rows(counts: Sequence[int], most: int) -> list[tuple[int, int]]:
