@@ -14,7 +14,7 @@ HOLDS = {
     "sw:{app.stream.P}:counts": (
         "If entries hold many records, how many these are beyond one an entry: `extra` those ever added, "
         "`before` those of entries that were trimmed, `folded` those that the stream's own `entries-added` "
-        "includes."
+        "includes; `chosen`, the last id that the append script chose."
     ),
     "sw:{app.stream.P}:groups": (
         "Name of each group whose lock trimming asks, to the number of entries that others had deleted "

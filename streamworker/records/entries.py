@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, overload
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import DecodeError
 from streamworker.records.packs import CRC, ENTRY_RECORDS_MAX, FIRST, Pack
-from streamworker.records.rows import Rows
+from streamworker.records.rows import NumberedRows
 
 REPLAYED_FOR = b"sw:replayed-for"
 """First field of a replayed dead letter. Its value is the group that handles the entry; other groups skip
@@ -86,7 +86,7 @@ class Entries(Sequence[Entry]):
         for text, flat in reply:
             if flat[0] != FIRST or flat[-2] == b"schema":
                 ids.append(text)
-                flats.append(flat if flat[0] != FIRST else Rows.of(text, flat))
+                flats.append(flat if flat[0] != FIRST else NumberedRows.of(text, flat))
                 sizes.append(sum(map(len, flat)))
             else:
                 pack = Pack(text, flat)
@@ -135,12 +135,12 @@ class Entries(Sequence[Entry]):
     def origin_at(self, place: int) -> tuple[EntryId, Any]:
         """Return the id of the entry that Redis holds, and its content as in ``Entry.origin``."""
         flat = self._flats[place]
-        return (flat.last if isinstance(flat, Pack | Rows) else self.id_at(place)), flat
+        return (flat.last if isinstance(flat, Pack | NumberedRows) else self.id_at(place)), flat
 
     def after(self, position: EntryId) -> "Entries":
         """Return the records after a position, which may lie within the first entry."""
         pack = self._flats[0]
-        if isinstance(pack, Rows):
+        if isinstance(pack, NumberedRows):
             flats = [pack.after(position), *self._flats[1:]]
             return Entries(self._ids, flats, self.sizes, has_packs=True)
         if not isinstance(pack, Pack) or not pack.first <= position < pack.last:
@@ -223,7 +223,7 @@ def origin_at(entries: Sequence[Entry], place: int) -> tuple[EntryId, Any]:
     if isinstance(entries, Entries):
         return entries.origin_at(place)
     entry = entries[place]
-    return (entry.origin.last if isinstance(entry.origin, Pack | Rows) else entry.id), entry.origin
+    return (entry.origin.last if isinstance(entry.origin, Pack | NumberedRows) else entry.id), entry.origin
 
 
 def readable_fields(entry: Entry) -> Mapping[bytes, bytes]:
@@ -242,7 +242,7 @@ def as_stored(id: EntryId, origin: Any) -> StoredEntry:
         return StoredEntry(id, origin.tag)
     content = b"\0".join(origin or ())
     # The script takes the CRC for the tag of an entry that begins so, also of one that is refused here.
-    if isinstance(origin, Rows):
+    if isinstance(origin, NumberedRows):
         return StoredEntry(id, origin[CRC].decode() if origin[CRC].isdigit() else "")
     if not content or len(content) > TAG_BYTES_MAX or origin[0] == FIRST:
         return StoredEntry(id, "")

@@ -19,8 +19,8 @@ _ROWS_AT = 5
 """Index of that number among names and values."""
 
 
-class Rows(list[bytes]):
-    """Names and values of an entry whose rows have ids. Rows up to a checkpoint may be cut off."""
+class NumberedRows(list[bytes]):
+    """Names and values of an entry whose rows have ids. Those up to a checkpoint may be cut off."""
 
     __slots__ = ("first", "last", "start")
 
@@ -35,17 +35,17 @@ class Rows(list[bytes]):
     def of(cls, text: bytes, flat: Sequence[bytes]) -> "Self | Sequence[bytes]":
         """Read an entry as Redis returned it; return it unchanged if its rows have no ids."""
         try:
-            first, last, count = EntryId.parse(flat[1]), EntryId.parse(text), int(flat[_ROWS_AT])
-        except (ConfigurationError, ValueError, IndexError):
+            first, last, count = EntryId.parse(flat[1]), EntryId.parse(text), _number(flat[_ROWS_AT])
+        except (ConfigurationError, IndexError):
             return flat
         has_ids = first.ms == last.ms and last.seq - first.seq + 1 == count > 0
         return cls(flat, first, last) if has_ids else flat
 
-    def after(self, position: EntryId) -> "Rows":
+    def after(self, position: EntryId) -> "NumberedRows":
         """Return the entry without the rows up to a position."""
         if not self.first <= position < self.last:
             return self
-        return Rows(self, self.first, self.last, position.seq - self.first.seq + 1)
+        return NumberedRows(self, self.first, self.last, position.seq - self.first.seq + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,8 @@ def bounds(entry: Entry) -> tuple[int, int]:
     """Return the index of the first row, and of the row after the last one, in the entry that Redis holds."""
     if isinstance(entry, RowsEntry):
         return entry.start, entry.end
-    text = entry.fields.get(ROWS, b"")
-    count = max(1, int(text)) if text.isdigit() and len(text) < 10 else 1
-    return (entry.origin.start if isinstance(entry.origin, Rows) else 0), count
+    count = max(1, _number(entry.fields.get(ROWS, b"")))
+    return (entry.origin.start if isinstance(entry.origin, NumberedRows) else 0), count
 
 
 def rows_in(entry: Entry) -> int:
@@ -73,7 +72,7 @@ def rows_in(entry: Entry) -> int:
 
 def records_in(entry: Entry) -> int:
     """Return how many records an entry counts for: its rows, if they have ids, or 1."""
-    return rows_in(entry) if isinstance(entry.origin, Rows) else 1
+    return rows_in(entry) if isinstance(entry.origin, NumberedRows) else 1
 
 
 def ids_of_rows(entry: Entry) -> Iterator[EntryId]:
@@ -96,6 +95,12 @@ def cut(entry: Entry, start: int, end: int) -> Entry:
     return RowsEntry(_id(entry, end - 1), entry.fields, size, entry.origin, start, end)
 
 
+def _number(text: bytes) -> int:
+    return int(text) if text.isdigit() and len(text) < 10 else 0
+
+
 def _id(entry: Entry, index: int) -> EntryId:
-    origin = entry.origin
-    return EntryId(origin.first.ms, origin.first.seq + index) if isinstance(origin, Rows) else entry.id
+    if not isinstance(entry.origin, NumberedRows):
+        return entry.id
+    ms, first = entry.origin.first
+    return EntryId(ms, first + index)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from streamworker.core.data.entries import ZERO, EntryId
-from streamworker.records.rows import Rows, first_id, ids_of_rows
+from streamworker.records.rows import NumberedRows, first_id, ids_of_rows
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.columns import Packer
 from streamworker.redisio.data.streams import Append, AppendCode, AppendReply, append_many
@@ -58,7 +58,7 @@ async def test_rows_of_one_append_have_consecutive_ids(group: Group, send: Sende
     ids = [each for entry in found for each in ids_of_rows(entry)]
     assert reply.last_id == ids[-1] == found[-1].id
     assert ids == [EntryId(ids[0].ms, ids[0].seq + n) for n in range(9)]
-    assert [isinstance(entry.origin, Rows) for entry in found] == [True, False, True]
+    assert [isinstance(entry.origin, NumberedRows) for entry in found] == [True, False, True]
 
 
 async def test_a_single_row_gets_an_id_of_redis(group: Group, send: Sender, raw: Raw) -> None:

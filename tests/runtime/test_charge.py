@@ -89,14 +89,16 @@ async def test_a_flush_that_repeats_another_partition_does_not_end_what_is_repea
     async with bench(redis_url, run=False, partitions=2, stream={"records_max": 1_000}) as desk:
         await desk.acquire(1, "w1")
         lanes = Lanes(desk.backend, desk.stream, desk.settings, random.Random(1))
-        await asyncio.gather(*(lanes.queue(partition, [PAYLOAD % 0], 1, "wait").done for partition in (0, 1)))
+        await asyncio.gather(
+            *(lanes.queue((partition, [PAYLOAD % 0], 1, 1), "wait").done for partition in (0, 1))
+        )
         road = Road()
         monkeypatch.setattr(streams, "append_many", road.append_many)
 
-        sent = [lanes.queue(0, [PAYLOAD % 1], 1, "wait")]
+        sent = [lanes.queue((0, [PAYLOAD % 1], 1, 1), "wait")]
         first = await road.next(0)
-        sent.append(lanes.queue(0, [PAYLOAD % n for n in range(2, 2 + MANY)], MANY, "wait"))
-        sent.append(lanes.queue(1, [PAYLOAD % 1], 1, "wait"))
+        sent.append(lanes.queue((0, [PAYLOAD % n for n in range(2, 2 + MANY)], MANY, MANY), "wait"))
+        sent.append(lanes.queue((1, [PAYLOAD % 1], 1, 1), "wait"))
         (await road.next(0, 1)).lose(arrives=False)
         first.lose(arrives=True)
         with redis.Redis.from_url(redis_url) as direct, capture_logs() as logs:
@@ -108,7 +110,7 @@ async def test_a_flush_that_repeats_another_partition_does_not_end_what_is_repea
             direct.xtrim(desk.stream_keys.events(1), maxlen=1, approximate=False)
             assert await (await road.next(1)).done() == {1: AppendCode.OK}
 
-            sent.append(lanes.queue(0, [PAYLOAD % (2 + MANY)], 1, "wait"))
+            sent.append(lanes.queue((0, [PAYLOAD % (2 + MANY)], 1, 1), "wait"))
             await asyncio.sleep(0.05)
             assert road.waiting == [repeat]
             assert await repeat.done() == {0: AppendCode.DUP}

@@ -132,6 +132,11 @@ class Batch:
         return sum(each.records for each in self.slices)
 
     @property
+    def is_wide(self) -> bool:
+        """Whether an entry has several records. If there is no room, each is tried alone, and fits then."""
+        return self.count > sum(each.size for each in self.slices)
+
+    @property
     def is_wanted(self) -> bool:
         """Whether a sender still waits for it."""
         return not all(each.part.given_up for each in self.slices)

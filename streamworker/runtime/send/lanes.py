@@ -41,10 +41,10 @@ from streamworker.runtime.send.lane import (
     APPEND_ENTRIES_MAX,
     AppendOutcome,
     Batch,
-    Encoded,
     Lane,
     OnFull,
     Part,
+    Piece,
 )
 from streamworker.runtime.send.ledger import Losses, LostSends
 from streamworker.runtime.send.refusals import copy_of, full, not_in_time, refused_later, tell
@@ -88,10 +88,9 @@ class Lanes:
         while self._flushes:
             await asyncio.wait(self._flushes)
 
-    def queue(
-        self, partition: int, entries: Sequence[Encoded], size: int, on_full: OnFull, records: int = 1
-    ) -> Part:
-        """Append entries with some records to the queue of their partition."""
+    def queue(self, piece: Piece, on_full: OnFull) -> Part:
+        """Append entries to the queue of their partition."""
+        partition, entries, size, records = piece
         if self._closed:
             raise ProducerError(
                 f"The producer of stream {self._spec.name!r} is closed.", remedy="Send before you close it."
@@ -322,10 +321,9 @@ class Lanes:
         lane = batch.lane
         self._put_back(batch)
         lane.room = min(self._spec.records_max - length, APPEND_ENTRIES_MAX)
-        if lane.room > 0 and batch.count == sum(each.size for each in batch.slices):
+        if lane.room > 0 and not batch.is_wide:
             return
-        # An append with entries of many rows is tried again with one entry: alone it fits an empty partition.
-        lane.room = APPEND_ENTRIES_MAX if lane.room <= 0 else 1
+        lane.room = 1 if batch.is_wide else APPEND_ENTRIES_MAX
         tell(lane.parts, full(self._spec, lane.partition))
         if not all(part.given_up for part in lane.parts):
             lane.resting = True

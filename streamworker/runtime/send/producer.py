@@ -83,7 +83,7 @@ class Producer:
     ) -> Sent:
         """Append one record; return when Redis has it. See ``Stream.send``."""
         partition, entry, size = self.prepared(record, _header_fields(headers))
-        part = self._lanes.queue(partition, (entry,), size, on_full)
+        part = self._lanes.queue((partition, (entry,), size, 1), on_full)
         if timeout is None:  # One coroutine less: of thousands of concurrent sends each object counts.
             return Sent(partition, await part.done)
         return Sent(partition, await self._lanes.confirmed(part, partition, timeout))
@@ -220,7 +220,7 @@ class _Sender:
         """Send a chunk; wait while too many earlier ones are in flight."""
         self._under_way.append(
             [
-                (partition, count, self._lanes.queue(partition, entries, size, self._on_full, count))
+                (partition, count, self._lanes.queue((partition, entries, size, count), self._on_full))
                 for partition, entries, size, count in pieces
             ]
         )

@@ -1,6 +1,7 @@
 -- A hash beside a partition counts the records of entries that hold many, beyond one an entry: `extra` those
 -- ever added, `before` those of entries that were dropped from the front, `folded` those that the stream's own
--- entries-added includes. A stream without such entries has no hash.
+-- entries-added includes; and `chosen`, the last id that the append script chose itself. A stream without such
+-- entries has no hash.
 --
 -- `entries-added` and XLEN count entries, so the records ever added are entries-added + extra - folded, and
 -- those present are XLEN + extra - before.
