@@ -166,6 +166,7 @@ class World(SimulatedGroup):
         what, after = damaged(before, fault.pick)
         self.note(f"the membership document {what}")
         self.model.damage(after)
+        self.may_be_uneven |= what == "gives all to the last"
         if what == LATER:
             # If the previous document is also one of a later release, keep the one before it.
             self._before_later = self._before_later if is_of_later_release(before) else before
