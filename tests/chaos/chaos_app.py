@@ -174,7 +174,7 @@ class Producer:
     def _write_lost(self) -> None:
         lost = self._lost()
         for each in lost[self._told :]:
-            words = {"producer": self.name, "partition": each.partition, "entries": each.entries}
+            words = {"producer": self.name, "partition": each.partition, "entries": each.records}
             self._recorder.write(
                 "lost", first=str(each.first), last=str(each.last), is_all=each.is_all, **words
             )

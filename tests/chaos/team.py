@@ -368,7 +368,7 @@ class Team:
     async def told_lost(self) -> int:
         producer = self._app.producer(self._app.streams[STREAM])
         await producer.verify()
-        return sum(each.entries for each in producer.lost)
+        return sum(each.records for each in producer.lost)
 
     # -- judging -------------------------------------------------------------------------------
 

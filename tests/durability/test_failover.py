@@ -115,7 +115,7 @@ def log_is_right(server: EmbeddedServer, traffic: Traffic) -> bool:
 
 def reported(traffic: Traffic) -> set[EntryId]:
     lost = traffic.desk.producer.lost
-    assert all(each.entries > 0 and each.is_all for each in lost)
+    assert all(each.records > 0 and each.is_all for each in lost)
     return {i for i in traffic.sent.values() if any(each.first <= i <= each.last for each in lost)}
 
 
@@ -192,7 +192,7 @@ async def test_what_a_failover_without_durability_loses_is_reported_to_the_id(
         await more(flow, 20)
         lost = lost_sends(own_pair.primary, flow)
         assert lost and reported(flow) == lost
-        assert sum(each.entries for each in flow.desk.producer.lost) >= len(lost)
+        assert sum(each.records for each in flow.desk.producer.lost) >= len(lost)
         assert log_is_right(own_pair.primary, flow)
     record(
         "F17",

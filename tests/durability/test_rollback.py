@@ -73,10 +73,10 @@ async def test_a_producer_says_which_of_its_sends_are_lost(durable: EmbeddedServ
                 await desk.producer.send(Order(99))
                 (lost,) = desk.producer.lost
             assert await desk.producer.verify() == []
-        assert (lost.stream, lost.partition, lost.entries, lost.is_all) == ("orders", 0, 5, True)
+        assert (lost.stream, lost.partition, lost.records, lost.is_all) == ("orders", 0, 5, True)
         assert (lost.first, lost.last) == (gone[0].entry_id, gone[-1].entry_id)
         (line,) = all_of(log, "sends_lost")
-        assert (line["log_level"], line["entries"], line["first"]) == ("error", 5, str(gone[0].entry_id))
+        assert (line["log_level"], line["records"], line["first"]) == ("error", 5, str(gone[0].entry_id))
         assert (await desk.ids())[:3] == [str(sent.entry_id) for sent in kept]
 
 
@@ -91,7 +91,7 @@ async def test_a_loss_is_noticed_though_the_answer_that_tells_of_it_is_lost(dura
         await desk.producer.send(Order(3))
         assert proxy.lost == 1
         (lost,) = desk.producer.lost
-        assert (lost.entries, lost.first) == (1, gone.entry_id)
+        assert (lost.records, lost.first) == (1, gone.entry_id)
 
 
 async def test_a_restart_that_loses_nothing_is_no_loss(durable: EmbeddedServer) -> None:
@@ -133,7 +133,7 @@ def test_a_ledger_that_is_full_says_that_there_may_be_more() -> None:
         ledger.confirm(number, 2, EntryId(number, 1))
     lost = ledger.behind("orders", 0, 1)
     assert lost is not None
-    assert (lost.entries, lost.is_all, str(lost.first)) == (2 * APPENDS_REMEMBERED, False, "3-0")
+    assert (lost.records, lost.is_all, str(lost.first)) == (2 * APPENDS_REMEMBERED, False, "3-0")
 
 
 # -- workers -----------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ async def test_a_worker_says_what_of_its_commits_is_gone(durable: EmbeddedServer
     if how != "flushed":
         assert line["after"] == str(kept[-1])
         assert f"its last entry is {kept[-1]}" in line["source"] and again[0] > gone[-1]
-    assert (lost.entries, lost.last) == (7 - left, gone[-1])
+    assert (lost.records, lost.last) == (7 - left, gone[-1])
     assert shop.seen == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 

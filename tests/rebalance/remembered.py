@@ -44,7 +44,7 @@ class Told:
 
     @property
     def entries_reported(self) -> int:
-        return sum(each.entries for each in self.lost)
+        return sum(each.records for each in self.lost)
 
 
 class RememberingScene(Scene):

@@ -47,7 +47,7 @@ async def test_a_worker_that_takes_a_partition_says_what_was_deleted_while_nobod
     (view,) = snapshot.partitions
     assert (view.lag, view.entries, view.gone) == (0, 6, 5)
     samples = [sample for metric in families([snapshot], up=True) for sample in metric.samples]
-    assert [s.value for s in samples if s.name == "streamworker_deleted_entries_total"] == [5]
+    assert [s.value for s in samples if s.name == "streamworker_deleted_records_total"] == [5]
     with structlog.testing.capture_logs() as logged:
         async with local_worker(app, url=redis_url) as worker:
             await worker.until_drained()

@@ -25,7 +25,7 @@ METRICS = {
     "streamworker_members": ("gauge", "Members by state."),
     "streamworker_lag_records": ("gauge", "Records of a partition that are not committed."),
     "streamworker_committed_records_total": ("counter", "Records of a partition that were committed."),
-    "streamworker_deleted_entries_total": (
+    "streamworker_deleted_records_total": (
         "counter",
         "Entries of a partition that another program deleted before they were committed.",
     ),
@@ -58,7 +58,7 @@ def _samples(snapshot: GroupSnapshot) -> Iterator[Sample]:
         one = {**group, "partition": view.partition}
         yield "streamworker_lag_records", one, view.lag
         yield "streamworker_committed_records_total", one, view.entries
-        yield "streamworker_deleted_entries_total", one, view.gone
+        yield "streamworker_deleted_records_total", one, view.gone
         yield "streamworker_acked_rows_total", one, view.rows
         yield "streamworker_dead_letters", one, view.dead
         yield "streamworker_partition_epoch", one, view.epoch

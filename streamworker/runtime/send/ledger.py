@@ -33,7 +33,7 @@ class LostSends:
 
     stream: str
     partition: int
-    entries: int
+    records: int
     """How many records are lost."""
     is_all: bool
     """Whether these are all: the ledger keeps a limited number of appends, so more may be lost."""
@@ -47,7 +47,7 @@ class _Confirmed(NamedTuple):
     """One confirmed append. It is a plain tuple because the ledger makes one for each append."""
 
     number: int
-    entries: int
+    records: int
     last: EntryId
 
 
@@ -84,7 +84,7 @@ class Ledger:
         >>> ledger.confirm(2, 3, EntryId(6, 2))
         >>> ledger.behind("orders", 0, 2)
         >>> lost = ledger.behind("orders", 0, 1)
-        >>> lost.entries, str(lost.first), str(lost.last), lost.is_all
+        >>> lost.records, str(lost.first), str(lost.last), lost.is_all
         (3, '6-0', '6-2', True)
         """
         if not self._appends or self._appends[-1].number <= (known or 0):
@@ -94,11 +94,11 @@ class Ledger:
         lost: list[_Confirmed] = []
         while self._appends and self._appends[-1].number > (known or 0):
             lost.append(self._appends.pop())
-        entries = sum(append.entries for append in lost)
+        records = sum(append.records for append in lost)
         is_all = bool(self._appends) or self._dropped <= (known or 0)
         # The entries of one append have one time and consecutive numbers.
         _, count, (ms, seq) = lost[-1]
-        return LostSends(stream, partition, entries, is_all, EntryId(ms, seq - count + 1), lost[0].last)
+        return LostSends(stream, partition, records, is_all, EntryId(ms, seq - count + 1), lost[0].last)
 
 
 class Losses:
@@ -116,7 +116,7 @@ class Losses:
             "sends_lost",
             stream=lost.stream,
             partition=lost.partition,
-            entries=lost.entries if lost.is_all else f"{lost.entries} or more",
+            records=lost.records if lost.is_all else f"{lost.records} or more",
             first=str(lost.first),
             last=str(lost.last),
             remedy="Redis lost what it had confirmed. Send these again; docs/durability.md says how to lose "
