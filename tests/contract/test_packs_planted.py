@@ -15,8 +15,8 @@ LUA = "streamworker/redisio/lua"
 PLANTS = {
     "an entry has the id of its first record": (
         f"{LUA}/append.lua",
-        "next_id = ms .. '-' .. text(at_seq)",
-        "next_id = ms .. '-' .. text(at_seq - of + 1)",
+        "next_id = id_ms .. '-' .. text(final)",
+        "next_id = id_ms .. '-' .. text(first)",
     ),
     "a checkpoint within an entry skips its rest": (
         "streamworker/records/entries.py",

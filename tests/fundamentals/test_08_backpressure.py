@@ -59,4 +59,4 @@ async def test_a_wait_can_have_an_end(redis_url: str) -> None:
     async with app:
         await items.send_many(Item(number) for number in range(10))
         with pytest.raises(StreamFull):
-            await items.send(Item(10), timeout=1)
+            await items.send(Item(10), timeout=3)

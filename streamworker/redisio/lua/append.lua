@@ -111,16 +111,14 @@ else
   local i, ms, at_seq = 6, nil, nil
   while i <= #ARGV do
     local of, n = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
-    if ms then
-      at_seq = at_seq + of
-      next_id = ms .. '-' .. text(at_seq)
-    end
+    if ms then at_seq = at_seq + of end
     if of == 1 then
+      if ms then next_id = ms .. '-' .. text(at_seq) end
       add(unpack(ARGV, i + 2, i + 1 + n))
     else
       extra = extra + of - 1
-      local function add_many(id_ms, first, last)
-        next_id = id_ms .. '-' .. text(last)
+      local function add_many(id_ms, first, final)
+        next_id = id_ms .. '-' .. text(final)
         return add(FIRST, id_ms .. '-' .. text(first), 'extra', text(extra), unpack(ARGV, i + 2, i + 1 + n))
       end
       if ms then
