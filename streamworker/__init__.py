@@ -4,6 +4,7 @@ from streamworker.app import App, Processor, Stream
 from streamworker.context import Context, Records
 from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.lease.settings import Lease
+from streamworker.core.units import Duration, Size
 from streamworker.errors import (
     ConfigurationError,
     RecordError,
@@ -19,6 +20,7 @@ __all__ = [
     "Claim",
     "ConfigurationError",
     "Context",
+    "Duration",
     "Lease",
     "Precision",
     "Processor",
@@ -26,6 +28,7 @@ __all__ = [
     "Records",
     "Sent",
     "Settings",
+    "Size",
     "Stream",
     "StreamFull",
     "StreamworkerError",

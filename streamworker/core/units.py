@@ -1,0 +1,100 @@
+"""Durations and sizes as users write them: one parser for each, for all arguments, settings and commands.
+
+A duration is a number of seconds, a ``timedelta``, or text such as ``"10 seconds"``. A size is a number of
+bytes, or text such as ``"10 GB"``. ``"10 m"`` and ``"1 month"`` are refused: the first may be a minute or a
+month, and the second has no fixed length.
+"""
+
+import math
+import re
+from datetime import timedelta
+from typing import TypeAlias
+
+from streamworker.errors import ConfigurationError
+
+Duration: TypeAlias = float | timedelta | str
+"""A number of seconds, a ``timedelta``, or text such as ``"200 milliseconds"`` or ``"7 days"``."""
+Size: TypeAlias = int | str
+"""A number of bytes, or text such as ``"64 KiB"`` or ``"10 GB"``."""
+
+_TEXT = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+_MS = {
+    name: ms
+    for ms, names in (
+        (1, "ms millisecond milliseconds"),
+        (1_000, "s second seconds"),
+        (60_000, "min minute minutes"),
+        (3_600_000, "h hour hours"),
+        (86_400_000, "d day days"),
+        (604_800_000, "w week weeks"),
+    )
+    for name in names.split()
+}
+_BYTES = {
+    "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+
+
+def duration_ms(value: Duration, what: str, *, least_ms: int = 0) -> int:
+    """Return a duration in milliseconds.
+
+    >>> duration_ms("10 seconds", "within"), duration_ms(0.5, "within"), duration_ms("7 days", "retention")
+    (10000, 500, 604800000)
+
+    Parameters
+    ----------
+    value
+        The duration as the user wrote it.
+    what
+        The argument that it was given for, for the error.
+    least_ms
+        The smallest duration that is accepted.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no duration, is negative, or is less than ``least_ms``.
+    """
+    ms: float | None = None
+    if isinstance(value, timedelta):
+        ms = value.total_seconds() * 1000
+    elif isinstance(value, str):
+        ms = _number(value, _MS)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        ms = value * 1000
+    if ms is None or ms < 0:
+        raise ConfigurationError(
+            f"{what}={value!r} is no duration.",
+            remedy='Write a number of seconds, a timedelta, or text such as "10 seconds" or "7 days".',
+        )
+    if ms < least_ms:
+        raise ConfigurationError(f"{what}={value!r} is too short.", remedy=f"Use {least_ms} ms or more.")
+    return round(ms)
+
+
+def size_bytes(value: Size, what: str) -> int:
+    """Return a size in bytes.
+
+    >>> size_bytes("10 GB", "retention"), size_bytes("64 KiB", "cache"), size_bytes(4096, "cache")
+    (10000000000, 65536, 4096)
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no size, or is less than one byte.
+    """
+    size = _number(value, _BYTES) if isinstance(value, str) else value
+    if isinstance(size, bool) or not isinstance(size, (int, float)) or size < 1:
+        raise ConfigurationError(
+            f"{what}={value!r} is no size.",
+            remedy='Write a number of bytes, or text such as "64 KiB", "500 MB" or "10 GB".',
+        )
+    return round(size)
+
+
+def _number(text: str, units: dict[str, int]) -> float | None:
+    found = _TEXT.fullmatch(text)
+    if found is None or found[2] not in units:
+        return None
+    return float(found[1].replace("_", "")) * units[found[2]]
