@@ -1,10 +1,11 @@
 """Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
 
-from streamworker.app import App, Processor, Stream
+from streamworker.app import App
 from streamworker.context import Context, Records
 from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.units import Duration, Size
+from streamworker.declared import Processor
 from streamworker.errors import (
     ConfigurationError,
     RecordError,
@@ -14,6 +15,7 @@ from streamworker.errors import (
 from streamworker.records import Precision
 from streamworker.runtime.send.producer import Sent
 from streamworker.settings import Settings
+from streamworker.stream import Stream
 
 __all__ = [
     "App",

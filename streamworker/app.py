@@ -4,24 +4,24 @@ Importing a module with an ``App`` has no side effects. A worker (``streamworker
 driver (``streamworker spark``) or a send connects to Redis when it first needs a connection.
 """
 
-import functools
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
 from streamworker.declare import check_whole, describe
+from streamworker.declared import Processor
 from streamworker.errors import ConfigurationError
 from streamworker.processors import Codec, PipelineSpec, ProcessorSpec, Start, StreamSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
-from streamworker.runtime.send.lane import OnFull
-from streamworker.runtime.send.producer import Producer, Sent
+from streamworker.runtime.send.producer import Producer
 from streamworker.runtime.send.producers import Producers
 from streamworker.settings import Settings
 from streamworker.spark.driver.checks import check_pipeline
+from streamworker.stream import Stream
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -29,135 +29,6 @@ R = TypeVar("R")
 
 CODECS: tuple[str, ...] = ("json", "msgpack", "fields", "arrow")
 STARTS: tuple[str, ...] = ("earliest", "latest")
-
-
-class Stream(Generic[T]):
-    """A logical stream of records, split into partitions; ``App.stream`` makes it.
-
-    Records with the same key go to the same partition and keep their order. Records whose key is
-    None are spread over the partitions in turn.
-    """
-
-    def __init__(self, app: "App", spec: StreamSpec) -> None:
-        self.app = app
-        """The app that the stream belongs to."""
-        self.spec = spec
-        self.name = spec.name
-
-    async def send(
-        self,
-        record: T,
-        *,
-        headers: Mapping[str, str | bytes] | None = None,
-        on_full: OnFull = "wait",
-        timeout: float | None = None,
-    ) -> Sent:
-        """Append one record, and return its partition and entry id once Redis has it.
-
-        Sends that run concurrently share round trips. Records that one task sends one after the other keep
-        their order, and so do records of one key in one ``gather``.
-
-        Parameters
-        ----------
-        record
-            A record of the stream's type.
-        headers
-            Stored with the record; a processor reads them from ``ctx.headers``.
-        on_full
-            What to do when the partition is at its limit because a group lags: ``wait`` for room,
-            or ``raise`` StreamFull. Unread entries are never dropped.
-        timeout
-            Maximum seconds to wait; None waits without limit.
-
-        Raises
-        ------
-        RecordError
-            If the record cannot be encoded or routed, or is too large.
-        StreamFull
-            If the partition has no room, or gets none within ``timeout``. Nothing was written.
-        ProducerError
-            If Redis does not answer in time, or refuses after a try without an answer: the record may or
-            may not have been written.
-        BackendRefused
-            If Redis refuses. Nothing was written.
-        ConfigurationError
-            If the stream was declared with other partitions or another codec.
-        """
-        return await self.app.producer(self).send(record, headers=headers, on_full=on_full, timeout=timeout)
-
-    async def send_many(
-        self,
-        records: Iterable[T] | AsyncIterable[T],
-        *,
-        on_full: OnFull = "wait",
-        timeout: float | None = None,
-    ) -> int:
-        """Append many records in few round trips, in order, and return their number.
-
-        The iterable may be endless: only a bounded number of records is in memory at a time. If a record is
-        wrong, the records before it have been written. If Redis refuses or does not answer, the records
-        before the failed chunk (at most 2,000) have been written. ``timeout`` applies to each chunk, and
-        errors are those of ``send``.
-        """
-        return await self.app.producer(self).send_many(records, on_full=on_full, timeout=timeout)
-
-    async def send_table(
-        self,
-        table: object,
-        *,
-        rows_per_entry: int = 10_000,
-        compression: Literal["none", "lz4", "zstd"] = "lz4",
-        on_full: OnFull = "wait",
-        timeout: float | None = None,
-    ) -> int:
-        """Append the rows of a table to a stream with ``codec="arrow"``, and return their number.
-
-        Each row goes to the partition that ``send`` would choose, and rows with the same key keep
-        their order. If it raises, the rows before the failed part (about 64 MB) have been written.
-        ``timeout`` applies to each part.
-
-        Parameters
-        ----------
-        table
-            A pyarrow table or record batch, or an object that exports one, such as a polars DataFrame. Its
-            columns are the record type's fields; a field with a default may be missing.
-        rows_per_entry
-            Maximum rows of one partition in one entry; ``entry_bytes_max`` limits an entry, too.
-        compression
-            How each entry is compressed; an entry that does not get smaller is left uncompressed.
-
-        Raises
-        ------
-        RecordError
-            If a column is missing, has another type, or holds a value that its field cannot.
-        ConfigurationError
-            If the stream has another codec.
-        StreamworkerError
-            As ``send``.
-        """
-        return await self.app.producer(self).send_table(
-            table, rows_per_entry=rows_per_entry, compression=compression, on_full=on_full, timeout=timeout
-        )
-
-
-class Processor(Generic[P, R]):
-    """A decorated processor function; calling it calls the function itself."""
-
-    def __init__(self, app: "App", name: str, function: Callable[P, R]) -> None:
-        functools.update_wrapper(self, function)
-        self._app = app
-        self.name = name
-        """The processor's name, which is the name of its group."""
-        self._function = function
-
-    @property
-    def spec(self) -> ProcessorSpec:
-        """Return the processor's specification; a pipeline that is bound later may change it."""
-        return self._app.processors[self.name]
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, for instance from a test."""
-        return self._function(*args, **kwargs)
 
 
 class App:
@@ -379,7 +250,7 @@ class App:
             self.processors[spec.name] = spec
             if forward is False:
                 self._silent.add(spec.name)
-            return Processor(self, spec.name, function)
+            return Processor(self.processors, spec.name, function)
 
         return bind
 

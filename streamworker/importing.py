@@ -17,13 +17,16 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
-from streamworker.app import App, Processor, Stream
+from streamworker.app import App
+from streamworker.declared import Processor
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.processors import ProcessorSpec
+from streamworker.stream import Stream, StreamApp
 from streamworker.variables import REDIS_URL_OVERRIDE
 
+A = TypeVar("A", bound=StreamApp)
 Names = Callable[[App], Mapping[str, Any]]
 """Returns the streams or the processors of an app by name."""
 
@@ -136,7 +139,9 @@ def _resolve(path: str, names: Names | None = None) -> tuple[ModuleType, object]
     for app in _apps(module).values():
         if names is not None and (named := names(app).get(attribute)) is not None:
             # A processor is found by its name, even if its function has another name.
-            return module, named if isinstance(named, Stream) else Processor(app, attribute, named.function)
+            return module, named if isinstance(named, Stream) else Processor(
+                app.processors, attribute, named.function
+            )
     place = getattr(module, "__file__", None) or "a namespace package"
     remedy = _apps_hint(module)
     if names is not None and (inside := _inside(module, names)):
@@ -186,7 +191,7 @@ def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     ]
 
 
-def with_override(app: App) -> App:
+def with_override(app: A) -> A:
     """Use the server of ``streamworker dev``, if it is set, instead of the one that the app names."""
     url = os.environ.get(REDIS_URL_OVERRIDE)
     if url and app.settings.redis_url != url:

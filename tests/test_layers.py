@@ -43,6 +43,8 @@ MAY_IMPORT = {
     "runtime": {"core", "redisio", "records", "processors", "context", "settings", "log"},
     "spark": {"core", "redisio", "records", "processors", "settings", "urls", "variables"},
     "declare": {"core", "records", "redisio", "processors", "context"},
+    "declared": {"processors"},
+    "stream": {"processors", "runtime", "settings"},
     "tui": {"core"},
     "sim": {"core", "redisio"},
 }  # fmt: skip

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from streamworker.app import App, Stream
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import connected, progress_bar, run_async, say
 from streamworker.errors import RecordError
 from streamworker.importing import resolve_stream
 from streamworker.records.codecs import PAYLOAD_FIELD, Decoder
+from streamworker.stream import Stream, StreamApp
 from streamworker.tui.figures import counted
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Lines:
                     return
 
 
-async def _answers(app: App) -> None:
+async def _answers(app: StreamApp) -> None:
     """Refuse a wrong URL: a producer would wait for the server as for one that went away."""
     async with connected(app) as backend:
         await backend.time_ms()

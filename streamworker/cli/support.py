@@ -11,7 +11,6 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode, code_for
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.text import printable, printable_lines
@@ -21,6 +20,7 @@ from streamworker.processors import ProcessorSpec
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
+from streamworker.stream import StreamApp
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -170,7 +170,7 @@ def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     return anyio.run(function, *arguments)
 
 
-def connected(app: App) -> Backend:
+def connected(app: StreamApp) -> Backend:
     """Open a connection to the app's Redis for the calls of a command."""
     return Backend.open(
         app.settings.redis_url,

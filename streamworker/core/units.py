@@ -61,7 +61,7 @@ def duration_ms(value: Duration, what: str, *, least_ms: int = 0) -> int:
         ms = value.total_seconds() * 1000
     elif isinstance(value, str):
         ms = _number(value, _MS)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+    elif type(value) in (int, float) and math.isfinite(value):
         ms = value * 1000
     if ms is None or ms < 0:
         raise ConfigurationError(

@@ -15,9 +15,10 @@ import anyio
 import anyio.abc
 import structlog
 
-from streamworker.app import App, Processor, Stream
+from streamworker.app import App
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
+from streamworker.declared import Processor
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.processors import ProcessorSpec
 from streamworker.records.entries import REPLAYED_FOR, readable_fields
@@ -31,6 +32,7 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.runtime.send.producers import Producers
 from streamworker.runtime.worker import Worker
+from streamworker.stream import Stream
 from streamworker.testing.memory import MemoryServer, is_in_memory
 
 T = TypeVar("T")

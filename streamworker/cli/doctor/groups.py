@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 
-from streamworker.app import App, Stream
+from streamworker.app import App
 from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
 from streamworker.cli.doctor.repair_plan import kind_of
 from streamworker.cli.support import group_keys
@@ -19,6 +19,7 @@ from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
+from streamworker.stream import Stream
 from streamworker.tui.figures import counted
 
 READER_STILL_MS = 600_000

@@ -9,9 +9,10 @@ from importlib.util import find_spec
 import anyio
 import pyarrow as pa
 
-from streamworker.app import App, Stream
+from streamworker.app import App
 from streamworker.dev.bench.task import KEYS, BenchEvent, RowRates, Task, events, task_of_this_process, tell
 from streamworker.dev.bench.worker import WITHIN_S
+from streamworker.stream import Stream
 from streamworker.testing import local_worker, quiet_logs
 
 
