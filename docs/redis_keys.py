@@ -1,7 +1,7 @@
 """What each key in Redis holds, for docs/redis-keys.md; the keys are those of `KEY_TABLE`."""
 
 HOLDS = {
-    "sw:{app.stream}:stream": "How the stream is declared: app, stream, partitions, codec, created_at (ms).",
+    "sw:{app.stream}:stream": "How the stream is declared: app, stream, partitions, codec, created_at (ms); schema, the JSON Schema of its records in the workers that ran last.",
     "sw:{app.stream.P}:events": (
         "Entries of partition P: field `v` is the payload and `h.<name>` are headers; or plain fields; or "
         "many records, see below. "

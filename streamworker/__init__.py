@@ -12,7 +12,7 @@ from streamworker.errors import (
     StreamFull,
     StreamworkerError,
 )
-from streamworker.records import Precision
+from streamworker.records import Precision, RecordCodec
 from streamworker.runtime.send.producer import Sent
 from streamworker.settings import Settings
 from streamworker.stream import Stream
@@ -26,6 +26,7 @@ __all__ = [
     "Lease",
     "Precision",
     "Processor",
+    "RecordCodec",
     "RecordError",
     "Records",
     "Sent",

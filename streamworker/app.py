@@ -11,7 +11,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
-from streamworker.declare import check_whole, describe
+from streamworker.declare import check_codec, check_whole, describe
 from streamworker.declared import Processor
 from streamworker.errors import ConfigurationError
 from streamworker.processors import Codec, PipelineSpec, ProcessorSpec, Start, StreamSpec
@@ -27,7 +27,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-CODECS: tuple[str, ...] = ("json", "msgpack", "fields", "arrow")
 STARTS: tuple[str, ...] = ("earliest", "latest")
 
 
@@ -121,9 +120,9 @@ class App:
         partitions
             Their number: the most workers that can share the stream. It cannot be changed later.
         codec
-            ``json``, ``msgpack``, ``fields`` or ``arrow``. With ``fields`` an entry's fields are the
-            record's fields, as programs without streamworker write them. With ``arrow`` an entry
-            holds many rows in columns; see docs/columns.md.
+            ``json``, ``msgpack``, ``fields``, ``arrow``, or a codec of your own; see ``RecordCodec``. With
+            ``fields`` an entry's fields are the record's fields, as programs without streamworker write
+            them. With ``arrow`` an entry holds many rows in columns; see docs/columns.md.
         max_records
             Records that a partition may hold before senders wait; ``partition_records_max`` if None.
             With ``arrow`` each entry counts as one.
@@ -141,11 +140,11 @@ class App:
         check_whole(name, "partitions", partitions, PARTITIONS_MAX)
         if max_records is not None:
             check_whole(name, "max_records", max_records, None)
-        for label, value, allowed in (("codec", codec, CODECS), ("start", start, STARTS)):
-            if value not in allowed:
-                raise ConfigurationError(
-                    f"Stream {name!r} has {label}={value!r}.", remedy=f"Use one of: {', '.join(allowed)}."
-                )
+        check_codec(name, codec)
+        if start not in STARTS:
+            raise ConfigurationError(
+                f"Stream {name!r} has start={start!r}.", remedy=f"Use one of: {', '.join(STARTS)}."
+            )
         kind = RecordType.of(record)
         if codec == "arrow":
             kind.arrow_schema()

@@ -17,7 +17,7 @@ from typing import Any, cast
 from streamworker.context import Context, Records
 from streamworker.errors import ConfigurationError
 from streamworker.processors import FunctionMode, OnError, OrderedBy, ProcessorSpec, StreamSpec, Takes
-from streamworker.records import RecordType
+from streamworker.records import RecordCodec, RecordType
 from streamworker.redisio.keys import check_name
 
 BATCH_DEFAULT = 500
@@ -25,6 +25,7 @@ BATCH_DEFAULT = 500
 ROWS_DEFAULT = 10_000
 """Rows in a batch if the function takes columns: a call then costs 10 ns a row."""
 ON_ERROR: tuple[str, ...] = ("halt", "dead_letter", "skip")
+CODECS: tuple[str, ...] = ("json", "msgpack", "fields", "arrow")
 ORDERED_BY: tuple[str, ...] = ("key", "none")
 CONCURRENCY_MAX = 1_000
 """Maximum concurrent calls in one partition. Each is a task, and up to 32 times as many records are
@@ -245,6 +246,20 @@ def _output_type(produced: Any, stream: StreamSpec, name: str) -> RecordType:
     record = stream.record if produced is None else RecordType.of(produced)
     _check_has_columns(name, record, "forwards")
     return record
+
+
+def check_codec(stream: str, codec: object) -> None:
+    """Raise ConfigurationError if a value is no codec, or one whose name cannot be stored."""
+    if isinstance(codec, str) and codec in CODECS:
+        return
+    name = codec.name if isinstance(codec, RecordCodec) else ""
+    if name in CODECS or not isinstance(codec, RecordCodec):
+        taken = f"a codec named {name!r}, which is one of streamworker's" if name else f"codec={codec!r}"
+        raise ConfigurationError(
+            f"Stream {stream!r} has {taken}.",
+            remedy=f"Use one of {', '.join(CODECS)}, or an object with a name of its own, encode and decode.",
+        )
+    check_name("codec", name)
 
 
 def check_whole(stream: str, name: str, value: object, most: int | None) -> None:

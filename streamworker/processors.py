@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
-from streamworker.records import RecordType
+from streamworker.records import RecordCodec, RecordType
+from streamworker.records.own import codec_name
 
 OnError = Literal["halt", "dead_letter", "skip"]
-Codec = Literal["json", "msgpack", "fields", "arrow"]
+Codec = Literal["json", "msgpack", "fields", "arrow"] | RecordCodec
 Start = Literal["earliest", "latest"]
 OrderedBy = Literal["key", "none"]
 Takes = Literal["records", "record_batch", "table", "polars"]
@@ -51,9 +52,16 @@ class StreamSpec:
     known."""
 
     @property
-    def packing(self) -> Literal["", "json", "msgpack", "arrow"]:
+    def packing(self) -> Literal["", "json", "msgpack", "arrow", "binary"]:
         """How records that are sent together are encoded in one entry; empty if each has its own."""
-        return self.codec if self.codec != "fields" and not self.single_entries else ""
+        if self.codec == "fields" or self.single_entries:
+            return ""
+        return self.codec if isinstance(self.codec, str) else "binary"
+
+    @property
+    def codec_name(self) -> str:
+        """The codec's name, which Redis stores."""
+        return codec_name(self.codec)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from streamworker.cli import acl, bench, dead, reset, send, simulate, status, top
+from streamworker.cli import acl, bench, dead, reset, schema, send, simulate, status, top
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
 from streamworker.cli.support import Commands, say
@@ -54,6 +54,7 @@ app.command()(status.lag)
 app.command()(status.history)
 app.add_typer(dead.app, name="dead")
 app.command()(reset.reset)
+app.add_typer(schema.app, name="schema")
 app.command()(simulate.simulate)
 app.command()(bench.bench)
 app.command()(doctor.doctor)

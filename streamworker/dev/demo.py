@@ -215,7 +215,7 @@ class _Demo:
         """Wait until both pipelines read, so that the tables grow while workers start and end."""
         stream = app.streams["flights"].spec
         # No producer or worker has started yet, so none has declared the stream.
-        await declare(backend, StreamKeys(app.name, stream.name), stream.partitions, stream.codec)
+        await declare(backend, StreamKeys(app.name, stream.name), stream.partitions, stream.codec_name)
         while len((await self._look(app, backend)).readers) < len(app.pipelines):
             self._check("Spark ran both pipelines")
             await asyncio.sleep(SAMPLE_S)

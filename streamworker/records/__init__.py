@@ -24,6 +24,7 @@ from streamworker.records.codecs import (
     make_encoder,
 )
 from streamworker.records.entries import REPLAYED_FOR
+from streamworker.records.own import RecordCodec
 from streamworker.records.types import Declared, Precision, RecordKind, kind_of, read_hint
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
 
     from streamworker.records.columns import StructColumn
 
-__all__ = ["Precision", "RecordType"]
+__all__ = ["Precision", "RecordCodec", "RecordType"]
 
 KeySpec = str | Sequence[str] | Callable[[Any], object] | None
 

@@ -5,6 +5,8 @@
     fields    each field of the record is a field of the entry, as text; for streams that other
               programs write with a plain ``XADD events * customer ann amount 3.50``
 
+A program can bring a codec of its own, such as one for Protobuf: see :class:`RecordCodec`.
+
 Encoders do not validate the values of fields, since that takes time: msgspec and attrs classes hold the
 values that the program put in. Decoders validate everything: any wrong payload is a :class:`DecodeError`.
 """
@@ -20,10 +22,11 @@ import msgspec
 from streamworker.core.data.entries import Entry
 from streamworker.errors import ConfigurationError, DecodeError, RecordError, in_words
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
+from streamworker.records.own import RecordCodec, codec_name, own_dumper, own_loader
 from streamworker.records.packs import FIRST, unreadable
 from streamworker.records.types import Declared, Field, RecordKind, is_composite, read_hint
 
-Codec = Literal["json", "msgpack", "fields"]
+Codec = Literal["json", "msgpack", "fields"] | RecordCodec
 CODECS: tuple[Codec, ...] = ("json", "msgpack", "fields")
 
 PAYLOAD_FIELD = b"v"
@@ -38,8 +41,8 @@ BatchDecoder = Callable[[Sequence[Entry]], list[Any]]
 ListEncoder = Callable[[Sequence[Any]], list[bytes] | None]
 
 
-def _check_codec(codec: str) -> None:
-    if codec not in CODECS:
+def _check_codec(codec: Codec) -> None:
+    if codec not in CODECS and not isinstance(codec, RecordCodec):
         raise ConfigurationError(
             f"There is no codec {codec!r}.", remedy=f"Use one of {', '.join(map(repr, CODECS))}."
         )
@@ -53,7 +56,7 @@ def make_encoder(record_type: Declared, codec: Codec) -> Encoder:
     _check_codec(codec)
     dump = _dumper(record_type, codec)
     name, kind = record_type.name, record_type.kind
-    python_type = dict if kind is RecordKind.TYPED_DICT else record_type.python_type
+    python_type = record_type.built_type
     required = (
         {f.name for f in record_type.declared if f.required} if kind is RecordKind.TYPED_DICT else set()
     )
@@ -73,7 +76,7 @@ def make_encoder(record_type: Declared, codec: Codec) -> Encoder:
             raise
         except Exception as error:  # The record's own code, such as a serializer, may raise anything.
             raise RecordError(
-                f"The {name} cannot be encoded as {codec}: {one_line(error)}.",
+                f"The {name} cannot be encoded as {codec_name(codec)}: {one_line(error)}.",
                 remedy="Use types that the codec can hold.",
             ) from error
 
@@ -86,11 +89,8 @@ def make_list_encoder(record_type: Declared, codec: Codec) -> ListEncoder | None
     The encoder returns the payloads, or None if a record cannot be encoded. The encoder of
     :func:`make_encoder` then reports which record and why.
     """
-    if codec == "fields" or record_type.kind not in (
-        RecordKind.STRUCT,
-        RecordKind.DATACLASS,
-        RecordKind.ATTRS,
-    ):
+    quick = (RecordKind.STRUCT, RecordKind.DATACLASS, RecordKind.ATTRS)
+    if codec not in ("json", "msgpack") or record_type.kind not in quick:
         return None
     dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
     python_type, is_json = record_type.python_type, codec == "json"
@@ -115,6 +115,8 @@ def make_list_encoder(record_type: Declared, codec: Codec) -> ListEncoder | None
 def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:
     if codec == "fields":
         return _field_dumper(record_type)
+    if not isinstance(codec, str):
+        return own_dumper(codec)
     kind = record_type.kind
     encode = msgspec.json.Encoder().encode if codec == "json" else msgspec.msgpack.Encoder().encode
     dump = encode
@@ -235,7 +237,7 @@ def make_decoder(record_type: Declared, codec: Codec) -> Decoder:
         except BaseException as error:  # No error of one entry may stop a worker.
             raise DecodeError(
                 f"The entry holds no {name}: {one_line(error)}.",
-                remedy=f"Its producer must write {name} as {codec}, as the stream is declared.",
+                remedy=f"Its producer must write {name} as {codec_name(codec)}, as the stream is declared.",
             ) from error
 
     return decode
@@ -294,6 +296,9 @@ def _loader(record_type: Declared, codec: Codec) -> Decoder:
 
 def _array_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], list[Any]]:
     """Return the function that decodes an array of records."""
+    if not isinstance(codec, str):
+        own, arrays = _payload_loader(record_type, codec), msgspec.msgpack.Decoder(list[bytes])
+        return lambda payload: list(map(own, arrays.decode(payload)))
     if record_type.kind is RecordKind.PYDANTIC:
         load_one = _payload_loader(record_type, codec)
         raw_codec: Any = msgspec.json if codec == "json" else msgspec.msgpack
@@ -308,6 +313,8 @@ def _array_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], list
 
 def _payload_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], Any]:
     python_type: Any = record_type.python_type
+    if not isinstance(codec, str):
+        return own_loader(record_type.built_type, codec)
     if record_type.kind is RecordKind.PYDANTIC:
         if codec == "json":
             return python_type.model_validate_json  # type: ignore[no-any-return]

@@ -13,6 +13,9 @@ The fields of such an entry, in this order:
     h         bytes of these headers before compression; only if one has any
     ========  =============================================================================
 
+Records of a program's own codec are the elements of a msgpack array as binary values (``bin``), which the
+records of the codecs json and msgpack never are.
+
 The headers are a msgpack array of a map of texts to bytes for each record, or nil for one without headers.
 So one compression, one CRC and one limit of bytes hold for both.
 
@@ -58,6 +61,9 @@ _NAMES = (FIRST, b"extra", b"n", b"codec", b"size", b"crc", b"v", b"h")
 CRC = 11
 """Index of the CRC among the names and values."""
 
+_BINARY = (b"\xc4", b"\xc5", b"\xc6")
+"""The first bytes of binary values in msgpack. No JSON object begins so."""
+
 _load_headers = msgspec.msgpack.Decoder(list[dict[str, bytes] | None]).decode
 
 
@@ -92,6 +98,11 @@ def pack(
 def pack_headers(headers: Mapping[bytes, bytes]) -> bytes:
     """Return the headers of one record as msgpack."""
     return msgspec.msgpack.encode({name.decode(): value for name, value in headers.items()})
+
+
+def as_binary(payloads: Sequence[bytes]) -> list[bytes]:
+    """Return payloads of a program's own codec as elements of a msgpack array."""
+    return list(map(msgspec.msgpack.encode, payloads))
 
 
 def _array(items: Sequence[bytes]) -> bytes:
@@ -197,7 +208,8 @@ class Pack:
         If the records cannot be told apart, the last one stands for the entry as a whole.
         """
         try:
-            fields = {b"v": self.raws[place]}
+            raw = self.raws[place]
+            fields = {b"v": msgspec.msgpack.decode(raw) if raw[:1] in _BINARY else raw}
         except DecodeError:
             if place < self.count - 1:
                 return {FIRST: self.flat[1]}

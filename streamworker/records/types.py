@@ -235,6 +235,11 @@ class Declared:
         return {field.name: hints.get(field.name, Any) for field in self.declared}
 
     @property
+    def built_type(self) -> Any:
+        """The class of the objects that records are: a TypedDict's are plain dicts."""
+        return dict if self.kind is RecordKind.TYPED_DICT else self.python_type
+
+    @property
     def is_positional(self) -> bool:
         """Whether msgspec encodes a record as an array of its values."""
         config = getattr(self.python_type, "__struct_config__", None)

@@ -3,6 +3,7 @@
 import pyarrow as pa
 
 from streamworker.processors import ProcessorSpec
+from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import schemas, streams
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -16,7 +17,8 @@ async def declare(backend: Backend, spec: ProcessorSpec) -> None:
     """
     stream = spec.stream
     keys = GroupKeys(stream.app, stream.name, spec.name)
-    await streams.declare(backend, keys, stream.partitions, stream.codec)
+    schema = json_schema(stream.record)
+    await streams.declare(backend, keys, stream.partitions, stream.codec_name, schema=schema)
     await streams.register(backend, keys, stream.partitions, stream.start)
     if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, which blocks for 0.3 s. Do this now, and not

@@ -37,8 +37,7 @@ def test_every_example_names_options_that_exist() -> None:
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         for line in block.splitlines():
             words = shlex.split(line.split("|")[-1] if "| streamworker" in line else line.split("|")[0])
-            command = " ".join(words[1:3]) if words[1] == "dead" else words[1]
-            assert command in COMMANDS
+            command = next(each for each in COMMANDS if each in (words[1], " ".join(words[1:3])))
             section = text.split(f"## streamworker {command}\n")[1].split("\n## ")[0]
             for option in (word for word in words if word.startswith("--")):
                 assert f"{option}" in section.split("| argument |")[1], line

@@ -29,8 +29,7 @@ async def declare_schema(
         # The schema is current, or it is an older one of a worker that restarts with the last release
         # during a rolling update. Readers fill its rows with nulls; the newest schema stays current.
         return
-    stored = await backend.execute("HGET", keys.schemas, current) if current is not None else None
-    changes = [] if stored is None else schema_changes(deserialize_schema(stored), schema)
+    changes = await changes_to(backend, keys, schema)
     if changes and not again:
         raise ConfigurationError(
             f"Processor {keys.group!r} forwards rows of another schema than its acked log holds: "
@@ -39,3 +38,10 @@ async def declare_schema(
         )
     newest = () if changes else (CURRENT, fingerprint)
     await backend.execute("HSET", keys.schemas, fingerprint, serialize_schema(schema), *newest)
+
+
+async def changes_to(backend: Backend, keys: GroupKeys, schema: pa.Schema) -> list[str]:
+    """Return what differs from the current schema of an acked log such that its readers refuse it."""
+    current = await backend.execute("HGET", keys.schemas, CURRENT)
+    stored = await backend.execute("HGET", keys.schemas, current) if current is not None else None
+    return [] if stored is None else schema_changes(deserialize_schema(stored), schema)

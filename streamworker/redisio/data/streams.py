@@ -9,10 +9,19 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, cast
 
+import msgspec
+
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.entries import Entries
-from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX, HEADER_PREFIX, pack, pack_headers
+from streamworker.records.packs import (
+    ENTRY_BYTES_MAX,
+    ENTRY_RECORDS_MAX,
+    HEADER_PREFIX,
+    as_binary,
+    pack,
+    pack_headers,
+)
 from streamworker.redisio.group.locks import answered, foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, TRIM, checked, wrong_type
@@ -30,7 +39,7 @@ TRIM_ENTRIES = 10_000
 PACK_MIN = 4
 """Records of one append from which on they share an entry."""
 
-Packing = Literal["", "json", "msgpack", "arrow"]
+Packing = Literal["", "json", "msgpack", "arrow", "binary"]
 
 Payload = bytes | Mapping[bytes, bytes]
 """An encoded record, or an entry's own fields."""
@@ -91,10 +100,19 @@ class AppendReply:
     """Number of this producer's previous append that Redis remembers; None if it remembers none."""
 
 
-async def declare(backend: Backend, keys: StreamKeys, partitions: int, codec: str) -> None:
+async def declare(
+    backend: Backend,
+    keys: StreamKeys,
+    partitions: int,
+    codec: str,
+    *,
+    schema: Mapping[str, Any] | None = None,
+) -> None:
     """Store how a stream is declared, or compare the declaration with the stored one.
 
-    Other partitions or another codec would route or decode records wrongly. The call may be repeated.
+    Other partitions or another codec would route or decode records wrongly. If the JSON Schema of the records
+    is given, it replaces the stored one, which only ``streamworker schema check`` reads. The call may be
+    repeated.
     """
     names = ("app", "stream", "partitions", "codec")
     mine = (keys.app, keys.stream, str(partitions), codec)
@@ -119,6 +137,18 @@ async def declare(backend: Backend, keys: StreamKeys, partitions: int, codec: st
             f"Stream {keys.stream!r} is written as {used_codec!r} in Redis and as {codec!r} in the app.",
             remedy=f"Declare it with codec={used_codec!r}, or take a new stream.",
         )
+    if schema:
+        await backend.execute("HSET", keys.meta, "schema", msgspec.json.encode(schema))
+
+
+async def stored_schema(backend: Backend, keys: StreamKeys) -> Mapping[str, Any]:
+    """Return the JSON Schema of the records of the workers that ran last; empty if none is stored."""
+    stored = await backend.execute("HGET", keys.meta, "schema")
+    try:
+        found: Mapping[str, Any] = msgspec.json.decode(stored or b"{}", type=dict)
+    except msgspec.MsgspecError:
+        return {}
+    return found
 
 
 _STARTS = {"earliest": "0-0", "latest": "$"}
@@ -193,7 +223,7 @@ def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
             args += (records, len(flat), *flat)
     elif append.pack and not columns and len(entries) >= PACK_MIN:
         args.append("p")
-        for records, flat in _packed(entries, is_json=append.pack == "json"):
+        for records, flat in _packed(entries, append.pack):
             args += (records, len(flat), *flat)
     elif (payloads := _payloads(entries)) is not None:
         args.append("v")
@@ -207,7 +237,7 @@ def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
 
 
 def _packed(
-    entries: Sequence[bytes | tuple[Payload, Headers]], *, is_json: bool
+    entries: Sequence[bytes | tuple[Payload, Headers]], packing: Packing
 ) -> Iterator[tuple[int, list[bytes]]]:
     """Return the entries that hold some records: for each its number of records, names and values.
 
@@ -237,7 +267,8 @@ def _packed(
             yield 1, _entry_fields(entries[start])
         else:
             its = {place - start: headed[place] for place in range(start, end) if place in headed}
-            yield end - start, pack(payloads[start:end], its, is_json=is_json)
+            its_payloads = payloads[start:end] if packing != "binary" else as_binary(payloads[start:end])
+            yield end - start, pack(its_payloads, its, is_json=packing == "json")
         start = end
 
 

@@ -27,7 +27,6 @@ from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.records.codecs import short
 from streamworker.records.entries import REPLAYED_FOR, readable_fields
-from streamworker.records.types import RecordKind
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.run.state import Changes, PartitionState
 from streamworker.runtime.run.threads import registered
@@ -78,7 +77,7 @@ class Invoker:
         """Returns the ids of an entry's rows; None if each entry is one record."""
         self._row_type: type = object
         if spec.output is not None:
-            self._row_type = dict if spec.output.kind is RecordKind.TYPED_DICT else spec.output.python_type
+            self._row_type = spec.output.built_type
         self.forwards_input = forwards_input(spec)
         """Whether a call that returns None forwards its records."""
         self._returns_rows_as_list = not issubclass(self._row_type, list)

@@ -219,7 +219,7 @@ class Lanes:
         """Append batches of different partitions in one round trip; declare the stream before the first."""
         if not self._declared:
             await check_durability(self._backend, self._settings)
-            await streams.declare(self._backend, self._keys, self._spec.partitions, self._spec.codec)
+            await streams.declare(self._backend, self._keys, self._spec.partitions, self._spec.codec_name)
             self._declared = True
         appends = [batch.append(self._id, self._spec.records_max, self._spec.packing) for batch in batches]
         return await streams.append_many(self._backend, self._keys, appends, self._durability)

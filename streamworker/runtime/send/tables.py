@@ -130,7 +130,7 @@ def check_table_options(spec: StreamSpec, rows_per_entry: int, compression: str)
     """Raise ConfigurationError if the stream or the options do not allow sending a table."""
     if spec.codec != "arrow":
         raise ConfigurationError(
-            f"Stream {spec.name!r} is written as {spec.codec!r}, and takes records; it takes no tables.",
+            f"Stream {spec.name!r} is written as {spec.codec_name!r}, and takes records; it takes no tables.",
             remedy='Declare a stream with codec="arrow", or send records with send_many.',
         )
     if type(rows_per_entry) is not int or not 1 <= rows_per_entry <= ROWS_PER_ENTRY_MAX:

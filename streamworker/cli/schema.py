@@ -1,0 +1,126 @@
+"""``streamworker schema``: says before a deploy what becomes of the records that are stored."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import typer
+
+from streamworker.app import App
+from streamworker.cli.support import (
+    AppPath,
+    AsJson,
+    Commands,
+    connected,
+    print_json,
+    print_table,
+    run_async,
+    say,
+)
+from streamworker.errors import ConfigurationError, RecordError
+from streamworker.importing import resolve_app
+from streamworker.processors import ProcessorSpec, StreamSpec
+from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
+from streamworker.records.evolution import changes, json_schema
+from streamworker.redisio.data import schemas, streams
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.wire.client import Backend
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Compare record types with what is stored.")
+
+SAMPLE = 20
+"""Entries that are decoded from each end of each partition."""
+
+
+class Finding(NamedTuple):
+    """One difference between the program and what is stored."""
+
+    where: str
+    what: str
+    effect: str
+    breaks: bool
+
+
+@app.callback()
+def root() -> None:
+    """Keep `check` a word of its own: typer would take a single command for the group."""
+
+
+@app.command()
+def check(path: AppPath, json: AsJson = False) -> None:
+    """Compare the program's record types with what is stored, before a deploy.
+
+    It compares each stream's record type with the one of the workers that ran last, decodes stored entries
+    with the new type, and compares the rows that processors forward with those in their acked logs. It
+    changes nothing, and ends with an error if a change breaks something.
+
+    \b
+    Examples:
+      streamworker schema check shop:app
+    """
+    found = run_async(_check, resolve_app(path))
+    broken = [each for each in found if each.breaks]
+    if json:
+        print_json([each._asdict() for each in found])
+    elif found:
+        print_table(("where", "change", "effect"), [each[:3] for each in found])
+    else:
+        say("Every record type is the one that is stored.")
+    if broken:
+        verb = "breaks" if len(broken) == 1 else "break"
+        raise ConfigurationError(
+            f"{len(broken)} of {len(found)} changes {verb} what is stored.",
+            remedy="Change the types as the table says, or give the stream or the processor a new name.",
+        )
+
+
+async def _check(app: App) -> list[Finding]:
+    found: list[Finding] = []
+    async with connected(app) as backend:
+        for stream in app.streams.values():
+            found += await _stream(backend, stream.spec)
+        for spec in app.processors.values():
+            if spec.forward and spec.output is not None:
+                reading = [each.name for each in app.pipelines.values() if each.processor.name == spec.name]
+                found += await _log(backend, spec, reading)
+    return found
+
+
+async def _stream(backend: Backend, spec: StreamSpec) -> Iterable[Finding]:
+    keys = StreamKeys(spec.app, spec.name)
+    stored = await streams.stored_schema(backend, keys)
+    told = changes(stored, json_schema(spec.record), spec.record.name) if stored else []
+    found = [Finding(spec.name, *each) for each in told]
+    if bad := await _unreadable(backend, spec, keys):
+        count, first = len(bad), bad[0]
+        what = f"{count} of the sampled records cannot be read"
+        found.append(Finding(spec.name, what, f"breaks: {first}", True))
+    return found
+
+
+async def _unreadable(backend: Backend, spec: StreamSpec, keys: StreamKeys) -> list[str]:
+    """Return why records at both ends of the partitions cannot be decoded."""
+    if spec.codec == "arrow":
+        return []
+    decode = spec.record.decoder(spec.codec)
+    found: list[str] = []
+    for partition in range(spec.partitions):
+        oldest = await backend.execute("XRANGE", keys.events(partition), "-", "+", "COUNT", SAMPLE)
+        newest = await backend.execute("XREVRANGE", keys.events(partition), "+", "-", "COUNT", SAMPLE)
+        for _, reply in sorted({bytes(each[0]): each for each in (*oldest, *newest)}.items()):
+            for entry in Entries.of([reply]):
+                if REPLAYED_FOR in entry.fields:
+                    continue
+                try:
+                    decode(readable_fields(entry))
+                except RecordError as error:
+                    found.append(f"{partition}/{entry.id}: {error.message}")
+    return found
+
+
+async def _log(backend: Backend, spec: ProcessorSpec, pipelines: Sequence[str]) -> list[Finding]:
+    assert spec.output is not None
+    keys = GroupKeys(spec.stream.app, spec.stream.name, spec.name)
+    told = await schemas.changes_to(backend, keys, spec.output.arrow_schema())
+    readers = f"; its pipelines are {', '.join(pipelines)}" if pipelines else ""
+    effect = f"breaks: workers refuse to start, since the acked log holds other rows{readers}"
+    return [Finding(f"{spec.name} (rows)", each, effect, True) for each in told]

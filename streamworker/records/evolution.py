@@ -1,0 +1,154 @@
+"""What becomes of stored records when their type changes: compares the JSON Schemas of two versions.
+
+A worker stores the JSON Schema of its stream's record type. Before a deploy, ``streamworker schema check``
+compares it with the type of the new program. The rules are those of the decoders: a field that is missing in
+an old entry gets its default, a field that the new type lacks is ignored, and a value must be of the field's
+type, where a whole number serves as a number.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from streamworker.records.types import Declared, RecordKind
+
+Schema = Mapping[str, Any]
+
+_WORDS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+
+
+class FieldChange(NamedTuple):
+    """One difference between two versions of a record type."""
+
+    what: str
+    effect: str
+    """What it means for stored records."""
+    breaks: bool
+    """Whether stored records cannot be read."""
+
+
+def json_schema(record: Declared) -> Schema:
+    """Return the JSON Schema of a record type; empty if one of its types has none.
+
+    >>> class Order(msgspec.Struct):
+    ...     sku: str
+    ...     count: int = 1
+    >>> sorted(json_schema(Declared(Order, RecordKind.STRUCT))["$defs"]["Order"]["properties"])
+    ['count', 'sku']
+    """
+    try:
+        if record.kind is RecordKind.PYDANTIC:
+            found: Schema = record.python_type.model_json_schema()
+        else:
+            found = msgspec.json.schema(record.python_type)
+    except Exception:  # noqa: BLE001 - a type of the program may raise anything, and works without a schema
+        return {}
+    return found
+
+
+def changes(old: Schema, new: Schema, name: str) -> list[FieldChange]:
+    """Return the differences of two versions of a record type, in the order of the fields.
+
+    >>> one = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    >>> two = {"properties": {"n": {"type": "number"}, "m": {"type": "string"}}, "required": ["n", "m"]}
+    >>> [(each.what, each.breaks) for each in changes(one, two, "Order")]
+    [('Order.n: int -> float', False), ('Order gains `m: str`', True)]
+    """
+    return _Comparison(old, new).compare(name, old, new)
+
+
+class _Comparison:
+    def __init__(self, old: Schema, new: Schema) -> None:
+        self._old, self._new = old.get("$defs", {}), new.get("$defs", {})
+        self._seen: set[tuple[str, str]] = set()
+
+    def compare(self, name: str, old: Schema, new: Schema) -> list[FieldChange]:
+        before, after = _resolved(old, self._old), _resolved(new, self._new)
+        if "properties" not in before or "properties" not in after:
+            return self._types(name, before, after)
+        found: list[FieldChange] = []
+        had, has = before["properties"], after["properties"]
+        for field in had:
+            if field not in has:
+                effect = "fine: old entries are read without it; workers of the old version may need it"
+                found.append(FieldChange(f"{name} loses `{field}`", effect, False))
+            else:
+                found += self._types(f"{name}.{field}", had[field], has[field])
+        for field in has:
+            if field in had:
+                continue
+            text = f"{name} gains `{field}: {_text(has[field])}`"
+            if field in after.get("required", ()):
+                found.append(FieldChange(text, "breaks: old entries lack it; give it a default", True))
+            else:
+                default = has[field].get("default", "its default")
+                default = repr(default) if default != "its default" else default
+                found.append(FieldChange(text, f"fine: old entries read as {default}", False))
+        return found
+
+    def _types(self, path: str, old: Schema, new: Schema) -> list[FieldChange]:
+        mine, theirs = _alternatives(new), _alternatives(old)
+        found: list[FieldChange] = []
+        for each in theirs:
+            same = next((other for other in mine if _text(other) == _text(each)), None)
+            found += self._inner(path, each, same) if same is not None else ()
+        texts = {_text(each) for each in mine}
+        texts |= {"int"} if "float" in texts else set()
+        lost = [each for each in map(_text, theirs) if each not in texts]
+        if _text(old) != _text(new):
+            what = f"{path}: {_text(old)} -> {_text(new)}"
+            effect = "fine: every stored value can be read"
+            if lost:
+                effect = (
+                    f"breaks: stored values of type {' and '.join(lost)} cannot be read; add a field instead"
+                )
+            found.append(FieldChange(what, effect, bool(lost)))
+        return found
+
+    def _inner(self, path: str, old: Schema, new: Schema) -> list[FieldChange]:
+        if "$ref" in old and "$ref" in new:
+            pair = (old["$ref"], new["$ref"])
+            if pair in self._seen:
+                return []
+            self._seen.add(pair)
+            return self.compare(path, old, new)
+        if isinstance(old.get("items"), Mapping) and isinstance(new.get("items"), Mapping):
+            return self._types(f"{path}[]", old["items"], new["items"])
+        inside = "additionalProperties"
+        if isinstance(old.get(inside), Mapping) and isinstance(new.get(inside), Mapping):
+            return self._types(f"{path}{{}}", old[inside], new[inside])
+        return []
+
+
+def _resolved(schema: Schema, definitions: Schema) -> Schema:
+    while "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    return schema
+
+
+def _alternatives(schema: Schema) -> list[Schema]:
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            return list(schema[several])
+    if isinstance(schema.get("type"), list):
+        return [{**schema, "type": each} for each in schema["type"]]
+    return [schema]
+
+
+def _text(schema: Schema) -> str:
+    """Return a type as Python writes it."""
+    several = _alternatives(schema)
+    if len(several) > 1:
+        return " | ".join(map(_text, several))
+    if "$ref" in schema:
+        return str(schema["$ref"].rpartition("/")[2])
+    kind = schema.get("type")
+    if kind == "array":
+        return f"list[{_text(schema['items'])}]" if isinstance(schema.get("items"), Mapping) else "list"
+    if kind == "object":
+        values = schema.get("additionalProperties")
+        return f"dict[str, {_text(values)}]" if isinstance(values, Mapping) else "dict"
+    if "enum" in schema:
+        return " | ".join(map(repr, schema["enum"]))
+    return str(schema.get("format") or _WORDS.get(str(kind), "any value"))

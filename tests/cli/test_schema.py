@@ -1,0 +1,60 @@
+"""`schema check` tells before a deploy what a change of types breaks."""
+
+import json
+import sys
+from pathlib import Path
+
+from tests.cli.conftest import SHOP, Invoke
+from tests.cli.test_send import orders
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+
+
+def _deploy(shop: Path, before: str, after: str) -> None:
+    assert before in SHOP
+    (shop / "shop.py").write_text(SHOP.replace(before, after), "utf-8")
+    sys.modules.pop("shop", None)
+
+
+def test_a_check_says_what_breaks_and_ends_with_an_error_only_then(
+    shop: Path, streamworker: Invoke, spawn: SpawnWorker
+) -> None:
+    nothing = streamworker("schema", "check", "shop:app")
+    assert (nothing.exit_code, nothing.output) == (0, "Every record type is the one that is stored.\n")
+    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(50))).exit_code == 0
+    process = spawn("run", "shop:app", "--name", "w1")
+    wait_for(
+        lambda: (
+            sum(each["lag"] for each in json.loads(streamworker("lag", "shop:app", "--json").stdout)) == 0
+        ),
+        "all orders are committed",
+    )
+    streamworker("send", "shop:orders", "-", input="\n".join(orders(5)))
+    process.kill()
+    assert streamworker("schema", "check", "shop:app").output == nothing.output
+
+    _deploy(shop, "amount: float", "amount: float\n    coupon: str | None = None")
+    gained = streamworker("schema", "check", "shop:app")
+    assert gained.exit_code == 0, gained.output
+    assert "Order gains `coupon: str | None`  fine: old entries read as None" in gained.output
+
+    _deploy(shop, "amount: float", "amount: int\n    coupon: str")
+    broken = streamworker("schema", "check", "shop:app", "--json")
+    assert broken.exit_code == 3, broken.output
+    told = {each["what"]: each["breaks"] for each in json.loads(broken.stdout)}
+    assert told["Order.amount: float -> int"] and told["Order gains `coupon: str`"]
+    assert told["field 'amount' was double and is int64"], "the rows that `price` forwards"
+    assert "changes break what is stored." in broken.stderr
+
+
+def test_entries_that_nobody_can_read_are_found_without_a_stored_schema(
+    shop: Path, streamworker: Invoke
+) -> None:
+    """Only a producer has run: the entries themselves are decoded."""
+    streamworker("send", "shop:orders", "-", input="\n".join(orders(3)))
+    _deploy(shop, "amount: float", "amount: str")
+    found = streamworker("schema", "check", "shop:app")
+    assert found.exit_code == 3
+    assert "3 of the sampled records cannot be read" in found.output
+    assert "Expected `str`, got `float`" in found.output
+    assert "Error: 1 of 1 changes breaks what is stored." in found.output

@@ -1,0 +1,76 @@
+"""A change of a record type is compared with what the decoders do with entries of the old type."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamworker.core.data.entries import Entry, EntryId
+from streamworker.errors import DecodeError
+from streamworker.records import RecordType
+from streamworker.records.evolution import changes, json_schema
+
+
+class Line(msgspec.Struct):
+    sku: str
+    count: int
+
+
+class Line2(msgspec.Struct):
+    sku: str
+    count: str
+
+
+def _struct(*fields: tuple[str, Any] | tuple[str, Any, Any]) -> Any:
+    return msgspec.defstruct("Order", fields)
+
+
+CASES: dict[str, tuple[list[Any], list[Any], dict[str, Any], list[str]]] = {
+    "nothing": ([("n", int)], [("n", int)], {"n": 1}, []),
+    "gains a default": (
+        [("n", int)],
+        [("n", int), ("m", str | None, None)],
+        {"n": 1},
+        ["Order gains `m: str | None`"],
+    ),
+    "gains a need": ([("n", int)], [("n", int), ("m", str)], {"n": 1}, ["Order gains `m: str`"]),
+    "loses": ([("n", int), ("m", str)], [("n", int)], {"n": 1, "m": "x"}, ["Order loses `m`"]),
+    "widens": ([("n", int)], [("n", float)], {"n": 1}, ["Order.n: int -> float"]),
+    "narrows": ([("n", float)], [("n", int)], {"n": 1.5}, ["Order.n: float -> int"]),
+    "may be None": ([("n", int)], [("n", int | None)], {"n": 1}, ["Order.n: int -> int | None"]),
+    "may not be None": ([("n", int | None)], [("n", int)], {"n": None}, ["Order.n: int | None -> int"]),
+    "in a list": ([("n", list[int])], [("n", list[str])], {"n": [1]}, ["Order.n: list[int] -> list[str]"]),
+    "in a record": (
+        [("n", Line)],
+        [("n", Line2)],
+        {"n": {"sku": "a", "count": 1}},
+        ["Order.n: Line -> Line2"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "stored", "told"), CASES.values(), ids=CASES)
+def test_a_change_is_told_to_break_exactly_if_a_stored_record_cannot_be_decoded(
+    old: list[Any], new: list[Any], stored: dict[str, Any], told: list[str]
+) -> None:
+    was, is_now = RecordType.of(_struct(*old)), RecordType.of(_struct(*new))
+    payload = was.encoder("json")(msgspec.convert(stored, was.python_type))
+    assert isinstance(payload, bytes)
+
+    found = changes(json_schema(was), json_schema(is_now), "Order")
+
+    assert [each.what for each in found] == told
+    try:
+        is_now.decode_many([Entry(EntryId(1, 0), {b"v": payload}, len(payload))])
+        can_be_read = True
+    except DecodeError:
+        can_be_read = False
+    assert any(each.breaks for each in found) is not can_be_read
+
+
+def test_a_change_inside_a_record_of_the_same_name_is_told_by_its_path() -> None:
+    def of(kind: Any) -> Any:
+        line: Any = msgspec.defstruct("Line", [("n", kind)])
+        return msgspec.json.schema(msgspec.defstruct("Order", [("lines", list[line])]))
+
+    assert [each.what for each in changes(of(int), of(str), "Order")] == ["Order.lines[].n: int -> str"]
