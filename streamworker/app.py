@@ -6,7 +6,7 @@ driver (``streamworker spark``) or a send connects to Redis when it first needs 
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS
@@ -17,11 +17,9 @@ from streamworker.errors import ConfigurationError
 from streamworker.processors import Codec, PipelineSpec, ProcessorSpec, Start, StreamSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
-from streamworker.runtime.send.producer import Producer
-from streamworker.runtime.send.producers import Producers
 from streamworker.settings import Settings
 from streamworker.spark.driver.checks import check_pipeline
-from streamworker.stream import Stream
+from streamworker.stream import Stream, StreamApp
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -30,7 +28,7 @@ R = TypeVar("R")
 STARTS: tuple[str, ...] = ("earliest", "latest")
 
 
-class App:
+class App(StreamApp):
     """The streams, processors and pipelines of one application.
 
     Parameters
@@ -76,8 +74,10 @@ class App:
         assignment: str = "range",
         **settings: Any,
     ) -> None:
-        self.name = check_name("app", name)
-        self.settings = Settings.from_env(redis_url=redis_url, coordination=coordination, **settings)
+        super().__init__(
+            check_name("app", name),
+            Settings.from_env(redis_url=redis_url, coordination=coordination, **settings),
+        )
         Membership.empty(1, assignment)
         chosen = self.settings.coordination.name
         if assignment == "weighted" and not PROTOCOLS[chosen].has_document:
@@ -86,10 +86,8 @@ class App:
                 remedy='Use coordination="membership": only its heartbeats carry load.',
             )
         self.assignment = assignment
-        self.streams: dict[str, Stream[Any]] = {}
         self.processors: dict[str, ProcessorSpec] = {}
         self.pipelines: dict[str, PipelineSpec] = {}
-        self._producers = Producers()
         self._silent: set[str] = set()  # declared with forward=False, which a pipeline does not change
 
     # -- declaring -----------------------------------------------------------------------------
@@ -311,22 +309,3 @@ class App:
             return function
 
         return bind
-
-    # -- sending -------------------------------------------------------------------------------
-
-    def producer(self, stream: Stream[Any]) -> Producer:
-        """Return the producer of a stream for the running event loop."""
-        return self._producers.of(stream.spec, self.settings, streams=len(self.streams))
-
-    async def aclose(self) -> None:
-        """Close the producers and connections of this event loop; a later send opens new ones.
-
-        Waits up to ``call_timeout_ms`` for sends in progress; then they fail.
-        """
-        await self._producers.aclose(self.settings)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()

@@ -1,26 +1,70 @@
-"""``Stream``: what ``App.stream`` makes, and programs send to."""
+"""``Stream``: what ``App.stream`` makes and programs send to, and the part of an app that sends."""
 
-from collections.abc import AsyncIterable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from streamworker.processors import StreamSpec
+from streamworker.runtime.send.background import BACKGROUND
 from streamworker.runtime.send.lane import OnFull
-from streamworker.runtime.send.producer import Producer, Sent
+from streamworker.runtime.send.producer import CHUNK_ENTRIES, ManySender, Producer, Sent
+from streamworker.runtime.send.producers import Producers
 from streamworker.settings import Settings
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
-class StreamApp(AbstractAsyncContextManager["StreamApp"], Protocol):
-    """What a stream needs of its app."""
+class StreamApp:
+    """The part of an app that sends: its streams, their producers and connections."""
 
-    name: str
-    settings: Settings
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.streams: dict[str, Stream[Any]] = {}
+        self._producers = Producers()
 
     def producer(self, stream: "Stream[Any]") -> Producer:
         """Return the producer of a stream for the running event loop."""
-        ...
+        return self._producers.of(stream.spec, self.settings, streams=len(self.streams))
+
+    async def aclose(self) -> None:
+        """Close the producers and connections of this event loop; a later send opens new ones.
+
+        Waits up to ``call_timeout_ms`` for sends in progress; then they fail.
+        """
+        await self._producers.aclose(self.settings)
+
+    def close(self) -> None:
+        """Close the producers and connections that ``Stream.sync`` opened; a later send opens new ones.
+
+        The end of the process does so, too.
+        """
+        BACKGROUND.close(self.aclose)
+
+    @asynccontextmanager
+    async def lifespan(self, _asgi: object = None, /) -> AsyncIterator[None]:
+        """Close the app when an ASGI framework ends: ``FastAPI(lifespan=app.lifespan)``.
+
+        The first send connects, so that a web service starts although Redis is away.
+
+        Examples
+        --------
+        >>> from contextlib import asynccontextmanager
+        >>> @asynccontextmanager
+        ... async def lifespan(api):  # beside what else opens and closes with the service
+        ...     async with app.lifespan(api):
+        ...         yield
+        """
+        async with self:
+            yield
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 class Stream(Generic[T]):
@@ -35,6 +79,18 @@ class Stream(Generic[T]):
         """The app that the stream belongs to."""
         self.spec = spec
         self.name = spec.name
+
+    @cached_property
+    def sync(self) -> "SyncStream[T]":
+        """The stream for programs without an event loop: Flask, Django, scripts, notebooks.
+
+        Examples
+        --------
+        >>> def nightly(rows):
+        ...     orders.sync.send(rows[0])
+        ...     orders.sync.send_many(rows[1:])
+        """
+        return SyncStream(self)
 
     async def send(
         self,
@@ -130,3 +186,88 @@ class Stream(Generic[T]):
         return await self.app.producer(self).send_table(
             table, rows_per_entry=rows_per_entry, compression=compression, on_full=on_full, timeout=timeout
         )
+
+
+class SyncStream(Generic[T]):
+    """The sends of a stream for code that is not async; ``Stream.sync`` is one.
+
+    Each method takes what the method of ``Stream`` takes, and returns when that would: what it sent is in
+    Redis. Any thread may call it, also one whose event loop runs, such as a notebook's. One thread of
+    the process sends for all; a forked process starts its own. In an ``async def`` await ``Stream.send``
+    in place of it: this would block the event loop.
+    """
+
+    def __init__(self, stream: Stream[T]) -> None:
+        self._stream = stream
+
+    def send(
+        self,
+        record: T,
+        *,
+        headers: Mapping[str, str | bytes] | None = None,
+        on_full: OnFull = "wait",
+        timeout: float | None = None,
+    ) -> Sent:
+        """Append one record; see ``Stream.send``."""
+        return self._run(self._stream.send(record, headers=headers, on_full=on_full, timeout=timeout))
+
+    def send_many(
+        self, records: Iterable[T], *, on_full: OnFull = "wait", timeout: float | None = None
+    ) -> int:
+        """Append many records in few round trips, in order; see ``Stream.send_many``.
+
+        The calling thread iterates over the records, so that they may come from its database session.
+        """
+        if isinstance(records, list | tuple):  # Each chunk of another iterable costs two changes of thread.
+            return self._run(self._stream.send_many(records, on_full=on_full, timeout=timeout))
+
+        async def opened() -> ManySender:
+            return self._stream.app.producer(self._stream).many(on_full, timeout)
+
+        sender = self._run(opened())
+        try:
+            for chunk in _chunks(records):
+                self._run(sender.send_list(chunk))
+            self._run(sender.finish())
+        except BaseException as error:
+            self._run(sender.end(error))
+            raise
+        return sender.count
+
+    def send_table(
+        self,
+        table: object,
+        *,
+        rows_per_entry: int = 10_000,
+        compression: Literal["none", "lz4", "zstd"] = "lz4",
+        on_full: OnFull = "wait",
+        timeout: float | None = None,
+    ) -> int:
+        """Append the rows of a table; see ``Stream.send_table``."""
+        return self._run(
+            self._stream.send_table(
+                table,
+                rows_per_entry=rows_per_entry,
+                compression=compression,
+                on_full=on_full,
+                timeout=timeout,
+            )
+        )
+
+    def _run(self, work: Coroutine[Any, Any, R]) -> R:
+        return BACKGROUND.run(work, self._stream.app.aclose)
+
+
+def _chunks(records: Iterable[T]) -> Iterator[list[T]]:
+    """Return the records in lists; an error of the iterable comes after the records before it."""
+    chunk: list[T] = []
+    try:
+        for record in records:
+            chunk.append(record)
+            if len(chunk) == CHUNK_ENTRIES:
+                yield chunk
+                chunk = []
+    except Exception:
+        yield chunk
+        raise
+    yield chunk

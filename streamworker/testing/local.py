@@ -4,6 +4,7 @@ It is the real worker, on a server in memory or on a real one. Only signals are 
 the program around it.
 """
 
+import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -291,6 +292,7 @@ async def local_worker(
             raise _only(errors) from None
         finally:
             await app.aclose()
+            await asyncio.to_thread(app.close)
             app.settings = before
             app._producers = opened  # noqa: SLF001
 

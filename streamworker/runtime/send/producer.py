@@ -96,8 +96,7 @@ class Producer:
         timeout: float | None = None,
     ) -> int:
         """Append many records in few round trips, in order; return how many. See ``Stream.send_many``."""
-        kind = _RowSender if self._spec.codec == "arrow" else _ManySender
-        sender = kind(self, self._lanes, on_full, timeout)
+        sender = self.many(on_full, timeout)
         try:
             if isinstance(records, AsyncIterable):
                 async for record in records:
@@ -115,6 +114,11 @@ class Producer:
             await sender.end(error)
             raise
         return sender.count
+
+    def many(self, on_full: OnFull, timeout: float | None) -> "ManySender":
+        """Return what sends many records: give it lists in order, then ``finish`` or ``end`` it."""
+        kind = _RowSender if self._spec.codec == "arrow" else ManySender
+        return kind(self, self._lanes, on_full, timeout)
 
     async def send_table(
         self,
@@ -252,7 +256,7 @@ class _Sender:
         self._under_way.clear()
 
 
-class _ManySender(_Sender):
+class ManySender(_Sender):
     """One ``send_many``: collects records into chunks."""
 
     def __init__(self, producer: Producer, lanes: Lanes, on_full: OnFull, timeout: float | None) -> None:
@@ -312,7 +316,7 @@ class _ManySender(_Sender):
         await super().finish()
 
 
-class _RowSender(_ManySender):
+class _RowSender(ManySender):
     """A ``send_many`` to a stream of columns: the records of a chunk become one entry a partition."""
 
     def __init__(self, producer: Producer, lanes: Lanes, on_full: OnFull, timeout: float | None) -> None:
