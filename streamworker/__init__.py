@@ -12,6 +12,7 @@ from streamworker.errors import (
     StreamFull,
     StreamworkerError,
 )
+from streamworker.injection.parameters import Override, Resource
 from streamworker.records import Precision, RecordCodec
 from streamworker.runtime.send.producer import Sent
 from streamworker.settings import Settings
@@ -24,11 +25,13 @@ __all__ = [
     "Context",
     "Duration",
     "Lease",
+    "Override",
     "Precision",
     "Processor",
     "RecordCodec",
     "RecordError",
     "Records",
+    "Resource",
     "Sent",
     "Settings",
     "Size",

@@ -4,9 +4,9 @@ Importing a module with an ``App`` has no side effects. A worker (``streamworker
 driver (``streamworker spark``) or a send connects to Redis when it first needs a connection.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Literal, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS
@@ -14,21 +14,23 @@ from streamworker.core.protocols.settings import Coordination
 from streamworker.declare import check_codec, check_whole, describe
 from streamworker.declared import Processor
 from streamworker.errors import ConfigurationError
-from streamworker.processors import Codec, PipelineSpec, ProcessorSpec, Start, StreamSpec
+from streamworker.injection.declaring import Injecting
+from streamworker.processors import Codec, Start, StreamSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
 from streamworker.settings import Settings
-from streamworker.spark.driver.checks import check_pipeline
+from streamworker.spark.driver.declaring import Pipelines
 from streamworker.stream import Stream, StreamApp
+
+if TYPE_CHECKING:
+    from streamworker.runtime.worker import Worker
 
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-STARTS: tuple[str, ...] = ("earliest", "latest")
 
-
-class App(StreamApp):
+class App(StreamApp, Injecting, Pipelines):
     """The streams, processors and pipelines of one application.
 
     Parameters
@@ -43,6 +45,9 @@ class App(StreamApp):
     assignment
         How partitions are assigned: ``range`` (each worker gets one contiguous range), ``sticky`` (as
         few moves as possible) or ``weighted`` (by measured load and capacity); see docs/assignments.md.
+    include
+        Modules that declare more of the app, such as ``["shop.mail"]``. They import the app, so they are
+        imported after it: when a command or a worker loads it.
     **settings
         Any setting of ``Settings`` by name; see docs/settings.md.
 
@@ -72,12 +77,16 @@ class App(StreamApp):
         redis_url: str | None = None,
         coordination: str | Coordination | None = None,
         assignment: str = "range",
+        include: Sequence[str] = (),
         **settings: Any,
     ) -> None:
-        super().__init__(
+        StreamApp.__init__(
+            self,
             check_name("app", name),
             Settings.from_env(redis_url=redis_url, coordination=coordination, **settings),
         )
+        Injecting.__init__(self, include)
+        Pipelines.__init__(self)
         Membership.empty(1, assignment)
         chosen = self.settings.coordination.name
         if assignment == "weighted" and not PROTOCOLS[chosen].has_document:
@@ -86,11 +95,6 @@ class App(StreamApp):
                 remedy='Use coordination="membership": only its heartbeats carry load.',
             )
         self.assignment = assignment
-        self.processors: dict[str, ProcessorSpec] = {}
-        self.pipelines: dict[str, PipelineSpec] = {}
-        self._silent: set[str] = set()  # declared with forward=False, which a pipeline does not change
-
-    # -- declaring -----------------------------------------------------------------------------
 
     def stream(
         self,
@@ -101,7 +105,6 @@ class App(StreamApp):
         partitions: int = 8,
         codec: Codec = "json",
         max_records: int | None = None,
-        start: Start = "earliest",
         single_entries: bool = False,
     ) -> Stream[T]:
         """Declare a stream.
@@ -124,8 +127,6 @@ class App(StreamApp):
         max_records
             Records that a partition may hold before senders wait; ``partition_records_max`` if None.
             With ``arrow`` each entry counts as one.
-        start
-            Where a new processor begins: ``earliest`` or ``latest``.
         single_entries
             Whether each record is an entry of its own, as redis-cli and other programs read it. Otherwise
             records that are sent together share entries, which saves most of the memory and the time.
@@ -139,10 +140,6 @@ class App(StreamApp):
         if max_records is not None:
             check_whole(name, "max_records", max_records, None)
         check_codec(name, codec)
-        if start not in STARTS:
-            raise ConfigurationError(
-                f"Stream {name!r} has start={start!r}.", remedy=f"Use one of: {', '.join(STARTS)}."
-            )
         kind = RecordType.of(record)
         if codec == "arrow":
             kind.arrow_schema()
@@ -155,7 +152,6 @@ class App(StreamApp):
             partitions=partitions,
             codec=codec,
             records_max=max_records or self.settings.partition_records_max,
-            start=start,
             single_entries=single_entries,
         )
         self.streams[name] = stream = Stream[T](self, spec)
@@ -178,6 +174,7 @@ class App(StreamApp):
         output: type | None = None,
         concurrency: int = 1,
         ordered_by: Literal["key", "none"] = "key",
+        start: Start = "earliest",
     ) -> Callable[[Callable[P, R]], Processor[P, R]]:
         """Bind a function to a stream; it gets each record at least once, in order by key.
 
@@ -215,6 +212,9 @@ class App(StreamApp):
         ordered_by
             Which order is kept where calls overlap. ``key``: records with the same key never overlap
             and keep their order. ``none``: any records may overlap.
+        start
+            Where the group begins when it is new: with the oldest record that the stream still has
+            (``earliest``), or with the next (``latest``).
         """
         if not isinstance(stream, Stream):
             raise ConfigurationError(
@@ -238,6 +238,8 @@ class App(StreamApp):
                 output=output,
                 concurrency=concurrency,
                 ordered_by=ordered_by,
+                start=start,
+                resources=self.resources,
             )
             if spec.name in self.processors:
                 raise ConfigurationError(
@@ -246,66 +248,27 @@ class App(StreamApp):
                 )
             self.processors[spec.name] = spec
             if forward is False:
-                self._silent.add(spec.name)
+                self.silent.add(spec.name)
             return Processor(self.processors, spec.name, function)
 
         return bind
 
-    def pipeline(
-        self,
-        processor: Processor[..., Any],
-        *,
-        name: str | None = None,
-        trigger: str = "10 seconds",
-        path: str | None = None,
-        format: str = "parquet",
-        mode: Literal["append", "complete", "update"] = "append",
-        checkpoint: str | None = None,
-        options: Mapping[str, str] | None = None,
-    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Bind a function that turns a DataFrame into a DataFrame; ``streamworker spark`` runs it.
+    def worker(
+        self, *, name: str | None = None, processors: Sequence[str] | None = None
+    ) -> "AbstractAsyncContextManager[Worker]":
+        """Run a worker inside your own program, for as long as an ``async with`` block.
+
+        At the end of the block the worker drains and leaves. Signals are left to your program. If the
+        worker fails, the block is cancelled and the error is raised.
 
         Parameters
         ----------
-        processor
-            Whose forwarded rows are read. A processor that returns nothing forwards its records.
         name
-            Name of the pipeline; the function's name if None.
-        trigger
-            ``"10 seconds"``, or ``"available now"`` to process the existing rows and stop.
-        path, format, mode
-            Where and how the returned DataFrame is written. A function that returns a stream writer
-            needs none of them.
-        checkpoint
-            Spark's checkpoint directory; beside ``path`` if None.
-        options
-            Options of the source, named as in docs/spark.md, and of the writer.
+            The worker's name; made up if None.
+        processors
+            Names of the processors to run; all if None.
         """
+        # It needs pyarrow, which who only sends should not load.
+        from streamworker.runtime.worker import Worker, running
 
-        def bind(function: Callable[P, R]) -> Callable[P, R]:
-            label = check_name("pipeline", name or function.__name__)
-            if label in self.pipelines:
-                raise ConfigurationError(
-                    f"App {self.name!r} has two pipelines named {label!r}.",
-                    remedy="Give one of them another name: @app.pipeline(..., name=...).",
-                )
-            source = processor.spec
-            if not source.forward and source.name not in self._silent:
-                source = replace(source, forward=True, output=source.stream.record)
-                self.processors[source.name] = source
-            spec = PipelineSpec(
-                name=label,
-                processor=source,
-                function=function,
-                trigger=trigger,
-                path=path,
-                format=format,
-                mode=mode,
-                checkpoint=checkpoint,
-                options=dict(options or {}),
-            )
-            check_pipeline(spec)
-            self.pipelines[label] = spec
-            return function
-
-        return bind
+        return running(Worker(self, name=name, processors=processors))

@@ -6,11 +6,13 @@ effect with the commit of its records, all or nothing. They are discarded if the
 
 from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from streamworker.core.data.entries import Entry, EntryId
+from streamworker.core.data.partitioner import canonical_key
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.packs import HEADER_PREFIX
 
@@ -32,6 +34,10 @@ class Place:
     epoch: int
     owner: str
     log: "BoundLogger"
+    now: Callable[[], float]
+    """The monotonic clock, in seconds."""
+    key_of: Callable[[Any], object] | None
+    """Returns a record's key; None where functions get columns."""
 
 
 class Call:
@@ -43,21 +49,29 @@ class Call:
         state: MutableMapping[str, Any],
         attempt: int = 1,
         ids_of: IdsOf | None = None,
+        records: Sequence[Any] = (),
     ) -> None:
         self._ids_of = ids_of
-        self.renew(entries, state, attempt)
+        self.renew(entries, state, attempt, records)
 
-    def renew(self, entries: Sequence[Entry], state: MutableMapping[str, Any], attempt: int) -> None:
+    def renew(
+        self,
+        entries: Sequence[Entry],
+        state: MutableMapping[str, Any],
+        attempt: int,
+        records: Sequence[Any] = (),
+    ) -> None:
         """Continue the call with other records, for a function that takes ``Records``."""
         self.state = state
         self.attempt = attempt
         self.outputs: list[Any] = []
         self.is_over = False
-        self.show(entries)
+        self.show(entries, records)
 
-    def show(self, entries: Sequence[Entry]) -> None:
+    def show(self, entries: Sequence[Entry], records: Sequence[Any]) -> None:
         """Continue with other entries, and keep everything else."""
         self.entries = entries
+        self.records = records
         self.__dict__.pop("entry_ids", None)
         self.__dict__.pop("headers", None)
 
@@ -67,6 +81,11 @@ class Call:
         if self._ids_of is None:
             return [entry.id for entry in self.entries]
         return list(chain.from_iterable(map(self._ids_of, self.entries)))
+
+    @property
+    def count(self) -> int:
+        """How many records the call has."""
+        return len(self.entries if self._ids_of is None else self.entry_ids)
 
     @cached_property
     def headers(self) -> list[dict[str, str]]:
@@ -85,9 +104,9 @@ class Call:
 class Context:
     """The metadata, state, log and outputs that a processor function can use beside its records.
 
-    Take it as the second parameter. A context belongs to one call. A function that takes one record
-    gets a new context for each record. A function that takes ``Records`` gets one context for as long
-    as it runs, whose ``entry_ids`` and ``headers`` are those of the current records.
+    Any parameter that is annotated as ``Context`` gets it. A context belongs to one call. A function that
+    takes one record gets a new context for each record. A function that takes ``Records`` gets one
+    context for as long as it runs, whose ``entry_ids`` and ``headers`` are those of the current records.
 
     Examples
     --------
@@ -96,11 +115,12 @@ class Context:
     ...     ctx.log.info("seen", entry=str(ctx.entry_id))
     """
 
-    __slots__ = ("_call", "_place")
+    __slots__ = ("_began", "_call", "_place")
 
     def __init__(self, place: Place, call: Call) -> None:
         self._place = place
         self._call = call
+        self._began = place.now()
 
     @property
     def app(self) -> str:
@@ -139,6 +159,45 @@ class Context:
     def attempt(self) -> int:
         """The number of this attempt; 1 for the first call with these records."""
         return self._call.attempt
+
+    @property
+    def count(self) -> int:
+        """How many records the call has."""
+        return self._call.count
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this attempt began."""
+        return self._place.now() - self._began
+
+    @property
+    def key(self) -> str | None:
+        """The key of the record as text, if the call has one record; None for a record without a key.
+
+        Several fields are joined as docs/glossary.md says under "key".
+
+        Raises
+        ------
+        ConfigurationError
+            If the call has several records, or columns.
+        """
+        if self.count != 1 or self._place.key_of is None:
+            raise self._wrong("ctx.key", "Take the key from each record.")
+        key = canonical_key(self._place.key_of(self._call.records[0]))
+        return None if key is None else key.decode("utf-8", "replace")
+
+    @property
+    def timestamp(self) -> datetime:
+        """When Redis got the record, in UTC; of several records, the last.
+
+        Raises
+        ------
+        ConfigurationError
+            If the call has no record, as in a function that takes ``Records`` before its first.
+        """
+        if not self._call.entries:
+            raise self._wrong("ctx.timestamp", "Ask for a record first.")
+        return datetime.fromtimestamp(self._call.entries[-1].id.ms / 1000, UTC)
 
     @property
     def state(self) -> MutableMapping[str, Any]:
@@ -202,17 +261,18 @@ class Context:
     def _only(self) -> Entry:
         entries = self._call.entries
         if len(entries) != 1:
-            raise ConfigurationError(
-                f"This call of processor {self.processor!r} has {len(entries)} records.",
-                remedy="Use ctx.entry_ids and ctx.headers, which have one item a record.",
-            )
+            raise self._wrong("one entry", "Use ctx.entry_ids and ctx.headers, which have one item a record.")
         return entries[0]
 
+    def _wrong(self, what: str, remedy: str) -> ConfigurationError:
+        has = f"has {self.count} records, and no {what}."
+        return ConfigurationError(f"This call of processor {self.processor!r} {has}", remedy=remedy)
 
-def show_only(contexts: Sequence[Context], entry: Entry) -> None:
-    """Let the context of a call, if it has one, show one entry while the function handles one of its rows."""
+
+def show_only(contexts: Sequence[Context], pairs: Sequence[tuple[Entry, Any]]) -> None:
+    """Let the context of a call, if it has one, show these entries, each with its record."""
     for context in contexts:
-        context._call.show((entry,))  # noqa: SLF001 - not for users' functions to see
+        context._call.show(*zip(*pairs, strict=True))  # noqa: SLF001 - not for users' functions to see
 
 
 def take_forwarded(contexts: Sequence[Context]) -> list[Any]:

@@ -11,12 +11,13 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from streamworker.context import Context, Records
+from streamworker.context import Records
 from streamworker.errors import ConfigurationError
-from streamworker.processors import FunctionMode, OnError, OrderedBy, ProcessorSpec, StreamSpec, Takes
+from streamworker.injection.parameters import Resource, label, read_parameters
+from streamworker.processors import FunctionMode, OnError, OrderedBy, ProcessorSpec, Start, StreamSpec, Takes
 from streamworker.records import RecordCodec, RecordType
 from streamworker.redisio.keys import check_name
 
@@ -27,6 +28,7 @@ ROWS_DEFAULT = 10_000
 ON_ERROR: tuple[str, ...] = ("halt", "dead_letter", "skip")
 CODECS: tuple[str, ...] = ("json", "msgpack", "fields", "arrow")
 ORDERED_BY: tuple[str, ...] = ("key", "none")
+STARTS: tuple[str, ...] = ("earliest", "latest")
 CONCURRENCY_MAX = 1_000
 """Maximum concurrent calls in one partition. Each is a task, and up to 32 times as many records are
 repeated after a crash. For more concurrency, use more partitions."""
@@ -49,23 +51,19 @@ def describe(
     output: type | None,
     concurrency: int = 1,
     ordered_by: str = "key",
+    start: str = "earliest",
+    resources: Mapping[str, Resource[..., Any]] | None = None,
 ) -> ProcessorSpec:
     """Read a processor function's annotations and check them against the decorator's arguments."""
     name = check_name("processor", name or function.__name__)
-    taken, takes_context, returns = _signature(function, name)
+    parameters = read_parameters(function, f"Processor {name!r}", resources or {})
+    taken, returns = parameters.hints.get(parameters.record), parameters.hints.get("return")
     takes = _columns(taken)
     mode = FunctionMode.BATCH if takes else _mode(taken, stream, batch, name)
     is_async = inspect.iscoroutinefunction(function)
     if mode is FunctionMode.STREAM and not is_async:
         raise _wrong(name, "takes Records, and is no async function.", "Write it as `async def`.")
-    if timeout is not None and (mode is FunctionMode.STREAM or timeout <= 0):
-        raise _wrong(
-            name,
-            f"has timeout={timeout:g}.",
-            "Leave it out: the one call of a function that takes Records lasts as long as the partition."
-            if mode is FunctionMode.STREAM
-            else "timeout must be more than 0 seconds.",
-        )
+    _check_timeout(name, mode, timeout)
     on_error = "halt" if on_error == "retry" else on_error
     if on_error not in ON_ERROR:
         raise _wrong(name, f"has on_error={on_error!r}.", f"Use one of: retry, {', '.join(ON_ERROR)}.")
@@ -73,6 +71,8 @@ def describe(
         if value < 1:
             raise _wrong(name, f"has {setting}={value}.", f"{setting} must be 1 or more.")
     _check_concurrency(name, mode, stream, concurrency, ordered_by)
+    if start not in STARTS:
+        raise _wrong(name, f"has start={start!r}.", f"Use one of: {', '.join(STARTS)}.")
     returned = _returned(returns)
     _check_columns(name, mode, stream, takes, returned)
     # `output` says which columns the function returns; without it they are those of the stream.
@@ -84,7 +84,7 @@ def describe(
         function=function,
         mode=mode,
         is_async=is_async,
-        takes_context=takes_context,
+        takes_context=bool(parameters.context),
         batch=batch or (ROWS_DEFAULT if takes else BATCH_DEFAULT),
         takes=takes or "records",
         within_ms=round(within * 1000),
@@ -98,7 +98,20 @@ def describe(
         output=_output_type(produced, stream, name) if forwards else None,
         concurrency=concurrency,
         ordered_by=cast(OrderedBy, ordered_by),
+        start=cast(Start, start),
+        parameters=parameters,
     )
+
+
+def _check_timeout(name: str, mode: FunctionMode, timeout: float | None) -> None:
+    if timeout is not None and (mode is FunctionMode.STREAM or timeout <= 0):
+        raise _wrong(
+            name,
+            f"has timeout={timeout:g}.",
+            "Leave it out: the one call of a function that takes Records lasts as long as the partition."
+            if mode is FunctionMode.STREAM
+            else "timeout must be more than 0 seconds.",
+        )
 
 
 def _check_concurrency(
@@ -172,33 +185,6 @@ def _wrong(name: str, what: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(f"Processor {name!r} {what}", remedy=remedy)
 
 
-def _signature(function: Callable[..., Any], name: str) -> tuple[Any, bool, Any]:
-    """Return the annotation of the first parameter, whether there is a Context, and what is returned."""
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise _wrong(
-            name,
-            f"has an annotation that names nothing: {error}.",
-            "Define or import the type at the top of the module.",
-        ) from error
-    parameters = list(inspect.signature(function).parameters)
-    if not 1 <= len(parameters) <= 2:
-        raise _wrong(
-            name,
-            f"takes {len(parameters)} parameters.",
-            "It takes the record (or a list of them, or Records) and, if it likes, a Context.",
-        )
-    for second in parameters[1:]:
-        if hints.get(second) not in (None, Context):
-            raise _wrong(
-                name,
-                f"has a second parameter {second!r} of another type.",
-                "Annotate it as streamworker.Context.",
-            )
-    return hints.get(parameters[0]), len(parameters) == 2, hints.get("return")
-
-
 def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> FunctionMode:
     if annotation is None:
         return FunctionMode.RECORD if batch is None else FunctionMode.BATCH
@@ -213,7 +199,7 @@ def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> 
     if item not in (None, Any, wanted):
         raise _wrong(
             name,
-            f"takes {_label(item)}, and stream {stream.name!r} holds {_label(wanted)}.",
+            f"takes {label(item)}, and stream {stream.name!r} holds {label(wanted)}.",
             f"Annotate its first parameter as {wanted.__name__}, list[{wanted.__name__}] or "
             f"Records[{wanted.__name__}].",
         )
@@ -224,10 +210,6 @@ def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> 
             f"Annotate its first parameter as list[{wanted.__name__}].",
         )
     return mode
-
-
-def _label(of: Any) -> str:
-    return of.__name__ if isinstance(of, type) else str(of)
 
 
 def _returned(annotation: Any) -> Any:

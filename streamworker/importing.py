@@ -134,6 +134,9 @@ def _resolve(path: str, names: Names | None = None) -> tuple[ModuleType, object]
             f"{module_name} is a file, and a module is needed.", remedy=f"Write {dotted}:{attribute}."
         )
     module = _import(module_name)
+    for app in _apps(module).values():
+        for more in app.include:
+            _import(more)
     with suppress(AttributeError):
         return module, attrgetter(attribute)(module)
     for app in _apps(module).values():

@@ -3,11 +3,13 @@
 This module connects to nothing. ``app.py`` makes these values, and ``runtime`` and ``spark`` read them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
+from streamworker.injection.middleware import Layer
+from streamworker.injection.parameters import Parameters
 from streamworker.records import RecordCodec, RecordType
 from streamworker.records.own import codec_name
 
@@ -43,8 +45,6 @@ class StreamSpec:
     codec: Codec
     records_max: int
     """Records that a partition may hold before senders wait."""
-    start: Start
-    """Where a new group begins to read the stream."""
     single_entries: bool = False
     """Whether each record is an entry of its own."""
     key_fields: str | tuple[str, ...] | None = None
@@ -97,6 +97,12 @@ class ProcessorSpec:
     """Maximum concurrent calls in one partition, for a function that takes one record."""
     ordered_by: OrderedBy = "key"
     """Which records never overlap if calls run concurrently."""
+    start: Start = "earliest"
+    """Where a new group begins to read the stream."""
+    parameters: Parameters = field(default_factory=Parameters)
+    """What the function is given."""
+    layers: Sequence[Layer] = ()
+    """The middleware around its calls; a worker sets it."""
 
     @property
     def uses_columns(self) -> bool:

@@ -174,7 +174,7 @@ def takes_records(records: Records[Order]) -> None:
 @pytest.mark.parametrize(
     ("function", "options", "said"),
     [
-        (takes_too_much, {}, "3 parameters"),
+        (takes_too_much, {}, "`c: int`, which nothing fills"),
         (takes_something_else, {}, "number"),
         (takes_records, {}, "async"),
         (one, {"batch": 5}, "list\\[Order\\]"),

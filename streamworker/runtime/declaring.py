@@ -19,7 +19,7 @@ async def declare(backend: Backend, spec: ProcessorSpec) -> None:
     keys = GroupKeys(stream.app, stream.name, spec.name)
     schema = json_schema(stream.record)
     await streams.declare(backend, keys, stream.partitions, stream.codec_name, schema=schema)
-    await streams.register(backend, keys, stream.partitions, stream.start)
+    await streams.register(backend, keys, stream.partitions, spec.start)
     if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, which blocks for 0.3 s. Do this now, and not
         # when partitions wait.

@@ -58,6 +58,7 @@ from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.declaring import declare
 from streamworker.runtime.measuring import measure
 from streamworker.runtime.partitions import Partitions
+from streamworker.runtime.resources import Resources
 from streamworker.runtime.run import trail
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
@@ -78,6 +79,7 @@ class Group:
     """Sends the heartbeats."""
     settings: Settings
     rng: random.Random
+    resources: Resources
 
     def __post_init__(self) -> None:
         stream = self.spec.stream
@@ -97,6 +99,7 @@ class Group:
             mark=lambda view: self._spawn(self._tell, mark, [view]),
             spawn=self._spawn,
             log=self._log,
+            resources=self.resources,
         )
         self.drained = self._finished = False
         """``drained``: whether the worker has drained and left the group."""

@@ -4,9 +4,10 @@ The group says which partition starts, drains and is cancelled. This reports as 
 """
 
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from structlog.stdlib import BoundLogger
@@ -20,13 +21,14 @@ from streamworker.core.events import (
     StartRunner,
 )
 from streamworker.core.pauses import Pauses
-from streamworker.errors import BackendError, StreamworkerError
+from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data import schemas, state
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
+from streamworker.runtime.resources import Resources
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.invoke import describe_error, failure, traceback_of
 from streamworker.runtime.run.rollback import Witness
@@ -34,6 +36,8 @@ from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason
 from streamworker.runtime.run.trims import tell_of_deleted, trim_once
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
+
+T = TypeVar("T")
 
 STATE_READS_MAX = 2
 """How many partitions' states are read at a time. A worker may start a thousand partitions at once. A read
@@ -67,6 +71,7 @@ class Partitions:
     spawn: Callable[..., None]
     """Runs a coroutine function with arguments in a task that ends with the group."""
     log: BoundLogger
+    resources: Resources
 
     def __post_init__(self) -> None:
         self._running: dict[int, _Running] = {}
@@ -155,26 +160,36 @@ class Partitions:
         partition = effect.partition
         tell_of_deleted(log, effect.lock.gone)
         await self.witness.acquired(partition, effect.lock)
-        stored = await self._stored_state(effect, log)
-        if running.drained.is_set():
-            return None
-        running.runner = PartitionRunner(
-            spec=self.spec,
-            start=effect,
-            state=stored,
-            buffer=self.fetcher.add(partition, effect.lock.checkpoint),
-            committer=self._committer,
-            settings=self.settings,
-            rng=self.rng,
-            gate=self.gate,
-            on_halted=lambda reason: self.deliver(RunnerHalted(partition, effect.lock.epoch, reason)),
-            on_state=lambda reason: self._show(effect, reason),
-            log=log,
-        )
-        try:
-            return await running.runner.run()
-        finally:
-            self.witness.note(partition, running.runner.commits.committed)
+        async with AsyncExitStack() as stack:
+
+            async def open_resources() -> Resources:
+                return await stack.enter_async_context(self.resources.opened([self.spec], "partition"))
+
+            async def read_state() -> dict[str, bytes]:
+                async with self._state_reads:
+                    return await state.read_state(self.backend, self.keys, partition)
+
+            resources = await self._patiently(effect, log, "resource_not_made", open_resources)
+            stored = await self._patiently(effect, log, "state_unreadable", read_state)
+            if running.drained.is_set():
+                return None
+            running.runner = PartitionRunner(
+                spec=resources.bound(self.spec),
+                start=effect,
+                state=stored,
+                buffer=self.fetcher.add(partition, effect.lock.checkpoint),
+                committer=self._committer,
+                settings=self.settings,
+                rng=self.rng,
+                gate=self.gate,
+                on_halted=lambda reason: self.deliver(RunnerHalted(partition, effect.lock.epoch, reason)),
+                on_state=lambda reason: self._show(effect, reason),
+                log=log,
+            )
+            try:
+                return await running.runner.run()
+            finally:
+                self.witness.note(partition, running.runner.commits.committed)
 
     def _show(self, effect: StartRunner, reason: str) -> None:
         """Write to the lock what holds up the partition; an empty reason clears it."""
@@ -182,21 +197,23 @@ class Partitions:
         state = "draining" if running is not None and running.drained.is_set() else "running"
         self.mark(MarkLock(effect.partition, effect.owner, effect.lock.epoch, state, reason))
 
-    async def _stored_state(self, effect: StartRunner, log: BoundLogger) -> dict[str, bytes]:
+    async def _patiently(
+        self, effect: StartRunner, log: BoundLogger, trouble: str, call: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Repeat a call that a partition needs before it runs; its lock shows why it fails meanwhile."""
         pauses, reason = Pauses(self.rng.random, first_ms=200), ""
         while True:
             try:
-                async with self._state_reads:
-                    stored = await state.read_state(self.backend, self.keys, effect.partition)
-            except BackendError as error:
-                reason = f"state unreadable: {error}"
-                log.warning("state_unreadable", error=str(error))
+                done = await call()
+            except (BackendError, ProcessingError) as error:
+                reason = f"{trouble.replace('_', ' ')}: {error}"
+                log.warning(trouble, error=str(error))
                 self._show(effect, reason)
                 await anyio.sleep(pauses.next_ms() / 1000)
             else:
                 if reason:
                     self._show(effect, "")
-                return stored
+                return done
 
     def _unreadable(self, partition: int, reason: str) -> None:
         if runner := self.runners().get(partition):

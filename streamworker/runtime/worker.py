@@ -12,16 +12,20 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 import anyio
+import anyio.abc
 
 from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.registry import Coordinator, make_coordinator
 from streamworker.core.protocols.setup import Identity, Setup, Timing
 from streamworker.errors import BackendUnavailable, ConfigurationError
+from streamworker.injection.middleware import Layer
+from streamworker.injection.parameters import Override
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.keys import check_name
@@ -33,14 +37,12 @@ from streamworker.runtime.durability import check_durability, pipelines_of
 from streamworker.runtime.group import Group
 from streamworker.runtime.listener import Listener
 from streamworker.runtime.read.collector import rested_collector
+from streamworker.runtime.resources import Resources
 from streamworker.runtime.run.invoke import describe_error
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.runtime.watch.stages import UNTOLD, TwoStages
 from streamworker.runtime.watch.watchdog import Watchdog
 from streamworker.settings import Settings
-
-if TYPE_CHECKING:
-    from streamworker.app import App
 
 log = get_logger("streamworker.worker")
 
@@ -54,27 +56,48 @@ START_PATIENCE_S = 30
 several times what a Cluster needs to replace a dead primary."""
 
 
+class Application(Protocol):
+    """What a worker needs of an app."""
+
+    name: str
+    assignment: str
+    settings: Settings
+    processors: dict[str, ProcessorSpec]
+    layers: list[Layer]
+
+    def load(self) -> None:
+        """Import the modules that declare more of it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections of its senders."""
+        ...
+
+
 class Worker:
     """All groups of one process.
 
     All processors run if ``processors`` is None. ``static_id`` is kept over restarts, and overrides the one
-    in the settings.
+    in the settings. ``overrides`` are values in place of resources.
     """
 
     def __init__(
         self,
-        app: "App",
+        app: Application,
         *,
         processors: Sequence[str] | None = None,
         name: str | None = None,
         static_id: str | None = None,
+        overrides: Sequence[Override] = (),
     ) -> None:
         self.name = check_name("worker", name) if name else _new_name()
         self._app = app
         self._settings: Settings = app.settings
         static_id = static_id or app.settings.static_id
         self._static_id = check_name("static id", static_id) if static_id else ""
+        app.load()
         self._specs = _chosen(app, processors)
+        self._resources = Resources(app.layers, {each.resource: each.value for each in overrides})
         self._groups: list[Group] = []
         self._stopping = False
 
@@ -89,13 +112,15 @@ class Worker:
         settings = self._settings
         rng = random.Random()
         connections = OTHER_CALLS + pipelines_of(settings) * len(self._specs)
-        async with connected(settings, self.name, connections) as backend:
+        async with connected(settings, self.name, connections) as backend, AsyncExitStack() as closing:
             if not await self._prepare(backend):
                 return True
+            resources = await closing.enter_async_context(self._resources.opened(self._specs, "worker"))
             keeper, listener = Keeper(settings, self.name), Listener(backend, rng)
             watchdog = Watchdog(settings, self.name)
             for spec in self._specs:
-                group = Group(self.name, spec, self._core(spec, rng), backend, keeper, settings, rng)
+                core = self._core(spec, rng)
+                group = Group(self.name, spec, core, backend, keeper, settings, rng, resources)
                 await listener.add(group.keys, group.control_received)
                 self._groups.append(group)
                 watchdog.watch(group.keys, group.partitions.runners)
@@ -170,8 +195,24 @@ class Worker:
         return make_coordinator(setup)
 
 
+@asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[Worker]:
+    """Run a worker beside a block; at its end the worker drains, and at an error of either both end."""
+
+    async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        await worker.run(task_status.started)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(run)
+            yield worker
+            worker.stop()
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from errors
+
+
 def run_worker(
-    app: "App",
+    app: Application,
     *,
     processors: Sequence[str] | None = None,
     name: str | None = None,
@@ -205,7 +246,7 @@ def run_worker(
     return UNTOLD
 
 
-def _chosen(app: "App", names: Sequence[str] | None) -> list[ProcessorSpec]:
+def _chosen(app: Application, names: Sequence[str] | None) -> list[ProcessorSpec]:
     if not app.processors:
         raise ConfigurationError(
             f"App {app.name!r} has no processors.", remedy="Declare one with @app.processor(stream)."

@@ -21,6 +21,7 @@ from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.declared import Processor
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
+from streamworker.injection.parameters import Override
 from streamworker.processors import ProcessorSpec
 from streamworker.records.entries import REPLAYED_FOR, readable_fields
 from streamworker.redisio.data.ackedlog import decode_entry, deserialize_schema
@@ -226,6 +227,7 @@ async def local_worker(
     url: str | None = None,
     name: str | None = None,
     processors: Sequence[str] | None = None,
+    resources: Sequence[Override] = (),
 ) -> AsyncIterator[LocalWorker]:
     """Run a worker in this process during an ``async with`` block.
 
@@ -244,6 +246,8 @@ async def local_worker(
         The worker's name; made up if None. Two workers in one test show two members.
     processors
         Names of the processors to run; all if None.
+    resources
+        Values in place of resources: ``[prices.override(client)]``.
 
     Raises
     ------
@@ -273,7 +277,7 @@ async def local_worker(
         if is_in_memory(url):  # It has neither disk nor replicas, and what it confirms it has.
             app.settings = replace(app.settings, durability="memory")
         try:
-            worker = Worker(app, processors=processors, name=name)
+            worker = Worker(app, processors=processors, name=name, overrides=resources)
             specs = [app.processors[each] for each in processors or app.processors]
             async with (
                 Backend.open(

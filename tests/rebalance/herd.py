@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from benchmarks.rebalances.app import PREFIX, gate_key, make_app, wait_at_the_gate
 from benchmarks.rebalances.command_count import CommandCount
+from streamworker import App
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.dev.children import Child
 from streamworker.dev.server import EmbeddedServer
@@ -66,6 +67,7 @@ class _Waiting(Worker):
 
     async def _prepare(self, backend: Backend) -> bool:
         goes_on = await super()._prepare(backend)
+        assert isinstance(self._app, App)
         await wait_at_the_gate(self._app, self.name)
         return goes_on
 

@@ -317,7 +317,6 @@ async def bench(
         partitions=partitions,
         codec="json",
         records_max=1_000_000,
-        start="earliest",
     )
     chosen = settings(**changed)
     async with Backend.open(url, name="bench", call_timeout_ms=chosen.call_timeout_ms) as backend:

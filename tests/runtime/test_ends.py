@@ -184,7 +184,8 @@ def test_only_a_call_that_was_left_behind_ends_a_process_without_its_last_words(
         from streamworker.runtime.watch.stages import end_despite_threads
 
         def left_behind():
-            place = Place(app="shop", processor="price", partition=3, epoch=1, owner="w", log=None)
+            given = dict(app="shop", processor="price", partition=3, epoch=1, owner="w", log=None)
+            place = Place(**given, now=time.monotonic, key_of=None)
             with registered(left_behind, place, [Entry(EntryId(7, 1), {{}}, 0)]):
                 time.sleep(60)
 

@@ -56,7 +56,7 @@ def stream_of(hints: dict[str, Any], key: Any, partitions: int) -> StreamSpec:
     kind = RecordType.of(msgspec.defstruct("Keyed", list(hints.items())))
     return StreamSpec(
         app="shop", name="keyed", record=kind, key=kind.key_function(key), partitions=partitions,
-        codec="arrow", records_max=1000, start="earliest", key_fields=kind.key_fields(key),
+        codec="arrow", records_max=1000, key_fields=kind.key_fields(key),
     )  # fmt: skip
 
 

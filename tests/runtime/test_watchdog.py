@@ -249,7 +249,9 @@ async def test_entries_that_nobody_reads_are_noticed(redis_url: str) -> None:
         fetcher = seen.worker._worker._groups[0].partitions.fetcher
         fetcher._watch._broken.add(0)  # a fault that nobody has thought of
         fetcher.candidates.clear()
-        items = seen.worker._worker._app.streams["items"]
+        app = seen.worker._worker._app
+        assert isinstance(app, App)
+        items = app.streams["items"]
         await items.send(Item(1))  # the read that is under way brings this one
         await seen.worker.until_drained()
         await items.send(Item(2))

@@ -24,7 +24,7 @@ def pipeline(function: Callable[..., Any] = print, *, forward: bool = True, **gi
     """Return a pipeline over processor ``price`` that is well declared but for ``given``."""
     stream = StreamSpec(
         app="shop", name="orders", record=RecordType.of(Order), key=lambda order: order.user, partitions=2,
-        codec="json", records_max=100, start="earliest",
+        codec="json", records_max=100,
     )  # fmt: skip
     processor = ProcessorSpec(
         name="price", stream=stream, function=print, mode=FunctionMode.RECORD, is_async=False,

@@ -24,6 +24,7 @@ import pyarrow as pa
 from streamworker.context import Call, Context, IdsOf, Place
 from streamworker.core.data.entries import Entry
 from streamworker.errors import DecodeError, RecordError, in_words
+from streamworker.injection.middleware import around
 from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.records.codecs import short
 from streamworker.records.entries import REPLAYED_FOR, readable_fields
@@ -82,9 +83,11 @@ class Invoker:
         """Whether a call that returns None forwards its records."""
         self._returns_rows_as_list = not issubclass(self._row_type, list)
         self._warned = False
-        is_plain = spec.is_async and spec.timeout_ms is None and not spec.takes_context
+        is_plain = spec.is_async and spec.timeout_ms is None and not (spec.takes_context or spec.layers)
         self.plain = spec.function if is_plain else None
         """The function, if a call needs nothing but an ``await``; else None."""
+        self.needs_loop = spec.is_async or spec.timeout_ms is not None or bool(spec.layers)
+        """Whether each call begins on the event loop; else one thread may make several."""
 
     # -- decoding ----------------------------------------------------------------------------
 
@@ -137,12 +140,12 @@ class Invoker:
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
     ) -> Effects:
         timeout_ms = self.spec.timeout_ms
-        if not self.spec.is_async:
+        if not self.spec.is_async and not self.spec.layers:
             effects: Effects = await self.in_thread(
                 entries, self.call_here, argument, entries, records, attempt, timeout_ms=timeout_ms
             )
             return effects
-        if timeout_ms is None:
+        if timeout_ms is None or not self.spec.is_async:
             return await self._await(argument, entries, records, attempt)
         with _in_time(timeout_ms):
             return await self._await(argument, entries, records, attempt)
@@ -177,13 +180,20 @@ class Invoker:
     async def _await(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
     ) -> Effects:
-        function = self.spec.function
-        if not self.spec.takes_context:
+        spec, function = self.spec, self.spec.function
+        if not (spec.takes_context or spec.layers):
             return self._effects(await function(argument), (), None, records)
         view = self.state.view()
-        call = Call(entries, view, attempt, self.ids_of)
+        call = Call(entries, view, attempt, self.ids_of, records)
+        context = Context(self.place, call)
+        arguments = (argument, context) if spec.takes_context else (argument,)
+        if not spec.is_async:
+            function = partial(self.in_thread, entries, function, timeout_ms=spec.timeout_ms)
         try:
-            result = await function(argument, Context(self.place, call))
+            if spec.layers:
+                result = await around(spec.layers, context, lambda: function(*arguments))
+            else:
+                result = await function(*arguments)
         finally:
             call.is_over = True
             view.close()
@@ -197,7 +207,7 @@ class Invoker:
         if not self.spec.takes_context:
             return self._effects(function(argument), (), None, records)
         view = self.state.view()
-        call = Call(entries, view, attempt, self.ids_of)
+        call = Call(entries, view, attempt, self.ids_of, records)
         try:
             result = function(argument, Context(self.place, call))
         finally:

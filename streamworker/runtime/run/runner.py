@@ -20,6 +20,7 @@ from structlog.stdlib import BoundLogger
 from streamworker.context import Place
 from streamworker.core.events import StartRunner
 from streamworker.processors import FunctionMode, ProcessorSpec
+from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
@@ -110,7 +111,14 @@ class PartitionRunner:
         )
         kept = NoState(spec.name, spec.concurrency) if spec.concurrency > 1 else PartitionState(self.state)
         place = Place(
-            app=app, processor=spec.name, partition=partition, epoch=epoch, owner=owner, log=self.log
+            app=app,
+            processor=spec.name,
+            partition=partition,
+            epoch=epoch,
+            owner=owner,
+            log=self.log,
+            now=monotonic_s,
+            key_of=spec.stream.key if spec.takes == "records" else None,
         )
         invoker, mode = _ways_of(spec)
         self.invoker = invoker(spec, place, kept, self.settings.handler_threads)

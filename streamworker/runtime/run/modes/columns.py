@@ -109,16 +109,18 @@ class ColumnsInvoker(Invoker):
         async def each(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
             gathered = _Gathered()
             for entry, record in pairs:
-                show_only(context, entry)
+                show_only(context, [(entry, record)])
                 gathered += self._rows_of_one(await function(record, *context), context, record)
+            show_only(context, pairs)
             return gathered
 
         @functools.wraps(function)
         def each_here(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
             gathered = _Gathered()
             for entry, record in pairs:
-                show_only(context, entry)
+                show_only(context, [(entry, record)])
                 gathered += self._rows_of_one(function(record, *context), context, record)
+            show_only(context, pairs)
             return gathered
 
         return each if is_async else each_here

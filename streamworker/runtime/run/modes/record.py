@@ -102,7 +102,7 @@ class RecordMode(GroupingMode):
         self, entries: Sequence[Entry], records: list[Any], start: int, end: int
     ) -> tuple[int, Exception | None]:
         """Handle records for one time slice; return the next index, and what its call raised."""
-        if not self.spec.is_async and self.spec.timeout_ms is None:
+        if not self.invoker.needs_loop:
             here: tuple[int, Exception | None] = await self.invoker.in_thread(
                 entries[start:end], self._slice_here, entries, records, start, end
             )

@@ -128,7 +128,7 @@ class StreamMode(GroupingMode):
             return []
         self._hand = items
         if self.spec.takes_context:
-            self._show([entry for entry, _, _ in items])
+            self._show([entry for entry, _, _ in items], [record for _, record, _ in items])
         # The time starts here and not when the function asked: the wait for a record may take hours.
         self.activity.begins()
         return [record for _, record, _ in items]
@@ -191,11 +191,11 @@ class StreamMode(GroupingMode):
             self.invoker.to_rows(outputs)
         return outputs
 
-    def _show(self, entries: list[Entry]) -> None:
+    def _show(self, entries: list[Entry], records: Sequence[Any] = ()) -> None:
         """Reset the context to these entries, with nothing forwarded or stored yet."""
         again = bool(entries) and self._failing == entries[0].id
         self._view = self.state.view()
-        self._seen.renew(entries, self._view, self._failures + 1 if again else 1)
+        self._seen.renew(entries, self._view, self._failures + 1 if again else 1, records)
 
     def _close(self) -> None:
         """Close the context: rows and state from now on belong to no record."""

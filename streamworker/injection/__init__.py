@@ -1,0 +1,1 @@
+"""What functions are given beside their records: resources, a context; and the middleware around calls."""

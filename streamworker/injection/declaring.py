@@ -1,0 +1,143 @@
+"""The decorators ``@app.resource`` and ``@app.middleware``."""
+
+import importlib
+import inspect
+import typing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any, ParamSpec, TypeVar, cast, overload
+
+from streamworker.errors import ConfigurationError
+from streamworker.injection.middleware import Layer
+from streamworker.injection.parameters import Resource, Scope, hints_of, read_parameters
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Injecting:
+    """The part of an app that declares what functions are given, and what is around their calls."""
+
+    def __init__(self, include: Sequence[str]) -> None:
+        self.include = tuple(include)
+        """Modules that declare more of the app."""
+        self.resources: dict[str, Resource[..., Any]] = {}
+        self.layers: list[Layer] = []
+        """The middleware, the outermost first."""
+
+    def load(self) -> None:
+        """Import the modules that ``include`` names; done by all that runs an app."""
+        for module in self.include:
+            importlib.import_module(module)
+
+    @overload
+    def resource(self, function: Callable[P, AsyncIterator[R]], /) -> Resource[P, R]: ...
+    @overload
+    def resource(
+        self, function: None = None, /, *, each: Scope = "worker"
+    ) -> Callable[[Callable[P, AsyncIterator[R]]], Resource[P, R]]: ...
+    def resource(self, function: Callable[..., Any] | None = None, /, *, each: Scope = "worker") -> Any:
+        """Declare what functions need and a worker has to make and close, such as a client or a pool.
+
+        The function is an async generator with one ``yield``. Processors and middleware that are declared
+        below it take the value by its type, or by the name of its maker where several yield one type:
+        ``client: Annotated[httpx.AsyncClient, prices]``. It may take other resources in the same way.
+
+        Parameters
+        ----------
+        each
+            ``worker``: made when a worker starts, before it joins its groups, and closed after it has
+            drained. ``partition``: made when a worker starts to run a partition, and closed at its end.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is no async generator, does not say what it yields, or takes what nothing fills.
+
+        Examples
+        --------
+        >>> import sqlite3
+        >>> from streamworker import App
+        >>> app = App("shop")
+        >>> @app.resource
+        ... async def database() -> AsyncIterator[sqlite3.Connection]:
+        ...     connection = sqlite3.connect("shop.db")
+        ...     yield connection
+        ...     connection.close()
+        >>> database
+        database (Connection)
+        """
+
+        def bind(function: Callable[P, AsyncIterator[R]]) -> Resource[P, R]:
+            whose = f"Resource {function.__name__!r}"
+            if each not in typing.get_args(Scope):
+                raise ConfigurationError(
+                    f"{whose} has each={each!r}.", remedy=f"Use one of: {', '.join(typing.get_args(Scope))}."
+                )
+            yields = _yielded(function, whose, "X")
+            parameters = read_parameters(
+                function, whose, self.resources, takes_record=False, takes_context=False
+            )
+            for other in parameters.resources.values():
+                if other.each != each == "worker":
+                    raise ConfigurationError(
+                        f"{whose} is made for each worker, and takes {other.name}, one for each partition.",
+                        remedy='Declare it with @app.resource(each="partition").',
+                    )
+            if function.__name__ in self.resources:
+                raise ConfigurationError(
+                    f"The app has two resources named {function.__name__!r}.", remedy="Rename one of them."
+                )
+            self.resources[function.__name__] = made = Resource(function, yields, each, parameters)
+            return made
+
+        return bind if function is None else bind(function)
+
+    def middleware(self, function: Callable[P, AsyncIterator[None]], /) -> Callable[P, AsyncIterator[None]]:
+        """Run an async generator around each attempt of the app's functions; return it as it is.
+
+        What stands before its one ``yield`` runs before the attempt, the rest after it. It may take a
+        ``Context``, that of the attempt, and resources. It cannot change or lose what the function
+        returned. An error of the function is raised at the ``yield``; whether or not the generator catches
+        it, the attempt has failed. What the generator itself raises fails the attempt, too. Of several, the
+        first declared is outermost.
+
+        A function that takes ``Records`` is called once for a whole partition: it has no attempts, and
+        no middleware.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is no async generator, or takes what nothing fills.
+
+        Examples
+        --------
+        >>> from streamworker import App, Context
+        >>> app = App("shop")
+        >>> @app.middleware
+        ... async def slow_calls(ctx: Context) -> AsyncIterator[None]:
+        ...     yield
+        ...     if ctx.elapsed > 1:
+        ...         ctx.log.warning("slow", records=ctx.count)
+        """
+        whose = f"Middleware {function.__name__!r}"
+        if not inspect.isasyncgenfunction(function):
+            raise _no_generator(whose, "None")
+        parameters = read_parameters(function, whose, self.resources, takes_record=False)
+        generator = cast(Callable[..., AsyncGenerator[None, None]], function)
+        self.layers.append(Layer(function.__name__, generator, parameters))
+        return function
+
+
+def _yielded(function: Callable[..., Any], whose: str, kind: str) -> Any:
+    """Return the type that an async generator's annotation says it yields."""
+    returns = hints_of(function, whose).get("return")
+    if not inspect.isasyncgenfunction(function) or not typing.get_args(returns):
+        raise _no_generator(whose, kind)
+    return typing.get_args(returns)[0]
+
+
+def _no_generator(whose: str, kind: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{whose} is no async generator that says what it yields.",
+        remedy=f"Write `async def ...() -> AsyncIterator[{kind}]:` with one yield.",
+    )

@@ -1,0 +1,59 @@
+"""Middleware: a generator around each attempt to call a function."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from streamworker.context import Context
+from streamworker.errors import ProcessingError
+from streamworker.injection.parameters import Parameters
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One middleware; its function takes nothing but its context once its resources are bound."""
+
+    name: str
+    function: Callable[..., AsyncGenerator[None, None]]
+    parameters: Parameters
+
+    def begin(self, context: Context) -> AsyncGenerator[None, None]:
+        """Return its generator for one attempt."""
+        return self.function(context) if self.parameters.context else self.function()
+
+
+async def around(layers: Sequence[Layer], context: Context, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Make an attempt between the two halves of each layer, the first outermost; return what it returned.
+
+    A layer sees neither the result nor can it hide an error. What it raises takes the place of both.
+    """
+    if not layers:
+        return await attempt()
+    layer, *inner = layers
+    steps = layer.begin(context)
+    if not await _goes_on(steps):
+        raise ProcessingError(f"Middleware {layer.name!r} ended without a yield.", remedy=_REMEDY)
+    try:
+        result = await around(inner, context, attempt)
+    except BaseException as error:
+        await _goes_on(steps, error)
+        await steps.aclose()
+        raise
+    if await _goes_on(steps):
+        await steps.aclose()
+        raise ProcessingError(f"Middleware {layer.name!r} has yielded twice.", remedy=_REMEDY)
+    return result
+
+
+_REMEDY = "Let it yield exactly once on each path: the attempt runs there."
+
+
+async def _goes_on(steps: AsyncGenerator[None, None], error: BaseException | None = None) -> Any:
+    """Run a generator to its next yield or its end; return whether it has yielded."""
+    try:
+        await (anext(steps) if error is None else steps.athrow(error))
+    except StopAsyncIteration:
+        return False
+    return True

@@ -1,0 +1,181 @@
+"""What a function asks for by the annotations of its parameters, and how it is called with it.
+
+The record is the first parameter that nothing else fills. ``Context`` fills any parameter of its type. A
+:class:`Resource` fills a parameter of exactly the type that it yields, or one that names it:
+``client: Annotated[httpx.AsyncClient, prices]``.
+"""
+
+import functools
+import inspect
+import typing
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, Literal, ParamSpec, TypeVar
+
+from streamworker.context import Context
+from streamworker.errors import ConfigurationError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Scope = Literal["worker", "partition"]
+"""How often a resource is made: once in each worker, or once for each partition that a worker runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters of a function, by what fills them."""
+
+    names: tuple[str, ...] = ()
+    """Those that are filled, in order."""
+    record: str = ""
+    context: str = ""
+    resources: "Mapping[str, Resource[..., Any]]" = field(default_factory=dict)
+    hints: Mapping[str, Any] = field(default_factory=dict)
+    """The annotations."""
+
+    def bind(
+        self, function: Callable[..., Any], values: "Mapping[Resource[..., Any], Any]"
+    ) -> Callable[..., Any]:
+        """Return the function with its resources filled, to be called with the record and the context.
+
+        It gets those of the two that it asks for. One that needs nothing else is returned as it is.
+        """
+        bound = function
+        if self.resources:
+            made = {name: values[resource] for name, resource in self.resources.items()}
+            bound = functools.partial(function, **made)
+        asked = tuple(name for name in (self.record, self.context) if name)
+        if self.names[: len(asked)] != asked:
+            by_name = bound
+
+            def bound(*given: Any) -> Any:
+                return by_name(**dict(zip(asked, given, strict=True)))
+
+        return bound if bound is function else functools.update_wrapper(bound, function)
+
+
+class Resource(Generic[P, R]):
+    """What ``@app.resource`` makes of an async generator; calling it calls the generator itself."""
+
+    def __init__(
+        self, function: Callable[P, AsyncIterator[R]], yields: Any, each: Scope, parameters: Parameters
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self.name = function.__name__
+        self.yields = yields
+        """The type that it yields."""
+        self.each = each
+        self.parameters = parameters
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
+        """Call the generator itself, for instance from a test."""
+        return self._function(*args, **kwargs)
+
+    def override(self, value: R) -> "Override":
+        """Return a value for tests to use in place of this resource: ``local_worker(app, resources=[...])``.
+
+        The generator is not called then, and nobody closes the value.
+        """
+        return Override(self, value)
+
+    def __repr__(self) -> str:
+        return f"{self.name} ({label(self.yields)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A value in place of a resource; ``Resource.override`` makes it."""
+
+    resource: Resource[..., Any]
+    value: Any
+
+
+def read_parameters(
+    function: Callable[..., Any],
+    whose: str,
+    known: "Mapping[str, Resource[..., Any]]",
+    *,
+    takes_record: bool = True,
+    takes_context: bool = True,
+) -> Parameters:
+    """Read what fills a function's parameters; one that nothing fills is a ConfigurationError.
+
+    ``whose`` names the function in errors: ``Processor 'price'``.
+    """
+    hints = hints_of(function, whose)
+    record = context = ""
+    resources: dict[str, Resource[..., Any]] = {}
+    filled: list[str] = []
+    for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+        name, hint = parameter.name, hints.get(parameter.name)
+        if takes_context and not context and (hint is Context or (hint is None and place == 1 and record)):
+            context = name
+        elif resource := _resource(whose, name, hint, known):
+            resources[name] = resource
+        elif takes_record and not record:
+            record = name
+        elif parameter.default is not parameter.empty:
+            continue
+        else:
+            shown = name if hint is None else f"{name}: {label(hint)}"
+            can = ["its record"] * takes_record + ["a Context"] * takes_context
+            there = ", ".join(map(str, known.values()))
+            raise ConfigurationError(
+                f"{whose} takes `{shown}`, which nothing fills.",
+                remedy=f"It can take {' and '.join([*can, 'resources'])} that are declared above it"
+                f" with @app.resource: {there or 'there are none'}.",
+            )
+        filled.append(name)
+    if takes_record and not record:
+        raise ConfigurationError(
+            f"{whose} takes no record.", remedy="Let it take the record, a list of records, or Records."
+        )
+    return Parameters(tuple(filled), record, context, resources, hints)
+
+
+def hints_of(function: Callable[..., Any], whose: str) -> Mapping[str, Any]:
+    """Return a function's annotations; one that names nothing is a ConfigurationError."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ConfigurationError(
+            f"{whose} has an annotation that names nothing: {error}.",
+            remedy="Define or import the type at the top of the module.",
+        ) from error
+
+
+def label(of: Any) -> str:
+    """Return a type as one writes it, in short."""
+    return of.__name__ if isinstance(of, type) else str(of)
+
+
+def _resource(
+    whose: str, name: str, hint: Any, known: Mapping[str, Resource[..., Any]]
+) -> Resource[..., Any] | None:
+    """Return the resource that fills a parameter, if one does."""
+    if typing.get_origin(hint) is Annotated:
+        plain, *notes = typing.get_args(hint)
+        for note in notes:
+            if isinstance(note, Resource):
+                if known.get(note.name) is not note:
+                    raise ConfigurationError(
+                        f"{whose} takes `{name}` from {note.name}, a resource of another app.",
+                        remedy="Declare it with @app.resource of this app.",
+                    )
+                if plain != note.yields:
+                    raise ConfigurationError(
+                        f"{whose} takes `{name}: {label(plain)}` from {note.name}, which yields "
+                        f"{label(note.yields)}.",
+                        remedy=f"Annotate it as Annotated[{label(note.yields)}, {note.name}].",
+                    )
+                return note
+        return None
+    fitting = [resource for resource in known.values() if resource.yields == hint]
+    if len(fitting) > 1:
+        raise ConfigurationError(
+            f"{whose} takes `{name}: {label(hint)}`, which {' and '.join(r.name for r in fitting)} yield.",
+            remedy=f"Name one: `{name}: Annotated[{label(hint)}, {fitting[0].name}]`.",
+        )
+    return fitting[0] if fitting else None

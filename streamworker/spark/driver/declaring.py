@@ -1,0 +1,85 @@
+"""The decorator ``@app.pipeline``."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from streamworker.declared import Processor
+from streamworker.errors import ConfigurationError
+from streamworker.processors import PipelineSpec, ProcessorSpec
+from streamworker.redisio.keys import check_name
+from streamworker.spark.driver.checks import check_pipeline
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Pipelines:
+    """The part of an app that declares what Spark runs."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self.processors: dict[str, ProcessorSpec] = {}
+        self.pipelines: dict[str, PipelineSpec] = {}
+        self.silent: set[str] = set()
+        """Processors that were declared with ``forward=False``, which a pipeline does not change."""
+
+    def pipeline(
+        self,
+        processor: Processor[..., Any],
+        *,
+        name: str | None = None,
+        trigger: str = "10 seconds",
+        path: str | None = None,
+        format: str = "parquet",
+        mode: Literal["append", "complete", "update"] = "append",
+        checkpoint: str | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Bind a function that turns a DataFrame into a DataFrame; ``streamworker spark`` runs it.
+
+        Parameters
+        ----------
+        processor
+            Whose forwarded rows are read. A processor that returns nothing forwards its records.
+        name
+            Name of the pipeline; the function's name if None.
+        trigger
+            ``"10 seconds"``, or ``"available now"`` to process the existing rows and stop.
+        path, format, mode
+            Where and how the returned DataFrame is written. A function that returns a stream writer
+            needs none of them.
+        checkpoint
+            Spark's checkpoint directory; beside ``path`` if None.
+        options
+            Options of the source, named as in docs/spark.md, and of the writer.
+        """
+
+        def bind(function: Callable[P, R]) -> Callable[P, R]:
+            label = check_name("pipeline", name or function.__name__)
+            if label in self.pipelines:
+                raise ConfigurationError(
+                    f"App {self.name!r} has two pipelines named {label!r}.",
+                    remedy="Give one of them another name: @app.pipeline(..., name=...).",
+                )
+            source = processor.spec
+            if not source.forward and source.name not in self.silent:
+                source = replace(source, forward=True, output=source.stream.record)
+                self.processors[source.name] = source
+            spec = PipelineSpec(
+                name=label,
+                processor=source,
+                function=function,
+                trigger=trigger,
+                path=path,
+                format=format,
+                mode=mode,
+                checkpoint=checkpoint,
+                options=dict(options or {}),
+            )
+            check_pipeline(spec)
+            self.pipelines[label] = spec
+            return function
+
+        return bind

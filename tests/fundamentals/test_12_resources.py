@@ -1,0 +1,335 @@
+"""What functions are given by their types, and what is around their calls."""
+
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pytest
+
+from streamworker import App, Context
+from streamworker.errors import ProcessingError
+from streamworker.testing import local_worker
+
+pytestmark = pytest.mark.anyio
+
+
+class Order(msgspec.Struct):
+    """What is sent."""
+
+    customer: str
+    number: int
+
+
+class Client:
+    """What a resource yields."""
+
+    def __init__(self, name: str = "real") -> None:
+        self.name = name
+
+
+def unreachable() -> Client:
+    """Fail as a client does whose server is away."""
+    raise ConnectionError("nobody there")
+
+
+async def test_a_resource_is_made_once_in_a_worker_and_closed_after_its_last_call(redis_url: str) -> None:
+    """Only those that some function needs; one resource may ask for another."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=4)
+    steps: list[str] = []
+
+    @app.resource
+    async def address() -> AsyncIterator[str]:
+        steps.append("address")
+        yield "somewhere"
+        steps.append("address closed")
+
+    @app.resource
+    async def client(address: str) -> AsyncIterator[Client]:
+        steps.append(f"client of {address}")
+        yield Client()
+        steps.append("client closed")
+
+    @app.resource
+    async def unused() -> AsyncIterator[int]:
+        steps.append("unused")
+        yield 1
+
+    @app.processor(orders)
+    async def look_up(order: Order, client: Client) -> None:
+        steps.append(f"call with {client.name}")
+
+    async with local_worker(app, url=redis_url) as worker:
+        await orders.send_many(Order(f"c{n}", n) for n in range(20))
+        await worker.until_drained()
+    calls = ["call with real"] * 20
+    assert steps == ["address", "client of somewhere", *calls, "client closed", "address closed"]
+
+
+async def test_each_partition_may_have_a_resource_of_its_own(redis_url: str) -> None:
+    """Made before its first record and closed at its end, also where it fails at first."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=3)
+    made, used, closed = 0, Counter[int](), 0
+
+    @app.resource(each="partition")
+    async def number() -> AsyncIterator[int]:
+        nonlocal made, closed
+        made += 1
+        if made == 1:
+            raise ConnectionError("nobody there")
+        yield made
+        closed += 1
+
+    @app.processor(orders, batch=10)
+    def use(batch: list[Order], own: Annotated[int, number]) -> None:
+        used[own] += len(batch)
+
+    async with local_worker(app, url=redis_url) as worker:
+        await orders.send_many(Order(f"c{n}", n) for n in range(60))
+        await worker.until_drained()
+        assert closed == 0
+    assert (made, len(used), closed) == (4, 3, 3)
+    assert used.total() == 60
+
+
+async def test_a_test_gives_a_value_in_place_of_a_resource(redis_url: str) -> None:
+    """The generator is not called then, nor are those that it asks for."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    seen: list[str] = []
+
+    @app.resource
+    async def client() -> AsyncIterator[Client]:
+        yield unreachable()
+
+    @app.processor(orders)
+    async def look_up(order: Order, ctx: Context, client: Client) -> None:
+        seen.append(client.name)
+
+    async with local_worker(app, url=redis_url, resources=[client.override(Client("fake"))]) as worker:
+        await orders.send(Order("ann", 1))
+        await worker.until_drained()
+    assert seen == ["fake"]
+
+
+async def test_a_worker_whose_resource_cannot_be_made_says_so_and_ends(redis_url: str) -> None:
+    """Before it joins: other workers keep their partitions."""
+    app = App("shop")
+    orders = app.stream("orders", Order, partitions=1)
+
+    @app.resource
+    async def client() -> AsyncIterator[Client]:
+        yield unreachable()
+
+    @app.processor(orders)
+    async def look_up(order: Order, client: Client) -> None: ...
+
+    with pytest.raises(ProcessingError, match="Resource 'client' could not be made: ConnectionError: nobody"):
+        async with local_worker(app, url=redis_url):
+            pass
+
+
+async def test_what_fails_to_close_keeps_no_worker_from_leaving(redis_url: str) -> None:
+    """Its work is done, and the log says what failed."""
+    app = App("shop")
+    orders = app.stream("orders", Order, partitions=1)
+
+    @app.resource
+    async def client() -> AsyncIterator[Client]:
+        yield Client()
+        raise ConnectionError("nobody there any more")
+
+    @app.processor(orders)
+    async def look_up(order: Order, client: Client) -> None: ...
+
+    async with local_worker(app, url=redis_url) as worker:
+        await orders.send(Order("ann", 1))
+        await worker.until_drained()
+
+
+def _ways(app: App, stream: Any, names: list[str]) -> dict[str, Callable[[], None]]:
+    """Return for each way to take records what declares it."""
+
+    def one() -> None:
+        @app.processor(stream)
+        async def take(order: Order) -> None:
+            names.append("call")
+
+    def in_a_thread() -> None:
+        @app.processor(stream)
+        def take(order: Order, ctx: Context) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            names.append("call")
+
+    def in_time() -> None:
+        @app.processor(stream, timeout=30)
+        def take(order: Order) -> None:
+            names.append("call")
+
+    def some() -> None:
+        @app.processor(stream, batch=10)
+        async def take(batch: list[Order], ctx: Context) -> None:
+            names.append("call")
+
+    def overlapping() -> None:
+        @app.processor(stream, concurrency=4)
+        async def take(order: Order) -> None:
+            names.append("call")
+
+    def columns() -> None:
+        @app.processor(stream)
+        async def take(rows: pa.RecordBatch) -> None:
+            names.append("call")
+
+    every = (one, in_a_thread, in_time, some, overlapping, columns)
+    return {function.__name__: function for function in every}
+
+
+@pytest.mark.parametrize(
+    ("way", "codec"),
+    [(way, "json") for way in ("one", "in_a_thread", "in_time", "some", "overlapping", "columns")]
+    + [(way, "arrow") for way in ("one", "in_a_thread", "in_time", "some", "columns")],
+)
+async def test_middleware_is_around_each_call_and_sees_its_context(
+    redis_url: str, way: str, codec: Any
+) -> None:
+    """Of functions that take one record, several or columns, on the event loop and in threads."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=1, codec=codec)
+    names: list[str] = []
+    counted = 0
+    _ways(app, orders, names)[way]()
+
+    @app.resource
+    async def client() -> AsyncIterator[Client]:
+        yield Client()
+
+    @app.middleware
+    async def watch(client: Client, ctx: Context) -> AsyncIterator[None]:
+        nonlocal counted
+        assert (client.name, ctx.processor, ctx.attempt) == ("real", "take", 1)
+        names.append("before")
+        yield
+        names.append("after")
+        counted += ctx.count
+        assert 0 <= ctx.elapsed < 30
+
+    async with local_worker(app, url=redis_url) as worker:
+        await orders.send_many(Order("ann", n) for n in range(5))
+        await worker.until_drained()
+    assert counted == 5
+    each = Counter(names)
+    assert each["before"] == each["after"] > 0
+    if way != "overlapping" and not (codec == "arrow" and way in ("one", "in_a_thread", "in_time")):
+        assert names == ["before", "call", "after"] * each["call"]
+
+
+async def test_an_attempt_fails_with_what_middleware_raises_and_is_made_again(redis_url: str) -> None:
+    """What the function returned in that attempt is not committed."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    attempts: list[int] = []
+
+    @app.processor(orders)
+    async def take(order: Order, ctx: Context) -> Order:
+        ctx.forward(Order("forwarded", ctx.attempt))
+        return order
+
+    @app.middleware
+    async def fail_once(ctx: Context) -> AsyncIterator[None]:
+        attempts.append(ctx.attempt)
+        yield
+        if ctx.attempt == 1:
+            raise ConnectionError("the trace was not written")
+
+    async with local_worker(app, url=redis_url) as worker:
+        await orders.send(Order("ann", 1))
+        await worker.until_drained()
+        rows = await worker.rows(take)
+    assert attempts == [1, 2]
+    assert rows == [{"customer": "forwarded", "number": 2}, {"customer": "ann", "number": 1}]
+
+
+async def test_a_context_knows_key_time_and_number_of_its_records(redis_url: str) -> None:
+    """The key as text; of several records the time of the last."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key=("customer", "number"), partitions=1)
+    keys: list[str | None] = []
+    times: list[datetime] = []
+    counts = 0
+
+    @app.processor(orders)
+    async def one(ctx: Context, order: Order) -> None:
+        keys.append(ctx.key)
+        times.append(ctx.timestamp)
+        assert ctx.count == 1
+
+    @app.processor(orders)
+    async def many(batch: list[Order], ctx: Context) -> None:
+        nonlocal counts
+        counts += ctx.count
+        assert ctx.timestamp == datetime.fromtimestamp(ctx.entry_ids[-1].ms / 1000, UTC)
+
+    async with local_worker(app, url=redis_url) as worker:
+        await orders.send_many([Order("ann", 7), Order("bob", 8)])
+        await worker.until_drained()
+    assert keys == ["3:ann1:7", "3:bob1:8"]
+    assert counts == 2
+    assert all(abs(datetime.now(UTC) - time) < timedelta(minutes=5) for time in times)
+
+
+async def test_a_processor_may_begin_with_what_comes_after_it(redis_url: str) -> None:
+    """Beside one that begins with what is there."""
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    seen: dict[str, list[int]] = {"every": [], "new": []}
+
+    @app.processor(orders)
+    async def every(order: Order) -> None:
+        seen["every"].append(order.number)
+
+    @app.processor(orders, start="latest")
+    async def new(order: Order) -> None:
+        seen["new"].append(order.number)
+
+    await orders.send(Order("ann", 1))
+    async with local_worker(app, url=redis_url) as worker:
+        await orders.send(Order("ann", 2))
+        await worker.until_drained()
+    await app.aclose()
+    assert seen == {"every": [1, 2], "new": [2]}
+
+
+async def test_a_program_runs_a_worker_of_its_own(redis_url: str) -> None:
+    """It drains at the end of the block; if it fails, the block ends with its error."""
+    app = App("shop", redis_url=redis_url, durability="memory")
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    done = anyio.Event()
+
+    @app.processor(orders)
+    async def take(order: Order) -> None:
+        done.set()
+
+    async with app.worker(name="mine") as worker:
+        assert worker.name == "mine"
+        await orders.send(Order("ann", 1))
+        with anyio.fail_after(20):
+            await done.wait()
+
+    @app.resource
+    async def client() -> AsyncIterator[Client]:
+        yield unreachable()
+
+    @app.middleware
+    async def watch(client: Client) -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(ProcessingError, match="Resource 'client'"):
+        async with app.worker():
+            await anyio.sleep_forever()

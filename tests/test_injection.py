@@ -1,0 +1,228 @@
+"""What functions are given by their annotations, what is refused at import, and middleware around calls."""
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from streamworker import App, ConfigurationError, Context
+from streamworker.errors import ProcessingError
+from streamworker.injection.middleware import Layer, around
+from streamworker.injection.parameters import Parameters
+
+
+class Order(msgspec.Struct):
+    customer: str
+
+
+class Client:
+    """Somebody's class."""
+
+
+app = App("shop")
+orders = app.stream("orders", Order, key="customer")
+
+
+@app.resource
+async def prices() -> AsyncIterator[Client]:
+    """Yield a client."""
+    yield Client()
+
+
+@app.resource
+async def rates() -> AsyncIterator[Client]:
+    """Yield another client."""
+    yield Client()
+
+
+@app.resource(each="partition")
+async def names(client: Annotated[Client, prices]) -> AsyncIterator[dict[str, int]]:
+    """Ask for another resource."""
+    yield {"clients": 1}
+
+
+elsewhere = App("elsewhere")
+
+
+@elsewhere.resource
+async def stranger() -> AsyncIterator[Client]:
+    """Belong to another app."""
+    yield Client()
+
+
+def test_a_function_with_resources_stays_callable_as_it_was_written() -> None:
+    """With its whole signature, and without a worker."""
+
+    @app.processor(orders, name="callable", forward=False)
+    def price(order: Order, client: Annotated[Client, prices], factor: float = 2.0) -> str:
+        return f"{order.customer} {factor:g}"
+
+    assert price(Order("ann"), Client()) == "ann 2"
+    assert price(Order("ann"), Client(), factor=3.0) == "ann 3"
+
+
+def _any_order(ctx: Context, counts: dict[str, int], order: Order, client: Annotated[Client, rates]) -> Any:
+    return ctx, counts, order, client
+
+
+def _usual_order(order: Order, ctx: Context) -> Any:
+    return order, ctx
+
+
+def test_parameters_may_stand_in_any_order() -> None:
+    """They are filled by their types; a function that takes record and context alone is called directly."""
+    spec = app.processor(orders, name="any_order", forward=False)(_any_order).spec
+    client, counts = Client(), {"a": 1}
+    bound = spec.parameters.bind(spec.function, {rates: client, names: counts})
+    assert bound(1, 2) == (2, counts, 1, client)
+    usual = app.processor(orders, name="usual_order", forward=False)(_usual_order).spec
+    assert usual.parameters.bind(usual.function, {}) is _usual_order
+
+
+def _unknown(order: Order, number: int) -> None: ...
+def _ambiguous(order: Order, client: Client) -> None: ...
+def _of_another_app(order: Order, client: Annotated[Client, stranger]) -> None: ...
+def _another_type(order: Order, client: Annotated[str, prices]) -> None: ...
+def _like_it(order: Order, counts: dict[str, str]) -> None: ...
+def _no_record(ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (_unknown, ("takes `number: int`, which nothing fills. It can take its record and a Context and "
+                    "resources that are declared above it with @app.resource: prices (Client), "
+                    "rates (Client), names (dict[str, int]).")),
+        (_ambiguous, ("takes `client: Client`, which prices and rates yield. Name one: `client: "
+                      "Annotated[Client, prices]`.")),
+        (_of_another_app, "takes `client` from stranger, a resource of another app."),
+        (_another_type, "takes `client: str` from prices, which yields Client."),
+        (_like_it, "takes `counts: dict[str, str]`, which nothing fills."),
+        (_no_record, "takes no record."),
+    ],
+)  # fmt: skip
+def test_what_nothing_fills_is_refused_at_import_with_what_there_is(
+    function: Callable[..., Any], said: str
+) -> None:
+    """Types match exactly."""
+    with pytest.raises(ConfigurationError, match=re.escape(f"Processor {function.__name__[1:]!r} {said}")):
+        app.processor(orders, name=function.__name__[1:])(function)
+
+
+async def _plain() -> Client:
+    return Client()
+
+
+async def _untold():  # type: ignore[no-untyped-def]  # noqa: ANN202
+    yield Client()
+
+
+async def _wants_a_partition(counts: dict[str, int]) -> AsyncIterator[str]:
+    yield "x"
+
+
+async def _wants_a_context(ctx: Context) -> AsyncIterator[str]:
+    yield "x"
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (_plain, "is no async generator"),
+        (_untold, "AsyncIterator\\[X\\]"),
+        (_wants_a_partition, "is made for each worker, and takes names, one for each partition"),
+        (_wants_a_context, "It can take resources that are declared"),
+    ],
+)
+def test_a_resource_that_cannot_be_made_is_refused_at_import(function: Callable[..., Any], said: str) -> None:
+    """The error says how to write it."""
+    with pytest.raises(ConfigurationError, match=said):
+        app.resource(function)
+
+
+def test_a_name_or_a_scope_that_does_not_fit_is_refused() -> None:
+    """Two resources of one name would hide each other."""
+    with pytest.raises(ConfigurationError, match="two resources named 'prices'"):
+        app.resource(prices._function)
+    with pytest.raises(ConfigurationError, match="worker, partition"):
+        app.resource(each="call")(prices._function)  # type: ignore[call-overload]
+
+
+def test_middleware_is_a_generator_that_takes_what_can_be_given() -> None:
+    """Else it is refused at import."""
+
+    async def no_generator(ctx: Context) -> None: ...
+
+    async def takes_the_record(order: Order) -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(ConfigurationError, match="is no async generator"):
+        app.middleware(no_generator)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="`order: Order`, which nothing fills"):
+        app.middleware(takes_the_record)
+
+
+seen: list[str] = []
+
+
+def _layer(
+    name: str, *, before: bool = False, after: bool = False, yields: int = 1, hides: bool = False
+) -> Layer:
+    async def function() -> AsyncGenerator[None, None]:
+        seen.append(f"{name} begins")
+        if before:
+            raise KeyError(name)
+        for _ in range(yields):
+            try:
+                yield
+            except ZeroDivisionError as error:
+                seen.append(f"{name} sees {error}")
+                if not hides:
+                    raise
+        seen.append(f"{name} ends")
+        if after:
+            raise KeyError(name)
+
+    return Layer(name, function, Parameters())
+
+
+async def _attempt() -> str:
+    seen.append("attempt")
+    return "result"
+
+
+async def _failing() -> str:
+    raise ZeroDivisionError("oh")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("layers", "attempt", "outcome", "steps"),
+    [
+        ([_layer("a"), _layer("b")], _attempt, "result",
+         ["a begins", "b begins", "attempt", "b ends", "a ends"]),
+        ([_layer("a", before=True)], _attempt, KeyError, ["a begins"]),
+        ([_layer("a", after=True)], _attempt, KeyError, ["a begins", "attempt", "a ends"]),
+        ([_layer("a")], _failing, ZeroDivisionError, ["a begins", "a sees oh"]),
+        ([_layer("a"), _layer("b", hides=True)], _failing, ZeroDivisionError,
+         ["a begins", "b begins", "b sees oh", "b ends", "a sees oh"]),
+        ([_layer("a", hides=True, after=True)], _failing, KeyError, ["a begins", "a sees oh", "a ends"]),
+        ([_layer("a", yields=0)], _attempt, ProcessingError, ["a begins", "a ends"]),
+        ([_layer("a", yields=2)], _attempt, ProcessingError, ["a begins", "attempt"]),
+        ([_layer("a", yields=2, hides=True)], _failing, ZeroDivisionError, ["a begins", "a sees oh"]),
+    ],
+)  # fmt: skip
+async def test_middleware_neither_loses_a_result_nor_hides_an_error(
+    layers: list[Layer], attempt: Callable[[], Any], outcome: Any, steps: list[str]
+) -> None:
+    """What it raises fails the attempt; so does a generator that does not yield exactly once."""
+    seen.clear()
+    context: Any = None
+    if isinstance(outcome, str):
+        assert await around(layers, context, attempt) == outcome
+    else:
+        with pytest.raises(outcome):
+            await around(layers, context, attempt)
+    assert seen == steps
