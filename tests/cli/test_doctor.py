@@ -121,17 +121,24 @@ def test_a_schema_that_is_gone_is_named_until_a_worker_has_stored_it_again(
 ) -> None:
     """A group that has never run needs none yet; of one that has run nobody could read the log."""
     key = "sw:{shop.orders:price}:schemas"
-    assert checks()["schema of price"].verdict == "ok"
+
+    def schema() -> Check:
+        """What it says of the schema. Where a busy server does not answer in time, it only says that."""
+        wait_for(lambda: "schema of price" in checks(), "the server answers in time")
+        return checks().get("schema of price") or schema()
+
+    assert schema().verdict == "ok"
     assert "schema of audit" not in checks()
     worker = spawn("run", "shop:price")
     wait_for(lambda: "partition_started" in worker.log(), "it has begun", 60)
     stored = raw.hgetall(key)
-    assert (checks()["schema of price"].verdict, checks()["schema of price"].found) == ("ok", "1 stored")
+    said = schema()
+    assert (said.verdict, said.found) == ("ok", "1 stored")
     worker.terminate()
     assert worker.wait() == 0
     for damage in (lambda: raw.hdel(key, "current"), lambda: raw.delete(key)):
         damage()
-        said = checks()["schema of price"]
+        said = schema()
         assert (said.verdict, key in said.found) == ("fail", True)
         assert "within 2 s" in said.remedy
         assert "of that version" in said.remedy
@@ -140,7 +147,7 @@ def test_a_schema_that_is_gone_is_named_until_a_worker_has_stored_it_again(
     wait_for(lambda: "partition_started" in again.log(), "it has begun", 60)
     assert raw.hgetall(key) == stored
     raw.delete(key)
-    wait_for(lambda: checks()["schema of price"].verdict == "ok", "the worker has stored it again")
+    wait_for(lambda: schema().verdict == "ok", "the worker has stored it again")
     assert raw.hgetall(key) == stored
 
 
