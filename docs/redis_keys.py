@@ -34,6 +34,11 @@ HOLDS = {
     ),
     "sw:{app.stream.P}:dead:GROUP": "Dead letters: id, error, attempts, at (ms), by, and the entry's own fields as `f.<name>`.",
     "sw:{app.stream.P}:state:GROUP": "Keyed state that the processor saved with its commits.",
+    "sw:{app.stream.P}:table:TABLE": (
+        "Values of a table, by the canonical bytes of their key: expiry (ms; empty for none), a space, for a "
+        "key of several parts the letters of their types, MessagePack."
+    ),
+    "sw:{app.stream.P}:expiry:TABLE": "The same keys by their expiry, of those that have one.",
     "sw:{app.stream:GROUP}:members": "The membership document, JSON: generation, members, owners of the partitions.",
     "sw:{app.stream:GROUP}:damaged": (
         "A damaged value that workers found in place of the membership document, and quarantined: the "

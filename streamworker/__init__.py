@@ -17,6 +17,7 @@ from streamworker.records import Precision, RecordCodec
 from streamworker.runtime.send.producer import Sent
 from streamworker.settings import Settings
 from streamworker.stream import Stream
+from streamworker.table import Table
 
 __all__ = [
     "App",
@@ -38,6 +39,7 @@ __all__ = [
     "Stream",
     "StreamFull",
     "StreamworkerError",
+    "Table",
 ]
 
 __version__ = "0.1.0"

@@ -6,6 +6,7 @@ driver (``streamworker spark``) or a send connects to Redis when it first needs 
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from streamworker.core.protocols.membership.document import Membership
@@ -20,7 +21,8 @@ from streamworker.records import RecordType
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
 from streamworker.settings import Settings
 from streamworker.spark.driver.declaring import Pipelines
-from streamworker.stream import Stream, StreamApp
+from streamworker.stream import Stream
+from streamworker.table import Table, TableApp
 
 if TYPE_CHECKING:
     from streamworker.runtime.worker import Worker
@@ -30,7 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class App(StreamApp, Injecting, Pipelines):
+class App(TableApp, Injecting, Pipelines):
     """The streams, processors and pipelines of one application.
 
     Parameters
@@ -80,7 +82,7 @@ class App(StreamApp, Injecting, Pipelines):
         include: Sequence[str] = (),
         **settings: Any,
     ) -> None:
-        StreamApp.__init__(
+        TableApp.__init__(
             self,
             check_name("app", name),
             Settings.from_env(redis_url=redis_url, coordination=coordination, **settings),
@@ -175,6 +177,7 @@ class App(StreamApp, Injecting, Pipelines):
         concurrency: int = 1,
         ordered_by: Literal["key", "none"] = "key",
         start: Start = "earliest",
+        tables: Sequence[Table[Any, Any]] = (),
     ) -> Callable[[Callable[P, R]], Processor[P, R]]:
         """Bind a function to a stream; it gets each record at least once, in order by key.
 
@@ -215,6 +218,8 @@ class App(StreamApp, Injecting, Pipelines):
         start
             Where the group begins when it is new: with the oldest record that the stream still has
             (``earliest``), or with the next (``latest``).
+        tables
+            The tables that the function writes; no other processor may write them.
         """
         if not isinstance(stream, Stream):
             raise ConfigurationError(
@@ -246,6 +251,7 @@ class App(StreamApp, Injecting, Pipelines):
                     f"App {self.name!r} has two processors named {spec.name!r}.",
                     remedy="Give one of them another name: @app.processor(..., name=...).",
                 )
+            spec = replace(spec, tables=tuple(table.written_by(spec) for table in tables))
             self.processors[spec.name] = spec
             if forward is False:
                 self.silent.add(spec.name)

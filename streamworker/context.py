@@ -4,7 +4,8 @@ Nothing here does I/O. Rows that a function forwards and state that it sets thro
 effect with the commit of its records, all or nothing. They are discarded if the function fails.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -22,6 +23,29 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 IdsOf = Callable[[Entry], Iterable[EntryId]]
 """Returns the number of rows in an entry from its fields, where entries hold several rows."""
+
+
+class TablesInCall(Protocol):
+    """The tables that the running call may read and write: those of its partition.
+
+    Keys and values are encoded; see ``records.statetables``.
+    """
+
+    partition: int
+    specs: Collection[object]
+    """The specifications of the tables that the call's processor names."""
+
+    async def read(self, table: str, fields: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Return the values of some keys as this call sees them; None where there is none."""
+        ...
+
+    def write(self, table: str, changes: Mapping[bytes, bytes | None]) -> None:
+        """Set values, and delete those that are None, if the call succeeds."""
+        ...
+
+
+tables_in_call: ContextVar[TablesInCall | None] = ContextVar("tables_in_call", default=None)
+"""The tables of the call that runs in this task; only calls of processors with tables set it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

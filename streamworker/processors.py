@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
+from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.injection.middleware import Layer
 from streamworker.injection.parameters import Parameters
 from streamworker.records import RecordCodec, RecordType
 from streamworker.records.own import codec_name
+from streamworker.records.statetables import TableForm
 
 OnError = Literal["halt", "dead_letter", "skip"]
 Codec = Literal["json", "msgpack", "fields", "arrow"] | RecordCodec
@@ -64,6 +66,26 @@ class StreamSpec:
         return codec_name(self.codec)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableSpec:
+    """A table: state by key, which one processor writes."""
+
+    name: str
+    form: TableForm
+    ttl_ms: int
+    """How long a value lives after it was written; 0 for ever."""
+    stream: StreamSpec
+    processor: str
+    leading: int
+    """How many of the parts of a key are the stream's key; 0 if the whole key is."""
+
+    def partition_of(self, key: Any) -> int | None:
+        """Return the partition of a key; None if its part that decides has no value."""
+        leading = key[: self.leading] if self.leading > 1 else key[0] if self.leading else key
+        routed = canonical_key(leading)
+        return None if routed is None else partition_for(routed, self.stream.partitions)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProcessorSpec:
     """A processor: a function, the stream it reads, and how it is called."""
@@ -103,6 +125,8 @@ class ProcessorSpec:
     """What the function is given."""
     layers: Sequence[Layer] = ()
     """The middleware around its calls; a worker sets it."""
+    tables: tuple[TableSpec, ...] = ()
+    """The tables that it writes."""
 
     @property
     def uses_columns(self) -> bool:

@@ -147,6 +147,9 @@ class Settings:
     # -- data --------------------------------------------------------------------------------
     prefetch_bytes: int = 32 * 1024 * 1024
     """Bytes that one processor may hold fetched but not committed, over all its partitions."""
+    table_cache_bytes: int = 64 * 1024 * 1024
+    """Bytes of tables that one processor may keep in a worker, over all its partitions, so that it reads
+    them from Redis once."""
     fetch_count: int = 1_000
     """Entries that one read may bring for one partition."""
     fetch_block_ms: int = 2_000

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from streamworker.processors import StreamSpec
+from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.send.background import BACKGROUND
 from streamworker.runtime.send.lane import OnFull
 from streamworker.runtime.send.producer import CHUNK_ENTRIES, ManySender, Producer, Sent
@@ -28,6 +29,10 @@ class StreamApp:
     def producer(self, stream: "Stream[Any]") -> Producer:
         """Return the producer of a stream for the running event loop."""
         return self._producers.of(stream.spec, self.settings, streams=len(self.streams))
+
+    def backend(self) -> Backend:
+        """Return the connections of the running event loop, for reads."""
+        return self._producers.backend(self.name, self.settings, streams=len(self.streams))
 
     async def aclose(self) -> None:
         """Close the producers and connections of this event loop; a later send opens new ones.

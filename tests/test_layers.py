@@ -45,7 +45,8 @@ MAY_IMPORT = {
     "declared": {"processors"},
     "spark": {"core", "redisio", "records", "processors", "declared", "settings", "urls", "variables"},
     "declare": {"core", "records", "redisio", "injection", "processors", "context"},
-    "stream": {"processors", "runtime", "settings"},
+    "stream": {"processors", "redisio", "runtime", "settings"},
+    "table": {"core", "records", "redisio", "processors", "context", "settings", "stream"},
     "tui": {"core"},
     "sim": {"core", "redisio"},
 }  # fmt: skip

@@ -7,6 +7,7 @@ pattern.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -112,6 +113,18 @@ class StreamKeys:
     def producer(self, partition: int, producer: str) -> str:
         """Last send of one producer to one partition."""
         return f"{self._partition_tag(partition)}:producer:{producer}"
+
+    def table(self, partition: int, table: str) -> str:
+        """Values of one table in one partition."""
+        return f"{self._partition_tag(partition)}:table:{table}"
+
+    def expiry(self, partition: int, table: str) -> str:
+        """When the values of one table in one partition expire."""
+        return f"{self._partition_tag(partition)}:expiry:{table}"
+
+    def tables(self, partition: int, tables: Iterable[str]) -> list[str]:
+        """Both keys of each of some tables, as scripts take them."""
+        return [key(partition, table) for table in tables for key in (self.table, self.expiry)]
 
     def _partition_tag(self, partition: int) -> str:
         return f"sw:{{{self.app}.{self.stream}.{partition}}}"
@@ -236,6 +249,8 @@ SHARED: tuple[KeyRow, ...] = (
     KeyRow("sw:{app.stream.P}:copy:GROUP", "stream"),
     KeyRow("sw:{app.stream.P}:dead:GROUP", "stream"),
     KeyRow("sw:{app.stream.P}:state:GROUP", "hash"),
+    KeyRow("sw:{app.stream.P}:table:TABLE", "hash"),
+    KeyRow("sw:{app.stream.P}:expiry:TABLE", "zset"),
     KeyRow("sw:{app.stream:GROUP}:members", "string"),
     KeyRow("sw:{app.stream:GROUP}:damaged", "any"),
     KeyRow("sw:{app.stream:GROUP}:control", "stream"),

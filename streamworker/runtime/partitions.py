@@ -24,6 +24,7 @@ from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data import schemas, state
+from streamworker.redisio.data.statetables import expire_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import ByteBudget
@@ -33,6 +34,7 @@ from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.invoke import describe_error, failure, traceback_of
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason
+from streamworker.runtime.run.statetables import TableCache
 from streamworker.runtime.run.trims import tell_of_deleted, trim_once
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
@@ -78,6 +80,7 @@ class Partitions:
         self.gate = Gate()
         """Closed while no batch may start."""
         self._state_reads = anyio.Semaphore(STATE_READS_MAX)
+        self._cache = TableCache(self.settings.table_cache_bytes)
         self._committer = Committer(self.backend, self.keys, self.settings, self.rng)
         self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log)
         self.fetcher = fetcher_for(self.backend)(
@@ -185,6 +188,7 @@ class Partitions:
                 on_halted=lambda reason: self.deliver(RunnerHalted(partition, effect.lock.epoch, reason)),
                 on_state=lambda reason: self._show(effect, reason),
                 log=log,
+                cache=self._cache,
             )
             try:
                 return await running.runner.run()
@@ -215,6 +219,16 @@ class Partitions:
                     self._show(effect, "")
                 return done
 
+    async def _expire(self) -> None:
+        """Remove values of tables that have expired; partitions that commit do so with each commit, too."""
+        tables = [spec.name for spec in self.spec.tables]
+        owners = {p: (runner.start.owner, runner.start.lock.epoch) for p, runner in self.running().items()}
+        try:
+            if tables:
+                await expire_many(self.backend, self.keys, tables, owners)
+        except BackendError as error:
+            self.log.warning("expire_failed", error=str(error))
+
     def _unreadable(self, partition: int, reason: str) -> None:
         if runner := self.runners().get(partition):
             runner.activity.hinder("reads", reason)
@@ -243,6 +257,7 @@ class Partitions:
             await anyio.sleep(self.settings.trim_interval_ms / 1000)
             trims = {p: runner.commits.trims for p, runner in self.running().items()}
             await trim_once(self.backend, self.keys, trims, self.log)
+            await self._expire()
             if self._running and self.spec.forward and (output := self.spec.output):
                 try:  # Somebody may have deleted its schema.
                     await schemas.declare_schema(self.backend, self.keys, output.arrow_schema(), again=True)

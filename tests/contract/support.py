@@ -164,7 +164,7 @@ def request(
     owner: str = "w1",
     partition: int = 0,
     rows: int = 0,
-    state: Mapping[str, bytes | None] | None = None,
+    state: Mapping[Any, bytes | None] | None = None,
     dead: Sequence[DeadLetter] = (),
     trim: bool = False,
     acked_limit: int = 0,

@@ -331,6 +331,29 @@ def repairs(t: Transcript) -> None:
     t.look()
 
 
+def tables(t: Transcript) -> None:
+    """Values that are set, deleted, and expire with a commit and without."""
+    t.add(1, 9)
+    _, epoch, *_ = t.acquire("w1", 7)
+    names = GROUP.tables(0, ["totals"])
+
+    def change(at: int, ttl_ms: int, **values: bytes | None) -> None:
+        state = {("totals", key.encode()): value for key, value in values.items()}
+        t.commit(epoch, at, at + 1, state=state, tables={"totals": ttl_ms})
+        t.note(sorted(t.client.hgetall(names[0]).items()))
+        t.note(sorted(t.client.zrange(names[1], 0, -1)))
+
+    change(0, 3_600_000, ann=b"1", bob=b"2")
+    change(1, 3_600_000, ann=b"3", bob=None)
+    change(2, 0, ann=b"4", eve=b"5")
+    for owner in ("w2", "w1"):
+        t.client.zadd(names[1], {"eve": 1})
+        t.run(scripts.EXPIRE, (LOCK, *names), (owner, epoch, 10))
+        t.note(t.client.hkeys(names[0]))
+    t.client.zadd(names[1], {"ann": 1})
+    change(3, 0)
+
+
 SCENARIOS = (
     claims,
     repairs,
@@ -338,6 +361,7 @@ SCENARIOS = (
     registering,
     a_life_of_a_lock,
     commits,
+    tables,
     appends,
     members,
     mending,

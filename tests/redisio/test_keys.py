@@ -67,6 +67,7 @@ def test_the_table_has_every_key_and_its_true_form() -> None:
         *(getattr(GROUP, name) for name in ("members", "control", "beats", "loads", "readers")),
         *(getattr(GROUP, name) for name in ("damaged", "holds", "schemas")),
         *map(GROUP.of_group, HASHES),
+        *GROUP.tables(0, ["TABLE"]),
     }
     assert {row.key.replace(".P}", ".0}") for row in KEY_TABLE} == made
 

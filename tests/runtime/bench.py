@@ -35,6 +35,7 @@ from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.runner import PartitionRunner, Stopped
+from streamworker.runtime.run.statetables import TableCache
 from streamworker.runtime.send.producer import Producer
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
@@ -231,6 +232,7 @@ class Bench:
             on_halted=halted.append,
             on_state=states.append,
             log=structlog.get_logger("test"),
+            cache=TableCache(1024 * 1024),
         )
         running = Running(runner, lock, halted=halted, states=states)
         self.tasks.start_soon(self._run, running)

@@ -46,7 +46,10 @@ def types_of_keys(app: str, stream: str, partitions: int, group: str = "") -> di
     return {
         row.named(app, stream, group, partition): row.type
         for row in KEY_TABLE
-        if ("GROUP" in row.key) == bool(group) and "ID" not in row.key and row.type != "any"
+        if ("GROUP" in row.key) == bool(group)
+        and row.type != "any"
+        and "ID" not in row.key
+        and "TABLE" not in row.key
         for partition in range(partitions if ".P}" in row.key else 1)
     }
 
@@ -135,11 +138,14 @@ SAMPLES: Mapping[str, tuple[str, ...]] = {
     command: arguments
     for arguments, commands in (
         ((), ("asking", "client|id", "client|list", "cluster|slots", "command", "info", "ping", "time")),
-        ((_KEY,), ("exists", "get", "hgetall", "memory|usage", "type", "unlink", "xlen")),
+        ((_KEY,), ("exists", "get", "hgetall", "hlen", "memory|usage", "type", "unlink", "xlen")),
         ((_KEY,), ("xinfo|groups", "xinfo|stream")),
         ((_KEY, "f"), ("hdel", "hexists", "hget", "hmget")),
         ((_KEY, "f", "v"), ("hset", "hsetnx")),
         ((_KEY, "f", "1"), ("hincrby",)),
+        ((_KEY, "1", "f"), ("zadd",)),
+        ((_KEY, "f"), ("zrem",)),
+        ((_KEY, "0", "1"), ("zcount", "zrangebyscore")),
         ((_KEY, "0"), ("hscan",)),
         ((_KEY, "0", "1"), ("getrange",)),
         ((_KEY, "v"), ("set",)),

@@ -72,6 +72,7 @@ _WORKER = Grant(
         *("hdel", "hexists", "hget", "hgetall", "hincrby", "hmget", "hscan", "hset", "hsetnx"),
         *("exists", "xadd", "xgroup|create", "xgroup|setid", "xinfo|groups", "xinfo|stream", "xlen"),
         *("xpending", "xrange", "xread", "xrevrange", "xsetid", "xtrim"),
+        *("hlen", "zadd", "zcount", "zrangebyscore", "zrem"),
     )
 )
 _DOCUMENTS = Grant(("get", "getrange", "set"), ("members", "producer"))

@@ -76,8 +76,10 @@ class CommitRequest:
     entry that it returned. Within a read no entry can be missing."""
     last: StoredEntry | None = None
     """The entry that holds ``new``; None if that is its id, and its content is not compared."""
-    state: Mapping[str, bytes | None] = field(default_factory=dict)
-    """Keyed state to set; a value of None deletes the field."""
+    state: Mapping[str | tuple[str, bytes], bytes | None] = field(default_factory=dict)
+    """Keyed state to set, by its name, or by a table and a key; a value of None deletes the field."""
+    tables: Mapping[str, int] = field(default_factory=dict)
+    """The processor's tables, and how many ms each keeps a value; 0 for ever."""
     dead: Sequence[DeadLetter] = ()
     trim: bool = False
     """Whether to drop source entries that every group has committed."""
@@ -97,6 +99,8 @@ class CommitReply:
     checkpoint: EntryId | None
     rows: int
     error: BackendError | None = None
+    at_ms: int = 0
+    """The server's time of the commit, for a processor with tables; 0 if it is not known."""
 
 
 async def commit_many(
@@ -129,8 +133,16 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
     last, tag = request.last or (request.new, "")
     sets: list[Argument] = []
     dels: list[Argument] = []
+    tables: dict[str, tuple[list[Argument], list[Argument]]] = {name: ([], []) for name in request.tables}
     for name, value in request.state.items():
-        if value is None:
+        if isinstance(name, tuple):
+            table, key = name
+            its_sets, its_dels = tables[table]
+            if value is None:
+                its_dels.append(key)
+            else:
+                its_sets += (key, b" " + value)
+        elif value is None:
             dels.append(name)
         else:
             sets += (name, value)
@@ -162,13 +174,16 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         args.append(0)
     else:
         args += (batch.rows, str(batch.first), batch.schema, batch.crc, batch.codec, batch.size, batch.data)
-    return _names(keys, request.partition), args
+    for name, (its_sets, its_dels) in tables.items():
+        args += (request.tables[name], len(its_sets) // 2, *its_sets, len(its_dels), *its_dels)
+    return _names(keys, request.partition, *tables), args
 
 
 @cache
-def _names(keys: GroupKeys, p: int) -> tuple[str, ...]:
+def _names(keys: GroupKeys, p: int, *tables: str) -> tuple[str, ...]:
     """Return the keys of a partition for the script; there are thousands of commits a second."""
-    return keys.lock(p), keys.acked(p), keys.events(p), keys.state(p), keys.dead(p), keys.counts(p)
+    named = keys.lock(p), keys.acked(p), keys.events(p), keys.state(p), keys.dead(p), keys.counts(p)
+    return *named, *keys.tables(p, tables)
 
 
 def _letter_fields(letter: DeadLetter) -> list[Argument]:
@@ -199,14 +214,14 @@ def _reply(request: CommitRequest, reply: Any) -> CommitReply:
         return CommitReply(code, 0, None, 0, wrong_type(reply[1]))
     if code is CommitCode.AHEAD:
         return CommitReply(code, 0, None, 0, log_ahead(*(part.decode() for part in reply[1:])))
-    _, epoch, checkpoint, rows = reply
+    _, epoch, checkpoint, rows, *at = reply
     if code in _WRITTEN:
         # The checkpoint in the reply is `new`; parsing it would take a third of this function's time.
-        return CommitReply(code, int(epoch), request.new, int(rows))
-    at: EntryId | None = None
+        return CommitReply(code, int(epoch), request.new, int(rows), at_ms=int(at[0]) if at else 0)
+    known: EntryId | None = None
     with contextlib.suppress(ConfigurationError):  # Another program wrote to the lock; nothing was committed.
-        at = EntryId.parse(checkpoint)
-    return CommitReply(code, whole(epoch) or 0, at, whole(rows) or 0)
+        known = EntryId.parse(checkpoint)
+    return CommitReply(code, whole(epoch) or 0, known, whole(rows) or 0)
 
 
 def _unknown(error: BackendError) -> CommitReply:

@@ -24,6 +24,7 @@ from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequ
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.committer import Committer, Ticket
+from streamworker.runtime.run.statetables import StateWithTables
 from streamworker.runtime.run.trims import Trims
 from streamworker.runtime.run.work import Work
 from streamworker.runtime.signals import Signal
@@ -72,6 +73,8 @@ class Commits:
     abandon: Callable[[str], None]
     """Stops the partition at once: a commit was refused, for the reason that it is given."""
     log: BoundLogger
+    tables: StateWithTables | None = None
+    """The tables of the partition, which are told of each confirmed commit."""
 
     def __post_init__(self) -> None:
         lock = self.start.lock
@@ -120,6 +123,8 @@ class Commits:
             acked_limit=self.settings.acked_entries_max,
             acked_trim_rows=self.trims.acked_rows,
         )
+        if self.tables is not None:
+            request.tables = self.tables.ttls
         self._previous = last
         self.is_committing = True
         answered, held_up = partial(self._answered, request, work), partial(self._held_up, request)
@@ -145,6 +150,8 @@ class Commits:
             self.abandon(detail)
             return
         self._committed = (request.new, reply.rows)
+        if self.tables is not None:
+            self.tables.confirmed(reply.at_ms)
         count, size = len(work.entries), work.size
         self.buffer.release(count, size)
         self.records_done += request.entries

@@ -83,7 +83,9 @@ class Invoker:
         """Whether a call that returns None forwards its records."""
         self._returns_rows_as_list = not issubclass(self._row_type, list)
         self._warned = False
-        is_plain = spec.is_async and spec.timeout_ms is None and not (spec.takes_context or spec.layers)
+        self.has_view = spec.takes_context or bool(spec.layers or spec.tables)
+        """Whether a call has a context, or changes tables."""
+        is_plain = spec.is_async and spec.timeout_ms is None and not self.has_view
         self.plain = spec.function if is_plain else None
         """The function, if a call needs nothing but an ``await``; else None."""
         self.needs_loop = spec.is_async or spec.timeout_ms is not None or bool(spec.layers)
@@ -181,7 +183,7 @@ class Invoker:
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
     ) -> Effects:
         spec, function = self.spec, self.spec.function
-        if not (spec.takes_context or spec.layers):
+        if not self.has_view:
             return self._effects(await function(argument), (), None, records)
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)

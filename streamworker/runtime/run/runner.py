@@ -33,6 +33,7 @@ from streamworker.runtime.run.modes.modes import Mode
 from streamworker.runtime.run.modes.record import RecordMode
 from streamworker.runtime.run.modes.stream import StreamMode
 from streamworker.runtime.run.state import NoState, PartitionState
+from streamworker.runtime.run.statetables import StateWithTables, TableCache
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
 
@@ -91,6 +92,8 @@ class PartitionRunner:
     on_state: Callable[[str], None]
     """Called with what holds the partition up, and with an empty reason when it continues."""
     log: BoundLogger
+    cache: TableCache
+    """Values of the tables, for all partitions of this worker."""
 
     def __post_init__(self) -> None:
         spec, app = self.spec, self.spec.stream.app
@@ -100,6 +103,7 @@ class PartitionRunner:
         self._stopped: Stopped | None = None
         self.activity = Activity(f"{app}:{spec.name}:{partition}:{owner}", self.on_state)
         self.intake = Intake(self.buffer, self.gate, self.activity)
+        kept = self._kept_state()
         self.commits = Commits(
             start=self.start,
             buffer=self.buffer,
@@ -108,8 +112,8 @@ class PartitionRunner:
             activity=self.activity,
             abandon=self.abandon,
             log=self.log,
+            tables=kept if isinstance(kept, StateWithTables) else None,
         )
-        kept = NoState(spec.name, spec.concurrency) if spec.concurrency > 1 else PartitionState(self.state)
         place = Place(
             app=app,
             processor=spec.name,
@@ -124,6 +128,22 @@ class PartitionRunner:
         self.invoker = invoker(spec, place, kept, self.settings.handler_threads)
         self.mode = mode(self.invoker, self.intake, self.activity, self.commits, self.rng)
         self.buffer.use(spec.batch)
+
+    def _kept_state(self) -> PartitionState:
+        spec, committer = self.spec, self.committer
+        if spec.concurrency > 1:
+            return NoState(spec.name, spec.concurrency)
+        if not spec.tables:
+            return PartitionState(self.state)
+        return StateWithTables(
+            self.state,
+            specs=spec.tables,
+            partition=self.start.partition,
+            backend=committer.backend,
+            keys=committer.keys,
+            cache=self.cache,
+            rng=self.rng,
+        )
 
     async def run(self) -> Stopped:
         """Handle records until drained, fenced or cancelled.

@@ -9,15 +9,15 @@ Values are stored encoded (MessagePack) and decoded at each access. Changing a v
 changes nothing unless it is assigned, and a failed attempt cannot leave half a change behind.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import msgspec
 
 from streamworker.errors import ConfigurationError, RecordError
 
-Changes = dict[str, bytes | None]
-"""Encoded new values; None for a key that was deleted."""
+Changes = dict[str | tuple[str, bytes], bytes | None]
+"""Encoded new values; None for a key that was deleted. A key of a table is the table's name and a field."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -48,6 +48,8 @@ class PartitionState:
         """Return all changes since the last call, for a commit, and merge them into the base."""
         changes = self._group
         for key, value in changes.items():
+            if not isinstance(key, str):
+                continue
             if value is None:
                 self._base.pop(key, None)
             else:
@@ -64,8 +66,13 @@ class PartitionState:
 
     def keys(self) -> set[str]:
         """Return all keys that have a value."""
-        gone = {key for key, value in self._group.items() if value is None}
-        return (self._base.keys() | self._group.keys()) - gone
+        return changed(self._base.keys(), self._group)
+
+
+def changed(keys: Iterable[str], changes: Changes) -> set[str]:
+    """Return the keys of the state that have a value after some changes."""
+    kept = {key for key in keys if changes.get(key, b"") is not None}
+    return kept | {key for key, value in changes.items() if isinstance(key, str) and value is not None}
 
 
 class StateView(MutableMapping[str, Any]):
@@ -90,6 +97,17 @@ class StateView(MutableMapping[str, Any]):
     def close(self) -> None:
         """Refuse all later changes: the call is over."""
         self._closed = True
+
+    def write(self, changes: Changes) -> None:
+        """Add changes of tables.
+
+        Raises
+        ------
+        RecordError
+            If the call is over.
+        """
+        self._check_open("A table")
+        self.changes.update(changes)
 
     def __getitem__(self, key: str) -> Any:
         value = self.changes[key] if key in self.changes else self._below.get(key)
@@ -125,16 +143,15 @@ class StateView(MutableMapping[str, Any]):
         return isinstance(key, str) and self._below.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        gone = {key for key, value in self.changes.items() if value is None}
-        return iter(sorted((self._below.keys() | self.changes.keys()) - gone))
+        return iter(sorted(changed(self._below.keys(), self.changes)))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _check_open(self) -> None:
+    def _check_open(self, what: str = "ctx.state") -> None:
         if self._closed:
             raise RecordError(
-                "ctx.state was changed after the call was over.",
+                f"{what} was changed after the call was over.",
                 remedy="Change it before the function returns, while it has a record in hand.",
             )
 
@@ -178,5 +195,5 @@ class NoState(PartitionState):
 class _NoStateView(StateView):
     __slots__ = ()
 
-    def _check_open(self) -> None:
+    def _check_open(self, what: str = "ctx.state") -> None:  # noqa: ARG002
         self._below.get("")

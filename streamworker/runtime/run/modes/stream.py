@@ -127,7 +127,7 @@ class StreamMode(GroupingMode):
             self._close()
             return []
         self._hand = items
-        if self.spec.takes_context:
+        if self.invoker.has_view:
             self._show([entry for entry, _, _ in items], [record for _, record, _ in items])
         # The time starts here and not when the function asked: the wait for a record may take hours.
         self.activity.begins()

@@ -1,0 +1,198 @@
+"""How a table of state holds its keys and values in Redis.
+
+A table is a hash. A field is a key as its canonical bytes, by the table in ``core.data.partitioner``. A value
+is its expiry, a space, and the value in MessagePack::
+
+    1795383533683 <MessagePack>     expires at that time of the server's clock, in ms
+     <MessagePack>                  never expires
+
+Canonical bytes do not say whether a part of a key of several parts was text or a number. So before such a
+key's MessagePack stands one character for each part: its type.
+"""
+
+import datetime as dt
+import enum
+import uuid
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from streamworker.core.data.partitioner import canonical_key
+from streamworker.errors import ConfigurationError, DecodeError, RecordError
+from streamworker.records.codecs import one_line, short
+from streamworker.records.types import RecordKind, kind_of
+
+_TYPES: dict[str, type] = {
+    "s": str,
+    "i": int,
+    "o": bool,
+    "b": bytes,
+    "u": uuid.UUID,
+    "t": dt.datetime,
+    "d": dt.date,
+    "n": Decimal,
+    "-": type(None),
+}
+_LETTERS = {kind: letter for letter, kind in _TYPES.items()}
+
+
+def alive(stored: bytes | None, now_ms: int) -> bytes | None:
+    """Return a stored value without its expiry; None if there is none, or it has expired.
+
+    >>> alive(b"1700 x", 1699), alive(b"1700 x", 1700), alive(b" x", 1700)
+    (b'x', None, b'x')
+    """
+    if stored is None:
+        return None
+    expiry, _, body = stored.partition(b" ")
+    if not expiry:
+        return body
+    if not expiry.isdigit():
+        return stored  # Another program wrote it: it is no value of the table's type.
+    return body if int(expiry) > now_ms else None
+
+
+class TableForm:
+    """The keys and values of one table, and their form in Redis.
+
+    ``key`` is the type of the keys, or the names of their parts; ``value`` is the type of the values.
+
+    >>> form = TableForm("totals", ("customer", "hour"), int)
+    >>> field, body = form.field(("ann", 7)), form.body(("ann", 7), 3)
+    >>> field, form.key_of(field, body), form.value_of(field, body)
+    (b'3:ann1:7', ('ann', 7), 3)
+    """
+
+    def __init__(self, table: str, key: type | tuple[str, ...], value: Any) -> None:
+        self._table = table
+        self.kind: type = tuple if isinstance(key, tuple) else key
+        """Type of the keys."""
+        self.names = key if isinstance(key, tuple) else ()
+        """The names of a key's parts; empty if a key is one value."""
+        self._parts = len(self.names)
+        self._value = value
+        self._label = value.__name__ if isinstance(value, type) else str(value)
+        self._class = (
+            value if isinstance(value, type) and kind_of(value) is not RecordKind.TYPED_DICT else object
+        )
+        if self._parts == 0 and not (
+            isinstance(key, type) and (key in _LETTERS or issubclass(key, enum.Enum))
+        ):
+            raise ConfigurationError(
+                f"Table {table!r} has key={key!r}.",
+                remedy="Use a type such as str, int, UUID, date or an Enum, or the names of the key's parts, "
+                'such as ("customer", "hour").',
+            )
+        self._encode, self._decode = self._codec()
+
+    def _codec(self) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+        encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
+        if kind_of(self._value) is RecordKind.PYDANTIC:
+            load = self._value.model_validate
+            plain = msgspec.msgpack.Decoder().decode
+            return lambda value: encode(value.model_dump(by_alias=True)), lambda body: load(plain(body))
+        try:
+            return encode, msgspec.msgpack.Decoder(self._value).decode
+        except TypeError as error:
+            raise ConfigurationError(
+                f"Table {self._table!r} cannot hold values of type {self._label}: {one_line(error)}.",
+                remedy="Use a msgspec.Struct, a dataclass, a pydantic model, or a plain type such as int.",
+            ) from error
+
+    # -- keys ----------------------------------------------------------------------------------
+
+    def field(self, key: Any) -> bytes:
+        """Return a key's field in the hash; raise RecordError for a key of another type."""
+        if self._parts:
+            if not isinstance(key, tuple) or len(key) != self._parts:
+                raise self._wrong_key(key, f"Its keys are tuples of {self._parts}: {', '.join(self.names)}.")
+        elif type(key) is not self.kind:
+            raise self._wrong_key(key, f"Its keys are of type {self.kind.__name__}.")
+        field = canonical_key(key)
+        assert field is not None
+        return field
+
+    def _wrong_key(self, key: object, remedy: str) -> RecordError:
+        return RecordError(f"A key of table {self._table!r} is {short(key)}.", remedy=remedy)
+
+    def key_in(self, texts: Sequence[str]) -> Any:
+        """Return the key that some words of a command line name."""
+        if len(texts) != max(self._parts, 1):
+            needed = self.names or ("key",)
+            raise ConfigurationError(
+                f"A key of table {self._table!r} has {len(needed)} parts.",
+                remedy=f"Give {' '.join(map(str.upper, needed))}.",
+            )
+        if self._parts:
+            return tuple(texts)
+        try:
+            return _typed(self.kind, texts[0].encode())
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ConfigurationError(
+                f"{texts[0]!r} is no key of table {self._table!r}: {one_line(error)}.",
+                remedy=f"Its keys are of type {self.kind.__name__}.",
+            ) from error
+
+    def key_of(self, field: bytes, body: bytes) -> Any:
+        """Return the key of a field and its value."""
+        if not self._parts:
+            return _typed(self.kind, field)
+        key: list[Any] = []
+        rest = field
+        for letter in body[: self._parts].decode():
+            if letter == "-":
+                key.append(None)
+                rest = rest[1:]
+            else:
+                size, _, rest = rest.partition(b":")
+                key.append(_typed(_TYPES[letter], rest[: int(size)]))
+                rest = rest[int(size) :]
+        return tuple(key)
+
+    # -- values --------------------------------------------------------------------------------
+
+    def body(self, key: Any, value: Any) -> bytes:
+        """Return a value as it is stored, without its expiry; raise RecordError for one of another type."""
+        if not isinstance(value, self._class):
+            raise self._wrong_value(key, f"is {short(value)}")
+        try:
+            encoded = self._encode(value)
+            self._decode(encoded)  # What cannot be read again would fail each later call with this key.
+        except Exception as error:
+            raise self._wrong_value(key, f"cannot be stored: {one_line(error)}") from error
+        return b"".join((*map(_letter, key), encoded)) if self._parts else encoded
+
+    def value_of(self, field: bytes, body: bytes) -> Any:
+        """Return a fresh copy of a value; raise DecodeError if it is not of the table's type."""
+        try:
+            return self._decode(body[self._parts :] if self._parts else body)
+        except Exception as error:
+            raise DecodeError(
+                f"Table {self._table!r} holds no {self._label} for the key {field!r}: {one_line(error)}.",
+                remedy="Give new fields defaults, so that values that were stored before can be read.",
+            ) from error
+
+    def _wrong_value(self, key: object, what: str) -> RecordError:
+        return RecordError(
+            f"The value of {key!r:.80} in table {self._table!r} {what}.",
+            remedy=f"Its values are of type {self._label}.",
+        )
+
+
+def _letter(part: object) -> bytes:
+    """Return the character for the type of a key's part; ``canonical_key`` has refused other types."""
+    if isinstance(part, enum.Enum):
+        part = part.value
+    kind = next(kind for kind in type(part).__mro__ if kind in _LETTERS)
+    return _LETTERS[kind].encode()
+
+
+def _typed(kind: type, text: bytes) -> Any:
+    """Return the value whose canonical bytes are ``text``."""
+    if kind is bytes:
+        return text
+    if kind is int:
+        return int(text)
+    return msgspec.convert(text.decode(), kind, strict=False)

@@ -1,0 +1,71 @@
+"""Reads tables of state, and removes what has expired; ``commit`` writes them with the checkpoint."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from streamworker.errors import BackendError
+from streamworker.records.statetables import alive
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.scripts import EXPIRE, checked
+from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.info import ms_of, pairs_of
+
+EXPIRED_MAX = 1_000
+"""Values that one call removes of each table. It takes the server about a millisecond."""
+
+
+async def read_fields(backend: Backend, key: str, fields: Sequence[bytes]) -> tuple[list[bytes | None], int]:
+    """Return the stored values of some keys of one table, with their expiry, and the server's ms."""
+    values, time = await backend.pipeline([("HMGET", key, *fields), ("TIME",)])
+    return _answer(values), ms_of(_answer(time))
+
+
+async def read_table(backend: Backend, keys: StreamKeys, table: str, partition: int) -> dict[bytes, bytes]:
+    """Return all values of a table in one partition at one moment, without their expiry."""
+    found, time = await backend.pipeline([("HGETALL", keys.table(partition, table)), ("TIME",)])
+    now_ms = ms_of(_answer(time))
+    values = pairs_of(_answer(found))
+    return {field: body for field, stored in values.items() if (body := alive(stored, now_ms)) is not None}
+
+
+async def count_values(
+    backend: Backend, keys: StreamKeys, table: str, partitions: Iterable[int]
+) -> dict[int, int]:
+    """Return how many values a table has in each partition, without those that have expired."""
+    names = {p: keys.tables(p, [table]) for p in partitions}
+    # TIME follows a command with a key, so that on a Cluster it goes to the same node.
+    asked: list[tuple[str, ...]] = [
+        command for key, _ in names.values() for command in (("EXISTS", key), ("TIME",))
+    ]
+    times = map(_answer, (await backend.pipeline(asked))[1::2])
+    asked = [
+        command
+        for (key, index), time in zip(names.values(), times, strict=True)
+        for command in (("HLEN", key), ("ZCOUNT", index, "-inf", str(ms_of(time))))
+    ]
+    found = list(map(_answer, await backend.pipeline(asked)))
+    return {p: found[2 * n] - found[2 * n + 1] for n, p in enumerate(names)}
+
+
+async def expire_many(
+    backend: Backend, keys: GroupKeys, tables: Sequence[str], owners: Mapping[int, tuple[str, int]]
+) -> None:
+    """Remove what has expired in some partitions, given the owner and epoch of each. It may be repeated.
+
+    It calls again while a partition has more. A partition that has another owner by now is left to it.
+    """
+    left = dict(owners)
+    while left:
+        calls: list[ScriptCall] = [
+            ([keys.lock(p), *keys.tables(p, tables)], [owner, epoch, EXPIRED_MAX])
+            for p, (owner, epoch) in left.items()
+        ]
+        replies = await backend.run_many(EXPIRE, calls)
+        removed = {p: checked(_answer(reply)) for p, reply in zip(left, replies, strict=True)}
+        left = {p: left[p] for p, (code, *n) in removed.items() if code == b"OK" and n[0] >= EXPIRED_MAX}
+
+
+def _answer(answer: Any) -> Any:
+    if isinstance(answer, BackendError):
+        raise answer
+    return answer

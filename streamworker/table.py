@@ -1,0 +1,302 @@
+"""``Table``: state by key, which one processor writes and everybody reads."""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Generic, NoReturn, TypeVar, overload
+
+from streamworker.context import TablesInCall, tables_in_call
+from streamworker.core.units import Duration, duration_ms
+from streamworker.errors import ConfigurationError, RecordError
+from streamworker.processors import ProcessorSpec, TableSpec
+from streamworker.records.statetables import TableForm, alive
+from streamworker.records.types import read_hint
+from streamworker.redisio.data.statetables import count_values, read_fields, read_table
+from streamworker.redisio.keys import StreamKeys, check_name
+from streamworker.redisio.wire.client import Backend
+from streamworker.settings import Settings
+from streamworker.stream import StreamApp
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Table(Generic[K, V]):
+    """State by key: :meth:`TableApp.table` makes it, and one processor writes it.
+
+    In a call of that processor, reads see what the call has written, and writes take effect with the commit
+    of the call's records, or not at all. Elsewhere, in a web application, a test or another processor, reads
+    see what is committed, and writes are refused.
+
+    Examples
+    --------
+    >>> import msgspec
+    >>> from streamworker import App
+    >>> class Order(msgspec.Struct):
+    ...     customer: str
+    >>> app = App("shop")
+    >>> orders = app.stream("orders", Order, key="customer")
+    >>> seen = app.table("seen", int, ttl="30 days")
+    >>> @app.processor(orders, tables=[seen])
+    ... async def count(order: Order) -> None:
+    ...     seen.set(order.customer, (await seen.get(order.customer) or 0) + 1)
+    """
+
+    def __init__(
+        self, app: str, name: str, form: TableForm, ttl_ms: int, backend: Callable[[], Backend]
+    ) -> None:
+        self.name = name
+        self._app = app
+        self._form = form
+        self._ttl_ms = ttl_ms
+        self._backend = backend
+        self._spec: TableSpec | None = None
+
+    # -- in a call and outside -----------------------------------------------------------------
+
+    async def get(self, key: K) -> V | None:
+        """Return a copy of the value of a key; None if there is none, or it has expired.
+
+        Raises
+        ------
+        RecordError
+            If the key is not of the table's type, or in a call belongs to another partition.
+        """
+        return (await self.get_many((key,))).get(key)
+
+    async def get_many(self, keys: Iterable[K]) -> dict[K, V]:
+        """Return copies of the values of some keys, in one round trip; missing ones are left out.
+
+        A changed copy changes nothing until it is set.
+
+        Raises
+        ------
+        RecordError
+            If a key is not of the table's type, or in a call belongs to another partition.
+        """
+        fields = {self._form.field(key): key for key in keys}
+        call = self._call()
+        if call is not None:
+            self._check_partition(call, fields.values())
+            bodies = dict(zip(fields, await call.read(self.name, list(fields)), strict=True))
+        else:
+            bodies = await self._committed(fields)
+        value_of = self._form.value_of
+        return {
+            key: value_of(field, body)
+            for field, key in fields.items()
+            if (body := bodies.get(field)) is not None
+        }
+
+    async def _committed(self, fields: Mapping[bytes, K]) -> dict[bytes, bytes | None]:
+        by_partition: dict[int, list[bytes]] = {}
+        for field, key in fields.items():
+            partition = self.spec.partition_of(key)
+            if partition is not None:
+                by_partition.setdefault(partition, []).append(field)
+        bodies: dict[bytes, bytes | None] = {}
+        for partition, its in by_partition.items():
+            stored, at_ms = await read_fields(self._backend(), self._keys.table(partition, self.name), its)
+            bodies |= {field: alive(value, at_ms) for field, value in zip(its, stored, strict=True)}
+        return bodies
+
+    async def scan(self, *, partition: int | None = None) -> AsyncIterator[tuple[K, V]]:
+        """Iterate over all committed keys and values, each key once, one partition after the other.
+
+        Each partition is read at one moment, with one command; the partitions are read at different moments.
+        """
+        for each in self._partitions(partition):
+            found = await read_table(self._backend(), self._keys, self.name, each)
+            for field, body in found.items():
+                yield self._form.key_of(field, body), self._form.value_of(field, body)
+
+    async def count(self, *, partition: int | None = None) -> int:
+        """Return the number of committed keys that have not expired, in all partitions or in one."""
+        partitions = self._partitions(partition)
+        return sum((await count_values(self._backend(), self._keys, self.name, partitions)).values())
+
+    # -- in a call -----------------------------------------------------------------------------
+
+    def set(self, key: K, value: V) -> None:
+        """Set the value of a key, with the commit of this call's records; its ``ttl`` begins anew.
+
+        Raises
+        ------
+        RecordError
+            If the key or the value is of another type, or the key belongs to another partition.
+        ConfigurationError
+            Outside of a call of the table's processor.
+        """
+        self.set_many({key: value})
+
+    def set_many(self, values: Mapping[K, V]) -> None:
+        """Set the values of some keys; see :meth:`set`."""
+        call = self._call() or self._refuse()
+        self._check_partition(call, values)
+        form = self._form
+        call.write(self.name, {form.field(key): form.body(key, value) for key, value in values.items()})
+
+    def delete(self, key: K) -> None:
+        """Remove a key, with the commit of this call's records; see :meth:`set`."""
+        call = self._call() or self._refuse()
+        self._check_partition(call, (key,))
+        call.write(self.name, {self._form.field(key): None})
+
+    def _call(self) -> TablesInCall | None:
+        """Return the running call of this table's processor; None outside of one."""
+        call = tables_in_call.get()
+        return call if call is not None and self.spec in call.specs else None
+
+    def _refuse(self) -> NoReturn:
+        raise ConfigurationError(
+            f"Table {self.name!r} was changed outside of a call of its processor {self.spec.processor!r}.",
+            remedy="Only that processor writes it, in the commit of its records: send it a record.",
+        )
+
+    def _check_partition(self, call: TablesInCall, keys: Iterable[K]) -> None:
+        partition_of = self.spec.partition_of
+        for key in keys:
+            self._form.field(key)
+            partition = partition_of(key)
+            if partition != call.partition:
+                where = "no partition" if partition is None else f"partition {partition}"
+                raise RecordError(
+                    f"The key {key!r} of table {self.name!r} belongs to {where}, and this call has records "
+                    f"of partition {call.partition}.",
+                    remedy="A call may use the keys of its own records: the stream's key, or keys that begin "
+                    "with it.",
+                )
+
+    # -- declared ------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> TableSpec:
+        """The table's specification; ConfigurationError if no processor writes it."""
+        if self._spec is None:
+            raise ConfigurationError(
+                f"No processor writes table {self.name!r}.",
+                remedy=f"Name it at one: @app.processor(..., tables=[{self.name}]).",
+            )
+        return self._spec
+
+    @property
+    def _keys(self) -> StreamKeys:
+        return StreamKeys(self._app, self.spec.stream.name)
+
+    def _partitions(self, partition: int | None) -> list[int]:
+        there = range(self.spec.stream.partitions)
+        if partition is None:
+            return list(there)
+        if partition not in there:
+            raise ConfigurationError(
+                f"Table {self.name!r} has no partition {partition}.",
+                remedy=f"Its partitions are 0 to {len(there) - 1}.",
+            )
+        return [partition]
+
+    def written_by(self, processor: ProcessorSpec) -> TableSpec:
+        """Make a processor the table's writer, and return the table's specification."""
+
+        def wrong(what: str, remedy: str) -> ConfigurationError:
+            return ConfigurationError(f"Processor {processor.name!r} {what}", remedy=remedy)
+
+        stream = processor.stream
+        if self._app != stream.app:
+            raise wrong(f"names table {self.name!r} of another app.", "Declare it with this app.")
+        if self._spec is not None:
+            raise wrong(
+                f"writes table {self.name!r}, and so does {self._spec.processor!r}.",
+                "A table has one writer; others read it.",
+            )
+        if stream.key_fields == ():
+            raise wrong(
+                f"has tables, and stream {stream.name!r} has no key.",
+                "Give the stream a key: a table's keys belong to the partitions of their records.",
+            )
+        if processor.concurrency > 1:
+            raise wrong(
+                f"has tables and concurrency={processor.concurrency}.",
+                "Drop concurrency: calls that overlap could lose each other's changes.",
+            )
+        if not processor.is_async:
+            raise wrong("has tables, and is no async function.", "Write it as `async def`: it awaits reads.")
+        self._spec = TableSpec(
+            name=self.name,
+            form=self._form,
+            ttl_ms=self._ttl_ms,
+            stream=stream,
+            processor=processor.name,
+            leading=self._leading(processor),
+        )
+        return self._spec
+
+    def _leading(self, processor: ProcessorSpec) -> int:
+        """Return how many of the parts of a key are the stream's key; 0 if the whole key is."""
+        stream, parts, kind = processor.stream, self._form.names, self._form.kind
+        names = (stream.key_fields,) if isinstance(stream.key_fields, str) else stream.key_fields
+        needed = len(names) if names is not None else 1
+        if parts:
+            fits = len(parts) >= needed and (names is None or parts[:needed] == names)
+            leading = needed if len(parts) > needed or needed == 1 else 0
+        else:
+            types = [read_hint(stream.record.hints[name]).base for name in names or ()]
+            fits = needed == 1 and not any(isinstance(its, type) and its is not kind for its in types)
+            leading = 0
+        if not fits:
+            said = repr(parts) if parts else kind.__name__
+            wanted = "what its function returns" if names is None else ", ".join(names)
+            raise ConfigurationError(
+                f"Table {self.name!r} has key={said}, and stream {stream.name!r} has the key {wanted}.",
+                remedy="Use the type of the stream's key, or the names of a key that begins with it.",
+            )
+        return leading
+
+
+class TableApp(StreamApp):
+    """The part of an app that declares tables."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        super().__init__(name, settings)
+        self.tables: dict[str, Table[Any, Any]] = {}
+
+    @overload
+    def table(self, name: str, value: type[V], *, ttl: Duration | None = None) -> Table[str, V]: ...
+    @overload
+    def table(
+        self, name: str, value: type[V], *, key: tuple[str, ...], ttl: Duration | None = None
+    ) -> Table[tuple[Any, ...], V]: ...
+    @overload
+    def table(
+        self, name: str, value: type[V], *, key: type[K], ttl: Duration | None = None
+    ) -> Table[K, V]: ...
+    def table(
+        self, name: str, value: Any, *, key: type | tuple[str, ...] = str, ttl: Duration | None = None
+    ) -> Table[Any, Any]:
+        """Declare a table: state by key, which one processor writes.
+
+        That processor names it in ``tables=``. Keys are the key of the processor's stream, or begin with it.
+
+        Parameters
+        ----------
+        name
+            The table's name.
+        value
+            Type of the values: a record type, or a plain type such as ``int``.
+        key
+            Type of the keys; or the names of their parts, of which the first are the stream's key.
+        ttl
+            How long a value lives after it was last written, by the server's clock; None for ever.
+
+        Examples
+        --------
+        >>> from streamworker import App
+        >>> app = App("shop")
+        >>> by_hour = app.table("by_hour", int, key=("customer", "hour"), ttl="400 days")
+        """
+        check_name("table", name)
+        if name in self.tables:
+            raise ConfigurationError(
+                f"App {self.name!r} has two tables named {name!r}.", remedy="Give one of them another name."
+            )
+        ttl_ms = 0 if ttl is None else duration_ms(ttl, "ttl", least_ms=1)
+        table = Table[Any, Any](self.name, name, TableForm(name, key, value), ttl_ms, self.backend)
+        self.tables[name] = table
+        return table
