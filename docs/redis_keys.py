@@ -25,6 +25,8 @@ HOLDS = {
         "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; tail, the last "
         "entry of the log by rows, source id and epoch; gone, where others deleted entries before the "
         "group had committed them; reset, the epoch at which the checkpoint was last moved by hand; "
+        "ordered, the version of the operators' orders, and obeyed, the version that the last acquisition "
+        "returned; paused_at, paused_by, paused_why while an operator's pause stands; "
         "wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires."
     ),
     "sw:{app.stream.P}:acked:GROUP": "The acked log: one Arrow record batch an entry, whose id is the rows of the log up to it.",

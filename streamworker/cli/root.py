@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from streamworker.cli import acl, bench, dead, reset, schema, send, simulate, status, top
+from streamworker.cli import acl, bench, dead, orders, reset, schema, send, simulate, status, top
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
 from streamworker.cli.support import Commands, say
@@ -52,6 +52,9 @@ app.command()(top.top)
 app.command()(status.status)
 app.command()(status.lag)
 app.command()(status.history)
+app.command()(orders.pause)
+app.command()(orders.resume)
+app.command()(orders.retry)
 app.add_typer(dead.app, name="dead")
 app.command()(reset.reset)
 app.add_typer(schema.app, name="schema")

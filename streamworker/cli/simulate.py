@@ -41,7 +41,7 @@ FaultNames = Annotated[
     typer.Option(
         "--faults",
         metavar="NAMES",
-        help="none, churn, workers, network, redis, all, or single faults such as kill,failover.",
+        help="none, churn, workers, network, redis, operator, all, or single faults such as kill,failover.",
     ),
 ]
 Minutes = Annotated[

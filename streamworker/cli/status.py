@@ -14,7 +14,7 @@ from streamworker.cli.support import (
     snapshots,
 )
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.tui.figures import duration
+from streamworker.tui.figures import duration, held_up
 
 
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
@@ -180,7 +180,7 @@ def _print_status(snapshot: GroupSnapshot) -> None:
                 view.lag,
                 view.rows,
                 view.dead,
-                view.reason,
+                held_up(view),
             )
             for view in snapshot.partitions
         ],

@@ -83,6 +83,23 @@ class PartitionsAcquired(PartitionsMessage):
     kind: ClassVar[str] = "acquired"
 
 
+class OrderGiven(ControlMessage):
+    """An operator gave an order that stands in the locks of some partitions."""
+
+    kind: ClassVar[str] = "order"
+    is_news: ClassVar[bool] = True
+    order: str
+    """``pause``, ``resume``, ``retry`` or ``put``."""
+    partitions: tuple[int, ...]
+    versions: tuple[int, ...]
+    """The version of the orders in each partition's lock."""
+    who: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.order} {runs(self.partitions)} by {self.who}"
+
+
 def together(messages: Iterable[ControlMessage]) -> list[ControlMessage]:
     """Merge the messages of one kind, owner and generation, one for each partition, into one message."""
     alike: dict[object, ControlMessage] = {}

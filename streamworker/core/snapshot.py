@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MemberState = Literal["active", "standby", "leaving", "silent", "held"]
-PartitionState = Literal["running", "draining", "acquiring", "halted", "unowned"]
+PartitionState = Literal["running", "draining", "acquiring", "halted", "paused", "pausing", "unowned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,15 @@ class MemberView:
     """The load of these partitions, in thousandths of a worker's time; 0 if it is not measured."""
     capacity: int = 1
     """How much load it can carry, relative to the other members."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseView:
+    """An operator's pause that stands in a partition's lock."""
+
+    at_ms: int
+    by: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,8 @@ class PartitionView:
     """The number of dead letters."""
     since_ms: int
     """When the owner acquired the lock."""
+    pause: PauseView | None = None
+    """The operator's pause that stands, whoever owns the partition; ``pausing`` until the owner obeys it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired
+from streamworker.core.control import ControlMessage, GroupChanged, OrderGiven, PartitionsAcquired
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Member, Membership
@@ -218,6 +218,7 @@ def _partition_view(look: _Look, membership: Membership) -> PartitionView:
         acked_length=look.acked_length,
         dead=look.dead,
         since_ms=lock.since_ms,
+        pause=lock.pause,
     )
 
 
@@ -229,6 +230,8 @@ def _state(
     if owner is None or membership.get(owner) is None:
         # A lock whose owner was removed counts as free.
         return ("acquiring" if assigned else "unowned"), ""
+    if look.lock.pause is not None:
+        return "paused" if look.lock.obeyed >= look.lock.ordered else "pausing", ""
     match look.lock.state:
         case "halted":
             return "halted", look.lock.reason
@@ -331,8 +334,17 @@ def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebal
         if isinstance(message, GroupChanged)
     ]
     repairs = [_repair(at_ms, fields) for at_ms, fields in messages if fields.get("kind") == "repaired"]
+    orders = [
+        Rebalance(0, message.order, _given_by(message), at_ms, message.partitions, 0)
+        for at_ms, message in known
+        if isinstance(message, OrderGiven)
+    ]
     others = [each for protocol in PROTOCOLS.values() for each in protocol.history(known)]
-    return tuple(sorted([*changes, *others, *repairs], key=lambda each: each.at_ms))
+    return tuple(sorted([*changes, *orders, *others, *repairs], key=lambda each: each.at_ms))
+
+
+def _given_by(message: OrderGiven) -> str:
+    return f'{message.who} "{message.why}"' if message.why else message.who
 
 
 def _repair(at_ms: int, fields: Mapping[str, str]) -> Rebalance:

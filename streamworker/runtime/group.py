@@ -29,6 +29,7 @@ from streamworker.core.events import (
     Finished,
     MarkLock,
     Note,
+    OrdersSeen,
     PauseBatches,
     PostControl,
     ResumeBatches,
@@ -52,6 +53,7 @@ from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.group.operation import Access, Operation
 from streamworker.redisio.group.operations import OPERATIONS, mark, post
+from streamworker.redisio.group.orders import read_versions
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
@@ -62,6 +64,10 @@ from streamworker.runtime.resources import Resources
 from streamworker.runtime.run import trail
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
+
+ORDERS_LOOK_S = 5.0
+"""How often the worker looks for operators' orders in its locks: the delay that a lost message causes. A look
+is one round trip, with one short command a partition."""
 
 
 @dataclass(eq=False)
@@ -137,7 +143,7 @@ class Group:
         """
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            for keep_running in self.partitions.services():
+            for keep_running in (*self.partitions.services(), self._look_at_orders):
                 tasks.start_soon(keep_running)
             self.deliver(Started())
             try:
@@ -270,6 +276,18 @@ class Group:
             await telling(self._access, what)
         except BackendError as error:
             self._log.warning("telling_failed", what=telling.__name__, error=str(error))
+
+    async def _look_at_orders(self) -> None:
+        """Look at intervals for orders of which no message told."""
+        while True:
+            await anyio.sleep(ORDERS_LOOK_S)
+            if held := self.core.held:
+                try:
+                    seen = await read_versions(self.backend, self.keys, held)
+                except BackendError as error:
+                    self._log.debug("orders_unreadable", error=str(error))
+                else:
+                    self.deliver(OrdersSeen(seen))
 
     async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:
         running, report = self.partitions.running, partial(self.keeper.report, self.keys)

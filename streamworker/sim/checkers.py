@@ -55,6 +55,8 @@ class _Watched:
     given: set[int] = field(default_factory=set)
     """All epochs that an owner got, even if a failover lost them later."""
     done: set[tuple[str, int, int]] = field(default_factory=set)
+    is_paused: bool = False
+    """Whether its owner knows that an operator has paused it."""
     made: dict[int, Commit] = field(default_factory=dict)
     """The commits that came into the log, even if a failover lost them later."""
 
@@ -115,6 +117,14 @@ class Checker:
             known.asked = (0, 0)
             self.figures.owned(change.partition, worker_of(change.owner))
 
+    def paused(self, partition: int) -> None:
+        """The owner of a partition was told that it is paused: nothing is committed from now on (I4)."""
+        self._watched[partition].is_paused = True
+
+    def resumed(self, partition: int) -> None:
+        """An operator resumes a partition."""
+        self._watched[partition].is_paused = False
+
     def held(self, partition: int, deadline_ms: int) -> None:
         """Check how long contenders have been refused a lock (I7)."""
         now_ms, known = self._clock(), self._watched[partition]
@@ -143,6 +153,8 @@ class Checker:
                 f"{where}: a commit follows {commit.previous}, and the one before it ended with "
                 f"{known.checkpoint}",
             )
+        if known.is_paused:
+            self.found("I4", f"{where}: {commit.owner} committed while the partition was paused")
         known.checkpoint = commit.new
         known.done.add((commit.owner, commit.epoch, commit.new))
         known.made[id(commit)] = commit
@@ -171,6 +183,7 @@ class Checker:
             known.sent &= kept
             known.holder, known.generation = (lock.owner, lock.epoch), lock.generation
             known.asked, known.checkpoint = (0, 0), lock.checkpoint
+            known.is_paused &= lock.is_paused
             # After a failover to a clock that is behind, the server may assign an epoch again.
             known.done = {(each.owner, each.epoch, each.new) for each in lock.log}
             known.owners = {lock.epoch: lock.owner} if lock.owner else {}

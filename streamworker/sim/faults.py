@@ -72,6 +72,8 @@ class FaultKind(Enum):
     """Another program overwrites the membership document, heartbeats or loads."""
     REPARTITION = "repartition"
     """The app has more partitions from now on."""
+    ORDER = "order"
+    """An operator pauses a partition and resumes it later, or has it retried."""
 
 
 GROUPS: dict[str, tuple[FaultKind, ...]] = {
@@ -88,6 +90,7 @@ GROUPS: dict[str, tuple[FaultKind, ...]] = {
     "network": (FaultKind.DISCONNECT, FaultKind.CUT, FaultKind.DEAF, FaultKind.LOST, FaultKind.SILENCE),
     "redis": (FaultKind.RESTART, FaultKind.FLUSH, FaultKind.FAILOVER, FaultKind.DAMAGE),
     "app": (FaultKind.REPARTITION,),
+    "operator": (FaultKind.ORDER,),
     "all": tuple(FaultKind),
 }
 
@@ -104,6 +107,7 @@ SPANS_MS: dict[FaultKind, tuple[int, ...]] = {
     FaultKind.RESTART: (10, 1_000, 5_000),
     FaultKind.FLUSH: (10, 1_000, 5_000),
     FaultKind.FAILOVER: (10, 1_000, 5_000),
+    FaultKind.ORDER: (300, 3_000, 15_000),
 }
 """Possible durations of a fault; for a restart, how long Redis is unavailable."""
 

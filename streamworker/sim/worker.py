@@ -130,6 +130,15 @@ class SimWorker(Process):
         if messages and self.world.random.random() >= self.world.conditions.control_lost:
             self.handle(ev.ControlReceived(messages))
 
+    def look_for_orders(self) -> None:
+        """Read the versions of the orders in the locks that it holds."""
+        locks, held = self.world.model.locks, self.core.held
+        self.request(
+            lambda: ev.OrdersSeen({p: locks[p].ordered for p in held}),
+            self.handle,
+            lambda: None,
+        )
+
     # -- effects -------------------------------------------------------------------------------
 
     def _perform(self, effect: ev.Effect) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from streamworker.core.control import OrderGiven
 from streamworker.core.protocols.membership.mending import is_of_later_release
 from streamworker.sim.faults import QUIET, Fault, FaultKind
 from streamworker.sim.group import SimulatedGroup
@@ -23,6 +24,8 @@ LOADS_AWAY_MS = 20_000
 """Time until damaged loads are repaired by hand: workers do not repair them."""
 LATER_AWAY_MS = 6_000
 """Time until a document of a later release is replaced by hand: workers do not touch it."""
+ORDERS_LOOK_MS = 5_000
+"""How often a worker looks for orders, once there was one."""
 LATER_LOOKS = 3
 """How often the document of a later release is looked for, since a failover may restore it."""
 WORSE: dict[FaultKind, dict[str, float]] = {
@@ -38,6 +41,8 @@ class World(SimulatedGroup):
 
     _flapping: Sequence[SimWorker] = ()
     """Workers that were started to stop soon."""
+    _has_orders = False
+    """Whether an operator has given an order."""
     _before_later = b""
     """The document before the one of a later release."""
 
@@ -54,6 +59,8 @@ class World(SimulatedGroup):
                 self._damage(fault)
             case FaultKind.REPARTITION:
                 self._repartition(1 + fault.pick % 4)
+            case FaultKind.ORDER:
+                self._operate(fault)
             case _:
                 there = [w for w in self.workers if w.alive and not w.finished]
                 if there:
@@ -73,6 +80,40 @@ class World(SimulatedGroup):
                 worker.connect()
             if worker.paused:
                 worker.wake()
+        for turn in range(LATER_LOOKS if self._has_orders else 0):
+            self.clock.after(turn * ORDERS_LOOK_MS // 2, self._resume_all)  # A failover may restore a pause.
+
+    # -- the operator --------------------------------------------------------------------------
+
+    def _operate(self, fault: Fault) -> None:
+        partition = fault.pick // 4 % len(self.model.locks)
+        self.order(partition, "retry" if fault.pick % 4 == 0 else "pause")
+        if fault.pick % 4:
+            self.clock.after(fault.span_ms, lambda: self.order(partition, "resume"))
+
+    def order(self, partition: int, order: str) -> None:
+        """Give an order, and tell the workers; look for it at intervals from then on."""
+        self.note(f"an operator gives an order: {order} {partition}")
+        self.checker.figures.happened()
+        if not self._has_orders:
+            self._has_orders = True
+            self.clock.after(ORDERS_LOOK_MS, self._look_for_orders)
+        version = self.model.order(partition, order)
+        if order == "resume":
+            self.checker.resumed(partition)
+        if version is not None:
+            self.model.post(OrderGiven(order, (partition,), (version,), "ann", ""))
+
+    def _resume_all(self) -> None:
+        for partition, lock in enumerate(self.model.locks):
+            if lock.is_paused:
+                self.order(partition, "resume")
+
+    def _look_for_orders(self) -> None:
+        for worker in self.workers:
+            if worker.alive and not worker.finished:
+                worker.look_for_orders()
+        self.clock.after(ORDERS_LOOK_MS, self._look_for_orders)
 
     # -- workers that come ---------------------------------------------------------------------
 

@@ -1,5 +1,9 @@
 """Formats numbers and times as short text, for tables and the live view."""
 
+from datetime import UTC, datetime
+
+from streamworker.core.snapshot import PartitionView
+
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -72,6 +76,16 @@ def duration(ms: int | None) -> str:
     if seconds < 86_400:
         return f"{seconds // 3_600} h {seconds % 3_600 // 60:02d} m"
     return f"{seconds // 86_400} d {seconds % 86_400 // 3_600:02d} h"
+
+
+def held_up(view: PartitionView) -> str:
+    """Say what holds a partition up: the operator's pause, or the reason in its lock; mostly nothing."""
+    if view.pause is None:
+        return view.reason
+    since = datetime.fromtimestamp(view.pause.at_ms / 1000, UTC).astimezone()
+    why = f' "{view.pause.why}"' if view.pause.why else ""
+    state = "pausing" if view.state == "pausing" else "paused"
+    return f"{state} by {view.pause.by} {since:%Y-%m-%d %H:%M}{why}"
 
 
 def bar(value: float | None, largest: float) -> str:

@@ -34,9 +34,16 @@ PALETTE = (
     "#d7af87",
     "#87afaf",
 )
-DRAINING, ACQUIRING, HALTED, UNOWNED, OTHER = "◐", "○", "✖", "-", "·"
-MARKS = {"draining": DRAINING, "acquiring": ACQUIRING, "halted": HALTED, "unowned": UNOWNED}
-_WORST_FIRST = ("halted", "unowned", "acquiring", "draining", "running")
+DRAINING, ACQUIRING, HALTED, PAUSED, UNOWNED, OTHER = "◐", "○", "✖", "‖", "-", "·"
+MARKS = {
+    "draining": DRAINING,
+    "acquiring": ACQUIRING,
+    "halted": HALTED,
+    "paused": PAUSED,
+    "pausing": PAUSED,
+    "unowned": UNOWNED,
+}
+_WORST_FIRST = ("halted", "unowned", "acquiring", "paused", "pausing", "draining", "running")
 
 
 def colour(letter: str) -> str:

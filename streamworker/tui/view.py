@@ -12,9 +12,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from streamworker.core.snapshot import PartitionView
 from streamworker.core.text import printable
 from streamworker.tui import matrix
-from streamworker.tui.figures import compact, counted, duration, per_second
+from streamworker.tui.figures import compact, counted, duration, held_up, per_second
 from streamworker.tui.model import Model, WorkerRow
 
 WIDE = 118
@@ -84,7 +85,7 @@ def _tab_line(tabs: Tabs, width: int) -> Text:
 
 
 def _notices(model: Model, width: int) -> list[Text]:
-    """Return the lines of warnings: no connection, overwritten keys, halted partitions."""
+    """Return the lines of warnings: no connection, overwritten keys, halted and paused partitions."""
     notices = []
     if model.outage is not None:
         age = duration(model.outage.data_age_ms)
@@ -92,11 +93,16 @@ def _notices(model: Model, width: int) -> list[Text]:
         notices.append(_fit(Text(text, style="bold white on red"), width, fill=True))
     notices += [_fit(Text(f" {problem}", style="bold red"), width) for problem in model.snapshot.problems]
     if model.halted:
-        first = model.halted[0]
-        numbers = ", ".join(str(view.partition) for view in model.halted[:8])
-        text = f" halted: partition {numbers}{' …' if len(model.halted) > 8 else ''}: {first.reason}"
+        text = f" halted: partition {_few(model.halted)}: {model.halted[0].reason}"
         notices.append(_fit(Text(text, style="bold red"), width))
+    if model.paused:
+        text = f" partition {_few(model.paused)}: {held_up(model.paused[0])}"
+        notices.append(_fit(Text(text, style="yellow"), width))
     return notices
+
+
+def _few(views: Sequence[PartitionView]) -> str:
+    return ", ".join(str(view.partition) for view in views[:8]) + (" …" if len(views) > 8 else "")
 
 
 def _footer(tabs: Tabs, width: int) -> Text:

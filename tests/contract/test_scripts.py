@@ -54,6 +54,7 @@ CALLS = {
         Call(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS, COUNTS), ("w1", 7, 1000, "price", "nonce", "w1")),
         Call(scripts.RELEASE, (LOCK,), ("w1", 5)),
         Call(scripts.MARK, (LOCK,), ("w1", 5, "halted", "why")),
+        Call(scripts.ORDER, (LOCK,), ("pause", "ann", "why")),
         Call(scripts.COMMIT, *commit.commit_call(GROUP, _COMMIT)),
         Call(
             scripts.APPEND,

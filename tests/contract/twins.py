@@ -17,7 +17,13 @@ from random import Random
 from typing import Any, NamedTuple
 
 from streamworker.core import events as ev
-from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.control import (
+    ControlMessage,
+    GroupChanged,
+    OrderGiven,
+    PartitionsAcquired,
+    PartitionsReleased,
+)
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.protocols.claim.events import (
@@ -41,7 +47,7 @@ from streamworker.records.entries import Entries, StoredEntry
 from streamworker.redisio import snapshot
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitRequest, commit_many
-from streamworker.redisio.group import control, locks, membership, operations
+from streamworker.redisio.group import control, locks, membership, operations, orders
 from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.group.loads import loads_text
 from streamworker.redisio.group.operation import Access
@@ -68,6 +74,9 @@ NOBODY = 2**40
 PAUSES_MS = (0, 0, 0, 1, 1, 7, 90, 300, 1_100, 2_100, 3_001)
 CLOCKS_BEHIND_MS = (0, 0, 90, 5_000)
 """How far the clock of a server that takes over may be behind."""
+ORDERED = 7
+"""Before one step of so many an operator gives an order."""
+ORDERS: tuple[orders.Order, ...] = ("pause", "resume", "retry")
 MEDDLED = 4
 """Before one step of so many somebody moves or removes a group of Redis, which must change nothing."""
 BATCHES = {rows: batch_of(rows) for rows in (1, 2, 3)}
@@ -164,6 +173,8 @@ class Twins:
         await self.backend.set_clock(self.now_ms)
         if step.how % MEDDLED == 0:
             await self._meddle(step)
+        if step.how % ORDERED == 0:
+            await self._order(step)
         await getattr(self, f"_{step.what.replace(' ', '_')}")(step)
         await self._compare_what_is_there()
 
@@ -384,6 +395,19 @@ class Twins:
             modelled = {p: self.model.release(p, owner, epoch) for p, epoch in epochs.items()}
             self.same(f"whether {owner} released {epochs}", real, modelled)
             self.met.add(f"released: {real[step.where]}")
+
+    async def _order(self, step: Step) -> None:
+        order: orders.Order = ORDERS[step.how // ORDERED % 3]
+        p = step.where
+        given = await orders.give_order(self.backend, GROUP, [p], order, who="ann", why="")
+        version = self.model.order(p, order)
+        self.same(
+            f"the version of {order} {p}",
+            {p: each.version for p, each in given.items() if each.is_new},
+            {} if version is None else {p: version},
+        )
+        if version is not None:
+            self.model.post(OrderGiven(order, (p,), (version,), "ann", ""))
 
     # -- records -------------------------------------------------------------------------------
 
@@ -654,6 +678,11 @@ class Twins:
                 str(mine.generation),
                 (None, None, None) if mine.wanted_since is None else tuple(map(str, waits)),
             ),
+        )
+        self.same(
+            f"the orders of {p}",
+            (*(int(fields.get(name, 0)) for name in ("ordered", "obeyed")), "paused_at" in fields),
+            (mine.ordered, mine.obeyed, mine.is_paused),
         )
         self.same(f"checkpoint {p}", self._id(p, checkpoint), mine.checkpoint)
         entries = Entries.of(events)

@@ -1,6 +1,6 @@
 """Groups in the simulator's world, for tests of what a protocol promises."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from streamworker.core.control import GroupChanged
@@ -23,6 +23,10 @@ class Around:
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         changed = self.before(event)
         return [] if changed is None else self.after(self.core.handle(changed, now_ms))
+
+    @property
+    def held(self) -> Sequence[int]:
+        return self.core.held
 
     def next_deadline_ms(self) -> int | None:
         return self.core.next_deadline_ms()

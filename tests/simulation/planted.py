@@ -227,6 +227,35 @@ class _FencesWhatIsDone(RedisModel):
         return CommitCode.FENCED if code is CommitCode.OK and commit.new % 10 == 0 else code
 
 
+# -- operators' orders -------------------------------------------------------------------------
+
+
+@_core("a worker goes on with a partition that an operator has paused", "operator")
+class _IgnoresPause(Around):
+    def before(self, event: ev.Event) -> ev.Event | None:
+        if isinstance(event, ev.LocksAnswered):
+            runs = {
+                p: replace(r, is_paused=False) if isinstance(r, Acquired) else r
+                for p, r in event.replies.items()
+            }
+            return replace(event, replies=runs)
+        return event
+
+
+@_model("a pause is lost when its partition gets another owner", "operator,stop,start")
+class _LosesPause(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        if owner != self.locks[partition].owner:
+            self.locks[partition].is_paused = False
+        return super().acquire(partition, owner, generation, live)
+
+
+@_core("an order of which no message tells is never obeyed", "operator,silence")
+class _NeverLooks(Around):
+    def before(self, event: ev.Event) -> ev.Event | None:
+        return None if isinstance(event, ev.OrdersSeen) else event
+
+
 # -- members -----------------------------------------------------------------------------------
 
 

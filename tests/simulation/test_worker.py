@@ -27,6 +27,10 @@ class Says(Coordinator):
         self.heard.append(event)
         return list(self._effects) if isinstance(event, ev.Started) else []
 
+    @property
+    def held(self) -> list[int]:
+        return []
+
     def next_deadline_ms(self) -> int | None:
         return None
 

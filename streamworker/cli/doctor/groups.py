@@ -20,7 +20,7 @@ from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.stream import Stream
-from streamworker.tui.figures import counted
+from streamworker.tui.figures import counted, held_up
 
 READER_STILL_MS = 600_000
 """``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every
@@ -189,13 +189,14 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
         return fail(
             name,
             f"{len(halted)} halted: partition {halted[0].partition}: {halted[0].reason}",
-            "Correct the function or the record, and restart: docs/operations.md, a halted partition.",
+            "Correct the function or the record, then run `streamworker retry`: "
+            "docs/operations.md, a halted partition.",
         )
-    held_up = [view for view in snapshot.partitions if view.reason]
-    if held_up:
+    slow = [view for view in snapshot.partitions if view.reason]
+    if slow:
         return warn(
             name,
-            f"{len(held_up)} held up: partition {held_up[0].partition}: {held_up[0].reason}",
+            f"{len(slow)} held up: partition {slow[0].partition}: {slow[0].reason}",
             "The log of its worker has the stack: docs/operations.md, a partition that stands still.",
         )
     waiting = [view for view in snapshot.partitions if view.lag and view.state in ("acquiring", "unowned")]
@@ -205,7 +206,9 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
             f"{len(waiting)} with records and without an owner: {_numbers(waiting)}",
             "A rebalance is under way, or a former owner has not released them: look again, and at `status`.",
         )
-    return ok(name, "none halted or held up")
+    paused = [view for view in snapshot.partitions if view.pause is not None]
+    also = f"; {len(paused)} paused: partition {paused[0].partition} {held_up(paused[0])}" if paused else ""
+    return ok(name, f"none halted or held up{also}")
 
 
 def _schema(snapshot: GroupSnapshot, key: str, flat: Sequence[bytes], interval_ms: int) -> Check:

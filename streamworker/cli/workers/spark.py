@@ -14,6 +14,7 @@ from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.errors import ConfigurationError
 from streamworker.importing import Selection, resolve_app
 from streamworker.redisio.group import readers
+from streamworker.tui.figures import held_up
 
 Confs = Annotated[
     list[str] | None,
@@ -128,10 +129,10 @@ def _told_why(app: App, pipeline: str | None, has_read: bool) -> int:
     read = {spec.processor.name for spec in app.pipelines.values() if pipeline in (None, spec.name)}
     selection = Selection(app, tuple(spec for spec in app.processors.values() if spec.name in read))
     halted = [
-        f"Partition {view.partition} of {snapshot.processor} is halted: {view.reason}"
+        f"Partition {view.partition} of {snapshot.processor} stands still: {held_up(view)}"
         for snapshot in run_async(take_all, selection)
         for view in snapshot.partitions
-        if view.state == "halted"
+        if view.state == "halted" or view.pause is not None
     ]
     if halted:
         say(*halted, "The pipelines have read the rows before. See: streamworker doctor", error=True)

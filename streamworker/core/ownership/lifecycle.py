@@ -23,6 +23,10 @@ an answer tells which epoch to release.
 DRAINING never returns to RUNNING. A partition that is assigned again while it drains finishes, is released,
 and is acquired anew with a new epoch. There is one way in and one way out.
 
+An operator's order (pause, resume, retry, put) stands in the lock. The worker obeys each in one way: it
+finishes the batch in hand (STOPPING), and asks for the lock again; the answer says what the operator wants
+now. A lock with a standing pause is granted like any other, and leads to PAUSED, where no runner exists.
+
 FENCED means that another worker holds the lock. This worker then does not release the partition, because it
 no longer holds the lock.
 """
@@ -46,6 +50,11 @@ class State(Enum):
     """No longer assigned to this worker, which still waits for the answer about the lock."""
     RUNNING = "running"
     """This worker holds the lock and handles records."""
+    STOPPING = "stopping"
+    """An operator gave an order: the worker finishes and commits the batch in hand, and then asks for the
+    lock again."""
+    PAUSED = "paused"
+    """This worker holds the lock, and handles nothing until an operator resumes the partition."""
     HALTED = "halted"
     """This worker holds the lock, and the handler's error policy stopped the partition."""
     DRAINING = "draining"
@@ -62,6 +71,10 @@ class Trigger(Enum):
     ASKED = "asked"
     """The worker asked for the lock."""
     GRANTED = "granted"
+    PAUSED = "paused"
+    """The lock was granted, and an operator's pause stands in it."""
+    ORDERED = "ordered"
+    """An operator gave an order that this worker has not obeyed yet."""
     REFUSED = "refused"
     """Another worker holds the lock, or this worker's view of the group is old."""
     FAILED = "failed"
@@ -85,25 +98,39 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
     },
     _S.ACQUIRING: {
         _T.GRANTED: _S.RUNNING,
+        _T.PAUSED: _S.PAUSED,
         _T.REFUSED: _S.WAITING,
         _T.FAILED: _S.ACQUIRING,
         _T.REVOKED: _S.WITHDRAWING,
     },
     _S.WITHDRAWING: {
         _T.GRANTED: _S.RELEASING,
+        _T.PAUSED: _S.RELEASING,
         _T.REFUSED: _S.IDLE,
         _T.FAILED: _S.WITHDRAWING,
         _T.ASSIGNED: _S.ACQUIRING,
     },
     _S.RUNNING: {
         _T.REVOKED: _S.DRAINING,
+        _T.ORDERED: _S.STOPPING,
         _T.HALTED: _S.HALTED,
         _T.FENCED: _S.WAITING,
     },
     _S.HALTED: {
         _T.HALTED: _S.HALTED,
         _T.REVOKED: _S.DRAINING,
+        _T.ORDERED: _S.STOPPING,
         _T.FENCED: _S.WAITING,
+    },
+    _S.STOPPING: {
+        _T.HALTED: _S.STOPPING,
+        _T.REVOKED: _S.DRAINING,
+        _T.STOPPED: _S.ACQUIRING,
+        _T.FENCED: _S.WAITING,
+    },
+    _S.PAUSED: {
+        _T.REVOKED: _S.RELEASING,
+        _T.ORDERED: _S.ACQUIRING,
     },
     _S.DRAINING: {
         _T.HALTED: _S.DRAINING,
@@ -116,7 +143,7 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
     },
 }
 
-HANDLING = frozenset({State.RUNNING, State.HALTED, State.DRAINING})
+HANDLING = frozenset({State.RUNNING, State.HALTED, State.STOPPING, State.DRAINING})
 """States in which a runner exists."""
 
 

@@ -34,9 +34,13 @@ class Acquired:
     been told of before."""
     reset: int = 0
     """The epoch at which the checkpoint was last moved by hand; 0 if it never was."""
+    ordered: int = 0
+    """Version of the operators' orders in the lock; 0 if there never was one."""
+    is_paused: bool = False
+    """Whether an operator's pause stands."""
 
     def __str__(self) -> str:
-        return f"acquired, epoch {self.epoch}"
+        return f"acquired, epoch {self.epoch}" + (", paused" if self.is_paused else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamworker.core import events as ev
-from streamworker.core.control import PartitionsAcquired, PartitionsReleased
+from streamworker.core.control import ControlMessage, OrderGiven, PartitionsAcquired, PartitionsReleased
 from streamworker.core.ownership.lifecycle import HANDLING, State, Trigger, step
 from streamworker.core.ownership.locks import Acquired, Held, Stale
 
@@ -29,6 +29,10 @@ class _Partition:
     """DRAINING: when its grace period ends."""
     told: bool = False
     """Another member released the lock while this member's question was under way."""
+    ordered: int = 0
+    """The version of the operators' orders that this member obeys."""
+    is_overtaken: bool = False
+    """An operator gave an order while this member's question was under way."""
 
 
 class Ownership:
@@ -102,6 +106,8 @@ class Ownership:
                 ev.DrainRunner(partition, entry.epoch),
                 ev.MarkLock(partition, self.owner, entry.epoch, "draining", ""),
             ]
+        if entry.state is State.RELEASING:
+            entry.retry_at_ms = now_ms
         if entry.state is State.IDLE:
             del self._partitions[partition]
         return []
@@ -117,6 +123,13 @@ class Ownership:
                 return self._released(event, now_ms)
             case ev.RunnerStopped() | ev.RunnerFenced() | ev.RunnerHalted():
                 return self._runner_told(event, now_ms)
+            case ev.ControlReceived(messages):
+                return self._ordered(_news(messages, self._partitions), now_ms)
+            case ev.OrdersSeen(versions):
+                # After a failover that lost an order, the version in the lock is lower.
+                known = self._partitions
+                others = [p for p, version in versions.items() if p in known and version != known[p].ordered]
+                return self._ordered(others, now_ms)
         return []
 
     def _answered(self, event: ev.LocksAnswered, now_ms: int) -> list[ev.Effect]:
@@ -135,13 +148,16 @@ class Ownership:
             reply = event.replies.get(partition)
             match reply:
                 case Acquired():
-                    entry.state = step(entry.state, Trigger.GRANTED)
-                    entry.epoch = reply.epoch
-                    if entry.state is State.RUNNING:
-                        granted.append(partition)
-                        effects.append(ev.StartRunner(partition, self.owner, reply))
-                    else:
+                    entry.state = step(entry.state, Trigger.PAUSED if reply.is_paused else Trigger.GRANTED)
+                    entry.epoch, entry.ordered = reply.epoch, reply.ordered
+                    if entry.state is State.RELEASING:
                         entry.retry_at_ms = now_ms
+                    else:
+                        granted.append(partition)
+                    if entry.state is State.RUNNING:
+                        effects.append(ev.StartRunner(partition, self.owner, reply))
+                    if entry.is_overtaken:
+                        effects += self._ordered([partition], now_ms)
                 case Held() | Stale():
                     entry.state = step(entry.state, Trigger.REFUSED)
                     self._retry_later(entry, now_ms)
@@ -190,6 +206,30 @@ class Ownership:
                 entry.retry_at_ms = now_ms
             entry.told = entry.calling
 
+    # -- operators' orders -----------------------------------------------------------------------
+
+    def _ordered(self, partitions: Iterable[int], now_ms: int) -> list[ev.Effect]:
+        """Finish what is in hand and ask for the locks again: each answer says what the operator wants."""
+        effects: list[ev.Effect] = []
+        self._is_touched = True
+        for partition in partitions:
+            entry = self._partitions[partition]
+            entry.is_overtaken = entry.calling
+            if entry.calling or entry.state not in (State.RUNNING, State.HALTED, State.PAUSED):
+                continue
+            entry.state = step(entry.state, Trigger.ORDERED)
+            if entry.state is State.STOPPING:
+                effects.append(ev.DrainRunner(partition, entry.epoch))
+            else:
+                entry.retry_at_ms = now_ms
+        return effects
+
+    @property
+    def held(self) -> list[int]:
+        """The partitions whose lock this member holds and does not give back."""
+        held = (State.RUNNING, State.HALTED, State.PAUSED)
+        return [partition for partition, entry in self._partitions.items() if entry.state in held]
+
     def _runner_told(
         self, event: ev.RunnerStopped | ev.RunnerFenced | ev.RunnerHalted, now_ms: int
     ) -> list[ev.Effect]:
@@ -201,7 +241,11 @@ class Ownership:
         self._is_touched = True
         if isinstance(event, ev.RunnerHalted):
             entry.state = step(entry.state, Trigger.HALTED)
-            return [ev.MarkLock(partition, self.owner, epoch, "halted", event.reason)]
+            return (
+                []
+                if entry.state is State.STOPPING
+                else [ev.MarkLock(partition, self.owner, epoch, "halted", event.reason)]
+            )
         entry.cancel_at_ms = None
         if isinstance(event, ev.RunnerStopped):
             entry.state = step(entry.state, Trigger.STOPPED)
@@ -241,7 +285,7 @@ class Ownership:
                 effects.append(ev.CancelRunner(partition, entry.epoch))
             if entry.calling or entry.retry_at_ms is None or entry.retry_at_ms > now_ms:
                 continue
-            entry.calling, entry.retry_at_ms = True, None
+            entry.calling, entry.retry_at_ms, entry.is_overtaken = True, None, False
             if entry.state is State.RELEASING:
                 give_back[partition] = entry.epoch
             else:
@@ -282,3 +326,10 @@ class Ownership:
         del self._partitions[partition]
         if partition in self._desired:
             self._want(partition, now_ms)
+
+
+def _news(messages: Iterable[ControlMessage], known: Mapping[int, _Partition]) -> list[int]:
+    """Return the partitions that have an order which the last answer about the lock did not contain."""
+    orders = [message for message in messages if isinstance(message, OrderGiven)]
+    said = [pair for each in orders for pair in zip(each.partitions, each.versions, strict=False)]
+    return [p for p, version in said if p in known and version > known[p].ordered]

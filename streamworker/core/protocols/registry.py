@@ -15,7 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.control import (
+    ControlMessage,
+    GroupChanged,
+    OrderGiven,
+    PartitionsAcquired,
+    PartitionsReleased,
+)
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.claim.protocol import ClaimCore
 from streamworker.core.protocols.claim.settings import Claim
@@ -34,6 +40,10 @@ from streamworker.errors import ConfigurationError
 
 class Coordinator(Protocol):
     """The interface of a worker's part in one group."""
+
+    @property
+    def held(self) -> Sequence[int]:
+        """Return the partitions whose lock this worker holds and does not give back."""
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         """Handle one event; return the effects to execute, in this order."""
@@ -73,7 +83,7 @@ PROTOCOLS: Mapping[str, ProtocolEntry] = {
     )
 }
 
-_SHARED: tuple[type[ControlMessage], ...] = (GroupChanged, PartitionsReleased, PartitionsAcquired)
+_SHARED: tuple[type[ControlMessage], ...] = (GroupChanged, PartitionsReleased, PartitionsAcquired, OrderGiven)
 MESSAGES: dict[str, type[ControlMessage]] = {
     message.kind: message
     for messages in (_SHARED, *(entry.messages for entry in PROTOCOLS.values()))

@@ -125,7 +125,7 @@ ROLES = (
     ),
     Role(
         "operator",
-        "Runs commands: what a worker may, and `dead replay`, `dead drop`, `reset`, `doctor`.",
+        "Runs commands: what a worker may, and `dead replay`, `dead drop`, `pause`, `reset`, `doctor`.",
         "Delete a source entry, or a key but the membership document and the heartbeats; overwrite a stream; "
         "touch another app or the server.",
         _WORKER,

@@ -9,6 +9,7 @@ from typing import Any
 from streamworker.core.data.entries import EntryId
 from streamworker.core.events import MarkLock
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
+from streamworker.core.snapshot import PauseView
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, checked
@@ -34,12 +35,17 @@ class LockView:
     since_ms: int
     """When it was acquired, by the server's clock."""
     state: str
-    """``running``, ``draining``, ``halted``, or empty without an owner."""
+    """``running``, ``draining``, ``halted``, ``paused``, or empty without an owner."""
     reason: str
     gone: int
     """Source entries that another program deleted before the group had committed them."""
     reset: int
     """The epoch at which the checkpoint was last moved by hand; 0 if it never was."""
+    ordered: int = 0
+    """Version of the operators' orders."""
+    obeyed: int = 0
+    """The version that the last acquisition returned to its owner."""
+    pause: PauseView | None = None
 
 
 async def acquire_many(
@@ -71,10 +77,11 @@ async def acquire_many(
 
 def _acquire_reply(reply: Any) -> AcquireReply:
     match reply:
-        case [b"OK", epoch, checkpoint, entries, rows, log, gone, reset]:
+        case [b"OK", epoch, checkpoint, entries, rows, log, gone, reset, ordered, paused_at]:
             identity = log.decode("utf-8", "replace")
             counts = (int(entries), int(rows), identity, int(gone), whole(reset) or 0)
-            return Acquired(int(epoch), EntryId.parse(checkpoint), *counts)
+            orders = (whole(ordered) or 0, bool(paused_at))
+            return Acquired(int(epoch), EntryId.parse(checkpoint), *counts, *orders)
         case [b"HELD", owner, waited_ms]:
             return Held(owner.decode("utf-8", "replace"), int(waited_ms))
         case _:
@@ -162,6 +169,11 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
         reason=text(b"reason"),
         gone=number(b"gone"),
         reset=number(b"reset"),
+        ordered=number(b"ordered"),
+        obeyed=number(b"obeyed"),
+        pause=PauseView(number(b"paused_at"), text(b"paused_by"), text(b"paused_why"))
+        if b"paused_at" in fields
+        else None,
     )
 
 

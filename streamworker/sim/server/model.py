@@ -68,6 +68,8 @@ class RedisModel(Documents):
         self.overtaken = 0
         """Number of locks that a contender took from a live owner that did not release in time."""
         self.on_lock: Callable[[LockChange], None] = lambda _: None
+        self.on_paused: Callable[[int], None] = lambda _: None
+        """Called with a partition whose owner learns that it is paused."""
         self.on_held: Callable[[int], None] = lambda _: None
         self.on_commit: Callable[[int, Commit], None] = lambda _partition, _commit: None
 
@@ -100,7 +102,20 @@ class RedisModel(Documents):
         lock.generation = generation
         self._changed(partition, "acquire", owner, before)
         rows = sum(len(commit.rows) for commit in lock.log)
-        return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), 0, rows, lock.log_id)
+        lock.obeyed = lock.ordered
+        if lock.is_paused:
+            self.on_paused(partition)
+        orders = (lock.ordered, lock.is_paused)
+        return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), 0, rows, lock.log_id, 0, 0, *orders)
+
+    def order(self, partition: int, order: str) -> int | None:
+        """``order.lua``: return the new version; None if there is nothing to change."""
+        lock = self.locks[partition]
+        if not lock.log_id or (order == "resume" and not lock.is_paused):
+            return None
+        lock.is_paused = order == "pause" or (lock.is_paused and order != "resume")
+        lock.ordered = max(self.lock_ms, lock.ordered + 1)
+        return lock.ordered
 
     @property
     def lock_ms(self) -> int:

@@ -104,6 +104,11 @@ class ClaimCore:
         """Return the partitions whose entries belong to this worker."""
         return frozenset(self._claims)
 
+    @property
+    def held(self) -> list[int]:
+        """Return the partitions whose lock this worker holds and does not give back."""
+        return self._ownership.held
+
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order."""
         if self._phase is _Phase.GONE:
@@ -151,6 +156,7 @@ class ClaimCore:
                 for message in messages:
                     if isinstance(message, PartitionsReleased):
                         self._ownership.told(message.partitions, now_ms)
+                return self._ownership.handle(event, now_ms)
             case _:
                 if isinstance(event, ev.LocksAnswered):
                     self._stale.update(p for p, reply in event.replies.items() if isinstance(reply, Stale))

@@ -72,6 +72,11 @@ class LeaseCore:
         """Return what counts for the wait: the partitions that are owned, won, or being grabbed."""
         return self.owned.union(p for p in self._busy if self._leases[p].wait_for or self._leases[p].racing)
 
+    @property
+    def held(self) -> list[int]:
+        """Return the partitions whose lock this node holds and does not give back."""
+        return self._ownership.held
+
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order."""
         if self._phase is _Phase.GONE:
@@ -105,7 +110,7 @@ class LeaseCore:
             case ev.StopRequested():
                 return self._stop(now_ms)
             case ev.ControlReceived(messages):
-                return self._heard(messages, now_ms)
+                return self._heard(messages, now_ms) + self._ownership.handle(event, now_ms)
             case calls.LeasesChallenged():
                 if self._phase is _Phase.SIGNALLING:
                     self._phase = _Phase.GONE

@@ -64,6 +64,11 @@ class WorkerCore:
         """Return the newest version of the group that this worker knows."""
         return self._talk.membership
 
+    @property
+    def held(self) -> list[int]:
+        """Return the partitions whose lock this worker holds and does not give back."""
+        return self._ownership.held
+
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order.
 
@@ -123,6 +128,7 @@ class WorkerCore:
                 self._balancer.seen(event, self.membership)
             case ev.ControlReceived():
                 self._control(event, now_ms)
+                return self._ownership.handle(event, now_ms)
             case calls.HeartbeatDone():
                 return self._heartbeat(event, now_ms)
             case calls.PeersProbed(connected):

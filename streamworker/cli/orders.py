@@ -1,0 +1,147 @@
+"""``streamworker pause``, ``resume`` and ``retry``: orders to the owners of partitions, without a restart."""
+
+import getpass
+import os
+from collections.abc import Mapping
+from typing import Annotated
+
+import anyio
+import typer
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.support import ProcessorPath, connected, group_keys, run_async, say
+from streamworker.core.units import duration_ms
+from streamworker.core.words import name_of, runs
+from streamworker.errors import ConfigurationError
+from streamworker.importing import Selection, resolve_processor
+from streamworker.redisio.group.locks import LockView, read_locks
+from streamworker.redisio.group.orders import Given, Order, give_order
+from streamworker.tui.figures import counted
+
+POLL_S = 0.05
+DONE: dict[Order, str] = {"pause": "Paused", "resume": "Resumed", "retry": "Retried"}
+
+Partition = Annotated[
+    list[int] | None,
+    typer.Option("--partition", metavar="N", help="Only this partition; may be given several times."),
+]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for `status` and `history`.")]
+Wait = Annotated[
+    str, typer.Option("--wait", metavar="TIME", help="How long to wait until the workers have done it.")
+]
+
+
+def pause(
+    processor: ProcessorPath, partition: Partition = None, why: Why = "", wait: Wait = "10 seconds"
+) -> None:
+    """Let a processor start no more calls, until `resume`.
+
+    Calls that run are finished and committed. Partitions keep their owners, and a pause survives
+    restarts and rebalances. The command ends when the owner of each partition has confirmed it.
+
+    \b
+    Examples:
+      streamworker pause shop:price --why "the mail server moves"
+      streamworker pause shop:price --partition 3 --partition 4
+    """
+    run_async(_give, resolve_processor(processor), "pause", partition, why, wait)
+
+
+def resume(
+    processor: ProcessorPath, partition: Partition = None, why: Why = "", wait: Wait = "10 seconds"
+) -> None:
+    """Let a paused processor go on.
+
+    \b
+    Examples:
+      streamworker resume shop:price
+    """
+    run_async(_give, resolve_processor(processor), "resume", partition, why, wait)
+
+
+def retry(
+    processor: ProcessorPath, partition: Partition = None, why: Why = "", wait: Wait = "10 seconds"
+) -> None:
+    """Try again now what has failed: end the wait between two attempts, or restart a halted partition.
+
+    Calls that run are finished and committed before. Records that were handled and not committed may
+    be handled again, as after a rebalance.
+
+    \b
+    Examples:
+      streamworker retry shop:price --partition 7
+    """
+    run_async(_give, resolve_processor(processor), "retry", partition, why, wait)
+
+
+async def _give(
+    selection: Selection, order: Order, partitions: list[int] | None, why: str, wait: str
+) -> None:
+    spec = selection.processors[0]
+    keys, every = group_keys(spec), range(spec.stream.partitions)
+    wanted = sorted(set(partitions)) if partitions else list(every)
+    if wrong := [p for p in wanted if p not in every]:
+        raise typer.BadParameter(
+            f"{spec.stream.name} has partitions 0 to {len(every) - 1}, and not {runs(wrong)}.",
+            param_hint="--partition",
+        )
+    wait_s = duration_ms(wait, "--wait") / 1000
+    async with connected(selection.app) as backend:
+        given = await give_order(backend, keys, wanted, order, who=operator(), why=why)
+        if not given:
+            raise ConfigurationError(
+                f"{spec.name} has never run in these partitions, so there is nothing to {order}.",
+                remedy="Start a worker first, or look at `streamworker status`.",
+            )
+        news = {p: each for p, each in given.items() if each.is_new}
+        open_, locks = news, dict[int, LockView]()
+        with anyio.move_on_after(wait_s):
+            while open_:
+                read = await read_locks(backend, keys, list(news))
+                locks = {p: lock for p, lock in read.items() if isinstance(lock, LockView)}
+                open_ = {p: each for p, each in news.items() if not _is_obeyed(locks.get(p), each)}
+                await anyio.sleep(POLL_S if open_ else 0)
+    _tell(spec.name, order, news, open_, locks)
+
+
+def _is_obeyed(lock: LockView | None, given: Given) -> bool:
+    """Whether the owner has obeyed an order, or nobody owns the partition, and the next owner will."""
+    return lock is not None and (lock.obeyed >= given.version or not lock.owner)
+
+
+def _tell(
+    name: str,
+    order: Order,
+    news: Mapping[int, Given],
+    open_: Mapping[int, Given],
+    locks: Mapping[int, LockView],
+) -> None:
+    """Say what was done, and fail if not everything was."""
+    done = [p for p in news if p not in open_]
+    if not news:
+        say(f"No partition of {name} is paused.", error=True)
+        raise typer.Exit(ExitCode.FAILED)
+    if done:
+        say(f"{DONE[order]} {counted(len(done), 'partition')} of {name}: {runs(done)}.")
+    if free := [p for p in done if not locks[p].owner]:
+        say(f"Nobody owns {runs(free)} now; it holds for the worker that takes them.")
+    if order == "retry" and (paused := [p for p in done if locks[p].pause is not None]):
+        say(f"An operator has paused {runs(paused)}: it stays so until `streamworker resume`.")
+    for partition in open_:
+        lock = locks.get(partition)
+        owner = name_of(lock.owner) if lock is not None else "its owner"
+        say(
+            f"Partition {partition}: {owner} has not confirmed it yet: a call runs, or the worker is away. "
+            "The order stands, and is obeyed then.",
+            error=True,
+        )
+    if open_:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def operator() -> str:
+    """Return the name of the user who runs this command, for the record."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # A container may have a user without a name.
+        return f"uid {os.getuid()}"
