@@ -1,16 +1,16 @@
 """A record that cannot be handled.
 
-A worker calls the function up to `attempts` times, with exponential backoff. After that
-`on_error="halt"`, the default, stops this partition. `on_error="dead_letter"` finds the failing
-record by halving the batch, stores it as a dead letter in the same commit, and goes on; the other
-records keep their order. An entry that is not a record of the stream is treated in the same way.
+A worker calls a function that fails again, for ever, with exponential backoff: what heals goes on by itself.
+`errors=` says otherwise, for all errors or by their type. `DeadLetter` sets the failing record aside: the
+worker finds it by halving the batch, stores it as a dead letter in the same commit, and goes on; the other
+records keep their order. An entry that is not a record of the stream goes to the dead letters, too.
 """
 # prints: 9 payments booked, 1 dead letter
 
 import anyio
 import msgspec
 
-from streamworker import App
+from streamworker import App, DeadLetter, Retry
 from streamworker.testing import local_worker, quiet_logs
 
 app = App("bank")
@@ -24,7 +24,15 @@ class Payment(msgspec.Struct):
 payments = app.stream("payments", Payment, partitions=1)
 
 
-@app.processor(payments, batch=10, within=0.2, on_error="dead_letter", attempts=2, backoff=0.01)
+@app.processor(
+    payments,
+    batch=10,
+    within="200 milliseconds",
+    errors={
+        ConnectionError: Retry(),  # for ever: what comes after it waits
+        ValueError: Retry(attempts=2, backoff="10 milliseconds", then=DeadLetter()),
+    },
+)
 async def book(batch: list[Payment]) -> list[Payment]:
     print(f"asked to book {[payment.number for payment in batch]}")
     for payment in batch:

@@ -2,12 +2,14 @@
 
 from streamworker.app import App
 from streamworker.context import Context, Records
+from streamworker.core.policies import DeadLetter, Halt, Policy, Retry, Skip
 from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.units import Duration, Size
 from streamworker.declared import Processor
 from streamworker.errors import (
     ConfigurationError,
+    DecodeError,
     RecordError,
     StreamFull,
     StreamworkerError,
@@ -24,18 +26,24 @@ __all__ = [
     "Claim",
     "ConfigurationError",
     "Context",
+    "DeadLetter",
+    "DecodeError",
     "Duration",
+    "Halt",
     "Lease",
     "Override",
+    "Policy",
     "Precision",
     "Processor",
     "RecordCodec",
     "RecordError",
     "Records",
     "Resource",
+    "Retry",
     "Sent",
     "Settings",
     "Size",
+    "Skip",
     "Stream",
     "StreamFull",
     "StreamworkerError",

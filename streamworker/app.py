@@ -9,9 +9,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from streamworker.core.policies import Errors
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
+from streamworker.core.units import Duration
 from streamworker.declare import check_codec, check_whole, describe
 from streamworker.declared import Processor
 from streamworker.errors import ConfigurationError
@@ -165,13 +167,10 @@ class App(TableApp, Injecting, Pipelines):
         *,
         name: str | None = None,
         batch: int | None = None,
-        within: float = 0.05,
+        within: Duration = 0.05,
         batch_bytes: int = 4 * 1024 * 1024,
-        on_error: Literal["retry", "halt", "dead_letter", "skip"] = "halt",
-        attempts: int = 3,
-        backoff: float = 0.2,
-        backoff_max: float = 30.0,
-        timeout: float | None = None,
+        errors: Errors | None = None,
+        timeout: Duration | None = None,
         forward: bool | None = None,
         output: type | None = None,
         concurrency: int = 1,
@@ -190,19 +189,17 @@ class App(TableApp, Injecting, Pipelines):
         batch
             Maximum records in one call, for a function that takes a list.
         within
-            Seconds that a batch waits for more records once it has one.
+            How long a batch waits for more records once it has one.
         batch_bytes
             Maximum bytes of entries in one batch.
-        on_error
-            What happens when all ``attempts`` have failed. ``halt`` (``retry`` means the same): this
-            partition stops and reports it; the others continue. ``dead_letter``: the failing record goes
-            to the dead letters, the others continue in order. ``skip``: it is logged and passed over.
-        attempts
-            Calls for one record or batch before ``on_error`` applies.
-        backoff, backoff_max
-            Seconds before the second attempt, doubled for each further one; and the upper limit.
+        errors
+            What is done about a record whose handling fails: one policy (``Retry()``, ``DeadLetter()``,
+            ``Skip()``, ``Halt()``), or a mapping from exception types to policies, of which the nearest
+            class wins. None is ``Retry()``: for ever, with backoff up to a minute, in order. An entry that
+            cannot be decoded goes to the dead letters, unless the mapping names ``DecodeError``. See
+            docs/errors.md.
         timeout
-            Seconds that one call may take; a longer call counts as failed. None sets no limit: a call
+            How long one call may take; a longer call counts as failed. None sets no limit: a call
             that hangs is only reported, after ``max_processing_time_ms``. A ``def`` function cannot be
             interrupted: its thread keeps running, and its results are discarded.
         forward
@@ -234,10 +231,7 @@ class App(TableApp, Injecting, Pipelines):
                 batch=batch,
                 within=within,
                 batch_bytes=batch_bytes,
-                on_error=on_error,
-                attempts=attempts,
-                backoff=backoff,
-                backoff_max=backoff_max,
+                errors=errors,
                 timeout=timeout,
                 forward=forward,
                 output=output,

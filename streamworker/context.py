@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.policies import DeadLetter, Policy, Skip
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.packs import HEADER_PREFIX
 
@@ -86,6 +87,10 @@ class Call:
         records: Sequence[Any] = (),
     ) -> None:
         """Continue the call with other records, for a function that takes ``Records``."""
+        self.named = records
+        """Where ``ctx.skip`` looks for a record; a range of numbers where they are rows of columns."""
+        self.removed: dict[int, Policy] = {}
+        """What is done about the records that the function has named, by their index."""
         self.state = state
         self.attempt = attempt
         self.outputs: list[Any] = []
@@ -98,6 +103,12 @@ class Call:
         self.records = records
         self.__dict__.pop("entry_ids", None)
         self.__dict__.pop("headers", None)
+
+    def place_of(self, record: object) -> int | None:
+        """Return the index of a record of the call; a row of columns is named by its index."""
+        if isinstance(self.named, range):
+            return record if type(record) is int and record in self.named else None
+        return next((place for place, each in enumerate(self.named) if each is record), None)
 
     @cached_property
     def entry_ids(self) -> list[EntryId]:
@@ -134,7 +145,10 @@ class Context:
 
     Examples
     --------
-    >>> async def count(order: dict, ctx: Context) -> None:
+    >>> import msgspec
+    >>> class Order(msgspec.Struct):
+    ...     customer: str
+    >>> async def count(order: Order, ctx: Context) -> None:
     ...     ctx.state["seen"] = ctx.state.get("seen", 0) + 1
     ...     ctx.log.info("seen", entry=str(ctx.entry_id))
     """
@@ -275,12 +289,59 @@ class Context:
         RecordError
             If the call is over: it returned, timed out or was cancelled, or its records ended.
         """
+        self._check_open("forwarded a row")
+        self._call.outputs.append(row)
+
+    def skip(self, record: object, reason: str = "") -> None:
+        """Pass over one record of the call: it is logged, and committed with the others.
+
+        Parameters
+        ----------
+        record
+            The record as the function received it; in columns, the number of its row, from 0.
+        reason
+            Why, for the log.
+
+        Raises
+        ------
+        RecordError
+            If it is no record of the call, or the call is over.
+
+        Examples
+        --------
+        >>> import msgspec
+        >>> class Payment(msgspec.Struct):
+        ...     amount: int
+        >>> async def book(batch: list[Payment], ctx: Context) -> None:
+        ...     for payment in batch:
+        ...         if payment.amount == 0:
+        ...             ctx.skip(payment, "nothing to book")
+        """
+        self._set_aside(record, Skip(reason))
+
+    def dead_letter(self, record: object, reason: str = "") -> None:
+        """Send one record of the call to the dead letters, with the commit of the others.
+
+        Parameters and errors are those of :meth:`skip`.
+        """
+        self._set_aside(record, DeadLetter(reason))
+
+    def _set_aside(self, record: object, policy: Policy) -> None:
+        self._check_open("named a record")
+        place = self._call.place_of(record)
+        if place is None:
+            raise RecordError(
+                f"Processor {self.processor!r} named a record that is not of its call.",
+                remedy="Give ctx the record itself as the function received it, or the number of a row.",
+            )
+        self._call.removed[place] = policy
+
+    def _check_open(self, what: str) -> None:
         if self._call.is_over:
             raise RecordError(
-                f"Processor {self.processor!r} forwarded a row after its call was over.",
-                remedy="Forward before the function returns, while it has a record in hand.",
+                f"Processor {self.processor!r} {what} after its call was over.",
+                remedy="Do it before the function returns, while it has a record in hand.",
             )
-        self._call.outputs.append(row)
 
     def _only(self) -> Entry:
         entries = self._call.entries
@@ -307,6 +368,11 @@ def take_forwarded(contexts: Sequence[Context]) -> list[Any]:
     return forwarded
 
 
+def is_set_aside(contexts: Sequence[Context], record: object) -> bool:
+    """Return whether the function has named a record by ``ctx.skip`` or ``ctx.dead_letter``."""
+    return any(context._call.place_of(record) in context._call.removed for context in contexts)  # noqa: SLF001
+
+
 class Feed(Protocol):
     """The source of ``Records``: a partition's runner."""
 
@@ -324,13 +390,16 @@ class Records(Generic[T]):
 
     Examples
     --------
-    >>> async def totals(records: Records[dict]) -> None:
+    >>> import msgspec
+    >>> class Order(msgspec.Struct):
+    ...     customer: str
+    >>> async def totals(records: Records[Order]) -> None:
     ...     async for order in records:
     ...         print(order)
 
     In lists of at most 100 records, each of which waits at most a second for more:
 
-    >>> async def prices(records: Records[dict]) -> None:
+    >>> async def prices(records: Records[Order]) -> None:
     ...     async for batch in records.take(100, within=1):
     ...         print(len(batch))
     """

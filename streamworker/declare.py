@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from streamworker.context import Records
+from streamworker.core.policies import Errors, Policies
+from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError
 from streamworker.injection.parameters import Resource, label, read_parameters
-from streamworker.processors import FunctionMode, OnError, OrderedBy, ProcessorSpec, Start, StreamSpec, Takes
+from streamworker.processors import FunctionMode, OrderedBy, ProcessorSpec, Start, StreamSpec, Takes
 from streamworker.records import RecordCodec, RecordType
 from streamworker.redisio.keys import check_name
 
@@ -25,7 +27,6 @@ BATCH_DEFAULT = 500
 """Records in a batch if the function takes a list and no size is given."""
 ROWS_DEFAULT = 10_000
 """Rows in a batch if the function takes columns: a call then costs 10 ns a row."""
-ON_ERROR: tuple[str, ...] = ("halt", "dead_letter", "skip")
 CODECS: tuple[str, ...] = ("json", "msgpack", "fields", "arrow")
 ORDERED_BY: tuple[str, ...] = ("key", "none")
 STARTS: tuple[str, ...] = ("earliest", "latest")
@@ -40,13 +41,10 @@ def describe(
     *,
     name: str | None,
     batch: int | None,
-    within: float,
+    within: Duration,
     batch_bytes: int,
-    on_error: str,
-    attempts: int,
-    backoff: float,
-    backoff_max: float,
-    timeout: float | None,
+    errors: Errors | None,
+    timeout: Duration | None,
     forward: bool | None,
     output: type | None,
     concurrency: int = 1,
@@ -63,11 +61,13 @@ def describe(
     is_async = inspect.iscoroutinefunction(function)
     if mode is FunctionMode.STREAM and not is_async:
         raise _wrong(name, "takes Records, and is no async function.", "Write it as `async def`.")
-    _check_timeout(name, mode, timeout)
-    on_error = "halt" if on_error == "retry" else on_error
-    if on_error not in ON_ERROR:
-        raise _wrong(name, f"has on_error={on_error!r}.", f"Use one of: retry, {', '.join(ON_ERROR)}.")
-    for setting, value in (("batch", batch or 1), ("attempts", attempts), ("batch_bytes", batch_bytes)):
+    if timeout is not None and mode is FunctionMode.STREAM:
+        raise _wrong(
+            name,
+            f"has timeout={timeout!r}.",
+            "Leave it out: the one call of a function that takes Records lasts as long as the partition.",
+        )
+    for setting, value in (("batch", batch or 1), ("batch_bytes", batch_bytes)):
         if value < 1:
             raise _wrong(name, f"has {setting}={value}.", f"{setting} must be 1 or more.")
     _check_concurrency(name, mode, stream, concurrency, ordered_by)
@@ -87,13 +87,10 @@ def describe(
         takes_context=bool(parameters.context),
         batch=batch or (ROWS_DEFAULT if takes else BATCH_DEFAULT),
         takes=takes or "records",
-        within_ms=round(within * 1000),
+        within_ms=duration_ms(within, "within"),
         batch_bytes=batch_bytes,
-        on_error=cast(OnError, on_error),
-        attempts=attempts,
-        backoff_ms=round(backoff * 1000),
-        backoff_max_ms=round(backoff_max * 1000),
-        timeout_ms=None if timeout is None else round(timeout * 1000),
+        errors=_policies(name, errors),
+        timeout_ms=None if timeout is None else duration_ms(timeout, "timeout", least_ms=1),
         forward=forwards,
         output=_output_type(produced, stream, name) if forwards else None,
         concurrency=concurrency,
@@ -103,15 +100,11 @@ def describe(
     )
 
 
-def _check_timeout(name: str, mode: FunctionMode, timeout: float | None) -> None:
-    if timeout is not None and (mode is FunctionMode.STREAM or timeout <= 0):
-        raise _wrong(
-            name,
-            f"has timeout={timeout:g}.",
-            "Leave it out: the one call of a function that takes Records lasts as long as the partition."
-            if mode is FunctionMode.STREAM
-            else "timeout must be more than 0 seconds.",
-        )
+def _policies(name: str, errors: Errors | None) -> Policies:
+    try:
+        return Policies(errors)
+    except ConfigurationError as error:
+        raise _wrong(name, f"is declared wrongly: {error.message}", error.remedy) from None
 
 
 def _check_concurrency(

@@ -9,13 +9,13 @@ from enum import Enum
 from typing import Any, Literal
 
 from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.policies import Policies
 from streamworker.injection.middleware import Layer
 from streamworker.injection.parameters import Parameters
 from streamworker.records import RecordCodec, RecordType
 from streamworker.records.own import codec_name
 from streamworker.records.statetables import TableForm
 
-OnError = Literal["halt", "dead_letter", "skip"]
 Codec = Literal["json", "msgpack", "fields", "arrow"] | RecordCodec
 Start = Literal["earliest", "latest"]
 OrderedBy = Literal["key", "none"]
@@ -103,12 +103,8 @@ class ProcessorSpec:
     """How long a batch waits for more records once it has one."""
     batch_bytes: int
     """Maximum bytes of entries in one batch."""
-    on_error: OnError
-    """What happens to a record when all attempts have failed."""
-    attempts: int
-    backoff_ms: int
-    """Backoff before the second attempt; it doubles for each further attempt, with jitter."""
-    backoff_max_ms: int
+    errors: Policies
+    """What is done about a record whose handling fails."""
     forward: bool
     """Whether acked rows go to the acked log."""
     output: RecordType | None

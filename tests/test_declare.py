@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from streamworker import App, ConfigurationError, Context, Records
+from streamworker import App, ConfigurationError, Context, DecodeError, Records, Retry, Skip
 from streamworker.processors import FunctionMode
 
 
@@ -178,11 +178,13 @@ def takes_records(records: Records[Order]) -> None:
         (takes_something_else, {}, "number"),
         (takes_records, {}, "async"),
         (one, {"batch": 5}, "list\\[Order\\]"),
-        (one, {"attempts": 0}, "attempts"),
         (one, {"timeout": 0}, "timeout"),
         (all_of_them, {"timeout": 1.0}, "timeout"),
         (one, {"name": "a b"}, "a b"),
-        (one, {"on_error": "panic"}, "panic"),
+        (one, {"errors": "panic"}, "'one' .*errors='panic' is no policy"),
+        (one, {"errors": {"ValueError": Skip()}}, "the key 'ValueError'"),
+        (one, {"errors": {ValueError: Skip}}, "for ValueError"),
+        (one, {"errors": {DecodeError: Retry()}}, "retries DecodeError"),
         (one, {"concurrency": 0}, "concurrency=0"),
         (one, {"concurrency": 2.0}, "whole number"),
         (one, {"concurrency": 5_000}, "1000"),

@@ -111,7 +111,7 @@ def test_of_every_kind_of_key_is_said_what_a_stranger_can_do_to_it_and_what_hold
 
 ORDERS = """
 import msgspec
-from streamworker import App, Context
+from streamworker import App, Context, DeadLetter
 
 app = App("shop")
 
@@ -121,7 +121,7 @@ class Order(msgspec.Struct):
 
 orders = app.stream("orders", Order, key="customer", partitions=2)
 
-@app.processor(orders, on_error="dead_letter", attempts=1)
+@app.processor(orders, errors=DeadLetter())
 async def check(order: Order, ctx: Context) -> Order:
     ctx.state["last"] = order.amount
     if order.amount < 0:

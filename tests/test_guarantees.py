@@ -23,7 +23,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from streamworker import App, Context, StreamFull
+from streamworker import App, Context, DeadLetter, Halt, StreamFull
 from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.dev.server import EmbeddedServer
@@ -117,7 +117,7 @@ async def test_i3_order_holds_in_each_partition_and_for_each_key(redis_url: str)
     items = app.stream("items", Item, key="key", partitions=4)
     entries: dict[int, list[EntryId]] = defaultdict(list)
 
-    @app.processor(items, batch=7, within=0.01, on_error="dead_letter", attempts=1)
+    @app.processor(items, batch=7, within=0.01, errors=DeadLetter())
     async def keep(batch: list[Item], ctx: Context) -> list[Item]:
         if any(item.n % 10 == 3 for item in batch):
             raise ValueError("not this one")
@@ -182,7 +182,7 @@ async def test_i5_each_entry_of_the_log_follows_the_one_before(redis_url: str) -
     app = App("shop", redis_url=redis_url)
     items = app.stream("items", Item, partitions=1)
 
-    @app.processor(items, batch=5, within=0.01, on_error="dead_letter", attempts=1)
+    @app.processor(items, batch=5, within=0.01, errors=DeadLetter())
     async def some(batch: list[Item]) -> list[Item]:
         if any(item.n == 37 for item in batch):
             raise ValueError("not this one")
@@ -416,7 +416,7 @@ async def a_halted_partition_says_why(redis_url: str) -> None:
     app = App("halted", redis_url=redis_url)
     items = app.stream("items", Item, key="key", partitions=1, max_records=5)
 
-    @app.processor(items, attempts=1)
+    @app.processor(items, errors=Halt())
     async def keep(item: Item) -> Item:
         raise ValueError("cannot be booked")
 

@@ -136,7 +136,7 @@ def table(df):
     [
         ("async def price(batch: list[Order])", "async def price(batch: list[int])", ["int"]),
         ('key="customer"', 'key="custmer"', ["customer"]),
-        ("@app.processor(orders)", "@app.processor(orders, on_error='explode')", ["explode"]),
+        ("@app.processor(orders)", "@app.processor(orders, errors={ValueError: 'explode'})", ["explode"]),
         ("@app.processor(orders)", "@app.processor(orders, concurrency=8)", ["one record at a time"]),
         ('App("shop")', 'App("shop", heartbeat_interval_ms=5000)', ["dead_after_ms"]),
         ('App("shop")', 'App("shop", hartbeat=1)', ["hartbeat"]),

@@ -325,7 +325,7 @@ def _refuse_halted(snapshot: GroupSnapshot) -> None:
         if view.state == "halted":
             raise ProcessingError(
                 f"Partition {view.partition} of processor {snapshot.processor!r} halted: {view.reason}",
-                remedy='Let the function handle the record, or give the processor on_error="dead_letter".',
+                remedy="Let the function handle the record, or give its error a policy: docs/errors.md.",
             )
 
 

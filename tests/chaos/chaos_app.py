@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from streamworker import App, Context
+from streamworker import App, Context, DeadLetter
 from streamworker.errors import BackendError, BackendRefused, ProducerError, StreamFull
 from tests.chaos.history import Recorder, monotonic_ms
 
@@ -106,8 +106,7 @@ def make_app(environ: Mapping[str, str]) -> App:
 
     # Every other worker has it as a ``def`` function.
     function: Any = in_thread if environ["CHAOS_NAME"][-1] in "13579" else awaited
-    options: dict[str, Any] = {"on_error": "dead_letter", "attempts": 1, "backoff": 0.01}
-    app.processor(things, name=PROCESSOR, batch=BATCH, within=0.02, **options)(function)
+    app.processor(things, name=PROCESSOR, batch=BATCH, within=0.02, errors=DeadLetter())(function)
     return app
 
 

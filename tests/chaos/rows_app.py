@@ -44,8 +44,6 @@ def make_app(environ: Mapping[str, str]) -> App:
         items,
         batch=int(environ.get("ROWS_BATCH", "20")),
         within=0.01,
-        on_error="dead_letter",
-        attempts=1,
     )
     async def handled(batch: list[Item], ctx: Context) -> list[Item]:
         started = time.monotonic()

@@ -15,7 +15,7 @@ from tests.cli.terminal import Terminal
 
 SHOP = """
 import msgspec
-from streamworker import App
+from streamworker import App, DeadLetter
 
 app = App("shop")
 
@@ -33,7 +33,7 @@ orders = app.stream("orders", Order, key="customer", partitions=4)
 async def audit(order: Order) -> None: ...
 
 
-@app.processor(orders, batch=100, on_error="dead_letter", attempts=1, name="price")
+@app.processor(orders, batch=100, errors=DeadLetter(), name="price")
 async def pricing(batch: list[Order]) -> list[Order]:
     for order in batch:
         if order.amount < 0:

@@ -20,7 +20,7 @@ SHOP = """
 import logging
 import msgspec
 import structlog
-from streamworker import App
+from streamworker import App, DeadLetter, Halt
 
 app = App("shop", heartbeat_interval_ms=200, founding_pause_ms=0)
 
@@ -42,7 +42,7 @@ class Odd:
 orders = app.stream("orders", Order, key="customer", partitions=1)
 
 
-@app.processor(orders)
+@app.processor(orders, errors=Halt())
 async def audit(order: Order) -> None:
     said = order.customer
     logging.getLogger("shop").warning("by a name %s", said)
@@ -50,7 +50,7 @@ async def audit(order: Order) -> None:
     raise ValueError(f"customer {order.customer} is unknown")
 
 
-@app.processor(orders, on_error="dead_letter", attempts=1)
+@app.processor(orders, errors=DeadLetter())
 async def price(order: Order) -> None:
     raise ValueError(f"customer {order.customer} is unknown")
 """

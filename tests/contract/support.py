@@ -20,7 +20,7 @@ from streamworker.records.entries import StoredEntry
 from streamworker.redisio.admin import repair
 from streamworker.redisio.data import commit, streams
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
-from streamworker.redisio.data.commit import CommitReply, CommitRequest, DeadLetter
+from streamworker.redisio.data.commit import CommitReply, CommitRequest, DeadEntry
 from streamworker.redisio.group import locks, membership
 from streamworker.redisio.group.membership import HeartbeatReply, Renewal
 from streamworker.redisio.group.operation import Access
@@ -165,7 +165,7 @@ def request(
     partition: int = 0,
     rows: int = 0,
     state: Mapping[Any, bytes | None] | None = None,
-    dead: Sequence[DeadLetter] = (),
+    dead: Sequence[DeadEntry] = (),
     trim: bool = False,
     acked_limit: int = 0,
     acked_trim_rows: int = 0,

@@ -10,7 +10,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.errors import BackendRefused, RecordError
 from streamworker.redisio.data import commit
 from streamworker.redisio.data.ackedlog import decode_entry
-from streamworker.redisio.data.commit import CommitCode, DeadLetter
+from streamworker.redisio.data.commit import CommitCode, DeadEntry
 from streamworker.redisio.data.state import read_state
 from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.scripts import ARGS_MAX
@@ -186,7 +186,7 @@ async def test_state_and_dead_letters_are_part_of_the_commit(group: Group) -> No
     """State is set and deleted, and a dead letter carries its entry and why it was given up."""
     entries, lock = await group.begun(3)
     await group.commit(request(lock, entries[:1], state={"seen": b"1", "gone": b"x"}))
-    letter = DeadLetter(entries[1].id, {b"v": b"\xff\x00", b"h.a": b"b"}, "ValueError: no", 3)
+    letter = DeadEntry(entries[1].id, {b"v": b"\xff\x00", b"h.a": b"b"}, "ValueError: no", 3)
     await group.commit(
         request(
             lock, entries[1:2], previous=entries[0].id, state={"seen": b"\x002", "gone": None}, dead=[letter]
@@ -226,7 +226,7 @@ async def test_a_commit_of_thousands_of_states_and_letters_is_one_step(group: Gr
 async def test_a_dead_letter_with_too_many_fields_is_refused_here(group: Group) -> None:
     """It cannot be passed on by a script; the message names the entry."""
     entries, lock = await group.begun(1)
-    wide = DeadLetter(entries[0].id, {b"%d" % n: b"" for n in range(ARGS_MAX // 2)}, "no", 1)
+    wide = DeadEntry(entries[0].id, {b"%d" % n: b"" for n in range(ARGS_MAX // 2)}, "no", 1)
     with pytest.raises(RecordError, match=f"Entry {entries[0].id} has {ARGS_MAX // 2} fields"):
         await group.commit(request(lock, entries, dead=[wide]))
 
@@ -345,5 +345,5 @@ async def test_a_commit_that_adds_nothing_passes_under_full_memory(group: Group,
     assert full_memory.xlen(STREAM.events(0)) < 500
 
 
-def _letter(id: EntryId) -> DeadLetter:
-    return DeadLetter(id, {b"v": b"x"}, "ValueError", 1)
+def _letter(id: EntryId) -> DeadEntry:
+    return DeadEntry(id, {b"v": b"x"}, "ValueError", 1)

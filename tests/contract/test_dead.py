@@ -5,7 +5,7 @@ import pytest
 from streamworker.core.data.entries import EntryId
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data import dead, streams
-from streamworker.redisio.data.commit import DeadLetter
+from streamworker.redisio.data.commit import DeadEntry
 from tests.contract.support import GROUP, STREAM, Group, Raw, everything, request
 
 pytestmark = pytest.mark.anyio
@@ -15,7 +15,7 @@ async def bury(group: Group, partition: int = 0, count: int = 2) -> list[dead.St
     """Commit some entries as dead letters and return the letters."""
     entries = await group.send(count, partition)
     lock = await group.own(partition=partition)
-    letters = [DeadLetter(entry.id, entry.fields, f"ValueError: {entry.id}", 3) for entry in entries]
+    letters = [DeadEntry(entry.id, entry.fields, f"ValueError: {entry.id}", 3) for entry in entries]
     await group.commit(request(lock, entries, partition=partition, dead=letters))
     return await dead.list_dead(group.backend, GROUP, [partition])
 

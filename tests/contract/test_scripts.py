@@ -11,7 +11,7 @@ from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.redisio import scripts
 from streamworker.redisio.admin import repair
 from streamworker.redisio.data import commit, streams
-from streamworker.redisio.data.commit import CommitRequest, DeadLetter
+from streamworker.redisio.data.commit import CommitRequest, DeadEntry
 from streamworker.redisio.group import operations_claim, operations_lease
 from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Script
@@ -30,7 +30,7 @@ _COMMIT = CommitRequest(
     entries=1,
     batch=batch_of(2),
     state={"a": b"1", "b": None},
-    dead=[DeadLetter(EntryId(2, 0), {b"v": b"x"}, "no", 1)],
+    dead=[DeadEntry(EntryId(2, 0), {b"v": b"x"}, "no", 1)],
     trim=True,
     acked_trim_rows=1,
 )

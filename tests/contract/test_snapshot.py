@@ -9,7 +9,7 @@ from streamworker.core.control import PartitionsAcquired
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.events import MarkLock
 from streamworker.redisio.data import streams
-from streamworker.redisio.data.commit import DeadLetter
+from streamworker.redisio.data.commit import DeadEntry
 from streamworker.redisio.group import control, locks, membership
 from streamworker.redisio.snapshot import take_snapshot
 from tests.contract.support import GROUP, STREAM, Group, Raw, everything, register_reader, request
@@ -23,7 +23,7 @@ async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> Non
     _, changed = await group.join("a", "b", "c", "d", "e", partitions=4)
     entries = await group.send(10)
     lock = await group.own("a.1", generation=changed.generation)
-    letter = DeadLetter(entries[0].id, {b"v": b"x"}, "no", 1)
+    letter = DeadEntry(entries[0].id, {b"v": b"x"}, "no", 1)
     await group.commit(request(lock, entries[:4], owner="a.1", rows=40, dead=[letter]))
     await group.own("b.1", 1, generation=changed.generation)
     marked = await group.own("c.1", 2, generation=changed.generation)

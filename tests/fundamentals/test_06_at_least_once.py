@@ -5,7 +5,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from streamworker import App, Context
+from streamworker import App, Context, Retry
 from streamworker.testing import local_worker
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,7 @@ async def test_a_call_that_fails_is_made_again_and_its_result_is_there_once(redi
     payments = app.stream("payments", Payment, partitions=1)
     attempts: list[int] = []
 
-    @app.processor(payments, batch=10, within=0.2, attempts=3, backoff=0.01)
+    @app.processor(payments, batch=10, within=0.2, errors=Retry(attempts=3, backoff=0.01))
     async def book(batch: list[Payment], ctx: Context) -> list[Payment]:
         attempts.append(ctx.attempt)
         ctx.state["calls"] = ctx.state.get("calls", 0) + 1

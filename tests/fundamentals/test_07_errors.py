@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from streamworker import App, Context, StreamworkerError
+from streamworker import App, Context, DeadLetter, Halt, Retry, Skip, StreamworkerError
 from streamworker.testing import local_worker
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ async def test_by_default_one_partition_halts_and_says_why_while_others_go_on(re
     payments = app.stream("payments", Payment, key="account", partitions=8)
     booked: list[str] = []
 
-    @app.processor(payments, attempts=2, backoff=0.01)
+    @app.processor(payments, errors=Retry(attempts=2, backoff=0.01))
     async def book(payment: Payment) -> Payment:
         must_be_positive([payment])
         booked.append(payment.account)
@@ -67,7 +67,7 @@ async def test_a_halted_partition_goes_on_when_the_function_was_put_right(redis_
     payments = app.stream("payments", Payment, partitions=1)
     fixed = False
 
-    @app.processor(payments, attempts=1)
+    @app.processor(payments, errors=Halt())
     async def book(payment: Payment) -> Payment:
         if not fixed:
             must_be_positive([payment])
@@ -88,7 +88,7 @@ async def test_a_dead_letter_leaves_the_batch_and_the_rest_keeps_its_order(redis
     app = App("bank", redis_url=redis_url)
     payments = app.stream("payments", Payment, partitions=1)
 
-    @app.processor(payments, batch=100, within=0.2, on_error="dead_letter", attempts=1)
+    @app.processor(payments, batch=100, within=0.2, errors=DeadLetter())
     async def book(batch: list[Payment]) -> list[Payment]:
         must_be_positive(batch)
         return batch
@@ -110,7 +110,7 @@ async def test_an_entry_that_is_no_record_takes_the_same_road(redis_url: str) ->
     payments = app.stream("payments", Payment, key="account", partitions=1)
     untyped = careless.stream("payments", Untyped, key="account", partitions=1)
 
-    @app.processor(payments, on_error="dead_letter", attempts=3)
+    @app.processor(payments, errors=Retry(attempts=3, then=DeadLetter()))
     async def book(payment: Payment) -> Payment:
         return payment
 
@@ -130,7 +130,7 @@ async def test_skip_passes_over_and_retry_is_the_chance_before(redis_url: str) -
     app = App("bank", redis_url=redis_url)
     payments = app.stream("payments", Payment, partitions=1)
 
-    @app.processor(payments, on_error="skip", attempts=3, backoff=0.01)
+    @app.processor(payments, errors=Retry(attempts=3, backoff=0.01, then=Skip()))
     async def book(payment: Payment, ctx: Context) -> Payment:
         if payment.account == "moody" and ctx.attempt < 3:
             raise ConnectionError("try again")

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from streamworker import App, Context, RecordError
+from streamworker import App, Context, RecordError, Retry
 from streamworker.testing import local_worker
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ async def test_totals_count_each_record_once_though_calls_fail(redis_url: str) -
     deposits = app.stream("deposits", Deposit, key="account", partitions=2)
     calls = 0
 
-    @app.processor(deposits, attempts=5, backoff=0.001)
+    @app.processor(deposits, errors=Retry(attempts=5, backoff=0.001))
     async def balances(deposit: Deposit, ctx: Context) -> Balance:
         nonlocal calls
         calls += 1

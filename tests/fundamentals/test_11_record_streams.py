@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from streamworker import App, Context, Records
+from streamworker import App, Context, Records, Retry
 from streamworker.testing import local_worker
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +59,7 @@ async def test_after_an_error_the_function_begins_again_with_the_first_record_th
     readings = app.stream("readings", Reading, partitions=1)
     given: list[int] = []
 
-    @app.processor(readings, attempts=3, backoff=0.01)
+    @app.processor(readings, errors=Retry(attempts=3, backoff=0.01))
     async def fragile(records: Records[Reading], ctx: Context) -> None:
         async for reading in records:
             given.append(reading.value)

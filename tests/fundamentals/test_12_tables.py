@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from streamworker import App, ConfigurationError, RecordError, Records
+from streamworker import App, ConfigurationError, RecordError, Records, Retry
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 
@@ -30,7 +30,7 @@ async def test_totals_count_each_record_once_though_calls_fail(redis_url: str) -
     totals = app.table("totals", Total)
     calls = 0
 
-    @app.processor(deposits, batch=7, attempts=5, backoff=0.001, tables=[totals])
+    @app.processor(deposits, batch=7, errors=Retry(attempts=5, backoff=0.001), tables=[totals])
     async def balances(batch: list[Deposit]) -> None:
         nonlocal calls
         calls += 1

@@ -18,7 +18,7 @@ from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio import scripts
 from streamworker.redisio.admin.repair import _log_keys, group_keys
-from streamworker.redisio.data.commit import CommitRequest, DeadLetter, commit_call
+from streamworker.redisio.data.commit import CommitRequest, DeadEntry, commit_call
 from streamworker.redisio.data.streams import Append, Headers, Payload, append_call
 from streamworker.redisio.group import operations_claim, operations_lease
 from streamworker.redisio.group.protocols import SCRIPTS
@@ -148,7 +148,7 @@ def commits(t: Transcript) -> None:
     """Each reply of commit.lua, and all that it writes."""
     t.add(1, 9)
     _, epoch, *_ = t.acquire("w1", 7)
-    letter = DeadLetter(EntryId(3, 0), {b"v": b"\xff"}, "no", 2)
+    letter = DeadEntry(EntryId(3, 0), {b"v": b"\xff"}, "no", 2)
     t.commit(epoch, 0, 3, rows=4, state={"a": b"1", "b": b"2"}, dead=[letter])
     t.commit(epoch, 0, 3, rows=4, state={"a": b"1", "b": b"2"}, dead=[letter])
     t.commit(epoch, 3, 5, owner="w2")

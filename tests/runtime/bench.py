@@ -16,6 +16,7 @@ from streamworker.context import Context, Records
 from streamworker.core.data.entries import EntryId
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
+from streamworker.core.policies import Halt
 from streamworker.declare import describe
 from streamworker.processors import ProcessorSpec, StreamSpec
 from streamworker.records import RecordType
@@ -183,10 +184,7 @@ class Bench:
             "batch": None,
             "within": 0.0,
             "batch_bytes": 4 * 1024 * 1024,
-            "on_error": "halt",
-            "attempts": 1,
-            "backoff": 0.01,
-            "backoff_max": 0.02,
+            "errors": Halt(),
             "timeout": None,
             "forward": None,
             "output": None,

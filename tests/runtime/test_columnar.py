@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from streamworker import DeadLetter, DecodeError, Halt, Policy, Retry, Skip
 from streamworker.context import Context, Records
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import ConfigurationError
@@ -186,7 +187,12 @@ async def test_the_poison_row_leaves_and_all_others_are_forwarded_in_order(redis
         picky.__annotations__ = {"rows": kind, "return": None}
         await send(desk, 80)
         batch = None if kind is Order else 40
-        spec = desk.spec(picky, batch=batch, on_error="dead_letter", forward=True, attempts=2)
+        spec = desk.spec(
+            picky,
+            batch=batch,
+            errors=Retry(attempts=2, backoff=0.01, then=DeadLetter()),
+            forward=True,
+        )
         await desk.start(spec)
         await desk.until_committed(80)
         forwarded = [row["number"] for row in await desk.rows(Order)]
@@ -202,10 +208,10 @@ async def test_the_poison_row_leaves_and_all_others_are_forwarded_in_order(redis
         assert [row["number"] for row in await desk.rows(Order)] == [*forwarded, 34]
 
 
-@pytest.mark.parametrize("on_error", ["halt", "dead_letter", "skip"])
+@pytest.mark.parametrize("policy", [Halt(), DeadLetter(), Skip()])
 @pytest.mark.parametrize("kind", [pa.RecordBatch, list[Order], Order])
 async def test_an_entry_that_holds_no_rows_takes_the_road_of_its_policy(
-    redis_url: str, kind: Any, on_error: str
+    redis_url: str, kind: Any, policy: Policy
 ) -> None:
     """One whose bytes were changed, and one that another program wrote."""
     async with columns(redis_url) as desk:
@@ -217,8 +223,8 @@ async def test_an_entry_that_holds_no_rows_takes_the_road_of_its_policy(
         await desk.add_raw(b'{"number":1}')
         await send(desk, 10, first=10)
         seen: list[int] = []
-        running = await desk.start(desk.spec(taking(kind, seen), on_error=on_error))
-        if on_error == "halt":
+        running = await desk.start(desk.spec(taking(kind, seen), errors={DecodeError: policy}))
+        if isinstance(policy, Halt):
             assert "does not match its CRC" in await running.halts()
             assert seen == list(range(10))
             return
@@ -226,7 +232,7 @@ async def test_an_entry_that_holds_no_rows_takes_the_road_of_its_policy(
         await running.drained()
         assert seen == list(range(20))
         errors = [fields[b"error"] for fields in await desk.dead()]
-        assert len(errors) == (2 if on_error == "dead_letter" else 0)
+        assert len(errors) == (2 if isinstance(policy, DeadLetter) else 0)
         assert not errors or (b"CRC" in errors[0] and b"no field 'n'" in errors[1])
 
 
@@ -241,7 +247,7 @@ async def test_a_row_that_is_no_record_leaves_alone(redis_url: str, kind: Any, b
         await append_many(desk.backend, desk.stream_keys, [Append(0, "x", 1, 0, [entry], pack="arrow")])
         await send(desk, 10, first=10)
         seen: list[int] = []
-        await desk.start(desk.spec(taking(kind, seen), on_error="dead_letter", forward=True))
+        await desk.start(desk.spec(taking(kind, seen), errors=DeadLetter(), forward=True))
         await desk.until_committed(20)
         good = [n for n in range(20) if n not in bad]
         assert seen == good
@@ -276,7 +282,7 @@ async def test_a_record_of_a_json_stream_that_has_no_column_is_its_poison(redis_
     async with bench(redis_url) as desk:
         seen: list[int] = []
         await desk.producer.send_many([Order(1), Order(2**70), Order(3)])
-        await desk.start(desk.spec(taking(pa.Table, seen), on_error="dead_letter"))
+        await desk.start(desk.spec(taking(pa.Table, seen), errors=DeadLetter()))
         await desk.until_committed(3)
         assert seen == [1, 3]
         assert len(await desk.dead()) == 1
@@ -338,7 +344,7 @@ async def test_state_and_outputs_of_an_entrys_rows_stand_or_fall_together(redis_
             return Priced(order.number, float(ctx.state["total"]))
 
         await send(desk, 20)
-        await desk.start(desk.spec(total, attempts=2))
+        await desk.start(desk.spec(total, errors=Retry(attempts=2)))
         await desk.until_committed(20)
         last = EntryId.parse((await desk.ids())[-1])
         assert ids[-20:] == [EntryId(last.ms, last.seq - behind) for behind in range(19, -1, -1)]
@@ -370,7 +376,7 @@ async def test_a_drain_between_two_calls_commits_what_is_done_and_nothing_behind
             raise ValueError("never")
         seen.extend(rows["number"].to_pylist())
 
-    options: dict[str, Any] = {"batch": 10, "attempts": 1000, "backoff": 5.0, "backoff_max": 5.0}
+    options: dict[str, Any] = {"batch": 10, "errors": Retry(backoff=5)}
     async with handling(redis_url, stuck, 50, **options) as (desk, running):
         with anyio.fail_after(10):
             await failing.wait()

@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamworker import App
+from streamworker import App, DeadLetter, Halt
 
 app = App("ends")
 atexit.register(Path("said").write_text, "goodbye")
@@ -48,11 +48,11 @@ async def cancelled():
     await asyncio.sleep(0)
 
 
-@app.processor(lines, on_error="dead_letter", attempts=1)
+@app.processor(lines, errors=DeadLetter())
 FUNCTION
 """
 
-ONE_BY_ONE = APP.replace('on_error="dead_letter"', "batch=1")
+ONE_BY_ONE = APP.replace("DeadLetter()", "Halt()")
 """An app that halts at what fails."""
 
 CANCELLED = """
@@ -236,7 +236,9 @@ def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
     redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker
 ) -> None:
     """A call that took too long cannot be interrupted; the worker leaves, and ends, without it."""
-    write_app("ends", ONE_BY_ONE.replace("FUNCTION", SLEEPY).replace("attempts=1", "attempts=1, timeout=0.2"))
+    write_app(
+        "ends", ONE_BY_ONE.replace("FUNCTION", SLEEPY).replace("errors=Halt()", "errors=Halt(), timeout=0.2")
+    )
     worker = spawn("run", "ends:app")
     wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
     _send(redis_url, "x")

@@ -8,6 +8,7 @@ import anyio
 import msgspec
 import pytest
 
+from streamworker import DeadLetter, Retry, Skip
 from streamworker.context import Context, Records
 from streamworker.runtime.run.runner import StopReason
 from tests.helpers import wait_for_async
@@ -41,20 +42,19 @@ def failing_at(*poison: int) -> tuple[Each, list[int]]:
 async def test_a_failing_record_halts_the_partition_and_what_came_before_is_committed(
     redis_url: str, mode: str
 ) -> None:
-    """Nothing of the failed call is acked; the reason names the entry and the exception."""
+    """A batch is halved until the record is found; the reason names its entry and the exception."""
     handle, seen = failing_at(25)
     async with bench(redis_url) as desk:
         await desk.send(range(40))
-        running = await start(desk, mode, handle, attempts=3)
+        running = await start(desk, mode, handle, errors=Retry(attempts=3))
         await running.halts()
         ids = await desk.ids()
-        good = 20 if mode in ("batch", "stream") else 25
-        assert await desk.committed() == good
-        assert await numbers(desk) == list(range(good))
-        assert len(await desk.rows()) == (40 if mode == "stream" else good)
-        assert seen.count(25) == 3
+        assert await desk.committed() == 25
+        assert await numbers(desk) == list(range(25))
+        assert len(await desk.rows()) == (50 if mode == "stream" else 25)
+        assert seen.count(25) == 3 if mode in ("record", "thread", OVERLAPPING) else seen.count(25) > 6
         (reason,) = running.halted
-        assert ids[25 if good == 25 else 20] in reason
+        assert ids[25] in reason
         assert "ValueError: cannot price 25" in reason and "3 attempts" in reason
         assert "test_errors.py" in reason
         assert desk.budget.used == 0
@@ -68,7 +68,7 @@ async def test_draining_during_a_pause_between_attempts_gives_up_the_call(redis_
     handle, seen = failing_at(3)
     async with bench(redis_url) as desk:
         await desk.send(range(4))
-        running = await start(desk, mode, handle, attempts=5, backoff=60.0, backoff_max=60.0)
+        running = await start(desk, mode, handle, errors=Retry(attempts=5, backoff=60.0, backoff_max=60.0))
         await wait_for_async(lambda: 3 in seen, "the first attempt has failed")
         with anyio.fail_after(20):  # less than the shortest pause
             stopped = await running.drained()
@@ -87,7 +87,7 @@ async def test_each_pause_between_attempts_is_longer_than_the_one_before(redis_u
 
     async with bench(redis_url) as desk:
         await desk.send([0])
-        running = await start(desk, mode, handle, attempts=3, backoff=0.1, backoff_max=1.0)
+        running = await start(desk, mode, handle, errors=Retry(attempts=3, backoff=0.1, backoff_max=1.0))
         await wait_for_async(lambda: bool(running.halted), "all attempts were made")
         assert at[1] - at[0] >= 0.05
         assert at[2] - at[1] >= 0.1
@@ -104,7 +104,7 @@ async def test_poison_goes_to_the_dead_letters_and_the_rest_goes_on_in_order(
     handle, _ = failing_at(3, 4, 17, 39)
     async with bench(redis_url) as desk:
         await desk.send(range(40))
-        await start(desk, mode, handle, on_error="dead_letter", attempts=2)
+        await start(desk, mode, handle, errors=Retry(attempts=2, then=DeadLetter()))
         await desk.until_committed(40)
         good = [n for n in range(40) if n not in (3, 4, 17, 39)]
         assert await numbers(desk) == good
@@ -128,7 +128,7 @@ async def test_the_poison_of_a_batch_is_found_with_few_calls(redis_url: str) -> 
     async with bench(redis_url) as desk:
         desk.gate.close()
         await desk.send(range(64))
-        running = await desk.start(desk.spec(price, batch=64, on_error="dead_letter", attempts=2))
+        running = await desk.start(desk.spec(price, batch=64, errors=Retry(attempts=2, then=DeadLetter())))
         await wait_for_async(lambda: running.runner.intake.buffer.waiting == 64, "the whole batch waits")
         desk.gate.open()
         await desk.until_committed(64)
@@ -151,7 +151,7 @@ async def test_effects_of_failing_calls_are_dropped_and_those_of_the_rest_kept(
 
     async with bench(redis_url) as desk:
         await desk.send(range(20))
-        running = await start(desk, mode, add, on_error="skip", attempts=2)
+        running = await start(desk, mode, add, errors=Retry(attempts=2, then=Skip()))
         await desk.until_committed(20)
         await running.drained()
         stored = await desk.backend.execute("HGET", desk.keys.state(0), "sum")
@@ -173,7 +173,7 @@ async def test_a_row_without_an_arrow_form_is_an_error_of_its_record(redis_url: 
 
     async with bench(redis_url) as desk:
         await desk.send(range(20))
-        await start(desk, mode, price, on_error="dead_letter", attempts=2)
+        await start(desk, mode, price, errors=Retry(attempts=2, then=DeadLetter()))
         await desk.until_committed(20)
         assert await numbers(desk) == [n for n in range(20) if n != 7]
         ids = await desk.ids()
@@ -251,7 +251,7 @@ async def test_a_stream_processor_that_asks_for_nothing_halts(redis_url: str) ->
     async def price(records: Records[Order]) -> None: ...
 
     async with bench(redis_url) as desk:
-        running = await desk.start(desk.spec(price, on_error="skip", attempts=2))
+        running = await desk.start(desk.spec(price, errors=Retry(attempts=2, then=Skip())))
         assert "without asking for a record" in await running.halts()
 
 
@@ -282,7 +282,9 @@ async def test_an_error_that_passes_is_not_poison(redis_url: str) -> None:
             raise ConnectionError("not now")
         return [Priced(order.number, 1.0) for order in batch]
 
-    async with handling(redis_url, price, range(16), batch=16, on_error="dead_letter", attempts=3) as (
+    async with handling(
+        redis_url, price, range(16), batch=16, errors=Retry(attempts=3, then=DeadLetter())
+    ) as (
         desk,
         _,
     ):

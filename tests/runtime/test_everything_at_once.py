@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from streamworker import DeadLetter, Retry
 from streamworker.context import Context, Records
 from tests.chaos.proxy import proxied
 from tests.runtime.bench import Bench, Order, Priced, bench, handler
@@ -82,10 +83,7 @@ async def test_every_good_record_comes_out_once_in_order_and_every_bad_one_is_a_
     """Rows, dead letters and state are exactly what they would be without any trouble."""
     trouble = Trouble(seed * 31 + len(mode))
     options: dict[str, Any] = {
-        "on_error": "dead_letter",
-        "attempts": 2,
-        "backoff": 0.001,
-        "backoff_max": 0.002,
+        "errors": Retry(attempts=2, backoff=0.001, backoff_max=0.002, then=DeadLetter()),
     }
     if mode == "batch":
         options["batch"] = trouble.rng.randrange(1, 40)

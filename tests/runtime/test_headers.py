@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import pytest
 
-from streamworker import App, Context, Records
+from streamworker import App, Context, DeadLetter, Records
 from streamworker.redisio.data import dead
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -72,9 +72,7 @@ async def test_each_record_has_its_own_headers_and_so_has_its_dead_letter(redis_
     """Batches cut the entries; what is replayed has its headers again."""
     app, desk = App("shop", redis_url=redis_url), Desk()
     orders = app.stream("orders", Order, partitions=1, key="number")
-    app.processor(orders, name="book", on_error="dead_letter", attempts=1, **OPTIONS[mode])(
-        desk.of_mode(mode)
-    )
+    app.processor(orders, name="book", errors=DeadLetter(), **OPTIONS[mode])(desk.of_mode(mode))
     sent = {n: {"trace": f"t{n}", "raw": "ä"} if n % 3 else {} for n in range(60)}
     async with app, anyio.create_task_group() as tasks:
         for n, headers in sent.items():
@@ -102,9 +100,7 @@ async def test_an_entry_that_cannot_be_read_is_one_dead_letter_that_says_why(
     app, desk = App("shop", redis_url=redis_url), Desk()
     desk.is_cured = True
     orders = app.stream("orders", Order, partitions=1, key="number")
-    app.processor(orders, name="book", on_error="dead_letter", attempts=1, **OPTIONS[mode])(
-        desk.of_mode(mode)
-    )
+    app.processor(orders, name="book", errors=DeadLetter(), **OPTIONS[mode])(desk.of_mode(mode))
     async with app, Backend.open(redis_url, name="test") as backend:
         await orders.send_many([Order(n) for n in range(20)])
         with opened(redis_url) as raw:

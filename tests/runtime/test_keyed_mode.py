@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from streamworker import App
+from streamworker import App, DeadLetter, Policy, Retry, Skip
 from streamworker.context import Context
 from streamworker.runtime.run.modes.keyed import WINDOW_MIN
 from streamworker.runtime.run.runner import StopReason
@@ -226,7 +226,7 @@ async def test_a_key_waits_for_another_attempt_and_the_others_go_on(redis_url: s
             raise ConnectionError("not now")
         return Priced(order.number, 1.0)
 
-    options: dict[str, Any] = {"concurrency": 2, "attempts": 3, "backoff": 0.2, "backoff_max": 0.2}
+    options: dict[str, Any] = {"concurrency": 2, "errors": Retry(attempts=3, backoff_max=0.2)}
     async with handling(redis_url, price, range(12), keys=4, **options) as (desk, _):
         await wait_for_async(lambda: (11, 1) in calls, "the other keys are done")
         assert (2, 2) not in calls and await desk.committed() <= 2
@@ -249,7 +249,9 @@ async def test_the_first_record_that_fails_for_good_halts_the_partition(redis_ur
             raise ValueError("cannot price 6 either")
         return Priced(order.number, 1.0)
 
-    async with handling(redis_url, price, range(400), concurrency=5, attempts=2, backoff=0.05) as (
+    async with handling(
+        redis_url, price, range(400), concurrency=5, errors=Retry(attempts=2, backoff=0.05)
+    ) as (
         desk,
         running,
     ):
@@ -278,8 +280,8 @@ async def test_the_first_in_order_is_to_blame_whichever_failed_first(redis_url: 
         assert await desk.committed() == 2
 
 
-@pytest.mark.parametrize("on_error", ["dead_letter", "skip"])
-async def test_poison_is_taken_out_and_its_key_goes_on(redis_url: str, on_error: str) -> None:
+@pytest.mark.parametrize("then", [DeadLetter(), Skip()])
+async def test_poison_is_taken_out_and_its_key_goes_on(redis_url: str, then: Policy) -> None:
     """Dead letters are in the order of the source, whichever failed first."""
     poison = (3, 4, 17, 23, 39)
 
@@ -289,14 +291,14 @@ async def test_poison_is_taken_out_and_its_key_goes_on(redis_url: str, on_error:
             raise ValueError(f"cannot price {order.number}")
         return Priced(order.number, 1.0)
 
-    async with handling(redis_url, price, range(40), concurrency=10, on_error=on_error, attempts=2) as (
+    async with handling(redis_url, price, range(40), concurrency=10, errors=Retry(attempts=2, then=then)) as (
         desk,
         _,
     ):
         await desk.until_committed(40)
         assert await numbers_of(desk) == [n for n in range(40) if n not in poison]
         ids, dead = await desk.ids(), await desk.dead()
-        taken_out = poison if on_error == "dead_letter" else ()
+        taken_out = poison if isinstance(then, DeadLetter) else ()
         assert [letter[b"id"].decode() for letter in dead] == [ids[n] for n in taken_out]
         assert all(letter[b"attempts"] == b"2" for letter in dead)
 
@@ -315,7 +317,7 @@ async def test_a_record_whose_key_cannot_be_told_is_not_handled(redis_url: str) 
 
     async with bench(redis_url) as desk:
         await desk.send(range(6), KEYS)
-        spec = desk.spec(price, concurrency=4, on_error="dead_letter")
+        spec = desk.spec(price, concurrency=4, errors=Retry(attempts=3, then=DeadLetter()))
         await desk.start(replace(spec, stream=replace(spec.stream, key=key)))
         await desk.until_committed(6)
         errors = [letter[b"error"] for letter in await desk.dead()]
@@ -360,7 +362,7 @@ async def test_the_state_is_refused_and_left_as_it_is(redis_url: str, use: str) 
     async with bench(redis_url) as desk:
         await desk.backend.execute("HSET", desk.keys.state(0), "sum", msgspec.msgpack.encode(7))
         await desk.send(range(3), KEYS)
-        running = await desk.start(desk.spec(price, concurrency=4, on_error="skip", attempts=3))
+        running = await desk.start(desk.spec(price, concurrency=4, errors=Retry(attempts=3, then=Skip())))
         await wait_for_async(lambda: bool(running.halted), "the partition halts, and skips nothing")
         assert await desk.committed() == 0
         assert "'price' uses ctx.state, and has concurrency=4" in running.halted[0]
@@ -515,9 +517,7 @@ async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, s
         await desk.send(range(count), keys=30)
         options: dict[str, Any] = {
             "concurrency": 12,
-            "attempts": 3,
-            "on_error": "dead_letter",
-            "backoff": 0.001,
+            "errors": Retry(attempts=3, backoff=0.001, then=DeadLetter()),
         }
         turn = 0
         while await desk.committed() < count:

@@ -8,7 +8,7 @@ import pytest
 import redis
 import structlog
 
-from streamworker import App, Records
+from streamworker import App, DeadLetter, Halt, Policy, Records
 from streamworker.errors import ConfigurationError
 from streamworker.records import RecordType
 from streamworker.records.codecs import CODECS
@@ -93,10 +93,10 @@ async def test_only_the_group_whose_letter_it_was_gets_a_replayed_record(
     IS_CURED.clear()
     app = App("shop", redis_url=redis_url)
     orders = app.stream("orders", Order, partitions=1, codec=codec)
-    policies: dict[str, Any] = {"book": "dead_letter", "audit": "dead_letter", "late": "halt"}
-    for name, on_error in policies.items():
+    policies: dict[str, Policy] = {"book": DeadLetter(), "audit": DeadLetter(), "late": Halt()}
+    for name, policy in policies.items():
         function = of_mode(mode, name)
-        app.processor(orders, name=name, on_error=on_error, attempts=1, **OPTIONS[mode])(function)
+        app.processor(orders, name=name, errors=policy, **OPTIONS[mode])(function)
     keys, audit = GroupKeys("shop", "orders", "book"), GroupKeys("shop", "orders", "audit")
 
     async def send(*them: int) -> None:

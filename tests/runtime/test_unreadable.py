@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from streamworker import App, Processor, Stream
+from streamworker import App, Halt, Processor, Stream
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.testing import local_worker
 from tests.helpers import until_shown, wait_for_async
@@ -72,7 +72,7 @@ async def test_a_partition_that_halted_while_it_was_unreadable_stays_shown_as_ha
     items = app.stream("items", Item, partitions=1)
     called, may_fail = asyncio.Event(), asyncio.Event()
 
-    @app.processor(items, attempts=1)
+    @app.processor(items, errors=Halt())
     async def keep(item: Item) -> Item:
         called.set()
         await may_fail.wait()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from streamworker import App, Records
+from streamworker import App, Halt, Records, Retry
 from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
@@ -218,7 +218,7 @@ async def test_a_halted_partition_is_named_and_its_reason_stays(redis_url: str) 
     async def take(item: Item) -> None:
         raise ValueError("no such customer")
 
-    async with scene(redis_url, take, attempts=1) as seen:
+    async with scene(redis_url, take, errors=Halt()) as seen:
         line = await seen.stalled()
         assert "it is halted" in line["waits_for"]
         assert "no such customer" in line["waits_for"]
@@ -233,7 +233,7 @@ async def test_a_record_between_two_attempts_is_named_as_that(redis_url: str) ->
     async def take(item: Item) -> None:
         raise ValueError("not yet")
 
-    how: dict[str, Any] = {"attempts": 3, "backoff": 5.0}
+    how: dict[str, Any] = {"errors": Retry(backoff=5)}
     async with scene(redis_url, take, **how) as seen:
         assert (await seen.stalled())["waits_for"] == "its next attempt, after a failed one"
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
-from streamworker import App, Context, Records
+from streamworker import App, Context, DeadLetter, DecodeError, Halt, Policy, Records, Skip
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.runtime.run import committer
@@ -316,7 +316,7 @@ async def working(
     app = App("shop", redis_url=url)
     app.settings = replace(app.settings, **(changed or {}))
     stream = app.stream("items", mode.record, partitions=1, **mode.stream)
-    options = {"on_error": "dead_letter", "attempts": 1, **mode.options, **given}
+    options = {"errors": DeadLetter(), **mode.options, **given}
     app.processor(stream, name="handle", **options)(mode.function)
     with opened(url) as raw:
         async with app:
@@ -410,22 +410,23 @@ WAYS = {
         "arrow, def",
     )
 }
+HALTS = {DecodeError: Halt(), Exception: Halt()}
 PLACES = {"first": [0], "in the middle": [3], "last": [6], "two": [0, 3], "alone": [0]}
 
 
-@pytest.mark.parametrize("on_error", ["halt", "dead_letter", "skip"])
+@pytest.mark.parametrize("policy", [Halt(), DeadLetter(), Skip()])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_entry_that_is_no_record_is_an_error_of_its_own_wherever_it_stands(
-    way: str, place: str, on_error: str, redis_url: str
+    way: str, place: str, policy: Policy, redis_url: str
 ) -> None:
     """What comes before it is done; status, log and lock name its id where it halts the partition."""
     bad = PLACES[place]
     count = 1 if place == "alone" else 7
     entries: list[Item | bytes] = [BAD if number in bad else Item(number) for number in range(count)]
     with capture_logs() as logs, opened(redis_url) as raw:
-        async with working(redis_url, WAYS[way], entries, on_error=on_error) as (worker, ids):
-            if on_error == "halt":
+        async with working(redis_url, WAYS[way], entries, errors={DecodeError: policy}) as (worker, ids):
+            if isinstance(policy, Halt):
                 reason = (await until_shown(worker, is_halted)).reason
                 assert reason.startswith(f"entry {ids[bad[0]]} failed: DecodeError: ")
                 assert raw.hmget(KEYS.lock(0), "state", "reason") == [b"halted", reason.encode()]
@@ -436,7 +437,7 @@ async def test_an_entry_that_is_no_record_is_an_error_of_its_own_wherever_it_sta
                 await worker.until_drained()
                 good = [number for number in range(count) if number not in bad]
             dead = [(str(letter.entry_id), letter.attempts) for letter in await worker.dead_letters("handle")]
-            assert dead == ([(ids[number], 0) for number in bad] if on_error == "dead_letter" else [])
+            assert dead == ([(ids[number], 0) for number in bad] if isinstance(policy, DeadLetter) else [])
             assert [found["number"] for found in await worker.rows("handle")] == good
     assert not [log for log in logs if log["event"] in ("runner_failed", "commit_refused")]
 
@@ -456,7 +457,7 @@ async def test_a_halted_partition_goes_on_when_the_entry_that_it_halted_at_is_de
         entries = [Item(number, "SystemExit" if number == POISON else "") for number in range(COUNT)]
     changed = {"trim_interval_ms": 50}
     with opened(redis_url) as raw, capture_logs() as logs:
-        async with working(redis_url, WAYS[way], entries, changed, on_error="halt") as (worker, ids):
+        async with working(redis_url, WAYS[way], entries, changed, errors=HALTS) as (worker, ids):
             await until_shown(worker, is_halted)
             epoch = raw.hget(KEYS.lock(0), "epoch")
             await asyncio.sleep(0.3)
@@ -481,7 +482,7 @@ async def test_a_halted_partition_stays_as_it_is_while_nobody_answers_for_its_en
 
     monkeypatch.setattr(committer, "range_entries", unanswered)
     entries = [Item(1, "SystemExit")]
-    async with working(redis_url, MODES["record"], entries, {"trim_interval_ms": 20}, on_error="halt") as (
+    async with working(redis_url, MODES["record"], entries, {"trim_interval_ms": 20}, errors=Halt()) as (
         worker,
         _,
     ):

@@ -30,7 +30,7 @@ from tests.helpers import WorkerProcess, wait_for
 
 SHOP = """
 import msgspec
-from streamworker import App
+from streamworker import App, DeadLetter
 
 app = App("shop")
 
@@ -40,7 +40,7 @@ class Order(msgspec.Struct):
 
 orders = app.stream("orders", Order, key="customer", partitions=2)
 
-@app.processor(orders, on_error="dead_letter", attempts=1)
+@app.processor(orders, errors=DeadLetter())
 async def price(order: Order) -> Order:
     if order.amount < 0:
         raise ValueError("negative")

@@ -14,7 +14,7 @@ import pytest
 import redis
 from typer.testing import Result
 
-from streamworker import App, Context
+from streamworker import App, Context, DeadLetter
 from streamworker.core.control import GroupChanged
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Membership
@@ -119,7 +119,7 @@ def shop_app(url: str, coordination: str = "membership") -> App:
     app = App("shop", redis_url=url, coordination=coordination)
     orders = app.stream("orders", Order, key="customer", partitions=4)
 
-    @app.processor(orders, on_error="dead_letter", attempts=1)
+    @app.processor(orders, errors=DeadLetter())
     async def price(order: Order, ctx: Context) -> Order:
         ctx.state["last"] = order.amount
         if order.amount < 0:

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from streamworker import App, Context
+from streamworker import App, Context, DeadLetter, Halt
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.dead import replay_dead
 from streamworker.redisio.keys import GroupKeys
@@ -130,7 +130,7 @@ async def test_a_dead_letter_that_is_replayed_is_handled_and_was_not_sent_again(
     orders = app.stream("orders", Order, key="customer", partitions=1)
     repaired = False
 
-    @app.processor(orders, on_error="dead_letter", attempts=1)
+    @app.processor(orders, errors=DeadLetter())
     async def book(order: Order) -> Order:
         if order.amount < 0 and not repaired:
             raise ValueError("a negative amount")
@@ -155,7 +155,7 @@ async def test_a_wait_in_vain_says_what_was_seen_last(url: str) -> None:
     app = App("shop")
     orders = app.stream("orders", Order, partitions=1)
 
-    @app.processor(orders, attempts=1)
+    @app.processor(orders, errors=Halt())
     async def book(order: Order) -> None:
         if order.amount < 0:
             raise ValueError("a negative amount")

@@ -43,7 +43,7 @@ class CommitCode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadEntry:
     """An entry that its processor gave up on, to be added to the dead letters of its partition."""
 
     entry_id: EntryId
@@ -80,7 +80,7 @@ class CommitRequest:
     """Keyed state to set, by its name, or by a table and a key; a value of None deletes the field."""
     tables: Mapping[str, int] = field(default_factory=dict)
     """The processor's tables, and how many ms each keeps a value; 0 for ever."""
-    dead: Sequence[DeadLetter] = ()
+    dead: Sequence[DeadEntry] = ()
     trim: bool = False
     """Whether to drop source entries that every group has committed."""
     acked_limit: int = 0
@@ -186,14 +186,14 @@ def _names(keys: GroupKeys, p: int, *tables: str) -> tuple[str, ...]:
     return *named, *keys.tables(p, tables)
 
 
-def _letter_fields(letter: DeadLetter) -> list[Argument]:
+def _letter_fields(letter: DeadEntry) -> list[Argument]:
     flat: list[Argument] = ["id", str(letter.entry_id), "error", letter.error, "attempts", letter.attempts]
     for name, value in letter.fields.items():
         flat += (b"f." + name, value)
     if len(flat) > ARGS_MAX:
         raise RecordError(
             f"Entry {letter.entry_id} has {len(letter.fields)} fields, too many for a dead letter.",
-            remedy=f"An entry may have {ARGS_MAX // 2 - 4} fields; skip it with on_error='skip'.",
+            remedy=f"An entry may have {ARGS_MAX // 2 - 4} fields; let the processor skip it.",
         )
     return flat
 

@@ -10,9 +10,9 @@ import asyncio
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from streamworker.context import Call, Context, IdsOf, Place
 from streamworker.core.data.entries import Entry
+from streamworker.core.policies import Policy
 from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.injection.middleware import around
 from streamworker.processors import FunctionMode, ProcessorSpec
@@ -42,6 +43,8 @@ class Effects:
 
     outputs: Sequence[Any] = ()
     changes: Changes | None = None
+    removed: Mapping[int, Policy] | None = None
+    """What is done about records that the function named, by their index in the call."""
 
 
 NOTHING = Effects()
@@ -187,6 +190,7 @@ class Invoker:
             return self._effects(await function(argument), (), None, records)
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)
+        call.named = self._named(records)
         context = Context(self.place, call)
         arguments = (argument, context) if spec.takes_context else (argument,)
         if not spec.is_async:
@@ -199,7 +203,7 @@ class Invoker:
         finally:
             call.is_over = True
             view.close()
-        return self._effects(result, call.outputs, view.changes, records)
+        return self._effects_of_call(result, call, view.changes, records)
 
     def call_here(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
@@ -210,14 +214,32 @@ class Invoker:
             return self._effects(function(argument), (), None, records)
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)
+        call.named = self._named(records)
         try:
             result = function(argument, Context(self.place, call))
         finally:
             call.is_over = True
             view.close()
-        return self._effects(result, call.outputs, view.changes, records)
+        return self._effects_of_call(result, call, view.changes, records)
 
     # -- what it returned ----------------------------------------------------------------------
+
+    def _effects_of_call(
+        self, result: Any, call: Call, changes: Changes | None, records: Sequence[Any]
+    ) -> Effects:
+        """Return the effects of a call with a context."""
+        if not call.removed:
+            return self._effects(result, call.outputs, changes, records)
+        kept = self._without(records, call.removed)
+        return replace(self._effects(result, call.outputs, changes, kept), removed=call.removed)
+
+    def _named(self, records: Sequence[Any]) -> Sequence[Any]:
+        """Return what the function names its records by, for ``ctx.skip``."""
+        return records
+
+    def _without(self, records: Sequence[Any], removed: Mapping[int, Policy]) -> Sequence[Any]:
+        """Return the records except those at these indexes."""
+        return [record for place, record in enumerate(records) if place not in removed]
 
     def _effects(
         self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]

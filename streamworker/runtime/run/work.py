@@ -10,7 +10,7 @@ from streamworker.core.data.entries import Entry, EntryId
 from streamworker.records.entries import id_at, size_of
 from streamworker.records.rows import first_id, records_in
 from streamworker.redisio.data.ackedlog import AckedBatch
-from streamworker.redisio.data.commit import DeadLetter
+from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.state import Changes
 
 
@@ -24,7 +24,7 @@ class Work:
     rows: pa.RecordBatch | None = None
     packed: AckedBatch | None = None
     """``rows`` in encoded form, if the commit can use it as it is."""
-    dead: list[DeadLetter] = field(default_factory=list)
+    dead: list[DeadEntry] = field(default_factory=list)
     state: Changes = field(default_factory=dict)
     holds_rows: bool = False
     """Whether the entries are those of a stream of columns."""

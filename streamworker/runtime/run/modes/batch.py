@@ -19,7 +19,9 @@ class _Part:
 
     rows: list[pa.RecordBatch] = field(default_factory=list)
     poison: list[tuple[Entry, Failed]] = field(default_factory=list)
-    """Records that failed for good."""
+    """Records that failed for good, or that the function set aside."""
+    halts: tuple[Entry, Failed] | None = None
+    """The record at which the partition halts; nothing after it was handled."""
 
 
 class BatchMode(Mode):
@@ -39,7 +41,7 @@ class BatchMode(Mode):
         entries, decoded = self._decode(entries)
         records, bad = decoded.records, decoded.bad
         halted = ""
-        end = next((place for place in bad if self.halts(bad[place])), len(entries))
+        end = next((place for place in bad if self.halts(Failed(bad[place], 0))), len(entries))
         if end < len(entries):
             halted = self.reason([entries[end]], Failed(bad[end], 0))
             whole = entries = entries[:end]
@@ -49,12 +51,19 @@ class BatchMode(Mode):
         part = _Part(poison=[(entries[place], Failed(bad[place], 0)) for place in bad if place < end])
         if part.poison:
             good = [place for place in range(end) if place not in bad]
-            stopped = await self._run([entries[p] for p in good], [records[p] for p in good], part)
+            done = await self._run([entries[p] for p in good], [records[p] for p in good], part)
         else:
-            stopped = await self._run(entries, records, part)
-        if stopped is not None:
+            done = await self._run(entries, records, part)
+        if part.halts is not None:
+            at, failed = part.halts
+            halted = self.reason([at], failed)
+            # A commit takes whole entries. Rows of an entry before the one that halts it have no commit.
+            done = self._count(entries) == len(entries) and entries[0].id < at.id
+            whole = [entry for entry in whole if entry.id < at.id]
+            part.poison = [(entry, failed) for entry, failed in part.poison if entry.id < at.id]
+        if not done:
             self.state.drop_group()
-            return stopped
+            return halted
         work = Work(entries=whole, rows=joined(part.rows), holds_rows=self.invoker.ids_of is not None)
         work.packed = None if part.poison else self.invoker.packed(entries, records, part.rows)
         for entry, failed in sorted(part.poison, key=lambda each: each[0].id):
@@ -77,66 +86,66 @@ class BatchMode(Mode):
         """Return the records from ``start`` to ``end``, as entries and what they hold."""
         return entries[start:end], records[start:end]
 
-    async def _run(self, entries: Sequence[Entry], records: list[Any], part: _Part) -> str | None:
-        """Handle the records of a batch; None if they are done.
-
-        Otherwise return why the partition halts, or an empty text if the batch was given up.
-        """
+    async def _run(self, entries: Sequence[Entry], records: list[Any], part: _Part) -> bool:
+        """Handle the records of a batch; return whether they are done, up to the one that halts."""
         if not entries:
-            return None
-        outcome = await self._call(entries, records, self.spec.attempts, part)
-        if isinstance(outcome, Failed) and self.halts(outcome.error):
-            return self.reason(entries, outcome)
-        if isinstance(outcome, Failed) and self._count(entries) > 1:
-            return await self._search(entries, records, part)
-        if isinstance(outcome, Failed):
-            part.poison.append((entries[0], outcome))
-        return "" if outcome is None else None
+            return True
+        outcome = await self._call(entries, records, part)
+        if not isinstance(outcome, Failed):
+            return outcome is not None
+        if self._count(entries) > 1:
+            return await self._search(entries, records, part, outcome.attempts)
+        self._found(entries[0], outcome, part)
+        return True
 
-    async def _search(self, entries: Sequence[Entry], records: list[Any], part: _Part) -> str | None:
-        """Handle a failing batch by halves; the result is that of :meth:`_run`.
+    async def _search(self, entries: Sequence[Entry], records: list[Any], part: _Part, before: int) -> bool:
+        """Handle a failing batch by halves, after so many attempts at the whole; the result is as of `_run`.
 
-        A slice of several records gets one attempt. A single record gets as many attempts as a batch,
-        because it is removed after the last.
+        A slice of several records gets one attempt, unless its error has more than the whole had. A single
+        record gets all its attempts: until now another one may have failed before its turn came.
         """
         search = Halving(self._count(entries))
-        while (bounds := search.next()) is not None:
-            start, end = bounds
-            limit = 1 if end - start > 1 else self.spec.attempts
-            its, values = self._slice(entries, records, start, end)
-            outcome = await self._call(its, values, limit, part, quiet=True)
+        while part.halts is None and (bounds := search.next()) is not None:
+            its, values = self._slice(entries, records, *bounds)
+            is_one = bounds[1] - bounds[0] == 1
+            outcome = await self._call(its, values, part, 0 if is_one else before)
             if outcome is None:
-                return ""
+                return False
             if isinstance(outcome, Failed):
-                if end - start == 1:
-                    part.poison.append((its[0], outcome))
+                if is_one:
+                    self._found(its[0], outcome, part)
                 search.failed()
             else:
                 search.succeeded()
-        return None
+        return True
+
+    def _found(self, entry: Entry, failed: Failed, part: _Part) -> None:
+        if self.halts(failed):
+            part.halts = entry, failed
+        else:
+            part.poison.append((entry, failed))
 
     async def _call(
-        self,
-        entries: Sequence[Entry],
-        records: list[Any],
-        limit: int,
-        part: _Part,
-        *,
-        quiet: bool = False,
+        self, entries: Sequence[Entry], records: list[Any], part: _Part, before: int = 0
     ) -> Effects | Failed | None:
         rows: pa.RecordBatch | None = None
+        made = 0
 
         async def call(attempt: int) -> Effects:
-            nonlocal rows
+            nonlocal rows, made
+            made = attempt
             effects = await self.invoker.call_batch(entries, records, attempt)
             # Rows that cannot be converted to Arrow are an error of this call, not of the commit.
             rows = self.invoker.to_rows(effects.outputs)
             return effects
 
-        outcome = await self.attempts(call, entries, limit, quiet=quiet)
+        outcome = await self.attempts(call, entries, before=before)
         if isinstance(outcome, Effects):
             if outcome.changes:
                 self.state.keep(outcome.changes)
             if rows is not None:
                 part.rows.append(rows)
+            for place, policy in (outcome.removed or {}).items():
+                its, _ = self._slice(entries, records, place, place + 1)
+                part.poison.append((its[0], Failed(policy, made)))
         return outcome

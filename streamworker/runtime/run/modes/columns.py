@@ -16,21 +16,22 @@ halves, and its dead letter holds that row alone.
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from streamworker.context import Context, Place, show_only, take_forwarded
+from streamworker.context import Context, Place, is_set_aside, show_only, take_forwarded
 from streamworker.core.data.batching import BatchLimits, Halving
 from streamworker.core.data.entries import Entry
+from streamworker.core.policies import Policy
 from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.processors import FunctionMode, ProcessorSpec, Takes
 from streamworker.records.rows import bounds, cut, ids_of_rows, rows_in
 from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import alone, as_it_came, unpacked
-from streamworker.redisio.data.commit import DeadLetter
+from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.modes import Failed
@@ -92,7 +93,8 @@ class ColumnsInvoker(Invoker):
                 for entry, item in zip(entries, records, strict=True)
                 for row, record in enumerate(item)
             ]
-            return await self._call(pairs, entries, (), attempt)
+            rows = [record for _, record in pairs]
+            return await self._call(pairs, entries, rows, attempt)
         if self.spec.takes == "records":
             rows = [record for item in records for record in item]
             return await self._call(rows, entries, rows, attempt)
@@ -125,9 +127,19 @@ class ColumnsInvoker(Invoker):
 
         return each if is_async else each_here
 
+    def _named(self, records: Sequence[Any]) -> Sequence[Any]:
+        return records if self.spec.takes == "records" else range(records[0].num_rows)
+
+    def _without(self, records: Sequence[Any], removed: Mapping[int, Policy]) -> Sequence[Any]:
+        if self.spec.takes == "records":
+            return super()._without(records, removed)
+        (batch,) = records
+        return (batch.filter(pa.array([row not in removed for row in range(batch.num_rows)])),)
+
     def _rows_of_one(self, result: Any, context: Sequence[Context], record: Any) -> Sequence[Any]:
         """Return the rows that a call with one record of several forwards."""
-        return super()._effects(result, take_forwarded(context), None, (record,)).outputs
+        kept = () if is_set_aside(context, record) else (record,)
+        return super()._effects(result, take_forwarded(context), None, kept).outputs
 
     # -- what it returned ----------------------------------------------------------------------
 
@@ -228,7 +240,7 @@ class RowsMode(BatchMode):
         wide = {
             place
             for place, error in decoded.bad.items()
-            if rows_in(entries[place]) > 1 and error is not NOT_OURS and not self.halts(error)
+            if rows_in(entries[place]) > 1 and error is not NOT_OURS and not self.halts(Failed(error, 0))
         }
         if not wide:
             return entries, decoded
@@ -274,7 +286,7 @@ class RowsMode(BatchMode):
             at += len(item)
         return parts, items
 
-    def removed(self, entry: Entry, failed: Failed) -> list[DeadLetter]:
+    def removed(self, entry: Entry, failed: Failed) -> list[DeadEntry]:
         """Remove a row or an entry: its dead letter holds its rows alone."""
         return super().removed(
             entry if failed.error is NOT_OURS else replace(entry, fields=alone(entry)), failed

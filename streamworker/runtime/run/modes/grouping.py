@@ -16,7 +16,7 @@ import anyio
 from streamworker.core.data.entries import Entry
 from streamworker.errors import RecordError, in_words
 from streamworker.records.entries import joined_entries
-from streamworker.redisio.data.commit import DeadLetter
+from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.invoke import NOTHING, Effects
 from streamworker.runtime.run.modes.modes import Mode
 from streamworker.runtime.run.state import Changes
@@ -70,7 +70,7 @@ class GroupingMode(Mode):
         entries: Sequence[Entry],
         outputs: Sequence[Any] = (),
         changes: Changes | None = None,
-        dead: Sequence[DeadLetter] = (),
+        dead: Sequence[DeadEntry] = (),
     ) -> None:
         """Count entries as done, with their effects. Safe from a worker thread."""
         with self._lock:
@@ -81,6 +81,11 @@ class GroupingMode(Mode):
             self._work.dead += dead
             if changes:
                 self.state.keep(changes)
+
+    def add_done(self, entries: Sequence[Entry], effects: Effects, attempt: int = 1) -> None:
+        """Count the entries of a successful call as done."""
+        dead = self.set_aside(entries, effects, attempt) if effects.removed else ()
+        self.add(entries, effects.outputs, effects.changes, dead)
 
     def begin_row(self, entries: Sequence[Entry], start: int) -> None:
         """Begin a row of entries that are handled in order from an index on; see :meth:`add_next`."""
@@ -93,8 +98,12 @@ class GroupingMode(Mode):
         if effects is NOTHING:
             self._row_end += 1
             return
+        dead: Sequence[DeadEntry] = ()
+        if effects.removed:
+            dead = self.set_aside(self._row[self._row_end : self._row_end + 1], effects, 1)
         with self._lock:
             self._row_end += 1
+            self._work.dead += dead
             self._work.outputs += effects.outputs
             if effects.changes:
                 self.state.keep(effects.changes)

@@ -21,9 +21,10 @@ from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.core.data.window import Window
-from streamworker.redisio.data.commit import DeadLetter
+from streamworker.core.policies import Halt, Retry
+from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.run.invoke import as_error, failure
+from streamworker.runtime.run.invoke import as_error
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
 from streamworker.runtime.run.state import NoState
@@ -52,7 +53,7 @@ class _InHand:
     """Why the entry has no record or no key; the function is not called for it then."""
     attempt: int = 0
     outputs: Sequence[Any] = ()
-    dead: Sequence[DeadLetter] = ()
+    dead: Sequence[DeadEntry] = ()
 
 
 class KeyedMode(GroupingMode):
@@ -189,13 +190,15 @@ class KeyedMode(GroupingMode):
                 # be too late: other records of the key would be done already.
                 self.invoker.to_rows(effects.outputs)
         except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-            failed = Failed(failure(raised), hand.attempt)
+            failed = self.failed(raised, hand.attempt)
             self._ends(place)
-            self.note_failure([hand.entry], failed, self.spec.attempts)
+            self.note_failure([hand.entry], failed)
             self._failed(place, hand, failed)
             return
         self._ends(place)
         hand.outputs = effects.outputs
+        if effects.removed:
+            hand.dead = self.set_aside([hand.entry], effects, hand.attempt)
         self._finish(place)
 
     def _ends(self, place: int) -> None:
@@ -206,11 +209,12 @@ class KeyedMode(GroupingMode):
         """Retry a record whose attempt failed, halt, or remove the record."""
         # A function that uses ctx.state fails for each record: halt, and do not skip them all.
         misused = isinstance(self.state, NoState) and self.state.was_used
-        if 0 < failed.attempts < self.spec.attempts and not misused:
+        policy = Halt() if misused else self.policy(failed)
+        if isinstance(policy, Retry):
             assert self._calls is not None
             self._window.defer(place)
-            self._calls.start_soon(self._again, place, self.pause_ms(failed.attempts))
-        elif self.halts(failed.error) or misused:
+            self._calls.start_soon(self._again, place, self.pause_ms(policy, failed.attempts))
+        elif isinstance(policy, Halt):
             self._window.abandon(place)
             if self._halted is None or place < self._halted[0]:
                 self._halted = (place, self.reason([hand.entry], failed))
@@ -242,7 +246,7 @@ class KeyedMode(GroupingMode):
             return
         entries: list[Entry] = []
         outputs: list[Any] = []
-        dead: list[DeadLetter] = []
+        dead: list[DeadEntry] = []
         for place in range(self._gathered, self._gathered + count):
             hand = self._in_hand.pop(place)
             entries.append(hand.entry)

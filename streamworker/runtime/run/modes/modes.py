@@ -3,14 +3,14 @@
 The rules for errors are the same in all modes:
 
 - A call fails if it raises (anything, see ``invoke.failure``), times out or returns rows of another type.
-  The rows that it forwarded and the state that it stored are dropped. The mode retries it, up to
-  ``attempts`` times, with backoff.
-- After the last attempt ``on_error`` decides. ``halt``: the mode commits what came before, commits nothing
-  of the failed call, and stops the partition. ``dead_letter`` and ``skip``: the mode finds the records that
-  make the call fail by halving the batch, and removes them in the commit of the rest, which stays in order.
-- An entry that cannot be decoded is handled by the same ``on_error``, without retries: it would fail each
-  time.
-- An entry that is replayed for another group counts as done without a call, whatever ``on_error`` says.
+  The rows that it forwarded and the state that it stored are dropped. The policy of its error decides
+  whether the mode calls the function again, after a pause.
+- After the last attempt the mode finds the records that make the call fail by halving the batch. What
+  follows applies to each of them alone. ``DeadLetter`` and ``Skip`` remove it in the commit of the rest,
+  which stays in order. ``Halt``: the mode commits what came before the record, and stops the partition.
+- A policy that the function raises about its one record decides about that record.
+- An entry that cannot be decoded is not tried again: it would fail each time.
+- An entry that is replayed for another group counts as done without a call.
 - On a cancel, and on a drain during a backoff, the mode gives up the call: nothing is acked.
 """
 
@@ -22,8 +22,11 @@ from itertools import accumulate, islice
 
 from streamworker.core.data.entries import Entry
 from streamworker.core.pauses import pause_ms
+from streamworker.core.policies import CHOICES, Halt, Policy, Retry, Skip
+from streamworker.errors import RecordError
+from streamworker.processors import FunctionMode
 from streamworker.records.entries import REPLAYED_FOR
-from streamworker.redisio.data.commit import DeadLetter
+from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.intake import Intake
@@ -88,48 +91,71 @@ class Mode(ABC):
         """Ids of the entries whose call has run for longest; empty if no call runs."""
         return "" if self.activity.busy_since_ms is None else ids_of(self.in_call)
 
-    def halts(self, error: Exception) -> bool:
+    def policy(self, failed: Failed) -> Policy:
+        """Return what to do about a failed call, or about an entry without a record."""
+        if failed.error is NOT_OURS:
+            return Skip()
+        return self.spec.errors.after(failed.error, failed.attempts)
+
+    def halts(self, failed: Failed) -> bool:
         """Return whether a record that cannot be handled halts the partition."""
-        return self.spec.on_error == "halt" and error is not NOT_OURS
+        return isinstance(self.policy(failed), Halt)
 
     async def attempts(
         self,
         call: Callable[[int], Awaitable[Effects]],
         entries: Sequence[Entry],
-        limit: int,
         *,
         failed: Failed | None = None,
-        quiet: bool = False,
+        before: int = 0,
     ) -> Effects | Failed | None:
-        """Make a call until it succeeds or ``limit`` attempts are used up; None if the partition drains.
+        """Make a call until it succeeds or its attempts are used up; None if the partition drains.
 
         ``call`` takes the number of the attempt. ``failed`` is the first attempt, if the caller has already
-        made it. Failures that are expected are ``quiet``: they are not logged.
+        made it. ``before`` counts attempts that the caller made with these records and others. If no
+        attempt is left after those, a failure is expected, and is not logged.
         """
         while True:
             if failed is not None:
-                if not quiet:
-                    self.note_failure(entries, failed, limit)
-                if failed.attempts >= limit:
+                policy = self.policy(failed)
+                if not before or failed.attempts > before + 1 or isinstance(policy, Retry):
+                    self.note_failure(entries, failed)
+                if not isinstance(policy, Retry):
                     return failed
-                if not await self.intake.pause(self.pause_ms(failed.attempts)):
+                if not await self.intake.pause(self.pause_ms(policy, failed.attempts)):
                     return None
-            attempt = failed.attempts + 1 if failed else 1
+            attempt = failed.attempts + 1 if failed else before + 1
             self.in_call = entries
             self.activity.begins()
             try:
                 return await call(attempt)
             except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                failed = Failed(failure(raised), attempt)
+                failed = self.failed(raised, attempt)
             finally:
                 self.activity.ends()
 
-    def pause_ms(self, attempt: int) -> int:
-        """Return the pause after a failed attempt at a record."""
-        spec = self.spec
-        return pause_ms(attempt, self.rng.random, first_ms=spec.backoff_ms, max_ms=spec.backoff_max_ms)
+    def failed(self, raised: BaseException, attempt: int, *, is_one: bool | None = None) -> Failed:
+        """Return the failure of a call from what it raised.
 
-    def note_failure(self, entries: Sequence[Entry], failed: Failed, limit: int) -> None:
+        ``is_one`` tells whether the call had one record by its kind, which a policy may be raised about; if
+        None, the function's mode tells.
+        """
+        error = failure(raised)
+        if is_one is None:
+            is_one = self.spec.mode is FunctionMode.RECORD
+        if isinstance(error, CHOICES) and not is_one:
+            wrong = RecordError(
+                f"Processor {self.spec.name!r} raised {error!r} about several records.",
+                remedy='Name the record instead: ctx.skip(record, "why") or ctx.dead_letter(record, "why").',
+            )
+            error = wrong.with_traceback(error.__traceback__)
+        return Failed(error, attempt)
+
+    def pause_ms(self, retry: Retry, attempt: int) -> int:
+        """Return the pause after a failed attempt at a record."""
+        return pause_ms(attempt, self.rng.random, first_ms=retry.backoff_ms, max_ms=retry.backoff_max_ms)
+
+    def note_failure(self, entries: Sequence[Entry], failed: Failed) -> None:
         """Log a failed call, with the traceback of the first attempt only: the others are similar."""
         details = {}
         if failed.attempts == 1:
@@ -139,7 +165,7 @@ class Mode(ABC):
             "handler_failed",
             entries=span(entries) if entries else "none",
             attempt=failed.attempts,
-            of=limit,
+            policy=repr(self.policy(failed)),
             error=describe_error(failed.error),
             **details,
         )
@@ -152,17 +178,28 @@ class Mode(ABC):
         what = span(entries) if entries else "the function, before it took a record,"
         return f"{what} failed{tries}: {describe_error(failed.error)}"
 
-    def removed(self, entry: Entry, failed: Failed) -> list[DeadLetter]:
+    def removed(self, entry: Entry, failed: Failed) -> list[DeadEntry]:
         """Remove a record that cannot be handled: return its dead letter, or none if it is skipped."""
         if failed.error is NOT_OURS:
             return []
+        policy = self.policy(failed)
         error = describe_error(failed.error)
-        event = "record_skipped" if self.spec.on_error == "skip" else "record_dead"
+        if policy.reason and policy is not failed.error:
+            error = f"{error}: {policy.reason}"
+        event = "record_skipped" if isinstance(policy, Skip) else "record_dead"
         self.log.error(event, entry=str(entry.id), attempts=failed.attempts, error=error)
-        if self.spec.on_error == "skip":
+        if isinstance(policy, Skip):
             return []
         fields = {name: value for name, value in entry.fields.items() if name != REPLAYED_FOR}
         if len(fields) > DEAD_FIELDS_MAX:
             error = f"{error} ({DEAD_FIELDS_MAX} of {len(fields)} fields kept)"
             fields = dict(islice(fields.items(), DEAD_FIELDS_MAX))
-        return [DeadLetter(entry_id=entry.id, fields=fields, error=error, attempts=failed.attempts)]
+        return [DeadEntry(entry_id=entry.id, fields=fields, error=error, attempts=failed.attempts)]
+
+    def set_aside(self, entries: Sequence[Entry], effects: Effects, attempt: int) -> list[DeadEntry]:
+        """Remove the records that a call with these entries named by ``ctx.skip`` and ``ctx.dead_letter``."""
+        return [
+            letter
+            for place, policy in sorted((effects.removed or {}).items())
+            for letter in self.removed(entries[place], Failed(policy, attempt))
+        ]

@@ -64,15 +64,15 @@ class RecordMode(GroupingMode):
                     if error is None:
                         await self.turn()
                         continue
-                    failed = Failed(error, 1)
+                    failed = self.failed(error, 1)
                 outcome = await self._again(entries[place], records[place], failed)
                 if outcome is None:
                     return ""
                 failed = outcome if isinstance(outcome, Failed) else None
                 if isinstance(outcome, Effects):
-                    self.add([entries[place]], outcome.outputs, outcome.changes)
+                    self.add_done([entries[place]], outcome)
             if failed is not None:
-                if self.halts(failed.error):
+                if self.halts(failed):
                     return self.reason([entries[place]], failed)
                 self.add([entries[place]], dead=self.removed(entries[place], failed))
             place += 1
@@ -87,7 +87,7 @@ class RecordMode(GroupingMode):
             self.invoker.to_rows(effects.outputs)
             return effects
 
-        return await self.attempts(call, [entry], self.spec.attempts, failed=failed)
+        return await self.attempts(call, [entry], failed=failed)
 
     @property
     def oldest(self) -> str:

@@ -9,9 +9,10 @@ import anyio
 from streamworker.context import Call, Context, Records
 from streamworker.core.data.batching import BatchLimits, Halving
 from streamworker.core.data.entries import Entry, EntryId
+from streamworker.core.policies import Halt, Retry
 from streamworker.errors import RecordError
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.run.invoke import failure
+from streamworker.runtime.run.invoke import Effects, failure
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
 from streamworker.runtime.run.work import ids_of
@@ -23,8 +24,10 @@ _Item = tuple[Entry, Any, RecordError | None]
 class _Search:
     """The search for the failing records in a list that the function could not handle."""
 
-    def __init__(self, items: list[_Item]) -> None:
+    def __init__(self, items: list[_Item], attempts: int) -> None:
         self._items = items
+        self.attempts = attempts
+        """How many attempts at the whole list have failed."""
         self._halving = Halving(len(items))
         self._slice: tuple[int, int] | None = None
         """The slice that the function has, or is to get again."""
@@ -71,6 +74,8 @@ class StreamMode(GroupingMode):
         self._failures = 0
         self._failing: EntryId | None = None
         """First unacked record when the function failed last."""
+        self._is_one = False
+        """Whether the function asked for one record."""
         self._halted = ""
         self._scope = anyio.CancelScope()
         self._turn_due_ms = 0
@@ -126,9 +131,9 @@ class StreamMode(GroupingMode):
         if not items:
             self._close()
             return []
-        self._hand = items
+        self._hand, self._is_one = items, count == 1
         if self.invoker.has_view:
-            self._show([entry for entry, _, _ in items], [record for _, record, _ in items])
+            self._show(items)
         # The time starts here and not when the function asked: the wait for a record may take hours.
         self.activity.begins()
         return [record for _, record, _ in items]
@@ -170,12 +175,11 @@ class StreamMode(GroupingMode):
         """Count the records in hand as done; a RecordError from here makes the function fail."""
         if not self._hand:
             return
-        outputs: Sequence[Any] = self._seen.outputs
+        outputs, removed = self._seen.outputs, self._seen.removed
         if not outputs and self.invoker.forwards_input:
-            outputs = [record for _, record, _ in self._hand]
-        if outputs:
-            outputs = self._checked(outputs)
-        self.add([entry for entry, _, _ in self._hand], outputs, self._view.changes)
+            outputs = [record for place, (_, record, _) in enumerate(self._hand) if place not in removed]
+        effects = Effects(self._checked(outputs) if outputs else (), self._view.changes, removed)
+        self.add_done([entry for entry, _, _ in self._hand], effects, self._attempts + 1)
         self.poke()
         self._hand = []
         self._failing, self._failures = None, 0
@@ -191,11 +195,18 @@ class StreamMode(GroupingMode):
             self.invoker.to_rows(outputs)
         return outputs
 
-    def _show(self, entries: list[Entry], records: Sequence[Any] = ()) -> None:
-        """Reset the context to these entries, with nothing forwarded or stored yet."""
-        again = bool(entries) and self._failing == entries[0].id
+    def _show(self, items: list[_Item]) -> None:
+        """Reset the context to these records, with nothing forwarded or stored yet."""
         self._view = self.state.view()
-        self._seen.renew(entries, self._view, self._failures + 1 if again else 1, records)
+        entries, records = [entry for entry, _, _ in items], [record for _, record, _ in items]
+        self._seen.renew(entries, self._view, self._attempts + 1, records)
+
+    @property
+    def _attempts(self) -> int:
+        """Attempts at the records in hand that have failed."""
+        again = bool(self._hand) and self._failing == self._hand[0][0].id
+        whole = self._search.attempts if self._search is not None and len(self._hand) > 1 else 0
+        return whole + (self._failures if again else 0)
 
     def _close(self) -> None:
         """Close the context: rows and state from now on belong to no record."""
@@ -225,40 +236,39 @@ class StreamMode(GroupingMode):
 
     async def _undecodable(self, entry: Entry, error: RecordError) -> None:
         failed = Failed(error, 0)
-        if self.halts(error):
+        if self.halts(failed):
             self._halted = self.reason([entry], failed)
             await self._interrupt()
         self.add([entry], dead=self.removed(entry, failed))
 
-    async def _failed(self, error: Exception) -> bool:
-        """Apply retries and ``on_error`` to the records in hand; return False to end."""
+    async def _failed(self, raised: Exception) -> bool:
+        """Apply the policy of an error to the records in hand; return False to end."""
+        failed = self.failed(raised, self._attempts + 1, is_one=self._is_one and bool(self._hand))
         hand, self._hand = self._hand, []
         entries = [entry for entry, _, _ in hand]
         first = entries[0].id if hand else None
         self._failures = self._failures + 1 if self._failing == first and self._failures else 1
         self._failing = first
-        limit = 1 if self._search is not None and len(hand) > 1 else self.spec.attempts
-        failed = Failed(error, self._failures)
-        self.note_failure(entries, failed, limit)
+        if not hand:
+            failed = Failed(failed.error, self._failures)
+        self.note_failure(entries, failed)
         if self._halted or self.intake.draining:
             return False
-        if self._failures < limit:
+        policy = self.policy(failed)
+        if isinstance(policy, Retry):
             if self._search is None:
                 self._ahead.extendleft(reversed(hand))
-            return await self.intake.pause(self.pause_ms(self._failures))
+            return await self.intake.pause(self.pause_ms(policy, failed.attempts))
         self._failures = 0
-        if self.halts(error) or not hand:
+        if not hand or (len(hand) == 1 and isinstance(policy, Halt)):
             self._halted = self.reason(entries, failed)
             return False
-        if len(hand) > 1:
-            if self._search is None:
-                self._search = _Search(hand)
-            else:
-                self._search.failed()
-            return True
-        self.add(entries, dead=self.removed(entries[0], failed))
+        if len(hand) == 1:
+            self.add(entries, dead=self.removed(entries[0], failed))
         if self._search is not None:
             self._search.failed()
+        elif len(hand) > 1:
+            self._search = _Search(hand, failed.attempts)
         return True
 
     def _next_of_search(self, count: int) -> list[_Item]:

@@ -1,0 +1,173 @@
+"""Policies: what is done about a record whose handling fails.
+
+``@app.processor(..., errors=)`` takes one policy, or a mapping from exception types to policies. A function
+that handles one record may also raise a policy about it.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeAlias
+
+from streamworker.core.units import Duration, duration_ms
+from streamworker.errors import ConfigurationError, DecodeError
+
+
+class Policy(Exception):
+    """What is done about a record whose handling fails; its subclasses are the choices.
+
+    It is an exception, so that a function can raise one about its record: ``raise Skip("a test order")``.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        """Why, for the log, the dead letter or the halted partition; it may be empty."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.reason!r})" if self.reason else f"{type(self).__name__}()"
+
+
+class DeadLetter(Policy):
+    """The record goes to the dead letters, with its error; the others go on in order."""
+
+
+class Skip(Policy):
+    """The record is logged and passed over; the others go on in order."""
+
+
+class Halt(Policy):
+    """The partition stops at the record and reports it; the other partitions go on."""
+
+
+class Retry(Policy):
+    """The function is called again, with exponential backoff and jitter; the order is kept.
+
+    Parameters
+    ----------
+    attempts
+        How many calls there may be, the first included, whichever workers make them. None has no limit.
+    backoff
+        The pause before the second call; it doubles with each further one.
+    backoff_max
+        The longest pause.
+    then
+        What is done after the last attempt: ``DeadLetter()``, ``Skip()`` or ``Halt()``; None halts.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``then`` is given without ``attempts``, or one of them is invalid.
+
+    Examples
+    --------
+    >>> from streamworker import DeadLetter, Retry
+    >>> Retry(attempts=5, backoff="1 second", then=DeadLetter())
+    Retry(attempts=5, then=DeadLetter())
+    """
+
+    def __init__(
+        self,
+        *,
+        attempts: int | None = None,
+        backoff: Duration = 0.2,
+        backoff_max: Duration = 60,
+        then: Policy | None = None,
+    ) -> None:
+        super().__init__()
+        if attempts is not None and (type(attempts) is not int or attempts < 1):
+            raise ConfigurationError(
+                f"Retry has attempts={attempts!r}.", remedy="Use a whole number, 1 or more."
+            )
+        if then is not None and attempts is None:
+            raise ConfigurationError(
+                f"Retry has then={then!r} and no attempts=: it never gives up.",
+                remedy="Say after how many calls: Retry(attempts=5, then=DeadLetter()).",
+            )
+        if not isinstance(then, DeadLetter | Skip | Halt | None):
+            raise ConfigurationError(
+                f"Retry has then={then!r}.", remedy="Use DeadLetter(), Skip() or Halt()."
+            )
+        self.attempts = attempts
+        self.backoff_ms = duration_ms(backoff, "backoff")
+        self.backoff_max_ms = duration_ms(backoff_max, "backoff_max")
+        self.then = then or Halt()
+
+    def __repr__(self) -> str:
+        return "Retry()" if self.attempts is None else f"Retry(attempts={self.attempts}, then={self.then!r})"
+
+
+CHOICES = (Retry, DeadLetter, Skip, Halt)
+
+
+class ErrorMap(Protocol):
+    """A mapping from exception types to policies, such as a ``dict``."""
+
+    def items(self) -> Iterable[tuple[type[Exception], Policy]]:
+        """Return the types and their policies."""
+        ...
+
+
+Errors: TypeAlias = Policy | ErrorMap
+"""What ``errors=`` takes: one policy for all errors, or policies by type, the nearest class winning."""
+
+
+class Policies:
+    """The policies of one processor.
+
+    An error that no policy names is retried for ever. An entry that cannot be decoded cannot heal, so it goes
+    to the dead letters unless the mapping names ``DecodeError``.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``errors`` is neither a policy nor a mapping from exception types to policies.
+    """
+
+    def __init__(self, errors: Errors | None = None) -> None:
+        if errors is None or isinstance(errors, Policy):
+            by_type: Iterable[tuple[Any, Any]] = [(Exception, errors or Retry())]
+        elif not hasattr(errors, "items"):
+            raise ConfigurationError(
+                f"errors={errors!r} is no policy.",
+                remedy="Use Retry(), DeadLetter(), Skip() or Halt(), or {TimeoutError: Retry()}.",
+            )
+        else:
+            by_type = errors.items()
+        self._plans: list[tuple[type[Exception], Retry]] = [(DecodeError, _plan(DeadLetter()))]
+        for kind, policy in by_type:
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                raise ConfigurationError(
+                    f"errors= has the key {kind!r}.",
+                    remedy="Use types of exceptions: {TimeoutError: Retry()}.",
+                )
+            if not isinstance(policy, CHOICES):
+                raise ConfigurationError(
+                    f"errors= has {policy!r} for {kind.__name__}.",
+                    remedy="Use Retry(), DeadLetter(), Skip() or Halt().",
+                )
+            if kind is DecodeError and isinstance(policy, Retry):
+                raise ConfigurationError(
+                    "errors= retries DecodeError, and an entry that holds no record never will.",
+                    remedy="Use DeadLetter(), Skip() or Halt() for it.",
+                )
+            self._plans.insert(0, (kind, _plan(policy)))
+        self._plans.append((Exception, Retry()))
+
+    def after(self, error: Exception, attempts: int) -> Policy:
+        """Return what to do about a record after so many failed calls: a ``Retry`` is another call.
+
+        Without a call, the entry could not be decoded, whatever raised the error.
+        """
+        if not attempts:
+            return self._plan_of(DecodeError).then
+        plan = _plan(error) if isinstance(error, CHOICES) else self._plan_of(type(error))
+        return plan if plan.attempts is None or attempts < plan.attempts else plan.then
+
+    def _plan_of(self, kind: type[Exception]) -> Retry:
+        # Classes are compared by identity: a metaclass of somebody may define equality and hashes.
+        mro = type.__dict__["__mro__"].__get__(kind)
+        return next(plan for base in mro for named, plan in self._plans if named is base)
+
+
+def _plan(policy: Policy) -> Retry:
+    """Return a policy as attempts and what follows them."""
+    return policy if isinstance(policy, Retry) else Retry(attempts=1, then=policy)
