@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from streamworker.context import Context
+from streamworker.runtime.run.modes.modes import SLICE_MS
 from streamworker.runtime.run.runner import StopReason
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
@@ -192,6 +193,37 @@ async def test_a_def_function_runs_in_a_thread_and_the_event_loop_goes_on(redis_
 
 
 # -- batches ---------------------------------------------------------------------------------
+
+
+async def test_calls_that_never_wait_leave_the_event_loop_to_others(redis_url: str) -> None:
+    """A call as long as a slice is a slice; of short ones each slice has many, and ends in time."""
+    turns, seen = 0, []
+
+    async def price(order: Order) -> None:
+        if order.number < 20:
+            time.sleep(SLICE_MS / 1000)
+        seen.append(turns)
+
+    async with handling(redis_url, price, range(10_000)) as (_, running):
+        while running.runner.commits.records_done < 10_000:
+            await asyncio.sleep(0)
+            turns += 1
+    assert len(set(seen[:20])) == 20
+    assert len(set(seen[20:])) < 5_000
+
+
+async def test_a_drain_in_the_middle_of_a_slice_starts_no_other_call(redis_url: str) -> None:
+    begun: list[int] = []
+
+    async def price(order: Order) -> None:
+        begun.append(order.number)
+        if order.number == 100:
+            running.runner.intake.drain()
+
+    async with handling(redis_url, price, range(1_000)) as (desk, running):
+        await wait_for_async(running.ended.is_set, "the runner ends")
+        assert begun == list(range(101))
+        assert await desk.committed() == 101
 
 
 async def test_a_batch_waits_for_more_records_but_not_longer_than_asked(redis_url: str) -> None:

@@ -1,0 +1,156 @@
+"""CPU time of a record on each road, this checkout beside another: ``python -m benchmarks.roads FOLDER``.
+
+Each road runs in a process of its own, with the code of one of the two folders in turn. What counts is the
+CPU time of that process, so that a busy machine changes little, and less what the pairs of a run share.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from streamworker import App, Stream
+from streamworker.dev.bench.task import BenchEvent, events
+from streamworker.dev.server import EmbeddedServer
+from streamworker.runtime.worker import run_worker
+
+BATCH = 1_000
+CONCURRENT = 20_000
+"""Sends that wait at the same time."""
+ALONE = 3_000
+"""Sends of which each waits for the one before it."""
+
+
+Road = Callable[[App, Stream[BenchEvent], list[BenchEvent]], float]
+
+
+def _cpu_of(sends: Callable[[Stream[BenchEvent], list[BenchEvent]], Awaitable[int]]) -> Road:
+    def road(app: App, stream: Stream[BenchEvent], records: list[BenchEvent]) -> float:
+        async def run() -> float:
+            async with app:
+                await stream.send(records[0])  # The first makes the connections.
+                begun_s = time.process_time()
+                count = await sends(stream, records)
+                return (time.process_time() - begun_s) * 1e6 / count
+
+        return asyncio.run(run())
+
+    return road
+
+
+async def _send_many(stream: Stream[BenchEvent], records: list[BenchEvent]) -> int:
+    for at in range(0, len(records), BATCH):
+        await stream.send_many(records[at : at + BATCH])
+    return len(records)
+
+
+async def _sends(stream: Stream[BenchEvent], records: list[BenchEvent]) -> int:
+    for _ in range(3):
+        await asyncio.gather(*map(stream.send, islice(records, CONCURRENT)))
+    return 3 * CONCURRENT
+
+
+async def _alone(stream: Stream[BenchEvent], records: list[BenchEvent]) -> int:
+    for record in records[:ALONE]:
+        await stream.send(record)
+    return ALONE
+
+
+def _handled(mode: str) -> Road:
+    def road(app: App, stream: Stream[BenchEvent], records: list[BenchEvent]) -> float:
+        async def fill() -> None:
+            async with app:
+                await _send_many(stream, records)
+
+        asyncio.run(fill())
+        count = begun = 0
+        begun_s = spent_s = 0.0
+
+        def tally(more: int) -> None:
+            nonlocal count, begun, begun_s, spent_s
+            if not count:
+                begun_s, begun = time.process_time(), more
+            count += more
+            if count == len(records):
+                spent_s = time.process_time() - begun_s
+                signal.raise_signal(signal.SIGTERM)
+
+        async def record(event: BenchEvent) -> None:  # noqa: ARG001 - it is only counted
+            tally(1)
+
+        async def batch(events: list[BenchEvent]) -> None:
+            tally(len(events))
+
+        async def forwarding(events: list[BenchEvent]) -> list[BenchEvent]:
+            tally(len(events))
+            return events
+
+        def plain(event: BenchEvent) -> None:  # noqa: ARG001
+            tally(1)
+
+        functions: dict[str, Any] = {"batch": batch, "forwarding": forwarding, "def": plain, "record": record}
+        options: dict[str, Any] = {"batch": BATCH, "within": 0.005} if mode in ("batch", "forwarding") else {}
+        app.processor(stream, name="road", **options)(functions[mode])
+        run_worker(app, use_uvloop=find_spec("uvloop") is not None)
+        return spent_s * 1e6 / (len(records) - begun)
+
+    return road
+
+
+ROADS: dict[str, Road] = {
+    "send_many": _cpu_of(_send_many),
+    "sends": _cpu_of(_sends),
+    "alone": _cpu_of(_alone),
+    **{mode: _handled(mode) for mode in ("record", "batch", "forwarding", "def")},
+}
+
+
+def _run_here(road: str, count: int) -> None:
+    """Run a road with the code that this process imports, and print its µs a record."""
+    app = App("roads")
+    stream = app.stream("events", BenchEvent, key="key", partitions=1)
+    print(ROADS[road](app, stream, list(events(count))))  # noqa: T201 - the other process reads it
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="The checkout to compare this one with.")],
+    roads: Annotated[str, typer.Option(help="Names of roads, with commas.")] = ",".join(ROADS),
+    runs: Annotated[int, typer.Option(min=1)] = 9,
+    records: Annotated[int, typer.Option(min=30_000)] = 300_000,
+) -> None:
+    """Print the medians of each road in both folders, and of the ratio of each pair of runs."""
+    folders = [folder.resolve(), Path(__file__).parents[1]]
+    for road in roads.split(","):
+        found: list[tuple[float, ...]] = []
+        for run in range(runs):
+            pair = {}
+            for each in folders if run % 2 else folders[::-1]:
+                with EmbeddedServer() as server:
+                    command = [sys.executable, __file__, "road", road, str(records)]
+                    env = {**os.environ, "PYTHONPATH": str(each), "STREAMWORKER_REDIS_URL": server.url}
+                    told = subprocess.run(command, cwd=each, env=env, check=True, stdout=subprocess.PIPE)
+                pair[each] = float(told.stdout.split()[-1])
+            found.append(tuple(pair[each] for each in folders))
+        before, after = map(median, zip(*found, strict=True))
+        ratios = sorted(old / new for old, new in found)
+        typer.echo(
+            f"{road}: {before:.3f} to {after:.3f} µs CPU a record, {median(ratios):.2f}x "
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["road"]:
+        _run_here(sys.argv[2], int(sys.argv[3]))
+    else:
+        typer.run(main)
