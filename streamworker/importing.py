@@ -24,14 +24,16 @@ from streamworker.declared import Processor
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.processors import ProcessorSpec
 from streamworker.stream import Stream, StreamApp
+from streamworker.table import Table
 from streamworker.variables import REDIS_URL_OVERRIDE
 
 A = TypeVar("A", bound=StreamApp)
 Names = Callable[[App], Mapping[str, Any]]
-"""Returns the streams or the processors of an app by name."""
+"""Returns the streams, the processors or the tables of an app by name."""
 
 _STREAMS: Names = attrgetter("streams")
 _PROCESSORS: Names = attrgetter("processors")
+_TABLES: Names = attrgetter("tables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,18 @@ def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
     raise ConfigurationError(
         what, remedy=f"Name one with --stream: {', '.join(found.streams) or 'it has none'}."
     )
+
+
+def resolve_table(path: str) -> Table[Any, Any]:
+    """Return the table that a path names: ``module:totals``. An error lists the tables."""
+    module, found = _resolve(path, _TABLES)
+    if not isinstance(found, Table):
+        raise ConfigurationError(
+            f"{path} is {_describe(found)}, not a Table.",
+            remedy=_list("Tables there", _inside(module, _TABLES)),
+        )
+    with_override(found.app)
+    return found
 
 
 def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
@@ -142,7 +156,7 @@ def _resolve(path: str, names: Names | None = None) -> tuple[ModuleType, object]
     for app in _apps(module).values():
         if names is not None and (named := names(app).get(attribute)) is not None:
             # A processor is found by its name, even if its function has another name.
-            return module, named if isinstance(named, Stream) else Processor(
+            return module, named if isinstance(named, Stream | Table) else Processor(
                 app.processors, attribute, named.function
             )
     place = getattr(module, "__file__", None) or "a namespace package"

@@ -1,6 +1,6 @@
 """``Table``: state by key, which one processor writes and everybody reads."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from streamworker.context import TablesInCall, tables_in_call
@@ -11,7 +11,6 @@ from streamworker.records.statetables import TableForm, alive
 from streamworker.records.types import read_hint
 from streamworker.redisio.data.statetables import count_values, read_fields, read_table
 from streamworker.redisio.keys import StreamKeys, check_name
-from streamworker.redisio.wire.client import Backend
 from streamworker.settings import Settings
 from streamworker.stream import StreamApp
 
@@ -40,14 +39,12 @@ class Table(Generic[K, V]):
     ...     seen.set(order.customer, (await seen.get(order.customer) or 0) + 1)
     """
 
-    def __init__(
-        self, app: str, name: str, form: TableForm, ttl_ms: int, backend: Callable[[], Backend]
-    ) -> None:
+    def __init__(self, app: StreamApp, name: str, form: TableForm, ttl_ms: int) -> None:
+        self.app = app
+        """The app that the table belongs to."""
         self.name = name
-        self._app = app
         self._form = form
         self._ttl_ms = ttl_ms
-        self._backend = backend
         self._spec: TableSpec | None = None
 
     # -- in a call and outside -----------------------------------------------------------------
@@ -94,7 +91,7 @@ class Table(Generic[K, V]):
                 by_partition.setdefault(partition, []).append(field)
         bodies: dict[bytes, bytes | None] = {}
         for partition, its in by_partition.items():
-            stored, at_ms = await read_fields(self._backend(), self._keys.table(partition, self.name), its)
+            stored, at_ms = await read_fields(self.app.backend(), self._keys.table(partition, self.name), its)
             bodies |= {field: alive(value, at_ms) for field, value in zip(its, stored, strict=True)}
         return bodies
 
@@ -104,14 +101,14 @@ class Table(Generic[K, V]):
         Each partition is read at one moment, with one command; the partitions are read at different moments.
         """
         for each in self._partitions(partition):
-            found = await read_table(self._backend(), self._keys, self.name, each)
+            found = await read_table(self.app.backend(), self._keys, self.name, each)
             for field, body in found.items():
                 yield self._form.key_of(field, body), self._form.value_of(field, body)
 
     async def count(self, *, partition: int | None = None) -> int:
         """Return the number of committed keys that have not expired, in all partitions or in one."""
         partitions = self._partitions(partition)
-        return sum((await count_values(self._backend(), self._keys, self.name, partitions)).values())
+        return sum((await count_values(self.app.backend(), self._keys, self.name, partitions)).values())
 
     # -- in a call -----------------------------------------------------------------------------
 
@@ -179,7 +176,7 @@ class Table(Generic[K, V]):
 
     @property
     def _keys(self) -> StreamKeys:
-        return StreamKeys(self._app, self.spec.stream.name)
+        return StreamKeys(self.app.name, self.spec.stream.name)
 
     def _partitions(self, partition: int | None) -> list[int]:
         there = range(self.spec.stream.partitions)
@@ -199,7 +196,7 @@ class Table(Generic[K, V]):
             return ConfigurationError(f"Processor {processor.name!r} {what}", remedy=remedy)
 
         stream = processor.stream
-        if self._app != stream.app:
+        if self.app.name != stream.app:
             raise wrong(f"names table {self.name!r} of another app.", "Declare it with this app.")
         if self._spec is not None:
             raise wrong(
@@ -297,6 +294,6 @@ class TableApp(StreamApp):
                 f"App {self.name!r} has two tables named {name!r}.", remedy="Give one of them another name."
             )
         ttl_ms = 0 if ttl is None else duration_ms(ttl, "ttl", least_ms=1)
-        table = Table[Any, Any](self.name, name, TableForm(name, key, value), ttl_ms, self.backend)
+        table = Table[Any, Any](self, name, TableForm(name, key, value), ttl_ms)
         self.tables[name] = table
         return table

@@ -22,7 +22,7 @@ DURABILITY_VARIABLE = ENV_PREFIX + "DURABILITY"
 PASSWORD_CHARACTERS_MIN = 16
 """Redis stores an unsalted hash of the password, and this command prints it: a short one could be found."""
 
-RoleName = StrEnum("RoleName", ["WORKER", "PRODUCER", "READER", "VIEWER", "OPERATOR"])
+RoleName = StrEnum("RoleName", ["WORKER", "PRODUCER", "READER", "VIEWER", "LOOKUP", "OPERATOR"])
 """The roles of ``redisio/admin/rights.py``."""
 
 
@@ -35,7 +35,7 @@ def acl(
         typer.Option(
             "--user",
             metavar="ROLE",
-            help="Only a worker, producer, reader, viewer or operator; may be given several times.",
+            help="Only a worker, producer, reader, viewer, lookup or operator; may be given several times.",
         ),
     ] = None,
     name: Annotated[

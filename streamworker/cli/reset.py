@@ -1,5 +1,6 @@
 """``streamworker reset``: moves a group's checkpoint."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
@@ -69,6 +70,9 @@ def reset(
         list[int] | None,
         typer.Option("--partition", metavar="N", help="Only this partition; may be given several times."),
     ] = None,
+    clear_tables: Annotated[
+        bool, typer.Option("--clear-tables", help="Empty the processor's tables in these partitions.")
+    ] = False,
     yes: Yes = False,
 ) -> None:
     """Move a processor's checkpoint.
@@ -76,7 +80,8 @@ def reset(
     Move it back to run records again, or ahead to skip records.
 
     The command refuses while a worker of the group runs: stop the workers first. Records that run
-    again are forwarded again, so the acked log and Spark's tables hold their rows a second time.
+    again are forwarded again, so the acked log and Spark's tables hold their rows a second time. The
+    processor's own tables keep what was counted since, unless --clear-tables empties them.
 
     \b
     Examples:
@@ -84,7 +89,7 @@ def reset(
       streamworker reset shop:price --to 2026-01-31T12:00Z
       streamworker reset shop:price --to 1769860800000-0 --partition 3 --yes
     """
-    run_async(_reset, resolve_processor(processor), parse_target(to), partition, yes)
+    run_async(_reset, resolve_processor(processor), parse_target(to), partition, clear_tables, yes)
 
 
 def parse_target(text: str) -> EntryId | None:
@@ -108,7 +113,11 @@ def parse_target(text: str) -> EntryId | None:
 
 
 async def _reset(
-    selection: Selection, target: EntryId | None, partitions: list[int] | None, yes: bool
+    selection: Selection,
+    target: EntryId | None,
+    partitions: list[int] | None,
+    clear_tables: bool,
+    yes: bool,
 ) -> None:
     app, spec = selection.app, selection.processors[0]
     wanted = sorted(set(partitions or range(spec.stream.partitions)))
@@ -123,12 +132,22 @@ async def _reset(
             ("partition", "checkpoint", "new checkpoint", "effect"),
             [(move.partition, str(move.before), str(move.after), move.effect) for move in moves],
         )
+        tables = [table.name for table in spec.tables]
+        named = ", ".join(tables)
+        if tables and not clear_tables and any(move.entries < move.committed for move in moves):
+            hold = "holds" if len(tables) == 1 else "hold"
+            say(
+                f"{named} {hold} what was counted since and is not undone: add --clear-tables to begin from "
+                "empty tables, or count twice."
+            )
+        if tables and clear_tables:
+            say(f"Empties {named} in {counted(len(moves), 'partition')}.")
         if not yes:
             confirm(f"Move the checkpoint of {counted(len(moves), 'partition')} of {spec.name}?")
             # A worker may have started while the command waited for the answer.
             await _refuse_if_alive(backend, app, spec)
         for move in moves:
-            await _move(backend, group_keys(spec), move)
+            await _move(backend, group_keys(spec), move, tables if clear_tables else ())
     say(f"Moved {counted(len(moves), 'partition')} of {spec.name}.")
 
 
@@ -175,9 +194,9 @@ async def _last_entry(backend: Backend, events: str) -> EntryId:
     return EntryId.parse(pairs_of(info)[b"last-generated-id"])
 
 
-async def _move(backend: Backend, keys: GroupKeys, move: Move) -> None:
+async def _move(backend: Backend, keys: GroupKeys, move: Move, clear: Iterable[str]) -> None:
     done = await move_checkpoint(
-        backend, keys, move.partition, move.after, entries=move.entries, owner=move.owner
+        backend, keys, move.partition, move.after, entries=move.entries, owner=move.owner, clear=clear
     )
     if isinstance(done, Held):
         raise CoordinationError(

@@ -14,7 +14,7 @@ from streamworker.cli.support import (
     snapshots,
 )
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.tui.figures import duration, held_up
+from streamworker.tui.figures import duration, held_up, memory
 
 
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
@@ -185,6 +185,13 @@ def _print_status(snapshot: GroupSnapshot) -> None:
             for view in snapshot.partitions
         ],
     )
+
+    if snapshot.tables:
+        say("")
+        print_table(
+            ("table", "keys", "memory"),
+            [(table.name, table.keys, memory(table.bytes)) for table in snapshot.tables],
+        )
 
 
 def _name(snapshot: GroupSnapshot, member_id: str | None) -> str:

@@ -186,8 +186,9 @@ def group_keys(spec: ProcessorSpec) -> GroupKeys:
 
 
 async def take(backend: Backend, spec: ProcessorSpec) -> GroupSnapshot:
-    """Take the snapshot of one processor's group."""
-    return await take_snapshot(backend, spec.stream.app, spec.stream.name, spec.name)
+    """Take the snapshot of one processor's group, with its tables."""
+    tables = [table.name for table in spec.tables]
+    return await take_snapshot(backend, spec.stream.app, spec.stream.name, spec.name, tables=tables)
 
 
 async def take_all(selection: Selection) -> list[GroupSnapshot]:

@@ -91,6 +91,16 @@ class ReaderView:
 
 
 @dataclass(frozen=True, slots=True)
+class TableView:
+    """One table of the processor, over all partitions."""
+
+    name: str
+    keys: int
+    bytes: int | None
+    """Memory of its values and of the index of their expiry; None if this user may not ask."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rebalance:
     """One change of the membership and what it moved."""
 
@@ -123,6 +133,7 @@ class GroupSnapshot:
     """Oldest first."""
     problems: tuple[str, ...] = ()
     """Keys of the group that another program overwrote; the snapshot lacks their contents."""
+    tables: tuple[TableView, ...] = ()
 
     @property
     def lag(self) -> int:

@@ -4,7 +4,7 @@ A snapshot is cheap enough to be taken once a second: it reads lengths and hashe
 nothing that grows with the number of entries.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +22,10 @@ from streamworker.core.snapshot import (
     PartitionView,
     ReaderView,
     Rebalance,
+    TableView,
 )
 from streamworker.errors import BackendError, BackendRefused
+from streamworker.redisio.data.statetables import view_table
 from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.group.locks import LockView, lock_view
 from streamworker.redisio.group.membership import read_beats
@@ -47,9 +49,17 @@ LAG_COUNTED_MAX = 10_000
 
 
 async def take_snapshot(
-    backend: Backend, app: str, stream: str, group: str, *, silent_after_ms: int = SILENT_AFTER_MS
+    backend: Backend,
+    app: str,
+    stream: str,
+    group: str,
+    *,
+    silent_after_ms: int = SILENT_AFTER_MS,
+    tables: Iterable[str] = (),
 ) -> GroupSnapshot:
     """Take a snapshot of a processor's group; the snapshot of a group that never ran is empty.
+
+    It has those of the processor's tables that the caller names.
 
     If another program wrote to a key of a partition, the partition is shown as halted, with the reason.
     If another program wrote to a key of the group, ``problems`` names the key, and its content is
@@ -78,6 +88,12 @@ async def take_snapshot(
         membership = _by_locks(looks)
         known_beats = {member: Beat(now_ms, 0, "", 0) for member in membership.ids}
     partitions = tuple(_partition_view(look, membership) for look in looks)
+    views: list[TableView] = []
+    for table in tables:
+        try:
+            views.append(await view_table(backend, keys, table, len(partitions)))
+        except BackendRefused as error:
+            problems.append(f"Table {table} cannot be read: {error}")
     return GroupSnapshot(
         app=app,
         stream=stream,
@@ -91,6 +107,7 @@ async def take_snapshot(
             [(EntryId.parse(entry_id).ms, fields_of(flat)) for entry_id, flat in reversed(control or [])]
         ),
         problems=tuple(problems),
+        tables=tuple(views),
     )
 
 

@@ -88,6 +88,18 @@ def held_up(view: PartitionView) -> str:
     return f"{state} by {view.pause.by} {since:%Y-%m-%d %H:%M}{why}"
 
 
+def memory(size: int | None) -> str:
+    """Format a number of bytes; None as a dash.
+
+    >>> memory(900), memory(6_100_000), memory(None)
+    ('900 B', '6.1 MB', '-')
+    """
+    if size is None:
+        return "-"
+    figure = compact(size)
+    return f"{figure} B" if figure[-1].isdigit() else f"{figure[:-1]} {figure[-1]}B"
+
+
 def bar(value: float | None, largest: float) -> str:
     """Return a bar character whose height shows ``value`` relative to ``largest``."""
     if not value or largest <= 0:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.workers import metrics
-from streamworker.core.snapshot import Rebalance
+from streamworker.core.snapshot import Rebalance, TableView
 from tests.cli.conftest import Invoke, OpenTerminal
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
@@ -181,10 +181,9 @@ def test_without_redis_the_metrics_say_that_and_nothing_else() -> None:
 
 def test_every_metric_of_the_table_has_a_value() -> None:
     """An epoch has thirteen digits, and all of them count."""
+    now = replace(group(partitions=1, workers=1), tables=(TableView("totals", 3, 900),))
     found = {
-        sample.name: sample.value
-        for metric in metrics.families([group(partitions=1, workers=1)], up=True)
-        for sample in metric.samples
+        sample.name: sample.value for metric in metrics.families([now], up=True) for sample in metric.samples
     }
     assert set(found) >= set(metrics.METRICS) - {
         "streamworker_reader_lag_rows",

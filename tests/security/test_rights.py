@@ -44,6 +44,7 @@ TAG, GROUP_TAG = "sw:{shop.orders.0}", "sw:{shop.orders:price}"
 EVENTS, ACKED, DEAD = f"{TAG}:events", f"{TAG}:acked:price", f"{TAG}:dead:price"
 LOCK, STATE, MEMBERS = f"{TAG}:lock:price", f"{TAG}:state:price", f"{GROUP_TAG}:members"
 CONTROL, READERS, META = f"{GROUP_TAG}:control", f"{GROUP_TAG}:readers", "sw:{shop.orders}:stream"
+TABLE = f"{TAG}:table:totals"
 OTHER = "sw:{shopping.orders.0}:events"
 
 REFUSED_TO_ALL = (
@@ -89,6 +90,7 @@ SEES_ALL_KEYS = (("SCAN", 0),)
 REFUSED: dict[str, tuple[tuple[Any, ...], ...]] = {
     "worker": (*SEES_ALL_KEYS, ("XDEL", DEAD, "1-0"), ("SET", LOCK, "x"), ("SET", ACKED, "x")),
     "producer": (
+        ("HGETALL", TABLE), ("HMGET", TABLE, "k"),
         *SEES_ALL_KEYS, *READS_RECORDS, *WRITES_GROUPS, *TRIMS,
         ("XRANGE", ACKED, "-", "+"), ("HGETALL", LOCK), ("GET", MEMBERS), ("XLEN", ACKED), ("SET", META, "x"),
         ("HSET", META, "partitions", 1), ("CLIENT", "LIST"), ("INFO",),
@@ -100,10 +102,16 @@ REFUSED: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("INFO",),
     ),
     "viewer": (
+        ("HGETALL", TABLE), ("HMGET", TABLE, "k"),
         *SEES_ALL_KEYS, *READS_RECORDS, *WRITES_GROUPS, *TRIMS, *SCRIPTS,
         ("XADD", EVENTS, "*", "v", "1"), ("XRANGE", ACKED, "-", "+"), ("HSET", READERS, "q", "x"),
         ("HSET", META, "partitions", 1), ("HGETALL", f"{GROUP_TAG}:schemas"), ("CLIENT", "LIST"),
         ("GET", f"{TAG}:producer:p"), ("INFO",),
+    ),
+    "lookup": (
+        *SEES_ALL_KEYS, *READS_RECORDS, *WRITES_GROUPS, *TRIMS, *SCRIPTS,
+        ("XADD", EVENTS, "*", "v", "1"), ("HSET", TABLE, "k", "v"), ("HDEL", TABLE, "k"), ("HGETALL", LOCK),
+        ("GET", MEMBERS), ("XRANGE", ACKED, "-", "+"), ("CLIENT", "LIST"), ("INFO",),
     ),
     "operator": (("XDEL", ACKED, "1-0"), ("SET", LOCK, "x")),
 }  # fmt: skip
@@ -115,13 +123,15 @@ class Order(msgspec.Struct):
 
 
 def shop_app(url: str, coordination: str = "membership") -> App:
-    """Return an app with a processor that forwards, keeps state, and gives up on negative amounts."""
-    app = App("shop", redis_url=url, coordination=coordination)
+    """Return an app whose processor forwards, keeps state and a table, and gives up on negative amounts."""
+    app = App("shop", redis_url=url, coordination=coordination, trim_interval_ms=100)
     orders = app.stream("orders", Order, key="customer", partitions=4)
+    totals = app.table("totals", int, ttl="1 hour")
 
-    @app.processor(orders, errors=DeadLetter())
+    @app.processor(orders, errors=DeadLetter(), tables=[totals])
     async def price(order: Order, ctx: Context) -> Order:
         ctx.state["last"] = order.amount
+        totals.set(order.customer, (await totals.get(order.customer) or 0) + order.amount)
         if order.amount < 0:
             raise ValueError(order.amount)
         return order
@@ -181,6 +191,7 @@ def test_no_role_has_a_dangerous_command_but_those_that_are_named(
     worker = {"client|list", "client|unblock", "info"}
     assert granted == {
         "worker": worker, "producer": set(), "reader": set(), "viewer": set(), "operator": worker,
+        "lookup": set(),
     }  # fmt: skip
 
 
@@ -303,6 +314,18 @@ def test_a_viewer_has_all_that_it_needs(
         assert (result.exit_code, "price" in result.output) == (0, True), result.output
 
 
+async def test_a_web_service_that_looks_up_values_has_all_that_it_needs(
+    url_of: UrlOf, redis_url: str
+) -> None:
+    """It gets, scans and counts what a worker has committed."""
+    await worked(redis_url)
+    async with shop_app(url_of("lookup")) as app:
+        totals = app.tables["totals"]
+        assert (await totals.get("ann"), await totals.get("bob")) == (11, None)
+        assert [each async for each in totals.scan()] == [("ann", 11)]
+        assert await totals.count() == 1
+
+
 def test_a_viewer_sees_entries_that_it_cannot_count_as_waiting(
     url_of: UrlOf, redis_url: str, admin: "redis.Redis"
 ) -> None:
@@ -335,7 +358,8 @@ def test_an_operator_has_all_that_it_needs(
         ("dead", "list", "shop:price"),
         ("dead", "replay", "shop:price", "--all"),
         ("dead", "drop", "shop:price", "--all", "--yes"),
-        ("reset", "shop:price", "--to", "latest", "--yes"),
+        ("reset", "shop:price", "--to", "latest", "--clear-tables", "--yes"),
+        ("table", "list", "shop:app"),
         ("status", "shop:price"),
         ("doctor", "shop:app"),
     ):

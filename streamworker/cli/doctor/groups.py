@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from streamworker.app import App
 from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
@@ -20,7 +21,7 @@ from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.stream import Stream
-from streamworker.tui.figures import counted, held_up
+from streamworker.tui.figures import counted, held_up, memory
 
 READER_STILL_MS = 600_000
 """``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every
@@ -48,6 +49,8 @@ async def _key_types(backend: Backend, app: App) -> Check:
         expected |= health.types_of_keys(app.name, stream.name, stream.spec.partitions)
     for spec in app.processors.values():
         expected |= health.types_of_keys(app.name, spec.stream.name, spec.stream.partitions, spec.name)
+        for p, table in product(range(spec.stream.partitions), spec.tables):
+            expected |= zip(group_keys(spec).tables(p, [table.name]), ("hash", "zset"), strict=True)
     wrong = await health.wrong_types(backend, expected)
     if not wrong:
         return ok("keys", f"{len(expected):,} keys hold what they should, or nothing")
@@ -98,7 +101,12 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
     damaged = await _damaged(backend, keys, path)
     try:
         snapshot = await take_snapshot(
-            backend, app.name, spec.stream.name, spec.name, silent_after_ms=settings.session_timeout_ms
+            backend,
+            app.name,
+            spec.stream.name,
+            spec.name,
+            silent_after_ms=settings.session_timeout_ms,
+            tables=[table.name for table in spec.tables],
         )
         stored = await backend.execute("HGETALL", keys.schemas)
     except StreamworkerError as error:
@@ -107,6 +115,10 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
         # The checks below need the keys that could not be read.
         return [*(fail(name, problem, OVERWRITTEN) for problem in snapshot.problems), *damaged]
     checks = [*damaged, _members(snapshot, path), _locks(snapshot, path), _partitions(snapshot)]
+    checks += (
+        ok(f"table {table.name}", f"{counted(table.keys, 'key')}, {memory(table.bytes)}")
+        for table in snapshot.tables
+    )
     if spec.forward:
         checks.append(_schema(snapshot, keys.schemas, stored, settings.trim_interval_ms))
         checks += [_log(snapshot, path, settings.acked_entries_max), *_readers(snapshot, path)]

@@ -35,6 +35,8 @@ METRICS = {
     "streamworker_partition_halted": ("gauge", "1 if the partition stopped at a record."),
     "streamworker_partition_paused": ("gauge", "1 if an operator has paused the partition."),
     "streamworker_reader_lag_rows": ("gauge", "Acked rows that a Spark reader has not read."),
+    "streamworker_table_keys": ("gauge", "Keys of a table that have not expired."),
+    "streamworker_table_memory": ("gauge", "Bytes of a table in Redis, by estimate."),
     "streamworker_rebalances_recent": (
         "gauge",
         "Changes of the membership that the latest control messages show, by cause.",
@@ -67,6 +69,10 @@ def _samples(snapshot: GroupSnapshot) -> Iterator[Sample]:
         yield "streamworker_partition_paused", one, int(view.pause is not None)
     for reader in snapshot.readers:
         yield "streamworker_reader_lag_rows", {**group, "reader": reader.name}, reader.lag_rows
+    for table in snapshot.tables:
+        its: dict[str, object] = {**group, "table": table.name}
+        yield "streamworker_table_keys", its, table.keys
+        yield "streamworker_table_memory", its, table.bytes or 0
     for cause in sorted({change.cause for change in snapshot.rebalances}):
         count = sum(change.cause == cause for change in snapshot.rebalances)
         yield "streamworker_rebalances_recent", {**group, "cause": cause}, count

@@ -22,7 +22,7 @@ from streamworker.redisio.keys import check_name
 from streamworker.redisio.wire.durability import Durability, Mode
 
 _NAMED = frozenset(row.kind for row in KEY_TABLE if row.key[-1].isupper())
-"""Kinds whose keys end with the name of a group or a producer."""
+"""Kinds whose keys end with the name of a group, a table or a producer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +121,34 @@ ROLES = (
             ("stream", "events", "groups", "counts", "lock", "acked", "dead", "members", "beats", "readers"),
             read_only=True,
         ),
-        (Grant(("xrevrange",), ("control",), read_only=True),),
+        (
+            Grant(("xrevrange",), ("control",), read_only=True),
+            Grant(("hlen", "memory|usage", "zcount"), ("table", "expiry"), read_only=True),
+        ),
+    ),
+    Role(
+        "lookup",
+        "Reads tables: `get`, `scan` and `count` in a web service or a script, `streamworker table`.",
+        "Write anything, run a script, read a record, a forwarded row, `ctx.state` or a dead letter.",
+        Grant(
+            (*_CONNECT, "hgetall", "hlen", "hmget", "memory|usage", "zcount"),
+            ("table", "expiry"),
+            read_only=True,
+        ),
     ),
     Role(
         "operator",
         "Runs commands: what a worker may, and `dead replay`, `dead drop`, `pause`, `reset`, `doctor`.",
-        "Delete a source entry, or a key but the membership document and the heartbeats; overwrite a stream; "
-        "touch another app or the server.",
+        "Delete a source entry, or a key but the membership document, the heartbeats and tables; overwrite a "
+        "stream; touch another app or the server.",
         _WORKER,
         # SCAN returns the names of all keys of the server, since key patterns do not apply to it.
-        (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, Grant(("xdel",), ("dead",)), Grant(("scan",), ("members",))),
+        (
+            *(_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS),
+            Grant(("xdel",), ("dead",)),
+            Grant(("scan",), ("members",)),
+            Grant(("memory|usage", "unlink"), ("table", "expiry")),
+        ),
     ),
 )
 """The roles in one app. A worker works without ``client|list`` and ``client|unblock``: peers then detect

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from streamworker.core.snapshot import TableView
 from streamworker.errors import BackendError
 from streamworker.records.statetables import alive
 from streamworker.redisio.keys import GroupKeys, StreamKeys
@@ -35,7 +36,7 @@ async def count_values(
     names = {p: keys.tables(p, [table]) for p in partitions}
     # TIME follows a command with a key, so that on a Cluster it goes to the same node.
     asked: list[tuple[str, ...]] = [
-        command for key, _ in names.values() for command in (("EXISTS", key), ("TIME",))
+        command for key, _ in names.values() for command in (("HLEN", key), ("TIME",))
     ]
     times = map(_answer, (await backend.pipeline(asked))[1::2])
     asked = [
@@ -45,6 +46,15 @@ async def count_values(
     ]
     found = list(map(_answer, await backend.pipeline(asked)))
     return {p: found[2 * n] - found[2 * n + 1] for n, p in enumerate(names)}
+
+
+async def view_table(backend: Backend, keys: StreamKeys, table: str, partitions: int) -> TableView:
+    """Count a table's keys; ``MEMORY USAGE`` estimates its memory from a few values of each partition."""
+    found = await count_values(backend, keys, table, range(partitions))
+    names = [name for partition in found for name in keys.tables(partition, [table])]
+    sizes = await backend.pipeline([("MEMORY", "USAGE", name) for name in names])
+    is_known = not any(isinstance(size, BackendError) for size in sizes)
+    return TableView(table, sum(found.values()), sum(size or 0 for size in sizes) if is_known else None)
 
 
 async def expire_many(

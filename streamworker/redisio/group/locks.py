@@ -2,7 +2,7 @@
 
 import contextlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,16 +178,25 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
 
 
 async def move_checkpoint(
-    backend: Backend, keys: GroupKeys, partition: int, to: EntryId, *, entries: int, owner: str = ""
+    backend: Backend,
+    keys: GroupKeys,
+    partition: int,
+    to: EntryId,
+    *,
+    entries: int,
+    owner: str = "",
+    clear: Iterable[str] = (),
 ) -> EntryId | Held | None:
     """Move a group's checkpoint by hand, while no worker runs the partition; the call may be repeated.
 
     The script raises the epoch, so that an owner that was taken for dead can no longer commit. ``entries``
     is the number of source entries up to ``to``, which :func:`streams.entries_up_to` counts; ``owner`` a dead
-    owner that may still be in the lock. The result is the previous checkpoint; ``Held`` if a member holds the
-    lock, and nothing was moved; None if the group was never registered in the partition.
+    owner that may still be in the lock; ``clear`` the tables that are emptied in the same step. The result is
+    the previous checkpoint; ``Held`` if a member holds the lock, and nothing was moved; None if the group was
+    never registered in the partition.
     """
-    touched = (keys.lock(partition), keys.events(partition), keys.counts(partition))
+    touched = [keys.lock(partition), keys.events(partition), keys.counts(partition)]
+    touched += keys.tables(partition, clear)
     match checked(await backend.run(MOVE_CHECKPOINT, touched, (keys.group, str(to), entries, owner))):
         case [b"OK", before]:
             return EntryId.parse(before)

@@ -4,7 +4,7 @@
 -- worker takes the move for a loss of commits. The acked log stays: entries that are processed again add their
 -- rows again.
 --
--- KEYS  1 lock (hash)  2 events (stream)  3 counts (hash)
+-- KEYS  1 lock (hash)  2 events (stream)  3 counts (hash)  then keys of tables to clear, if any
 -- ARGV  1 group  2 new checkpoint  3 source records up to it  4 the expected owner: '', or
 --       one that is known to be dead
 -- reply [OK, checkpoint before] | [HELD, owner] | [MISSING] | [BADTYPE, key]
@@ -13,6 +13,7 @@ if not held[2] then return {'MISSING'} end
 local holder = held[1] or ''
 if holder ~= ARGV[4] and holder ~= '' then return {'HELD', holder} end
 free(KEYS[1])
+if #KEYS > 3 then redis.call('UNLINK', unpack(KEYS, 4)) end
 redis.call('HSET', KEYS[1], 'checkpoint', ARGV[2], 'entries', ARGV[3], 'reset', raise_epoch(KEYS[1], held[3]))
 fold_counts(KEYS[2])
 show_group(KEYS[2], ARGV[1], groups_at(KEYS[2])[ARGV[1]], ARGV[2], ARGV[3])

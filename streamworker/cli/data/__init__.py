@@ -1,0 +1,1 @@
+"""Commands that show and export what a processor keeps."""

@@ -1,0 +1,176 @@
+"""``streamworker table``: lists tables, and shows or exports what they hold."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from streamworker.app import App
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.support import (
+    AppPath,
+    AsJson,
+    Limit,
+    connected,
+    print_json,
+    print_table,
+    run_async,
+    say,
+)
+from streamworker.core.snapshot import TableView
+from streamworker.importing import resolve_app, resolve_table
+from streamworker.redisio.data.statetables import view_table
+from streamworker.redisio.keys import StreamKeys
+from streamworker.table import Table
+from streamworker.tui.figures import counted, duration, memory
+
+app = typer.Typer(no_args_is_help=True, help="Look at tables: state by key.")
+
+TablePath = Annotated[
+    str, typer.Argument(metavar="TABLE", help="MODULE:NAME of the table, such as shop:totals.")
+]
+Part = Annotated[int | None, typer.Option("--partition", metavar="N", help="Only this partition.")]
+
+
+@app.command("list")
+def list_tables(path: AppPath, json: AsJson = False) -> None:
+    """List the tables of an app, with their keys and memory.
+
+    \b
+    Examples:
+      streamworker table list shop:app
+    """
+    app = resolve_app(path)
+    views = run_async(_views, app)
+    rows = [(app.tables[view.name].spec, view) for view in views]
+    if json:
+        print_json(
+            [
+                {
+                    "table": spec.name,
+                    "processor": spec.processor,
+                    "stream": spec.stream.name,
+                    "ttl_ms": spec.ttl_ms,
+                    "keys": view.keys,
+                    "bytes": view.bytes,
+                }
+                for spec, view in rows
+            ]
+        )
+        return
+    if not rows:
+        say(f"App {app.name!r} has no tables.")
+        return
+    print_table(
+        ("table", "processor", "stream", "ttl", "keys", "memory"),
+        [
+            (
+                spec.name,
+                spec.processor,
+                spec.stream.name,
+                duration(spec.ttl_ms) if spec.ttl_ms else "for ever",
+                view.keys,
+                memory(view.bytes),
+            )
+            for spec, view in rows
+        ],
+    )
+
+
+@app.command()
+def get(
+    path: TablePath,
+    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="The key, part by part.")],
+) -> None:
+    """Print the committed value of a key as JSON; exit with 1 if there is none.
+
+    \b
+    Examples:
+      streamworker table get shop:totals ann
+      streamworker table get shop:by_hour ann 13
+    """
+    table = resolve_table(path)
+    value = run_async(_get, table, table.spec.form.key_in(key))
+    if value is None:
+        say(f"Table {table.name!r} has no value for {' '.join(key)}.", error=True)
+        raise typer.Exit(ExitCode.FAILED)
+    print_json(_plain(value))
+
+
+@app.command()
+def scan(path: TablePath, limit: Limit = 50, partition: Part = None) -> None:
+    """Print keys and values, one JSON line each.
+
+    \b
+    Examples:
+      streamworker table scan shop:totals --limit 10
+    """
+    table = resolve_table(path)
+
+    async def show() -> None:
+        shown = 0
+        async for line in _lines(table, partition):
+            say(line)
+            shown += 1
+            if shown == limit:
+                return
+
+    run_async(show)
+
+
+@app.command()
+def export(
+    path: TablePath,
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="Where to write; replaced if it exists.")],
+    partition: Part = None,
+) -> None:
+    """Write all keys and values to a file, one JSON line each.
+
+    Each partition is read at one moment. The file appears when it is complete.
+
+    \b
+    Examples:
+      streamworker table export shop:totals --to totals.jsonl
+    """
+    table = resolve_table(path)
+    draft = to.with_name(f"{to.name}.part")
+
+    async def write() -> int:
+        written = 0
+        with draft.open("w", encoding="utf-8") as file:
+            async for line in _lines(table, partition):
+                file.write(f"{line}\n")
+                written += 1
+        return written
+
+    written = run_async(write)
+    draft.replace(to)
+    say(f"Wrote {counted(written, 'key')} of {table.name} to {to}.")
+
+
+async def _views(app: App) -> list[TableView]:
+    async with connected(app) as backend:
+        return [
+            await view_table(
+                backend, StreamKeys(app.name, spec.stream.name), spec.name, spec.stream.partitions
+            )
+            for spec in (table.spec for table in app.tables.values())
+        ]
+
+
+async def _get(table: Table[Any, Any], key: Any) -> Any:
+    async with table.app:
+        return await table.get(key)
+
+
+async def _lines(table: Table[Any, Any], partition: int | None) -> AsyncIterator[str]:
+    async with table.app:
+        async for key, value in table.scan(partition=partition):
+            yield msgspec.json.encode({"key": key, "value": _plain(value)}).decode()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in plain types; msgspec does not know pydantic's models."""
+    return msgspec.to_builtins(value, enc_hook=lambda model: model.model_dump(mode="json"))

@@ -1,0 +1,97 @@
+"""`streamworker table`, and what other commands tell of tables, on what a real worker has counted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamworker.cli.exit_codes import ExitCode
+from tests.cli.conftest import Invoke
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+
+COUNTED = """
+totals = app.table("totals", dict[str, float], ttl="400 days")
+by_order = app.table("by_order", int, key=("customer", "order_id"))
+
+
+@app.processor(orders, tables=[totals, by_order])
+async def count(order: Order) -> None:
+    total = await totals.get(order.customer) or {"orders": 0, "spent": 0.0}
+    totals.set(order.customer, {"orders": total["orders"] + 1, "spent": total["spent"] + order.amount})
+    by_order.set((order.customer, order.order_id), 1)
+"""
+ORDERS = [{"order_id": n, "customer": f"c{n % 3}", "amount": 2.5} for n in range(12)]
+
+
+@pytest.fixture
+def counted(shop: Path, streamworker: Invoke, spawn: SpawnWorker) -> Invoke:
+    """Twelve orders of three customers that a worker has counted, before it left."""
+    with (shop / "shop.py").open("a", encoding="utf-8") as file:
+        file.write(COUNTED)
+    sent = streamworker("send", "shop:orders", "-", input="\n".join(map(json.dumps, ORDERS)))
+    assert sent.exit_code == 0, sent.output
+    process = spawn("run", "shop:count", "--name", "w1")
+
+    def done() -> bool:
+        return bool(json.loads(streamworker("lag", "shop:count", "--json").stdout)[0]["lag"] == 0)
+
+    wait_for(done, "twelve orders are counted")
+    process.terminate()
+    assert process.wait() == 0
+    return streamworker
+
+
+def test_tables_are_listed_and_their_values_shown(counted: Invoke) -> None:
+    """By key, some of them, and all of them in a file; what is not there is no success."""
+    listed = json.loads(counted("table", "list", "shop:app", "--json").stdout)
+    assert [(each["table"], each["processor"], each["keys"]) for each in listed] == [
+        ("totals", "count", 3),
+        ("by_order", "count", 12),
+    ]
+    assert all(each["bytes"] > 0 for each in listed)
+    assert "400 d 00 h" in counted("table", "list", "shop:app").stdout
+    assert json.loads(counted("table", "get", "shop:totals", "c1").stdout) == {"orders": 4, "spent": 10.0}
+    assert json.loads(counted("table", "get", "shop:by_order", "c1", "4").stdout) == 1
+    missing = counted("table", "get", "shop:totals", "nobody")
+    assert missing.exit_code == ExitCode.FAILED
+    assert "has no value for nobody" in missing.stderr
+    assert counted("table", "get", "shop:by_order", "c1").exit_code == ExitCode.CONFIGURATION
+    lines = counted("table", "scan", "shop:by_order", "--limit", "5").stdout.splitlines()
+    assert len(lines) == 5
+    exported = counted("table", "export", "shop:by_order", "--to", "out.jsonl")
+    assert exported.stdout == "Wrote 12 keys of by_order to out.jsonl.\n"
+    keys = sorted(json.loads(line)["key"] for line in Path("out.jsonl").read_text("utf-8").splitlines())
+    assert keys == sorted([order["customer"], order["order_id"]] for order in ORDERS)
+
+
+def test_status_and_doctor_tell_of_tables(counted: Invoke) -> None:
+    """How many keys, and how much memory."""
+    snapshot = json.loads(counted("status", "shop:count", "--json").stdout)[0]
+    assert [(table["name"], table["keys"]) for table in snapshot["tables"]] == [
+        ("totals", 3),
+        ("by_order", 12),
+    ]
+    assert "by_order    12" in counted("status", "shop:count").stdout
+    assert "3 keys, " in counted("doctor", "shop:app").stdout
+
+
+def test_a_reset_says_that_tables_are_not_undone(counted: Invoke) -> None:
+    """With --clear-tables they are emptied in the partitions that are reset."""
+    kept = counted("reset", "shop:count", "--to", "earliest", "-y")
+    assert "totals, by_order hold what was counted since and is not undone: add --clear-tables" in kept.stdout
+    assert json.loads(counted("table", "get", "shop:totals", "c1").stdout) == {"orders": 4, "spent": 10.0}
+    cleared = counted("reset", "shop:count", "--to", "earliest", "--clear-tables", "-y")
+    assert "Empties totals, by_order in 4 partitions." in cleared.stdout
+    listed = json.loads(counted("table", "list", "shop:app", "--json").stdout)
+    assert [(each["keys"], each["bytes"]) for each in listed] == [(0, 0), (0, 0)]
+
+
+def test_a_path_that_names_no_table_lists_them(shop: Path, invoke: Invoke) -> None:
+    """A name of a stream, and a name of nothing."""
+    with (shop / "shop.py").open("a", encoding="utf-8") as file:
+        file.write(COUNTED)
+    for path in ("shop:orders", "shop:nothing"):
+        result = invoke("table", "get", path, "c1")
+        assert result.exit_code == ExitCode.CONFIGURATION
+        assert "by_order, totals" in result.stderr
