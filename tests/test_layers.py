@@ -388,6 +388,14 @@ def test_the_package_knows_nothing_of_what_maintainers_use() -> None:
     assert theirs == set()
 
 
+def test_a_worker_asks_one_clock() -> None:
+    """A test may set it; the end of a process and the connections keep to the machine's."""
+    asks = {module for module in MODULES if re.search(r"time\.monotonic", (ROOT / module).read_text("utf-8"))}
+    assert {module for module in asks if part_of(module) == "runtime"} == {
+        "runtime/clock.py", "runtime/watch/stages.py",
+    }  # fmt: skip
+
+
 def test_redis_is_spoken_to_in_one_place() -> None:
     """Its exceptions, timeouts and retries are settled there, once."""
     speakers = {module for module in MODULES if uses(module, "redis")}

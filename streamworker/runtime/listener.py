@@ -7,7 +7,6 @@ without it, and checks at intervals whether it is a stream again.
 """
 
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -22,6 +21,7 @@ from streamworker.log import get_logger
 from streamworker.redisio.group.control import ControlEntry, foreign_types, last_control_id, read_control
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend, BlockingConnection
+from streamworker.runtime.clock import monotonic_s
 
 log = get_logger("streamworker.listener")
 
@@ -145,7 +145,7 @@ class Listener:
 
 def _pause_s(woken: deque[float]) -> float:
     """Return how long to wait for more messages after one more read that brought some."""
-    now = time.monotonic()
+    now = monotonic_s()
     woken.append(now)
     while woken[0] < now - 1:
         woken.popleft()

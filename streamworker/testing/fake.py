@@ -1,18 +1,38 @@
 """What fakeredis lacks for a worker. It is imported only where a server in memory is made.
 
-It overrides three methods of fakeredis that are private to it.
+It overrides three methods of fakeredis that are private to it, and the clock of four of its modules.
 """
 
 import asyncio
+import time
 from typing import Any
 
 import lupa  # noqa: F401 - without it fakeredis can be imported, and runs no scripts
-from fakeredis import FakeServer
+from fakeredis import FakeServer, _helpers
 from fakeredis._command_args_parsing import Int
 from fakeredis._commands import Key, command
 from fakeredis._helpers import OK, SimpleString
+from fakeredis._socket import _base
 from fakeredis.aioredis import AsyncFakeSocket
-from fakeredis.model import StreamEntryKey, XStream
+from fakeredis.commands_mixins import server_mixin
+from fakeredis.model import StreamEntryKey, XStream, _stream
+
+from streamworker.runtime.clock import CLOCK
+
+
+class _Time:
+    """The module ``time`` for fakeredis, which has no clock of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def time(self) -> float:
+        """Return the time of day, by the virtual clock if there is one."""
+        return CLOCK.wall_s()
+
+
+for _module in (_stream, _helpers, _base, server_mixin):
+    _module.time = _Time()  # type: ignore[attr-defined]
 
 VERSION = (7, 0)
 """Redis 7.0, the oldest that streamworker works with."""

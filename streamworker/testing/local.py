@@ -6,11 +6,13 @@ the program around it.
 
 import asyncio
 import logging
+import math
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 import anyio.abc
@@ -19,6 +21,7 @@ import structlog
 from streamworker.app import App
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.units import Duration, duration_ms
 from streamworker.declared import Processor
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.injection.parameters import Override
@@ -35,12 +38,15 @@ from streamworker.redisio.wire.info import pairs_of
 from streamworker.runtime.send.producers import Producers
 from streamworker.runtime.worker import Worker
 from streamworker.stream import Stream
+from streamworker.testing.clock import JumpingClock
 from streamworker.testing.memory import MemoryServer, is_in_memory
 
 T = TypeVar("T")
 
 POLL_S = 0.02
 """Interval between snapshots of a group. A snapshot takes two round trips, about 1 ms on a local server."""
+VIRTUAL_TRIM_MS = 60_000
+"""Minimum interval between trims by a virtual clock."""
 READ_ENTRIES = 1_000
 DEAD_LETTERS_MAX = 10_000
 
@@ -61,8 +67,15 @@ class LocalWorker:
     :func:`local_worker` creates it. Methods take a processor as its function or its name.
     """
 
-    def __init__(self, worker: Worker, specs: Sequence[ProcessorSpec], backend: Backend) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        specs: Sequence[ProcessorSpec],
+        backend: Backend,
+        clock: JumpingClock | None = None,
+    ) -> None:
         self._worker = worker
+        self._clock = clock
         self._specs = {spec.name: spec for spec in specs}
         self._backend = backend
         self._running = anyio.CancelScope()
@@ -100,17 +113,17 @@ class LocalWorker:
             Called with a fresh snapshot every few milliseconds:
             ``lambda now: now.processors["price"].committed >= 200``.
         timeout
-            Timeout in seconds.
+            Timeout in seconds, of real time.
 
         Raises
         ------
         TimeoutError
             With what the last snapshot showed.
         """
-        shown = "nothing"
+        shown, jumps, end_s = "nothing", -1, time.monotonic() + timeout
         try:
-            with anyio.fail_after(timeout):
-                while True:
+            with anyio.fail_after(timeout if self._clock is None else math.inf):
+                while self._clock is None or time.monotonic() < end_s:
                     try:
                         snapshot = await self.snapshot()
                     except BackendUnavailable as error:  # On a busy machine an answer may take longer.
@@ -120,7 +133,11 @@ class LocalWorker:
                             return snapshot
                         shown = "; ".join(map(_in_words, snapshot.processors.values()))
                     # Nothing tells when Redis holds what is waited for.
-                    await anyio.sleep(POLL_S)
+                    if self._clock is None:
+                        await anyio.sleep(POLL_S)
+                    else:
+                        jumps = await self._clock.look(jumps)
+                raise TimeoutError
         except TimeoutError:
             raise TimeoutError(f"Waited {timeout:g} s in vain. Last seen: {shown}.") from None
 
@@ -141,6 +158,21 @@ class LocalWorker:
             return all(group.lag == 0 for group in now.processors.values())
 
         await self.until(drained, timeout)
+
+    async def advance(self, by: Duration) -> None:
+        """Let time pass, with ``clock="virtual"``: what is due meanwhile runs, each at its time.
+
+        Raises
+        ------
+        ConfigurationError
+            If the clock is real.
+        """
+        if self._clock is None:
+            raise ConfigurationError(
+                "The clock of this worker is real.", remedy='Write local_worker(app, clock="virtual").'
+            )
+        await anyio.sleep(duration_ms(by, "advance") / 1000)
+        await self._clock.look(self._clock.jumps - 1)
 
     async def sent(self, stream: Stream[T]) -> list[T]:
         """Return the records of a stream, in the order in which the server got them.
@@ -228,6 +260,7 @@ async def local_worker(
     name: str | None = None,
     processors: Sequence[str] | None = None,
     resources: Sequence[Override] = (),
+    clock: Literal["real", "virtual"] = "real",
 ) -> AsyncIterator[LocalWorker]:
     """Run a worker in this process during an ``async with`` block.
 
@@ -240,14 +273,18 @@ async def local_worker(
     app
         The application.
     url
-        A real server, such as that of an ``EmbeddedServer``. None: a server in memory, which blocks of
-        this app within this block use as well. What the app begins to send in this block goes there too.
+        A real server, such as that of an ``EmbeddedServer``. None: a server in memory, which the blocks of
+        this app share until the last of them ends. What the app begins to send meanwhile goes there too.
     name
         The worker's name; made up if None. Two workers in one test show two members.
     processors
         Names of the processors to run; all if None.
     resources
         Values in place of resources: ``[prices.override(client)]``.
+    clock
+        ``virtual``: time stands still while anything runs, and jumps to what is due next when nothing
+        can. So a test waits for no backoff and no timer, and ``advance`` lets minutes pass. It is the time
+        of the event loop, the worker and the server in memory; with another server it is an error.
 
     Raises
     ------
@@ -262,23 +299,10 @@ async def local_worker(
     ...         await worker.until_drained()
     ...         assert await worker.rows(price) == [{"customer": "ann", "amount": 6.0}]
     """
-    before = app.settings
-    opened = app._producers  # noqa: SLF001 - no use to anybody else
-    with ExitStack() as stack:
-        if url is None:
-            url = before.redis_url
-            if not is_in_memory(url):
-                url = stack.enter_context(MemoryServer()).url
-        if url != before.redis_url:
-            # A send may be under way in another task: what it uses stays open, beside what this block opens.
-            app._producers = Producers()  # noqa: SLF001
-        # Nobody else is about to join.
-        app.settings = replace(before, redis_url=url, founding_pause_ms=0)
-        if is_in_memory(url):  # It has neither disk nor replicas, and what it confirms it has.
-            app.settings = replace(app.settings, durability="memory")
+    with _home_of(app, url, clock) as home:
+        worker = Worker(app, processors=processors, name=name, overrides=resources)
+        specs = [app.processors[each] for each in processors or app.processors]
         try:
-            worker = Worker(app, processors=processors, name=name, overrides=resources)
-            specs = [app.processors[each] for each in processors or app.processors]
             async with (
                 Backend.open(
                     app.settings.redis_url,
@@ -288,7 +312,7 @@ async def local_worker(
                 ) as backend,
                 anyio.create_task_group() as tasks,
             ):
-                local = LocalWorker(worker, specs, backend)
+                local = LocalWorker(worker, specs, backend, home.clock)
                 await tasks.start(local._run)  # noqa: SLF001
                 yield local
                 worker.stop()
@@ -297,8 +321,70 @@ async def local_worker(
         finally:
             await app.aclose()
             await asyncio.to_thread(app.close)
-            app.settings = before
-            app._producers = opened  # noqa: SLF001
+
+
+class _Home:
+    """What the blocks of an app share, from the first that begins to the last that ends."""
+
+    def __init__(self, app: App, url: str | None, clock: str) -> None:
+        self.app = app
+        self.blocks = 0
+        self.clock: JumpingClock | None = None
+        self._before = app.settings
+        self._opened = app._producers  # noqa: SLF001 - no use to anybody else
+        self._ends = ExitStack()
+        self.url = url or app.settings.redis_url
+        if url is None and not is_in_memory(self.url):
+            self.url = self._ends.enter_context(MemoryServer()).url
+        if clock == "virtual":
+            if not is_in_memory(self.url):
+                raise ConfigurationError(
+                    'clock="virtual" is for a server in memory.',
+                    remedy="Leave out url= or clock=.",
+                )
+            self.clock = self._ends.enter_context(JumpingClock(app.settings.handler_threads))
+        if self.url != app.settings.redis_url:
+            # A send may be under way in another task: what it uses stays open, beside what is opened now.
+            app._producers = Producers()  # noqa: SLF001
+        if self.clock is not None:
+            # Each trim of an idle partition costs as much real time as one of a busy one.
+            trims_ms = max(VIRTUAL_TRIM_MS, app.settings.trim_interval_ms)
+            app.settings = replace(app.settings, trim_interval_ms=trims_ms)
+        # Nobody else is about to join.
+        app.settings = replace(app.settings, redis_url=self.url, founding_pause_ms=0)
+        if is_in_memory(self.url):  # It has neither disk nor replicas, and what it confirms it has.
+            app.settings = replace(app.settings, durability="memory")
+
+    def close(self) -> None:
+        """Give the app back what it had."""
+        self.app.settings, self.app._producers = self._before, self._opened  # noqa: SLF001
+        self._ends.close()
+
+
+_homes: dict[App, _Home] = {}
+"""Of each app in whose blocks we are."""
+
+
+@contextmanager
+def _home_of(app: App, url: str | None, clock: str) -> Iterator[_Home]:
+    outer = _homes.get(app)
+    home = _Home(app, url, clock) if outer is None or url not in (None, outer.url) else outer
+    if (home.clock is not None) != (clock == "virtual"):
+        raise ConfigurationError(
+            f"The clock of the block around this one is not {clock}.", remedy="Give both the same clock=."
+        )
+    _homes[app] = home
+    home.blocks += 1
+    try:
+        yield home
+    finally:
+        home.blocks -= 1
+        if home.blocks == 0:
+            home.close()
+            if outer is None or outer is home:
+                _homes.pop(app, None)
+            else:
+                _homes[app] = outer
 
 
 def quiet_logs(level: str = "error") -> None:

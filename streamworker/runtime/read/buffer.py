@@ -10,7 +10,6 @@ does not starve the others.
 import asyncio
 import heapq
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -27,7 +26,7 @@ from streamworker.records.entries import (
     origin_at,
     sizes_of,
 )
-from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.clock import monotonic_ms, monotonic_s
 from streamworker.runtime.signals import Signal
 
 NEVER_MS = 1 << 62
@@ -62,7 +61,7 @@ class Alarms:
             self._timer = None
         if self._due:
             self._timer_ms = self._due[0][0]
-            left_s = (self._timer_ms * 1_000_000 - time.monotonic_ns()) / 1e9
+            left_s = self._timer_ms / 1000 - monotonic_s()
             self._timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self._ring)
 
     def _ring(self) -> None:

@@ -7,7 +7,6 @@ UNBLOCK``. On a Cluster no read may ask for all partitions: :class:`PollingFetch
 """
 
 import contextlib
-import time
 
 import anyio
 
@@ -16,6 +15,7 @@ from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
 from streamworker.redisio.data import streams
 from streamworker.redisio.wire.client import Backend, BlockingConnection
+from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.read.polling import PollingFetcher
 from streamworker.runtime.read.reads import Reads
@@ -70,7 +70,7 @@ class Fetcher(Reads):
         pauses, was_away = self._pauses(), False
         all_at_s = 0.0  # Before this time only partitions that have more are read.
         while True:
-            began_s = time.monotonic()
+            began_s = monotonic_s()
             left_s = all_at_s - began_s
             brief = left_s > SPACING_MIN_S
             if brief and not self.behind:

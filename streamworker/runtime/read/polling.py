@@ -7,7 +7,6 @@ round doubles, up to a tenth of a second; after a round with entries it is short
 or has room again is read at once. See docs/decisions/0025.
 """
 
-import time
 from dataclasses import dataclass
 
 import anyio
@@ -19,6 +18,7 @@ from streamworker.log import get_logger
 from streamworker.records.entries import Entries
 from streamworker.redisio.data import streams
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.read.reads import Reads
 from streamworker.runtime.signals import Signal
@@ -76,7 +76,7 @@ class PollingFetcher(Reads):
             return
         if (is_new or partition not in pace.asked) and not pace.fails:
             pace.due_s, pace.hurry = 0.0, pace.busy
-        if not pace.busy and pace.due_s <= time.monotonic():
+        if not pace.busy and pace.due_s <= monotonic_s():
             self._changed.fire()
 
     async def _read_for_ever(self) -> None:
@@ -100,7 +100,7 @@ class PollingFetcher(Reads):
                 await anyio.sleep(pause_ms / 1000)
                 continue
             tries.reset()
-            now_s = time.monotonic()
+            now_s = monotonic_s()
             due_s = now_s + 1.0
             for place, partitions in parts.items():
                 pace = self._paces.get(place)
@@ -133,7 +133,7 @@ class PollingFetcher(Reads):
 
     async def _round(self, backend: Backend, pace: _Pace, partitions: list[int], nodes: int) -> None:
         """Ask one node for its partitions, and set when to ask it next."""
-        began_s = time.monotonic()
+        began_s = monotonic_s()
         is_brief = began_s < pace.all_at_s
         behind = [p for p in partitions if p in self.behind] if is_brief else []
         plan = self.plan(behind or partitions, shares=nodes)
@@ -148,7 +148,7 @@ class PollingFetcher(Reads):
             pace.fails = True
             pause_ms = pace.tries.next_ms()
             _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
-            pace.due_s = time.monotonic() + pause_ms / 1000
+            pace.due_s = monotonic_s() + pause_ms / 1000
         except BackendError as error:
             await self.sort_out(plan, error, pace.tries.next_ms())
         else:
@@ -168,7 +168,7 @@ class PollingFetcher(Reads):
             return
         soon = brought or plan.is_partial
         pace.pause_s = PAUSE_FIRST_S if soon else min(2 * pace.pause_s, self._pause_max_s)
-        pace.due_s = 0.0 if pace.hurry else time.monotonic() + max(pace.pause_s, spacing_s)
+        pace.due_s = 0.0 if pace.hurry else monotonic_s() + max(pace.pause_s, spacing_s)
         pace.hurry = False
 
     async def _ask(self, backend: Backend, plan: ReadPlan) -> int:

@@ -72,7 +72,7 @@ class Invoker:
         self.spec = spec
         self.place = place
         self.state = state
-        self._limiter = _shared_limiter(threads)
+        self._limiter = shared_limiter(threads)
         self.threads = threads
         """How many ``def`` functions run at a time, over all partitions of this worker."""
         self.calls_in_threads = 0
@@ -352,7 +352,7 @@ def _in_time(timeout_ms: int) -> Iterator[None]:
 _limiters: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("handler_threads")
 
 
-def _shared_limiter(threads: int) -> anyio.CapacityLimiter:
+def shared_limiter(threads: int) -> anyio.CapacityLimiter:
     """Return the limiter of threads for ``def`` functions, which all processors of a worker share."""
     try:
         return _limiters.get()

@@ -6,13 +6,13 @@ the entries. The answer to each append contains the number before it. If the pro
 numbers, it knows which of its sends are lost.
 """
 
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamworker.core.data.entries import EntryId
 from streamworker.log import get_logger
+from streamworker.runtime.clock import monotonic_s
 
 APPENDS_REMEMBERED = 512
 """How many appends of one partition the ledger keeps. A lane makes a few hundred a second at most, and a
@@ -65,14 +65,14 @@ class Ledger:
     def confirm(self, number: int, entries: int, last: EntryId) -> None:
         """Record that Redis has confirmed an append."""
         self._appends.append(_Confirmed(number, entries, last))
-        self._at_s = time.monotonic()
+        self._at_s = monotonic_s()
         if len(self._appends) > APPENDS_REMEMBERED:
             self._dropped = self._appends.popleft().number
 
     @property
     def may_be_asked(self) -> bool:
         """Whether Redis should still know a number of this producer."""
-        return bool(self._appends) and time.monotonic() - self._at_s < REMEMBERED_FOR_S
+        return bool(self._appends) and monotonic_s() - self._at_s < REMEMBERED_FOR_S
 
     def behind(self, stream: str, partition: int, known: int | None) -> LostSends | None:
         """Return and forget the appends after ``known``, the last number that Redis knows (None if none).

@@ -12,7 +12,6 @@ expression does. Then heartbeats are late, peers see that the connection is aliv
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from streamworker.core.ownership.pulse import BEAT_RETRIES
@@ -22,7 +21,7 @@ from streamworker.log import get_logger
 from streamworker.redisio.group.membership import HeartbeatReply, Renewal, heartbeat
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.clock import monotonic_ms, monotonic_s
 from streamworker.runtime.connecting import connected
 from streamworker.settings import Settings
 
@@ -64,7 +63,8 @@ class Keeper:
         """End the thread and close its connection."""
         self._stopping = True
         self.hurry()
-        self._thread.join(JOIN_TIMEOUT_S)
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_TIMEOUT_S)
 
     def keep(self, keys: GroupKeys, member: str, deliver: Deliver) -> None:
         """Start to renew a membership, the first time at once.
@@ -100,20 +100,21 @@ class Keeper:
 
     def _main(self) -> None:
         try:
-            asyncio.run(self._run())
+            asyncio.run(self.run())
         except Exception:
             # Without heartbeats the worker stops its batches at its own deadline, and peers take over.
             # This is safe, but the log should say why.
             log.exception("keeper_failed")
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Send heartbeats until stopped."""
         self._own_loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         interval_s = self._settings.heartbeat_interval_ms / 1000
         async with connected(self._settings, f"{self._name}:heartbeat", connections=1) as backend:
             while not self._stopping:
-                started = time.monotonic()
+                started = monotonic_s()
                 wait_s = interval_s if await self._beat_all(backend) else interval_s / BEAT_RETRIES
-                pause_s = max(0.0, wait_s - (time.monotonic() - started))
+                pause_s = max(0.0, wait_s - (monotonic_s() - started))
                 try:
                     async with asyncio.timeout(pause_s):
                         await self._wake.wait()
@@ -151,8 +152,8 @@ class Keeper:
         """Wait until all tasks are done, the time has passed, or the keeper is woken."""
         assert self._wake is not None
         poked = asyncio.create_task(self._wake.wait())
-        waiting, until_s = set(tasks), time.monotonic() + seconds
-        while waiting and not poked.done() and (left_s := until_s - time.monotonic()) > 0:
+        waiting, until_s = set(tasks), monotonic_s() + seconds
+        while waiting and not poked.done() and (left_s := until_s - monotonic_s()) > 0:
             done, _ = await asyncio.wait(
                 {poked, *waiting}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
             )

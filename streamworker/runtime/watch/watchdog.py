@@ -115,7 +115,8 @@ class Watchdog:
     def stop(self) -> None:
         """End the thread and close its connection."""
         self._stopping.set()
-        self._thread.join(JOIN_TIMEOUT_S)
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_TIMEOUT_S)
 
     # -- in the watchdog's thread --------------------------------------------------------------
 
