@@ -27,6 +27,7 @@ HOLDS = {
         "group had committed them; reset, the epoch at which the checkpoint was last moved by hand; "
         "ordered, the version of the operators' orders, and obeyed, the version that the last acquisition "
         "returned; paused_at, paused_by, paused_why while an operator's pause stands; "
+        "retry, the failed attempts of a record that is tried again, with the times of the first and the next; "
         "wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires."
     ),
     "sw:{app.stream.P}:acked:GROUP": "The acked log: one Arrow record batch an entry, whose id is the rows of the log up to it.",

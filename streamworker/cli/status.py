@@ -180,7 +180,7 @@ def _print_status(snapshot: GroupSnapshot) -> None:
                 view.lag,
                 view.rows,
                 view.dead,
-                held_up(view),
+                held_up(view, snapshot.taken_ms),
             )
             for view in snapshot.partitions
         ],

@@ -189,6 +189,8 @@ class MarkLock(Effect):
     epoch: int
     state: str
     reason: str
+    retry: tuple[int, ...] = ()
+    """In state ``retrying``: the attempts that failed, ms since the first, ms until the next."""
 
     def __str__(self) -> str:
         return f"MarkLock {self.partition}: {self.state}{f' ({self.reason})' if self.reason else ''}"

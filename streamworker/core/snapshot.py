@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 MemberState = Literal["active", "standby", "leaving", "silent", "held"]
-PartitionState = Literal["running", "draining", "acquiring", "halted", "paused", "pausing", "unowned"]
+PartitionState = Literal[
+    "running", "retrying", "draining", "acquiring", "halted", "paused", "pausing", "unowned"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,17 @@ class PauseView:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryView:
+    """A record whose calls fail, and that is tried again."""
+
+    attempt: int
+    """How many calls have failed."""
+    since_ms: int
+    next_ms: int
+    """When the function is called again."""
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionView:
     """One partition and its lock."""
 
@@ -55,7 +68,7 @@ class PartitionView:
     epoch: int
     state: PartitionState
     reason: str
-    """Why the partition is halted; otherwise empty."""
+    """Why the partition is halted or held up; the error, while a record is tried again."""
     checkpoint: str
     entries: int
     """Source records committed by this group."""
@@ -73,6 +86,8 @@ class PartitionView:
     """The number of dead letters."""
     since_ms: int
     """When the owner acquired the lock."""
+    retry: RetryView | None = None
+    """The oldest record that is tried again, in state ``retrying``."""
     pause: PauseView | None = None
     """The operator's pause that stands, whoever owns the partition; ``pausing`` until the owner obeys it."""
 
@@ -139,6 +154,11 @@ class GroupSnapshot:
     def lag(self) -> int:
         """Source entries that the group has not committed yet, over all partitions."""
         return sum(view.lag for view in self.partitions)
+
+    @property
+    def retrying(self) -> int:
+        """How many partitions try a failing record again."""
+        return sum(view.state == "retrying" for view in self.partitions)
 
     @property
     def committed(self) -> int:

@@ -235,6 +235,7 @@ def _partition_view(look: _Look, membership: Membership) -> PartitionView:
         acked_length=look.acked_length,
         dead=look.dead,
         since_ms=lock.since_ms,
+        retry=lock.retry if state == "retrying" else None,
         pause=lock.pause,
     )
 
@@ -250,8 +251,8 @@ def _state(
     if look.lock.pause is not None:
         return "paused" if look.lock.obeyed >= look.lock.ordered else "pausing", ""
     match look.lock.state:
-        case "halted":
-            return "halted", look.lock.reason
+        case "halted" | "retrying" as state:
+            return state, look.lock.reason
         case "draining":
             return "draining", look.lock.reason
         case _:

@@ -186,7 +186,7 @@ class Partitions:
                 rng=self.rng,
                 gate=self.gate,
                 on_halted=lambda reason: self.deliver(RunnerHalted(partition, effect.lock.epoch, reason)),
-                on_state=lambda reason: self._show(effect, reason),
+                on_state=lambda reason, retry: self._show(effect, reason, retry),
                 log=log,
                 cache=self._cache,
             )
@@ -195,11 +195,13 @@ class Partitions:
             finally:
                 self.witness.note(partition, running.runner.commits.committed)
 
-    def _show(self, effect: StartRunner, reason: str) -> None:
+    def _show(self, effect: StartRunner, reason: str, retry: tuple[int, ...] = ()) -> None:
         """Write to the lock what holds up the partition; an empty reason clears it."""
         running = self._running.get(effect.partition)
-        state = "draining" if running is not None and running.drained.is_set() else "running"
-        self.mark(MarkLock(effect.partition, effect.owner, effect.lock.epoch, state, reason))
+        state = "retrying" if retry else "running"
+        if running is not None and running.drained.is_set():
+            state, retry = "draining", ()
+        self.mark(MarkLock(effect.partition, effect.owner, effect.lock.epoch, state, reason, retry))
 
     async def _patiently(
         self, effect: StartRunner, log: BoundLogger, trouble: str, call: Callable[[], Awaitable[T]]

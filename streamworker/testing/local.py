@@ -402,8 +402,12 @@ def quiet_logs(level: str = "error") -> None:
 def _in_words(group: GroupSnapshot) -> str:
     total = group.committed + group.lag
     told = f"{group.processor!r} had committed {group.committed} of {total} entries"
-    halted = [f"partition {view.partition} halted" for view in group.partitions if view.state == "halted"]
-    return ", ".join([told, *halted])
+    stands = [
+        f"partition {view.partition} {view.state}{f': {view.reason}' if view.retry else ''}"
+        for view in group.partitions
+        if view.state in ("halted", "retrying")
+    ]
+    return ", ".join([told, *stands])
 
 
 def _refuse_halted(snapshot: GroupSnapshot) -> None:

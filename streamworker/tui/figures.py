@@ -78,8 +78,12 @@ def duration(ms: int | None) -> str:
     return f"{seconds // 86_400} d {seconds % 86_400 // 3_600:02d} h"
 
 
-def held_up(view: PartitionView) -> str:
-    """Say what holds a partition up: the operator's pause, or the reason in its lock; mostly nothing."""
+def held_up(view: PartitionView, now_ms: int) -> str:
+    """Say what holds a partition up: a pause, a failing record, or the reason in its lock; mostly nothing."""
+    if view.pause is None and view.retry is not None:
+        since = datetime.fromtimestamp(view.retry.since_ms / 1000, UTC).astimezone()
+        next_in = duration(max(0, view.retry.next_ms - now_ms))
+        return f"since {since:%H:%M:%S} (attempt {view.retry.attempt}, next in {next_in}): {view.reason}"
     if view.pause is None:
         return view.reason
     since = datetime.fromtimestamp(view.pause.at_ms / 1000, UTC).astimezone()

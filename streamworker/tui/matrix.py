@@ -34,16 +34,17 @@ PALETTE = (
     "#d7af87",
     "#87afaf",
 )
-DRAINING, ACQUIRING, HALTED, PAUSED, UNOWNED, OTHER = "◐", "○", "✖", "‖", "-", "·"
+DRAINING, ACQUIRING, HALTED, PAUSED, RETRYING, UNOWNED, OTHER = "◐", "○", "✖", "‖", "↻", "-", "·"
 MARKS = {
     "draining": DRAINING,
     "acquiring": ACQUIRING,
     "halted": HALTED,
+    "retrying": RETRYING,
     "paused": PAUSED,
     "pausing": PAUSED,
     "unowned": UNOWNED,
 }
-_WORST_FIRST = ("halted", "unowned", "acquiring", "paused", "pausing", "draining", "running")
+_WORST_FIRST = ("halted", "unowned", "acquiring", "paused", "pausing", "retrying", "draining", "running")
 
 
 def colour(letter: str) -> str:

@@ -95,9 +95,10 @@ def _notices(model: Model, width: int) -> list[Text]:
     if model.halted:
         text = f" halted: partition {_few(model.halted)}: {model.halted[0].reason}"
         notices.append(_fit(Text(text, style="bold red"), width))
-    if model.paused:
-        text = f" partition {_few(model.paused)}: {held_up(model.paused[0])}"
-        notices.append(_fit(Text(text, style="yellow"), width))
+    for views, text in ((model.retrying, " retrying: partition"), (model.paused, " partition")):
+        if views:
+            said = f"{text} {_few(views)}: {held_up(views[0], model.snapshot.taken_ms)}"
+            notices.append(_fit(Text(said, style="yellow"), width))
     return notices
 
 

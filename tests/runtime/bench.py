@@ -228,7 +228,7 @@ class Bench:
             rng=self.rng,
             gate=self.gate,
             on_halted=halted.append,
-            on_state=states.append,
+            on_state=lambda reason, _: states.append(reason),
             log=structlog.get_logger("test"),
             cache=TableCache(1024 * 1024),
         )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.snapshot import GroupSnapshot, RetryView
 from streamworker.tui import matrix, model, view
 from tests.tui.groups import group
 
@@ -63,6 +63,18 @@ def test_a_thousand_partitions_are_condensed_and_the_worst_state_wins() -> None:
     text = "\n".join(frame(replace(snapshot, partitions=tuple(views))))
     assert matrix.HALTED in text.split("members")[0]
     assert "halted: partition 700: boom" in text
+
+
+def test_a_failing_record_is_shown_with_its_error_and_the_time_of_the_next_attempt() -> None:
+    """In the headline, and by a mark at its partition; the other partitions look as before."""
+    snapshot = group(partitions=4, workers=2)
+    views = list(snapshot.partitions)
+    retry = RetryView(9, snapshot.taken_ms - 60_000, snapshot.taken_ms + 38_000)
+    views[1] = replace(views[1], state="retrying", reason="ConnectionError: refused", retry=retry)
+    text = "\n".join(frame(replace(snapshot, partitions=tuple(views)), width=120))
+    assert "A" + matrix.RETRYING in text
+    assert "retrying: partition 1: since" in text
+    assert "(attempt 9, next in 38.0 s): ConnectionError: refused" in text
 
 
 def test_states_can_be_told_apart_without_colour() -> None:

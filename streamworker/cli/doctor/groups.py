@@ -204,6 +204,14 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
             "Correct the function or the record, then run `streamworker retry`: "
             "docs/operations.md, a halted partition.",
         )
+    failing = [view for view in snapshot.partitions if view.retry is not None]
+    if failing:
+        first = f"partition {failing[0].partition} {held_up(failing[0], snapshot.taken_ms)}"
+        return warn(
+            name,
+            f"{len(failing)} retrying: {first}",
+            "What heals goes on by itself; `streamworker retry` tries now: docs/errors.md.",
+        )
     slow = [view for view in snapshot.partitions if view.reason]
     if slow:
         return warn(
@@ -219,7 +227,11 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
             "A rebalance is under way, or a former owner has not released them: look again, and at `status`.",
         )
     paused = [view for view in snapshot.partitions if view.pause is not None]
-    also = f"; {len(paused)} paused: partition {paused[0].partition} {held_up(paused[0])}" if paused else ""
+    also = (
+        f"; {len(paused)} paused: partition {paused[0].partition} {held_up(paused[0], snapshot.taken_ms)}"
+        if paused
+        else ""
+    )
     return ok(name, f"none halted or held up{also}")
 
 

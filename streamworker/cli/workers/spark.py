@@ -129,7 +129,7 @@ def _told_why(app: App, pipeline: str | None, has_read: bool) -> int:
     read = {spec.processor.name for spec in app.pipelines.values() if pipeline in (None, spec.name)}
     selection = Selection(app, tuple(spec for spec in app.processors.values() if spec.name in read))
     halted = [
-        f"Partition {view.partition} of {snapshot.processor} stands still: {held_up(view)}"
+        f"Partition {view.partition} of {snapshot.processor} stands still: {held_up(view, snapshot.taken_ms)}"
         for snapshot in run_async(take_all, selection)
         for view in snapshot.partitions
         if view.state == "halted" or view.pause is not None

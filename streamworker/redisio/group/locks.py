@@ -9,7 +9,7 @@ from typing import Any
 from streamworker.core.data.entries import EntryId
 from streamworker.core.events import MarkLock
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
-from streamworker.core.snapshot import PauseView
+from streamworker.core.snapshot import PauseView, RetryView
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, checked
@@ -35,7 +35,7 @@ class LockView:
     since_ms: int
     """When it was acquired, by the server's clock."""
     state: str
-    """``running``, ``draining``, ``halted``, ``paused``, or empty without an owner."""
+    """``running``, ``retrying``, ``draining``, ``halted``, ``paused``, or empty without an owner."""
     reason: str
     gone: int
     """Source entries that another program deleted before the group had committed them."""
@@ -46,6 +46,8 @@ class LockView:
     obeyed: int = 0
     """The version that the last acquisition returned to its owner."""
     pause: PauseView | None = None
+    retry: RetryView | None = None
+    """What the state ``retrying`` is about; it stands there afterwards, too."""
 
 
 async def acquire_many(
@@ -111,7 +113,10 @@ async def mark_many(
     """
     prefix = () if only_over is None else (only_over,)
     calls: list[ScriptCall] = [
-        ((keys.lock(mark.partition),), (mark.owner, mark.epoch, mark.state, mark.reason, *prefix))
+        (
+            (keys.lock(mark.partition),),
+            (mark.owner, mark.epoch, mark.state, mark.reason, *prefix, *mark.retry),
+        )
         for mark in marks
     ]
     answered([mark.partition for mark in marks], await backend.run_many(MARK, calls))
@@ -171,10 +176,16 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
         reset=number(b"reset"),
         ordered=number(b"ordered"),
         obeyed=number(b"obeyed"),
+        retry=_retry_view(text(b"retry")),
         pause=PauseView(number(b"paused_at"), text(b"paused_by"), text(b"paused_why"))
         if b"paused_at" in fields
         else None,
     )
+
+
+def _retry_view(stored: str) -> RetryView | None:
+    numbers = [whole(each) for each in stored.split()]
+    return RetryView(*known) if len(known := [each for each in numbers if each is not None]) == 3 else None
 
 
 async def move_checkpoint(

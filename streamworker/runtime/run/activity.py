@@ -12,15 +12,23 @@ from streamworker.runtime.clock import monotonic_ms
 Trouble = Literal["reads", "commit"]
 """What may be held up in a partition. Each recovers independently, so each has its own reason."""
 
+SHOWN_MS = 1_000
+"""Shortest pause after a first failure that is shown."""
+
 
 class Activity:
     """What one partition does while one runner has it."""
 
-    def __init__(self, name: str, on_trouble: Callable[[str], None]) -> None:
+    def __init__(self, name: str, on_trouble: Callable[[str, tuple[int, ...]], None]) -> None:
         self.name = name
         """The name of the tasks that call the function."""
         self._on_trouble = on_trouble
-        """Called with what holds the partition up, and with an empty reason when it continues."""
+        """Called with what holds the partition up, and with an empty reason when it continues; for a record
+        that is tried again with the error, and the attempts, ms since the first, and ms until the next."""
+        self._failing: dict[int, tuple[str, int, int, int]] = {}
+        """Error, attempts, time of the first failure and of the next call, of the records that are tried
+        again, by the number of their call."""
+        self._shows_retry = False
         self._began_ms = monotonic_ms()
         self._rested_ms = 0
         self._resting_since_ms: int | None = None
@@ -92,8 +100,36 @@ class Activity:
     def hinder(self, what: Trouble, reason: str) -> None:
         """Show what holds up the reads or a commit; an empty reason shows that this one continues."""
         self._troubles[what] = reason
-        if self._shows:
-            self._on_trouble(self.trouble)
+        self._show()
+
+    def retries(self, error: str, attempts: int, pause_ms: int, call: int = 0) -> None:
+        """Record that a call has failed and is made again after a pause.
+
+        The first failure of a record is shown only if the pause is long: most errors are over by then, and
+        each show is a write to Redis.
+        """
+        clock_ms = monotonic_ms()
+        since_ms = self._failing[call][2] if call in self._failing else clock_ms
+        self._failing[call] = (error, attempts, since_ms, clock_ms + pause_ms)
+        if call == min(self._failing) and (attempts > 1 or pause_ms >= SHOWN_MS):
+            self._shows_retry = True
+            self._show()
+
+    def recovers(self, call: int = 0) -> None:
+        """Record that a record is not tried again any more; ignored if it was not."""
+        if self._failing.pop(call, None) is not None and self._shows_retry:
+            self._shows_retry = bool(self._failing)
+            self._show()
+
+    def _show(self) -> None:
+        if not self._shows:
+            return
+        if self._shows_retry and not self.trouble:
+            error, attempts, since_ms, next_ms = self._failing[min(self._failing)]
+            clock_ms = monotonic_ms()
+            self._on_trouble(error, (attempts, clock_ms - since_ms, max(0, next_ms - clock_ms)))
+        else:
+            self._on_trouble(self.trouble, ())
 
     def hide_trouble(self) -> None:
         """Show no trouble from now on: the partition ends, or its lock shows why it is halted."""

@@ -89,8 +89,9 @@ class PartitionRunner:
     gate: Gate
     on_halted: Callable[[str], None]
     """Called once with the reason when the error policy stops the partition."""
-    on_state: Callable[[str], None]
-    """Called with what holds the partition up, and with an empty reason when it continues."""
+    on_state: Callable[[str, tuple[int, ...]], None]
+    """Called with what holds the partition up, and with an empty reason when it continues; see
+    ``Activity``."""
     log: BoundLogger
     cache: TableCache
     """Values of the tables, for all partitions of this worker."""
@@ -193,5 +194,5 @@ class PartitionRunner:
         while not intake.draining and (not at or await self.committer.holds(self.start.partition, at)):
             await intake.wait_draining(self.settings.trim_interval_ms / 1000)
         if not intake.draining:
-            self.on_state("")
+            self.on_state("", ())
             self._stopped = Stopped(StopReason.FENCED, "somebody deleted what it had halted at")

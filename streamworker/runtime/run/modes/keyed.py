@@ -196,6 +196,8 @@ class KeyedMode(GroupingMode):
             self._failed(place, hand, failed)
             return
         self._ends(place)
+        if hand.attempt > 1:
+            self.activity.recovers(place)
         hand.outputs = effects.outputs
         if effects.removed:
             hand.dead = self.set_aside([hand.entry], effects, hand.attempt)
@@ -213,8 +215,10 @@ class KeyedMode(GroupingMode):
         if isinstance(policy, Retry):
             assert self._calls is not None
             self._window.defer(place)
-            self._calls.start_soon(self._again, place, self.pause_ms(policy, failed.attempts))
-        elif isinstance(policy, Halt):
+            self._calls.start_soon(self._again, place, hand, failed, policy)
+            return
+        self.activity.recovers(place)
+        if isinstance(policy, Halt):
             self._window.abandon(place)
             if self._halted is None or place < self._halted[0]:
                 self._halted = (place, self.reason([hand.entry], failed))
@@ -224,9 +228,10 @@ class KeyedMode(GroupingMode):
             hand.dead = self.removed(hand.entry, failed)
             self._finish(place)
 
-    async def _again(self, place: int, pause_ms: int) -> None:
+    async def _again(self, place: int, hand: _InHand, failed: Failed, retry: Retry) -> None:
         """Wait for a record's next attempt; only the records of its key wait with it."""
-        if await self.intake.pause(pause_ms):
+        also = "" if self._window.room else "; the window behind it is full, so that all records wait"
+        if await self.wait([hand.entry], failed, retry, place, also):
             self._window.again(place)
             self._start()
         else:

@@ -121,16 +121,20 @@ class Mode(ABC):
                 if not before or failed.attempts > before + 1 or isinstance(policy, Retry):
                     self.note_failure(entries, failed)
                 if not isinstance(policy, Retry):
+                    self.activity.recovers()
                     return failed
-                if not await self.intake.pause(self.pause_ms(policy, failed.attempts)):
+                if not await self.wait(entries, failed, policy):
                     return None
             attempt = failed.attempts + 1 if failed else before + 1
             self.in_call = entries
             self.activity.begins()
             try:
-                return await call(attempt)
+                effects = await call(attempt)
             except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
                 failed = self.failed(raised, attempt)
+            else:
+                self.activity.recovers()
+                return effects
             finally:
                 self.activity.ends()
 
@@ -151,9 +155,16 @@ class Mode(ABC):
             error = wrong.with_traceback(error.__traceback__)
         return Failed(error, attempt)
 
-    def pause_ms(self, retry: Retry, attempt: int) -> int:
-        """Return the pause after a failed attempt at a record."""
-        return pause_ms(attempt, self.rng.random, first_ms=retry.backoff_ms, max_ms=retry.backoff_max_ms)
+    async def wait(
+        self, entries: Sequence[Entry], failed: Failed, retry: Retry, call: int = 0, also: str = ""
+    ) -> bool:
+        """Wait for the next attempt, and show that; return False if the partition drains meanwhile."""
+        wait_ms = pause_ms(
+            failed.attempts, self.rng.random, first_ms=retry.backoff_ms, max_ms=retry.backoff_max_ms
+        )
+        what = f" at {span(entries)}" if entries else ""
+        self.activity.retries(f"{describe_error(failed.error)}{what}{also}", failed.attempts, wait_ms, call)
+        return await self.intake.pause(wait_ms)
 
     def note_failure(self, entries: Sequence[Entry], failed: Failed) -> None:
         """Log a failed call, with the traceback of the first attempt only: the others are similar."""

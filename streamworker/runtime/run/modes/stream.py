@@ -182,6 +182,8 @@ class StreamMode(GroupingMode):
         self.add_done([entry for entry, _, _ in self._hand], effects, self._attempts + 1)
         self.poke()
         self._hand = []
+        if self._failures:
+            self.activity.recovers()
         self._failing, self._failures = None, 0
         if self._search is not None:
             self._search.succeeded()
@@ -258,7 +260,8 @@ class StreamMode(GroupingMode):
         if isinstance(policy, Retry):
             if self._search is None:
                 self._ahead.extendleft(reversed(hand))
-            return await self.intake.pause(self.pause_ms(policy, failed.attempts))
+            return await self.wait(entries, failed, policy)
+        self.activity.recovers()
         self._failures = 0
         if not hand or (len(hand) == 1 and isinstance(policy, Halt)):
             self._halted = self.reason(entries, failed)

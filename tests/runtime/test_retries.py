@@ -1,0 +1,110 @@
+"""What fails for a while goes on by itself: nothing is lost, the order is kept, and everybody can see it."""
+
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamworker import App, Context, Retry
+from streamworker.testing import LocalWorker, local_worker
+from tests.helpers import wait_for_async
+from tests.runtime.bench import Order, Priced, bench
+
+pytestmark = pytest.mark.anyio
+
+PARTITIONS = 16
+BACKOFF_MAX_MS = 400
+
+
+class Item(msgspec.Struct):
+    key: str
+    number: int
+
+
+async def _retries(worker: LocalWorker, count: int) -> None:
+    await worker.until(lambda now: now.processors["store"].retrying == count)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 20}, {"concurrency": 4}], ids=["record", "batch", "keyed"])
+async def test_a_database_that_is_away_delays_records_and_nothing_else(
+    redis_url: str, options: dict[str, Any]
+) -> None:
+    """No worker restarts, none is lost, the order is kept, and each partition tries again within the cap."""
+    app = App("shop", redis_url=redis_url)
+    items = app.stream("items", Item, key="key", partitions=PARTITIONS)
+    is_away = True
+    stored: dict[str, list[int]] = defaultdict(list)
+
+    def put(item: Item) -> None:
+        if is_away:
+            raise ConnectionError("the database is away")
+        stored[item.key].append(item.number)
+
+    async def one(item: Item) -> None:
+        put(item)
+
+    async def some(batch: list[Item]) -> None:
+        for item in batch:
+            put(item)
+
+    errors = Retry(backoff=0.05, backoff_max=BACKOFF_MAX_MS / 1000)
+    app.processor(items, name="store", errors=errors, **options)(some if "batch" in options else one)
+    keys = [f"k{n}" for n in range(200)]
+    async with local_worker(app, url=redis_url) as worker:
+        await items.send_many(Item(key, number) for number in range(10) for key in keys)
+        await _retries(worker, PARTITIONS)
+        before = (await worker.snapshot()).processors["store"]
+        often = await worker.until(
+            lambda now: all(v.retry and v.retry.attempt > 4 for v in now.processors["store"].partitions)
+        )
+        now = often.processors["store"]
+        for view in now.partitions:
+            assert view.retry is not None and view.reason.startswith("ConnectionError: the database is away")
+            assert view.retry.next_ms - now.taken_ms <= BACKOFF_MAX_MS
+            assert before.taken_ms >= view.retry.since_ms
+        is_away = False
+        await worker.until_drained()
+        await _retries(worker, 0)
+        after = (await worker.snapshot()).processors["store"]
+    assert [view.epoch for view in after.partitions] == [view.epoch for view in before.partitions]
+    assert all(view.reason == "" for view in after.partitions)
+    assert stored == {key: list(range(10)) for key in keys}
+
+
+async def test_a_record_that_fails_once_is_shown_nowhere(redis_url: str) -> None:
+    """Most errors are over at the second call, and each show is a write to Redis."""
+
+    async def price(order: Order, ctx: Context) -> Priced:
+        if ctx.attempt == 1:
+            raise ConnectionError("not now")
+        return Priced(order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(5))
+        running = await desk.start(desk.spec(price, errors=Retry(backoff=0.001)))
+        await desk.until_committed(5)
+        assert running.states == []
+
+
+async def test_others_go_on_up_to_a_window_and_then_the_partition_says_that_it_stands(redis_url: str) -> None:
+    """With concurrency only the key of the failing record waits, until the window behind it is full."""
+    is_away = True
+
+    async def price(order: Order) -> Priced:
+        if order.number == 0 and is_away:
+            raise ConnectionError("not now")
+        return Priced(order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(1_500), keys=500)
+        running = await desk.start(
+            desk.spec(price, concurrency=4, errors=Retry(backoff=0.02, backoff_max=0.02))
+        )
+        full = "the window behind it is full"
+        await wait_for_async(lambda: any(full in said for said in running.states), "it says that it stands")
+        assert await desk.committed() == 0
+        is_away = False
+        await desk.until_committed(1_500)
+        assert [row["number"] for row in await desk.rows()] == list(range(1_500))
+        assert running.states[-1] == ""
